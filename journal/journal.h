@@ -1,0 +1,101 @@
+// Journals: one directory a session, written by one process, readable by any process at any time.
+//
+//   DIR/<session id in 16 hex digits>/   mode 0700
+//     data.mdb, lock.mdb                 LMDB: events by sequence number, snapshots, meta data
+//     tail                               appended events that are not in LMDB yet; shared memory, survives the writer's death
+//     closed | broken                    present once the session ended in order, or its journal stopped telling the truth
+//
+// A session directory without `closed` whose writer is dead is one that crashed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+inline constexpr std::uint32_t kJournalFormat = 1;      // what this build writes
+inline constexpr std::uint32_t kJournalLeastReader = 1; // the oldest reader that understands it
+
+enum class SyncMode : std::uint8_t { kProcess, kFull };  // survive the death of: the process; the operating system
+
+struct JournalOptions {
+  std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
+  SyncMode sync = SyncMode::kProcess;
+  Bytes tail_bytes = Bytes{8} << 20;
+  Bytes map_bytes = Bytes{4} << 30;         // upper bound of one session's LMDB file; sparse
+  std::uint64_t snapshot_every = 250'000;   // events; old events go once a snapshot covers them
+  std::uint32_t keep_sessions = 32;         // ended sessions beyond this are removed when a new one opens, oldest first
+  Bytes keep_bytes = Bytes{2} << 30;        // ... and beyond this in total
+};
+
+// Appends events. One writer a session; Append may be called from any thread, but the caller serialises it with Apply, so that
+// the order in the journal is the order of the state.
+class JournalWriter {
+ public:
+  virtual ~JournalWriter() = default;
+  // Makes the session's directory and starts the thread that drains the tail into LMDB.
+  static Result<std::unique_ptr<JournalWriter>> Open(const JournalOptions& options, SessionId session);
+
+  // When this returns ok the event survives SIGKILL of this process (kProcess) or loss of power (kFull). Does not wait for a
+  // commit, unless the tail is full or the mode is kFull. After a failure every further call fails with the same reason, and
+  // the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
+  virtual Status Append(const Event& event) = 0;
+  // Waits until everything appended is in LMDB.
+  virtual Status Flush() = 0;
+  // Stores Condense(state) as a snapshot and lets events before the previous snapshot go. Call when SnapshotDue().
+  [[nodiscard]] virtual bool SnapshotDue() const = 0;
+  virtual Status Snapshot(const State& state) = 0;
+  // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.
+  virtual Status Close() = 0;
+  [[nodiscard]] virtual std::filesystem::path Directory() const = 0;
+  [[nodiscard]] virtual Bytes TailBytesUsed() const = 0;
+};
+
+enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken };
+std::string_view ToText(SessionStatus);
+
+struct JournalInfo {
+  std::filesystem::path directory;
+  SessionStatus status{};
+  std::string broken_reason;
+  SessionId session;
+  std::int32_t pid = 0;
+  std::uint32_t format = 0;
+  SequenceNumber first, last;
+  std::uint64_t events = 0;
+  Bytes file_bytes = 0;
+  std::vector<SequenceNumber> snapshots;
+};
+
+// What reading had to leave out. A torn tail (the writer died inside an append) is not corruption.
+struct ReadReport {
+  bool torn_tail = false;
+  std::uint64_t corrupt_records = 0;
+  std::string corruption;  // first one, in words: which sequence number, how many bytes dropped, what to do
+};
+
+// Reads a journal, live or dead, also a read-only copy. Sees what was appended when a call began.
+class JournalReader {
+ public:
+  virtual ~JournalReader() = default;
+  static Result<std::unique_ptr<JournalReader>> Open(const std::filesystem::path& session_directory);
+  virtual Result<JournalInfo> Info() = 0;
+  // Calls `visit` for events with first <= seq <= last, in order, until it returns false. Damaged records are left out and
+  // reported; a failure means that nothing (more) could be read.
+  virtual Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) = 0;
+  // The state after `at` (nullopt: after the last event): the nearest snapshot before it, and the events from there.
+  virtual Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report = nullptr) = 0;
+};
+
+// The session directories under `directory` (or `directory` itself, if it is one), newest first.
+Result<std::vector<std::filesystem::path>> ListSessions(const std::filesystem::path& directory);
+
+}  // namespace amem

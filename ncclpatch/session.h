@@ -1,0 +1,100 @@
+// A session: one process whose libnccl is under AMem.
+//
+// The driver calls of NCCL arrive here in AMem's terms, with allocation ids in place of driver handles; each is made on the
+// driver, recorded (journal, then state), and answered. Pause and resume work on the same ledger. The edge (edge.h) translates
+// between the driver's C types and these; tests and the demo call this class directly.
+//
+// All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/options.h"
+#include "replay/coordinator.h"
+#include "replay/driver.h"
+#include "replay/ledger.h"
+#include "replay/peers.h"
+#include "statemachine/event.h"
+
+namespace amem {
+
+class Session final : public PeerDelegate {
+ public:
+  using StartPeers = std::function<Result<std::unique_ptr<Peers>>(const PeerIdentity& self, PeerDelegate& delegate)>;
+
+  // `driver` must outlive the session. `journal` may be null (tests without files). `start_peers` is called once.
+  static Result<std::unique_ptr<Session>> Start(const Options& options, Driver& driver, SessionOpened who,
+                                                std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers);
+  ~Session() override;
+  // Closes the journal in order and stops serving peers. Memory stays as it is.
+  Status Close(const std::string& reason);
+
+  // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site);
+  Status Release(AllocationId allocation);
+  Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
+  Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
+  Status FreeRange(Address address, Bytes bytes);  // kNotFound: not a range of ours
+  Status Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
+  Status Unmap(Address address, Bytes bytes);  // kNotFound: not a mapping of ours
+  Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access);
+  Result<UniqueFd> Export(AllocationId allocation);  // a sealed memfd that holds a token
+  // `descriptor` stays the caller's. kNotFound: a descriptor of the driver, not ours: pass it through. kInvalid: neither.
+  Result<AllocationId> Import(int descriptor, const CallSite& site);
+  Result<AllocationProperties> Properties(AllocationId allocation);
+
+  // cuMemAlloc and its IPC handles (64 bytes).
+  Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  Status LegacyFree(Address address);  // kNotFound: not ours
+  Result<std::array<std::byte, 64>> LegacyExport(Address address);
+  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site);  // kNotFound: not a token
+  Status LegacyClose(Address address);
+
+  // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).
+  Result<std::pair<Address, Bytes>> AddressRange(Address address);
+
+  // Records what was only seen (host memory, async pools, registrations, multicast, pass-through).
+  void Note(EventBody event);
+
+  // ---- pause and resume --------------------------------------------------------------------------------------------------
+  // Idempotent; collective over the sessions that share memory with this one.
+  Status Pause();
+  Status Resume();
+  [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
+  // True when [address, address + bytes) touches memory that a pause took away.
+  bool TouchesPaused(Address address, Bytes bytes);
+  void SetGroup(std::int64_t group);
+  [[nodiscard]] std::int64_t group();
+
+  State CopyState();
+  [[nodiscard]] std::string StatisticsJson();
+  [[nodiscard]] Ledger& ledger() { return ledger_; }
+
+  // ---- PeerDelegate ------------------------------------------------------------------------------------------------------
+  Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
+  Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) override;
+  void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override;
+  void OnPeerConnected(const PeerIdentity& peer) override;
+  void OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
+  std::vector<SessionId> Neighbours() override;
+
+ private:
+  Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
+
+  Options options_;
+  Driver& driver_;
+  Ledger ledger_;
+  std::unique_ptr<Peers> peers_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::shared_mutex gate_;  // NCCL's calls share it; a pause or resume has it alone
+  std::atomic<bool> paused_{false};
+};
+
+}  // namespace amem

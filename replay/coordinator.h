@@ -1,0 +1,55 @@
+// The coordinator: a pause or resume of this session together with its peers, phase by phase, with a vote after each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "replay/backup.h"
+#include "replay/driver.h"
+#include "replay/executor.h"
+#include "replay/ledger.h"
+#include "replay/peers.h"
+#include "statemachine/plan.h"
+
+namespace amem {
+
+struct PhaseTime {
+  PhaseKind phase{};
+  std::uint64_t work_ns = 0;  // this session's own steps
+  std::uint64_t wait_ns = 0;  // until everybody had voted
+};
+struct CycleReport {  // of the last pause or resume
+  std::uint64_t cycle = 0;
+  std::uint64_t total_ns = 0;
+  std::vector<PhaseTime> phases;
+  std::size_t members = 0;
+};
+
+class Coordinator {
+ public:
+  // All must outlive the coordinator.
+  Coordinator(Ledger& ledger, Driver& driver, Peers& peers);
+
+  // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
+  // and the message says who and why.
+  Status Run(CycleKind kind);
+  [[nodiscard]] CycleReport Last(CycleKind kind) const;
+  [[nodiscard]] Bytes pinned_bytes() const { return backup_.pinned_bytes(); }
+
+ private:
+  Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
+  Status Undo(CycleKind failed);
+
+  Ledger& ledger_;
+  Driver& driver_;
+  Peers& peers_;
+  Backup backup_;
+  Executor executor_;
+  mutable std::mutex report_mutex_;
+  CycleReport pause_, resume_;
+};
+
+}  // namespace amem

@@ -1,0 +1,70 @@
+// The driver seam: the calls AMem makes on GPU memory, with two implementations (CUDA, simulator).
+//
+// All methods may be called from any thread. A failure is Code::kDriver, or kOutOfMemory, with the driver's CUresult in
+// Status::driver_result; nothing has changed then. The caller owns the handles and ranges it gets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "replay/unique_fd.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+// The CUresult values AMem itself produces or tells apart.
+namespace cuda {
+inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101, kInvalidHandle = 400,
+                     kIllegalState = 401, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
+}
+
+struct MemoryInfo {
+  Bytes free = 0;
+  Bytes total = 0;
+};
+
+// Page-locked host memory for copies; given back by its destructor.
+class PinnedBuffer {
+ public:
+  virtual ~PinnedBuffer() = default;
+  [[nodiscard]] virtual std::byte* data() = 0;
+  [[nodiscard]] virtual Bytes size() const = 0;
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  [[nodiscard]] virtual std::string Name() const = 0;  // "cuda" or "sim", for reports
+
+  virtual Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) = 0;
+  virtual Status Release(DriverHandle handle) = 0;
+  virtual Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) = 0;
+  virtual Status FreeRange(Address address, Bytes bytes) = 0;
+  virtual Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) = 0;
+  virtual Status Unmap(Address address, Bytes bytes) = 0;
+  virtual Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) = 0;
+  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;           // a posix descriptor that holds a reference by itself
+  virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
+  virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
+
+  virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
+  virtual Result<int> DeviceCount() = 0;
+  virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
+  virtual std::string Version() = 0;
+  // Returns once everything submitted to the device by this process is done; kRefused while a stream capture is running.
+  virtual Status Synchronize(DeviceOrdinal device) = 0;
+
+  // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
+  // access for `device`; the host side must lie in a PinnedBuffer.
+  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
+  virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
+  virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
+  virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
+  virtual Status FinishCopies(DeviceOrdinal device) = 0;
+};
+
+}  // namespace amem

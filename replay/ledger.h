@@ -1,0 +1,44 @@
+// The ledger: one session's state, its journal, and the driver handles that stand behind it today, moved forward together.
+//
+// Record() is the only way an event comes into being: append to the journal, then Apply. Hold the lock over the driver call and
+// its Record, so that the order of events is the order in which the driver saw the calls.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "journal/journal.h"
+#include "statemachine/apply.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+class Ledger {
+ public:
+  explicit Ledger(std::unique_ptr<JournalWriter> journal) : journal_(std::move(journal)) {}
+
+  [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
+
+  // All below: with the lock held.
+  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause says.
+  void Record(EventBody body);
+  [[nodiscard]] const State& state() const { return state_; }
+  [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
+  [[nodiscard]] AllocationId NextAllocation() const { return AllocationId{state_.next_allocation}; }
+
+  // The driver's handle for an allocation that is backed; zero if there is none.
+  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
+  void SetHandle(AllocationId allocation, DriverHandle handle);
+  void ForgetHandle(AllocationId allocation);
+
+ private:
+  std::mutex mutex_;
+  State state_;
+  std::unique_ptr<JournalWriter> journal_;
+  std::unordered_map<std::uint64_t, DriverHandle> handles_;
+};
+
+}  // namespace amem

@@ -1,0 +1,27 @@
+// The one transition function.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+// Folds `event` into `state`. On failure (kInvalid) the state is unchanged and the message names the order that was broken:
+// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must follow State::last, unless the
+// state is empty (a journal whose beginning was dropped starts with Condensed).
+Status Apply(State& state, const Event& event);
+
+// What must hold between events; kInvalid names the first thing that does not.
+Status CheckInvariants(const State& state);
+
+// The same on every machine for the same state; used to compare a replay with the original.
+std::uint64_t Digest(const State& state);
+
+// The shortest list of events that leads from the empty state to `state` (equal but for nothing), beginning with Condensed;
+// sequence numbers are left 0. Only for a state without an unfinished cycle and not paused; kInvalid otherwise.
+Result<std::vector<EventBody>> Condense(const State& state);
+
+}  // namespace amem

@@ -1,0 +1,372 @@
+// Events: what happened, in the field's words. A journal is a sequence of these; state is their fold (apply.h).
+//
+// Rules: an event is a fact about the past and is never edited; a new field's default means the old behaviour; a new kind goes
+// to the end of EventBody, because the index of the variant is the kind's number in journals (journal/journal.capnp).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+// ---- life of a session -------------------------------------------------------------------------------------------------
+
+struct SessionOpened {
+  SessionId session;
+  std::string host;
+  std::int32_t pid = 0;
+  std::string boot_id;          // of the host; a journal from another boot cannot have a live process
+  std::string amem_version;
+  std::string driver_version;   // empty while unknown
+  std::string nccl_version;     // empty while unknown
+  std::vector<std::string> gpu_uuids;
+  std::int64_t group = 0;       // AMEM_GROUPID
+  std::int32_t rank = -1;       // RANK or the like, for messages only; -1 unknown
+  std::uint64_t realtime_ns = 0;   // wall clock when Event::time_ns was `monotonic_ns`
+  std::uint64_t monotonic_ns = 0;
+  std::string layout;           // "direct" or "slab"
+  std::string content;          // "preserve" or "discard"
+  friend bool operator==(const SessionOpened&, const SessionOpened&) = default;
+};
+struct SessionClosed {
+  std::string reason;  // "exit", "detach"
+  friend bool operator==(const SessionClosed&, const SessionClosed&) = default;
+};
+// Latched: after this every pause is refused with `reason`, because the journal no longer tells the whole truth.
+struct SessionBroken {
+  std::string reason;
+  friend bool operator==(const SessionBroken&, const SessionBroken&) = default;
+};
+struct GroupChanged {  // ncclSetGroupID
+  std::int64_t group = 0;
+  friend bool operator==(const GroupChanged&, const GroupChanged&) = default;
+};
+// A libnccl came under AMem. `build_id` is the ELF build id in hex (or a content hash), `way` = "preload", "patched", "attach".
+struct LibraryAttached {
+  std::string path, build_id, way, nccl_version;
+  std::uint64_t load_address = 0;
+  friend bool operator==(const LibraryAttached&, const LibraryAttached&) = default;
+};
+// NCCL asked for a driver entry point. `replaced` false: it passes AMem untouched, and if its name says memory, that is noted here.
+struct DriverSymbolBound {
+  std::string name;
+  std::int32_t cuda_version = 0;
+  bool replaced = false;
+  friend bool operator==(const DriverSymbolBound&, const DriverSymbolBound&) = default;
+};
+
+// ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
+
+struct RangeReserved {
+  Address address;
+  Bytes bytes = 0;
+  Bytes alignment = 0;
+  Address hint;
+  std::uint64_t flags = 0;
+  CallSite site;
+  friend bool operator==(const RangeReserved&, const RangeReserved&) = default;
+};
+struct RangeFreed {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const RangeFreed&, const RangeFreed&) = default;
+};
+struct AllocationCreated {
+  AllocationId allocation;
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::uint64_t flags = 0;
+  DriverHandle handle;  // for reading along with other tools; never used in a redo
+  CallSite site;
+  friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
+};
+struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
+  AllocationId allocation;
+  Address address;
+  friend bool operator==(const AllocationRetained&, const AllocationRetained&) = default;
+};
+struct AllocationReleased {  // NCCL holds one reference less; the memory lives on while mapped or referenced by a peer
+  AllocationId allocation;
+  friend bool operator==(const AllocationReleased&, const AllocationReleased&) = default;
+};
+struct Mapped {
+  Address address;
+  Bytes bytes = 0;
+  Bytes offset = 0;
+  AllocationId allocation;
+  std::uint64_t flags = 0;
+  friend bool operator==(const Mapped&, const Mapped&) = default;
+};
+struct Unmapped {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const Unmapped&, const Unmapped&) = default;
+};
+struct AccessSet {
+  Address address;
+  Bytes bytes = 0;
+  std::vector<AccessDescriptor> access;
+  friend bool operator==(const AccessSet&, const AccessSet&) = default;
+};
+
+// ---- sharing -----------------------------------------------------------------------------------------------------------
+
+struct Exported {  // a token was made; no peer holds anything yet
+  AllocationId allocation;
+  std::uint32_t handle_type = 1;
+  friend bool operator==(const Exported&, const Exported&) = default;
+};
+struct Imported {  // `allocation` is the new local id
+  AllocationId allocation;
+  RemoteAllocation remote;
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::uint32_t handle_type = 1;
+  DriverHandle handle;
+  CallSite site;
+  friend bool operator==(const Imported&, const Imported&) = default;
+};
+struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`
+  AllocationId allocation;
+  SessionId by;
+  AllocationId as;
+  friend bool operator==(const ReferenceAdded&, const ReferenceAdded&) = default;
+};
+struct ReferenceDropped {
+  AllocationId allocation;
+  SessionId by;
+  AllocationId as;
+  friend bool operator==(const ReferenceDropped&, const ReferenceDropped&) = default;
+};
+struct PeerConnected {
+  SessionId peer;
+  std::string host;
+  std::int32_t pid = 0;
+  std::int64_t group = 0;
+  std::int32_t rank = -1;
+  friend bool operator==(const PeerConnected&, const PeerConnected&) = default;
+};
+struct PeerLost {  // all references held by `peer` are gone with it
+  SessionId peer;
+  std::string reason;
+  friend bool operator==(const PeerLost&, const PeerLost&) = default;
+};
+
+// ---- other kinds of memory ---------------------------------------------------------------------------------------------
+
+struct HostAllocated {  // pinned host memory: counted, never released
+  Address address;
+  Bytes bytes = 0;
+  std::uint32_t flags = 0;
+  bool registered = false;  // cuMemHostRegister of memory that NCCL had already
+  friend bool operator==(const HostAllocated&, const HostAllocated&) = default;
+};
+struct HostFreed {
+  Address address;
+  friend bool operator==(const HostFreed&, const HostFreed&) = default;
+};
+// cuMemAlloc by NCCL. AMem backs it by `bytes` at `offset` of allocation `backing`, mapped at address - offset; backing 0: the
+// driver's own memory, which stays (why = reason for people).
+struct LegacyAllocated {
+  Address address;
+  Bytes bytes = 0;
+  AllocationId backing;
+  Bytes offset = 0;
+  std::string why;
+  CallSite site;
+  friend bool operator==(const LegacyAllocated&, const LegacyAllocated&) = default;
+};
+struct LegacyFreed {
+  Address address;
+  friend bool operator==(const LegacyFreed&, const LegacyFreed&) = default;
+};
+struct LegacyExported {  // cuIpcGetMemHandle on an address of ours
+  Address address;
+  AllocationId backing;
+  friend bool operator==(const LegacyExported&, const LegacyExported&) = default;
+};
+struct LegacyImported {  // cuIpcOpenMemHandle; `allocation` was Imported and mapped just before, for this
+  Address address;
+  AllocationId allocation;
+  friend bool operator==(const LegacyImported&, const LegacyImported&) = default;
+};
+struct LegacyClosed {
+  Address address;
+  friend bool operator==(const LegacyClosed&, const LegacyClosed&) = default;
+};
+struct AsyncAllocated {  // cuMemAllocAsync or FromPool: the pool's, counted, never released
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const AsyncAllocated&, const AsyncAllocated&) = default;
+};
+struct AsyncFreed {
+  Address address;
+  friend bool operator==(const AsyncFreed&, const AsyncFreed&) = default;
+};
+struct MulticastCreated {
+  AllocationId allocation;  // a multicast object has an id of the same kind: it is mapped and exported the same way
+  Bytes bytes = 0;
+  std::uint32_t devices = 0;
+  std::uint32_t handle_types = 0;
+  std::uint64_t flags = 0;
+  DriverHandle handle;
+  friend bool operator==(const MulticastCreated&, const MulticastCreated&) = default;
+};
+struct MulticastDeviceAdded {
+  AllocationId multicast;
+  DeviceOrdinal device;
+  friend bool operator==(const MulticastDeviceAdded&, const MulticastDeviceAdded&) = default;
+};
+struct MulticastBound {
+  AllocationId multicast;
+  Bytes multicast_offset = 0;
+  AllocationId allocation;  // 0 when bound by address
+  Bytes allocation_offset = 0;
+  Bytes bytes = 0;
+  Address address;          // when bound by address
+  friend bool operator==(const MulticastBound&, const MulticastBound&) = default;
+};
+struct MulticastUnbound {
+  AllocationId multicast;
+  DeviceOrdinal device;
+  Bytes multicast_offset = 0;
+  Bytes bytes = 0;
+  friend bool operator==(const MulticastUnbound&, const MulticastUnbound&) = default;
+};
+struct Registered {  // pinned for a network card: physical pages must not move, so pause leaves this memory alone
+  Address address;
+  Bytes bytes = 0;
+  std::string how;  // "dma-buf", "ibv_reg_mr"
+  friend bool operator==(const Registered&, const Registered&) = default;
+};
+struct Deregistered {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const Deregistered&, const Deregistered&) = default;
+};
+struct PassedThrough {  // seen and not understood, or about memory that is not ours; no effect on state but a count
+  std::string name, detail;
+  std::int32_t result = 0;
+  friend bool operator==(const PassedThrough&, const PassedThrough&) = default;
+};
+
+// ---- pause and resume --------------------------------------------------------------------------------------------------
+
+enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
+enum class PhaseKind : std::uint8_t {
+  kPauseArrive = 0, kPauseSave, kPauseDropImports, kPauseReleaseOwn, kPauseGone,
+  kResumeArrive, kResumeCreateOwn, kResumeImport, kResumeVerify, kResumeOpen,
+};
+enum class StepKind : std::uint8_t {
+  kQuiesce = 0,    // wait until the devices are idle                 device
+  kSave,           // copy contents to the backup                     allocation
+  kUnmap,          // take the memory from under an address           allocation, address
+  kReleaseImport,  // give the imported driver handle back            allocation
+  kReleaseOwn,     // give the own driver handle back                 allocation
+  kCheckMemory,    // free memory of a device covers what is needed   device, bytes
+  kCreate,         // a new driver handle for an own allocation       allocation
+  kMap,            // put the memory back under its address           allocation, address
+  kSetAccess,      // as recorded                                     allocation, address
+  kRestore,        // contents back from the backup                   allocation
+  kImport,         // a new driver handle from the owner              allocation
+  kVerify,         // state and driver agree
+};
+struct Step {
+  StepKind kind{};
+  AllocationId allocation;
+  Address address;
+  Bytes bytes = 0;
+  DeviceOrdinal device;
+  friend auto operator<=>(const Step&, const Step&) = default;
+};
+struct CycleBegun {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;  // counts pauses of this session from 1; a resume carries the number of its pause
+  std::vector<SessionId> members;
+  friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
+};
+struct StepBegun {
+  Step step;
+  friend bool operator==(const StepBegun&, const StepBegun&) = default;
+};
+struct StepDone {
+  Step step;
+  friend bool operator==(const StepDone&, const StepDone&) = default;
+};
+struct StepFailed {
+  Step step;
+  Code code{};
+  std::int32_t driver_result = 0;
+  std::string message;
+  friend bool operator==(const StepFailed&, const StepFailed&) = default;
+};
+struct PhaseBegun {
+  PhaseKind phase{};
+  friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
+};
+struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
+  PhaseKind phase{};
+  bool passed = true;
+  SessionId culprit;
+  std::string message;
+  friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
+};
+struct CycleDone {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  std::uint64_t duration_ns = 0;
+  friend bool operator==(const CycleDone&, const CycleDone&) = default;
+};
+struct CycleFailed {  // whatever was done has been undone, unless `undone` is false
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  bool undone = true;
+  std::string message;
+  friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
+};
+// First event of a snapshot: the totals that the events dropped by retention had added up to (State::totals).
+struct Condensed {
+  SequenceNumber through;
+  std::uint64_t next_allocation = 1;
+  std::uint64_t cycles = 0;
+  std::vector<std::uint64_t> totals;
+  friend bool operator==(const Condensed&, const Condensed&) = default;
+};
+
+using EventBody =
+    std::variant<SessionOpened, SessionClosed, SessionBroken, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved,
+                 RangeFreed, AllocationCreated, AllocationRetained, AllocationReleased, Mapped, Unmapped, AccessSet, Exported,
+                 Imported, ReferenceAdded, ReferenceDropped, PeerConnected, PeerLost, HostAllocated, HostFreed, LegacyAllocated,
+                 LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
+                 MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
+                 StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed>;
+
+struct Event {
+  SequenceNumber seq;
+  std::uint64_t time_ns = 0;  // CLOCK_MONOTONIC of the host
+  std::uint32_t thread = 0;   // kernel thread id
+  EventBody body;
+  friend bool operator==(const Event&, const Event&) = default;
+};
+
+inline constexpr std::size_t kEventKinds = std::variant_size_v<EventBody>;
+
+// "allocation created", the name of a kind as people and filters write it; `KindOf` is the inverse (nullopt: no such kind).
+std::string_view KindName(std::size_t kind);
+std::optional<std::size_t> KindOf(std::string_view name);
+std::string_view ToText(CycleKind);
+std::string_view ToText(PhaseKind);
+std::string_view ToText(StepKind);
+std::string ToText(const Step&);
+std::string ToText(const Location&);
+std::string ToText(const CallSite&);
+// One line without the sequence number, time and thread: "mapped 0x7f00 2 MiB of allocation 3".
+std::string ToText(const EventBody&);
+std::string FormatBytes(Bytes);  // "2 MiB", "8 280 MiB", "17 B"
+
+}  // namespace amem

@@ -1,0 +1,28 @@
+// Plans: what a pause or resume has to do, as a value.
+#pragma once
+
+#include <vector>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+// Steps of one phase run in their order; after the last one all members vote, and nobody begins the next phase before all did.
+struct PlannedPhase {
+  PhaseKind phase{};
+  std::vector<Step> steps;
+  friend bool operator==(const PlannedPhase&, const PlannedPhase&) = default;
+};
+struct Plan {
+  CycleKind kind{};
+  std::vector<PlannedPhase> phases;
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// What is left to do from here to everything released, respectively everything back. Both work from any half-done state: what
+// is done already is not planned again, so the undo of a half-done pause is PlanResume, and the other way round.
+Plan PlanPause(const State&);
+Plan PlanResume(const State&);
+
+}  // namespace amem

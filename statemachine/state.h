@@ -1,0 +1,174 @@
+// State: everything AMem knows about one session, as the fold of its events.
+//
+// A plain value; copyable, comparable. `Apply` (apply.h) is its only writer. Containers are ordered, so that two machines that
+// fold the same events walk the same state in the same order and compute the same digest.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "statemachine/event.h"
+
+namespace amem {
+
+struct Range {  // a reserved address range
+  Bytes bytes = 0;
+  Bytes alignment = 0;
+  Address hint;
+  std::uint64_t flags = 0;
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+struct Mapping {  // memory under an address; `present` false while paused
+  Bytes bytes = 0;
+  Bytes offset = 0;
+  AllocationId allocation;
+  std::uint64_t flags = 0;
+  std::vector<AccessDescriptor> access;  // by location, last setting wins
+  bool present = true;
+  bool accessible = true;  // the driver has `access` in force; false between kMap and kSetAccess of a resume
+  friend bool operator==(const Mapping&, const Mapping&) = default;
+};
+
+struct Importer {  // a peer's hold on an allocation of ours
+  SessionId by;
+  AllocationId as;
+  friend auto operator<=>(const Importer&, const Importer&) = default;
+};
+
+struct Allocation {
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::uint64_t flags = 0;
+  CallSite site;
+  SequenceNumber created;
+  std::optional<RemoteAllocation> remote;  // set: imported from there
+  bool multicast = false;
+  std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
+  std::uint32_t mappings = 0;
+  std::uint32_t exports = 0;           // tokens made
+  std::uint32_t registrations = 0;     // network cards that hold its pages
+  std::uint32_t multicast_bindings = 0;
+  std::map<Importer, std::uint32_t> importers;
+  bool backed = true;  // a driver handle stands behind it now
+  bool saved = false;  // its contents are in the backup (between kSave and kRestore)
+  friend bool operator==(const Allocation&, const Allocation&) = default;
+
+  [[nodiscard]] bool own() const { return !remote.has_value(); }
+  [[nodiscard]] bool on_device() const { return properties.location.type == LocationType::kDevice; }
+  // Nobody holds it any more; Apply removes it at once.
+  [[nodiscard]] bool dead() const { return guest_references == 0 && mappings == 0 && importers.empty(); }
+};
+
+// Why a pause leaves an allocation where it is; kNone: it is released.
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast };
+std::string_view ToText(KeepReason);
+KeepReason WhyKept(const Allocation&);
+
+struct LegacyAllocation {
+  Bytes bytes = 0;
+  AllocationId backing;  // 0: the driver's own, kept
+  Bytes offset = 0;
+  std::string why;
+  CallSite site;
+  friend bool operator==(const LegacyAllocation&, const LegacyAllocation&) = default;
+};
+struct HostAllocation {
+  Bytes bytes = 0;
+  std::uint32_t flags = 0;
+  bool registered = false;
+  friend bool operator==(const HostAllocation&, const HostAllocation&) = default;
+};
+struct Registration {
+  Bytes bytes = 0;
+  std::string how;
+  std::uint32_t count = 0;
+  friend bool operator==(const Registration&, const Registration&) = default;
+};
+struct MulticastBinding {
+  AllocationId allocation;
+  Address address;
+  Bytes allocation_offset = 0;
+  Bytes bytes = 0;
+  friend bool operator==(const MulticastBinding&, const MulticastBinding&) = default;
+};
+struct Multicast {
+  std::uint32_t devices = 0;
+  std::vector<DeviceOrdinal> added;
+  std::map<Bytes, std::vector<MulticastBinding>> bindings;  // by offset in the multicast object
+  friend bool operator==(const Multicast&, const Multicast&) = default;
+};
+struct Peer {
+  std::string host;
+  std::int32_t pid = 0;
+  std::int64_t group = 0;
+  std::int32_t rank = -1;
+  bool connected = true;
+  std::string lost_reason;
+  friend bool operator==(const Peer&, const Peer&) = default;
+};
+
+enum class Lifecycle : std::uint8_t { kNew = 0, kRunning, kPausing, kPaused, kResuming, kClosed };
+std::string_view ToText(Lifecycle);
+
+// Where a pause or resume stands; meaningful while pausing or resuming, and after a failure until the next begins.
+struct Cycle {
+  CycleKind kind{};
+  std::uint64_t number = 0;
+  std::vector<SessionId> members;
+  std::optional<PhaseKind> phase;
+  std::optional<Step> open_step;  // begun and neither done nor failed: where a crash happened
+  std::string failure;            // of the last failed cycle, empty otherwise
+  friend bool operator==(const Cycle&, const Cycle&) = default;
+};
+
+struct Totals {
+  std::map<std::size_t, std::uint64_t> events;  // by kind (index in EventBody)
+  std::uint64_t passed_through = 0;
+  friend bool operator==(const Totals&, const Totals&) = default;
+};
+
+struct State {
+  SequenceNumber last;  // of the last event applied
+  Lifecycle lifecycle = Lifecycle::kNew;
+  SessionOpened session;
+  std::string broken;   // why, once latched
+  std::vector<LibraryAttached> libraries;
+  std::map<Address, Range> ranges;
+  std::map<AllocationId, Allocation> allocations;
+  std::map<Address, Mapping> mappings;
+  std::map<Address, LegacyAllocation> legacy;
+  std::map<Address, AllocationId> legacy_imports;
+  std::map<Address, HostAllocation> host;
+  std::map<Address, Bytes> async;
+  std::map<AllocationId, Multicast> multicasts;
+  std::map<Address, Registration> registrations;
+  std::map<SessionId, Peer> peers;
+  std::uint64_t next_allocation = 1;  // the id that the next create or import must use
+  std::uint64_t cycles = 0;           // pauses begun
+  Cycle cycle;
+  Totals totals;
+  friend bool operator==(const State&, const State&) = default;
+
+  // The mapping or range that contains an address, end() if none.
+  [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
+  [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;
+};
+
+// Sums over a state, for statistics and reports; bytes.
+struct Holdings {
+  Bytes own_device = 0;        // own device allocations
+  Bytes own_device_backed = 0; // ... that occupy memory now
+  Bytes imported = 0;          // peers' memory mapped here
+  Bytes host = 0;              // pinned host memory of NCCL
+  Bytes async = 0;
+  Bytes legacy_kept = 0;       // cuMemAlloc memory that is the driver's own
+  std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason
+  std::uint64_t own_count = 0, imported_count = 0;
+};
+Holdings Measure(const State&);
+
+}  // namespace amem

@@ -1,0 +1,155 @@
+// The vocabulary of AMem: ids, properties and results, as plain values.
+//
+// Everything here is a value type without ownership, usable from any thread. Nothing depends on CUDA, files or clocks; numeric
+// constants that the driver also uses (location types, access flags, result codes) have the driver's values, so that they can
+// be recorded and replayed unchanged.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace amem {
+
+using Bytes = std::uint64_t;
+
+// A number that cannot be mixed up with another kind of number. Zero is "none" for every id below.
+template <class Tag, class Rep = std::uint64_t>
+struct Id {
+  Rep value{};
+  constexpr Id() = default;
+  constexpr explicit Id(Rep v) : value(v) {}
+  constexpr explicit operator bool() const { return value != Rep{}; }
+  friend constexpr auto operator<=>(const Id&, const Id&) = default;
+};
+
+using SequenceNumber = Id<struct SequenceTag>;   // position in one session's journal; the first event has 1
+using SessionId = Id<struct SessionTag>;         // random, unique on all hosts for practical purposes
+using AllocationId = Id<struct AllocationTag>;   // stable over resumes; what NCCL holds in place of a driver handle
+using DriverHandle = Id<struct DriverHandleTag>; // what the driver calls it today; changes with every resume
+using Address = Id<struct AddressTag>;           // a device virtual address
+using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordinal of this process; zero is device 0
+
+constexpr Address operator+(Address a, Bytes n) { return Address{a.value + n}; }
+
+enum class LocationType : std::uint32_t {  // values of CUmemLocationType
+  kInvalid = 0,
+  kDevice = 1,
+  kHost = 2,
+  kHostNuma = 3,
+  kHostNumaCurrent = 4,
+};
+
+struct Location {
+  LocationType type = LocationType::kInvalid;
+  std::int32_t id = 0;  // device ordinal or NUMA node
+  friend auto operator<=>(const Location&, const Location&) = default;
+};
+
+// CUmemAllocationProp, whole: a redo uses these and derives nothing.
+struct AllocationProperties {
+  std::uint32_t type = 1;          // CUmemAllocationType; 1 = pinned
+  std::uint32_t handle_types = 0;  // CUmemAllocationHandleType bits: 1 = posix fd, 8 = fabric
+  Location location;
+  std::uint8_t compression = 0;
+  std::uint8_t gpu_direct_rdma = 0;
+  std::uint16_t usage = 0;
+  std::uint32_t reserved = 0;
+  friend auto operator<=>(const AllocationProperties&, const AllocationProperties&) = default;
+};
+
+struct AccessDescriptor {
+  Location location;
+  std::uint32_t flags = 0;  // CUmemAccess_flags: 0 none, 1 read, 3 read and write
+  friend auto operator<=>(const AccessDescriptor&, const AccessDescriptor&) = default;
+};
+
+// Return addresses inside libnccl, innermost first, as offsets from its load address; 0 = no frame.
+struct CallSite {
+  std::array<std::uint64_t, 5> frames{};
+  friend auto operator<=>(const CallSite&, const CallSite&) = default;
+};
+
+// Somebody else's allocation, as named by its owner.
+struct RemoteAllocation {
+  SessionId owner;
+  AllocationId allocation;  // the owner's id
+  friend auto operator<=>(const RemoteAllocation&, const RemoteAllocation&) = default;
+};
+
+// What went wrong, in the classes a caller can act on.
+enum class Code : std::uint8_t {
+  kOk = 0,
+  kInvalid,      // the request itself is wrong (order, range, argument)
+  kNotFound,     // names something that does not exist
+  kOutOfMemory,  // device or host memory
+  kDriver,       // the driver refused; Status::driver_result has its CUresult
+  kIo,           // file, socket or LMDB
+  kCorrupt,      // bytes that cannot be what they claim
+  kTimeout,      // a deadline passed
+  kPeerLost,     // the other process died or closed
+  kRefused,      // not allowed now (paused, other user, wrong secret)
+  kUnsupported,  // understood, and not done by this build or device
+  kBroken,       // an earlier failure is latched; see its message
+};
+std::string_view ToText(Code code);
+
+// The result of everything that can fail. The message says what was tried, on what, what came back, and what to do.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message, int driver_result = 0)
+      : code_(code), driver_result_(driver_result), message_(std::move(message)) {}
+  static Status Ok() { return {}; }
+
+  [[nodiscard]] bool ok() const { return code_ == Code::kOk; }
+  explicit operator bool() const { return ok(); }
+  [[nodiscard]] Code code() const { return code_; }
+  [[nodiscard]] int driver_result() const { return driver_result_; }  // CUresult of the call that failed, 0 if none was made
+  [[nodiscard]] const std::string& message() const { return message_; }
+  // The same failure with what was being done put before it: "resume: create allocation 7: out of memory ...".
+  [[nodiscard]] Status Within(std::string_view doing) const {
+    return ok() ? *this : Status{code_, std::string(doing) + ": " + message_, driver_result_};
+  }
+  friend bool operator==(const Status&, const Status&) = default;
+
+ private:
+  Code code_ = Code::kOk;
+  int driver_result_ = 0;
+  std::string message_;
+};
+
+// A value, or the reason there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : data_(std::in_place_index<0>, std::move(value)) {}              // NOLINT(google-explicit-constructor)
+  Result(Status failure) : data_(std::in_place_index<1>, std::move(failure)) {}     // NOLINT(google-explicit-constructor)
+  [[nodiscard]] bool ok() const { return data_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  T& operator*() & { return std::get<0>(data_); }
+  const T& operator*() const& { return std::get<0>(data_); }
+  T&& operator*() && { return std::get<0>(std::move(data_)); }
+  T* operator->() { return &std::get<0>(data_); }
+  const T* operator->() const { return &std::get<0>(data_); }
+  [[nodiscard]] Status status() const { return ok() ? Status{} : std::get<1>(data_); }
+
+ private:
+  std::variant<T, Status> data_;
+};
+
+// Evaluates `expr` (a Status) and returns it from the enclosing function when it is a failure.
+#define AMEM_TRY(expr)                               \
+  do {                                               \
+    if (::amem::Status amem_try_status = (expr); !amem_try_status.ok()) return amem_try_status; \
+  } while (false)
+
+std::string Hex(std::uint64_t value);  // "0x1f", the way addresses and ids are printed everywhere
+
+}  // namespace amem

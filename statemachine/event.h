@@ -83,6 +83,7 @@ struct AllocationCreated {
   std::uint64_t flags = 0;
   DriverHandle handle;  // for reading along with other tools; never used in a redo
   CallSite site;
+  SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
 struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
@@ -129,6 +130,7 @@ struct Imported {  // `allocation` is the new local id
   std::uint32_t handle_type = 1;
   DriverHandle handle;
   CallSite site;
+  SequenceNumber created;  // as in AllocationCreated
   friend bool operator==(const Imported&, const Imported&) = default;
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`
@@ -329,7 +331,8 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::string message;
   friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
 };
-// First event of a snapshot: the totals that the events dropped by retention had added up to (State::totals).
+// First event of a snapshot, which stands for all events up to `through`: the totals they had added up to (State::totals, as
+// pairs of kind and count). The events of a snapshot have sequence number 0 and do not move State::last; this one sets it.
 struct Condensed {
   SequenceNumber through;
   std::uint64_t next_allocation = 1;

@@ -23,7 +23,8 @@ class Ledger {
   [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
 
   // All below: with the lock held.
-  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause says.
+  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause
+  // says.
   void Record(EventBody body);
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }

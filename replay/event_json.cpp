@@ -103,6 +103,7 @@ void Put(Json& j, const AllocationCreated& e) {
   j["properties"] = ToJson(e.properties);
   j["flags"] = e.flags;
   j["handle"] = Hex(e.handle.value);
+  j["created_seq"] = e.created.value;
   j["site"] = ToJson(e.site);
 }
 void Put(Json& j, const AllocationRetained& e) {
@@ -138,6 +139,7 @@ void Put(Json& j, const Imported& e) {
   j["properties"] = ToJson(e.properties);
   j["handle_type"] = e.handle_type;
   j["handle"] = Hex(e.handle.value);
+  j["created_seq"] = e.created.value;
   j["site"] = ToJson(e.site);
 }
 template <class Reference>
@@ -260,11 +262,6 @@ void Put(Json& j, const CycleFailed& e) {
   j["undone"] = e.undone;
   j["message"] = e.message;
 }
-Json CountsByKind(const auto& pairs) {
-  Json counts = Json::object();
-  for (const auto& [kind, count] : pairs) counts[KindWord(kind)] = count;
-  return counts;
-}
 void Put(Json& j, const Condensed& e) {
   j["through"] = e.through.value;
   j["next_allocation"] = e.next_allocation;
@@ -285,6 +282,7 @@ Json ToJson(AllocationId id, const Allocation& a) {
   j["created_seq"] = a.created.value;
   j["backed"] = a.backed;
   j["saved"] = a.saved;
+  j["stale"] = a.stale;
   j["kept"] = WhyKept(a) == KeepReason::kNone ? Json(nullptr) : Json(ToText(WhyKept(a)));
   j["multicast"] = a.multicast;
   j["guest_references"] = a.guest_references;
@@ -312,10 +310,14 @@ Json ToJson(const Cycle& cycle) {
 Json ToJson(const Holdings& h) {
   Json kept = Json::object();
   for (const auto& [reason, bytes] : h.kept) kept[std::string(ToText(reason))] = bytes;
-  return {{"own_device_bytes", h.own_device}, {"own_device_backed_bytes", h.own_device_backed},
-          {"imported_bytes", h.imported},     {"host_bytes", h.host},
-          {"async_bytes", h.async},           {"legacy_kept_bytes", h.legacy_kept},
-          {"kept_bytes", std::move(kept)},    {"own_count", h.own_count},
+  return {{"own_device_bytes", h.own_device},
+          {"own_device_backed_bytes", h.own_device_backed},
+          {"imported_bytes", h.imported},
+          {"host_bytes", h.host},
+          {"async_bytes", h.async},
+          {"legacy_kept_bytes", h.legacy_kept},
+          {"kept_bytes", std::move(kept)},
+          {"own_count", h.own_count},
           {"imported_count", h.imported_count}};
 }
 
@@ -365,6 +367,14 @@ Json Peers(const State& state) {
   return list;
 }
 
+Json CountsByKind(const State& state) {
+  Json counts = Json::object();
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+    if (state.totals.events[kind] != 0) counts[KindWord(kind)] = state.totals.events[kind];
+  }
+  return counts;
+}
+
 Json Libraries(const State& state) {
   Json list = Json::array();
   for (const LibraryAttached& library : state.libraries) {
@@ -390,7 +400,8 @@ std::string KindWord(std::size_t kind) {
 }
 
 Json ToJson(const Event& event) {
-  Json j = {{"seq", event.seq.value}, {"time_ns", event.time_ns}, {"thread", event.thread}, {"kind", KindWord(event.body.index())}};
+  Json j = {
+      {"seq", event.seq.value}, {"time_ns", event.time_ns}, {"thread", event.thread}, {"kind", KindWord(event.body.index())}};
   std::visit([&j](const auto& body) { Put(j, body); }, event.body);
   return j;
 }
@@ -447,8 +458,7 @@ Json ToJson(const State& state) {
     r["count"] = registration.count;
   });
   j["peers"] = Peers(state);
-  j["events"] = CountsByKind(state.totals.events);
-  j["passed_through"] = state.totals.passed_through;
+  j["events"] = CountsByKind(state);
   return j;
 }
 

@@ -1,7 +1,7 @@
 // Events and states as JSON, for programs that read `amem-replay --json`.
 //
-// Shape: one flat object an event, {"seq", "time_ns", "thread", "kind", and the fields of that kind}. Session ids are strings of
-// 16 hex digits, addresses, handles and call sites strings like "0x7f00" (they do not fit a double); bytes, allocation ids
+// Shape: one flat object an event, {"seq", "time_ns", "thread", "kind", and the fields of that kind}. Session ids are strings
+// of 16 hex digits, addresses, handles and call sites strings like "0x7f00" (they do not fit a double); bytes, allocation ids
 // and sequence numbers are numbers. A field that an older journal did not have is there with its default.
 #pragma once
 

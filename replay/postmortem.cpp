@@ -53,11 +53,12 @@ class Fold {
       return false;
     }
     Collect(event);
+    const AllocationId touched = ReleasedBy(event);
     if (Status applied = Apply(found_.state, event); !applied) {
       Violate(event.seq, ToText(event.body) + ": " + applied.message());
       return false;
     }
-    EndImports(event);
+    if (touched) EndIfGone(touched, event);
     ++found_.events;
     found_.last_ns = event.time_ns;
     const bool small = found_.state.allocations.size() + found_.state.ranges.size() <= kSmallState;
@@ -97,11 +98,8 @@ class Fold {
     } else if (const auto* m = std::get_if<MulticastCreated>(&event.body)) {
       found_.own[m->allocation] = {.bytes = m->bytes, .multicast = true, .seq = event.seq};
     } else if (const auto* i = std::get_if<Imported>(&event.body)) {
-      found_.imports[i->allocation] = {.remote = i->remote,
-                                       .bytes = i->bytes,
-                                       .properties = i->properties,
-                                       .seq = event.seq,
-                                       .time_ns = event.time_ns};
+      found_.imports[i->allocation] = {
+          .remote = i->remote, .bytes = i->bytes, .properties = i->properties, .seq = event.seq, .time_ns = event.time_ns};
     } else if (const auto* added = std::get_if<ReferenceAdded>(&event.body)) {
       found_.references[{added->allocation, added->by, added->as}].push_back({.seq = event.seq, .time_ns = event.time_ns});
     } else if (const auto* dropped = std::get_if<ReferenceDropped>(&event.body)) {
@@ -125,18 +123,18 @@ class Fold {
     return true;
   }
 
-  // An import ends with its local id, which NCCL's last release or the last unmapping takes away.
-  void EndImports(const Event& event) {
-    const bool may_end = std::holds_alternative<AllocationReleased>(event.body) || std::holds_alternative<Unmapped>(event.body) ||
-                         std::holds_alternative<LegacyClosed>(event.body);
-    if (!may_end || imports_seen_ends_ == found_.imports.size()) return;
-    if (const auto* released = std::get_if<AllocationReleased>(&event.body)) {
-      EndIfGone(released->allocation, event);
-    } else {
-      for (const auto& [id, import] : found_.imports) {
-        if (!import.dropped) EndIfGone(id, event);
-      }
+  // The allocation that `event` may be the end of; asked before the event is applied.
+  [[nodiscard]] AllocationId ReleasedBy(const Event& event) const {
+    if (const auto* released = std::get_if<AllocationReleased>(&event.body)) return released->allocation;
+    if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
+      const auto mapping = found_.state.MappingAt(unmapped->address);
+      if (mapping != found_.state.mappings.end()) return mapping->second.allocation;
     }
+    if (const auto* closed = std::get_if<LegacyClosed>(&event.body)) {
+      const auto imported = found_.state.legacy_imports.find(closed->address);
+      if (imported != found_.state.legacy_imports.end()) return imported->second;
+    }
+    return {};
   }
 
   void EndIfGone(AllocationId id, const Event& event) {
@@ -144,12 +142,10 @@ class Fold {
     if (import == found_.imports.end() || import->second.dropped || found_.state.allocations.contains(id)) return;
     import->second.dropped = event.seq;
     import->second.dropped_ns = event.time_ns;
-    ++imports_seen_ends_;
   }
 
   JournalFindings& found_;
   std::optional<Violation> gap_;
-  std::size_t imports_seen_ends_ = 0;
 };
 
 // ---- references between journals -------------------------------------------------------------------------------------------
@@ -184,7 +180,9 @@ class Job {
   void Violate(const Journal& journal, SequenceNumber seq, std::string text) {
     found_.violations.push_back({journal.info.session, seq, std::move(text)});
   }
-  void Note(SessionId session, SequenceNumber seq, std::string text) { found_.notes.push_back({session, seq, std::move(text)}); }
+  void Note(SessionId session, SequenceNumber seq, std::string text) {
+    found_.notes.push_back({session, seq, std::move(text)});
+  }
 
   const Journal* Find(SessionId session) const {
     const auto it = by_session_.find(session);
@@ -204,7 +202,9 @@ class Job {
     return b.info.status != SessionStatus::kLive && SameClock(a, b) && when + kInFlight_ns > b.last_ns;
   }
   static bool Crashed(const Journal& journal) { return journal.info.status == SessionStatus::kCrashed; }
-  static bool Broken(const Journal& journal) { return journal.info.status == SessionStatus::kBroken || !journal.state.broken.empty(); }
+  static bool Broken(const Journal& journal) {
+    return journal.info.status == SessionStatus::kBroken || !journal.state.broken.empty();
+  }
   static bool BeginningDropped(const Journal& journal) { return journal.info.first.value > 1; }
 
   static std::string Remote(const Journal& owner, AllocationId allocation) {
@@ -276,9 +276,10 @@ class Job {
     }
     if (Broken(importer) || NotReadUpTo(importer, owner, reference.dropped_ns)) return;
     Violate(importer, import.seq,
-            "allocation " + Number(id.value) + " is still held, but " + NameOf(owner) + " dropped its reference to allocation " +
-                Number(import.remote.allocation.value) + (reference.by_peer_loss ? " when it lost this peer" : "") + " (event " +
-                Number(reference.dropped.value) + " there)");
+            "allocation " + Number(id.value) + " is still held, but " + NameOf(owner) +
+                " dropped its reference to allocation " + Number(import.remote.allocation.value) +
+                (reference.by_peer_loss ? " when it lost this peer" : "") + " (event " + Number(reference.dropped.value) +
+                " there)");
   }
 
   void CheckReference(const Journal& owner, const ReferenceKey& key, const std::vector<ReferenceRecord>& records) {

@@ -32,24 +32,24 @@ struct ImportRecord {
   RemoteAllocation remote;
   Bytes bytes = 0;
   AllocationProperties properties;
-  SequenceNumber seq;             // of Imported; 0: before the journal's beginning (a snapshot has it)
+  SequenceNumber seq;  // of Imported; 0: before the journal's beginning (a snapshot has it)
   std::uint64_t time_ns = 0;
-  SequenceNumber dropped;         // of the event that ended it; 0: still held at the end of the journal
+  SequenceNumber dropped;  // of the event that ended it; 0: still held at the end of the journal
   std::uint64_t dropped_ns = 0;
 };
 
 // A peer's hold on an allocation of this session.
 struct ReferenceRecord {
-  SequenceNumber seq;             // of ReferenceAdded; 0: before the journal's beginning
+  SequenceNumber seq;  // of ReferenceAdded; 0: before the journal's beginning
   std::uint64_t time_ns = 0;
-  SequenceNumber dropped;         // of ReferenceDropped or PeerLost; 0: still held at the end
+  SequenceNumber dropped;  // of ReferenceDropped or PeerLost; 0: still held at the end
   std::uint64_t dropped_ns = 0;
   bool by_peer_loss = false;
 };
 struct ReferenceKey {
   AllocationId allocation;  // the owner's
   SessionId by;
-  AllocationId as;          // the importer's
+  AllocationId as;  // the importer's
   friend auto operator<=>(const ReferenceKey&, const ReferenceKey&) = default;
 };
 
@@ -63,13 +63,13 @@ struct OwnRecord {  // an allocation (or multicast object) made by this session
 // What was found in one journal, and the facts that VerifyJob compares with the others.
 struct JournalFindings {
   JournalInfo info;
-  ReadReport report;      // what could not be read; not a violation, but nothing is proved about it
+  ReadReport report;  // what could not be read; not a violation, but nothing is proved about it
   std::uint64_t events = 0;
   std::uint64_t last_ns = 0;   // time of the last event
-  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns; whoever knows the
-                               // clock of the host sets the time at which reading began
-  bool whole = false;     // folded to its end; false after the first violation of order
-  State state;            // after the last event that could be applied
+  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns; whoever knows
+                               // the clock of the host sets the time at which reading began
+  bool whole = false;  // folded to its end; false after the first violation of order
+  State state;         // after the last event that could be applied
   std::vector<Violation> violations;
   std::vector<Violation> notes;
   std::map<AllocationId, OwnRecord> own;
@@ -86,8 +86,8 @@ struct JobFindings {
   std::vector<Violation> notes;
   std::uint64_t references = 0;  // pairs of import and reference that were compared
 };
-// References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has done
-// after the other side was read is left out.
+// References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has
+// done after the other side was read is left out.
 JobFindings VerifyJob(std::span<const JournalFindings> journals);
 
 // "rank 2 (pid 4711 on host a)", "pid 4711 on host a" without a rank, the session id when not even that is known.

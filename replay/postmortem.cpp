@@ -53,12 +53,12 @@ class Fold {
       return false;
     }
     Collect(event);
-    const AllocationId touched = ReleasedBy(event);
+    const std::vector<AllocationId> touched = ReleasedBy(event);
     if (Status applied = Apply(found_.state, event); !applied) {
       Violate(event.seq, ToText(event.body) + ": " + applied.message());
       return false;
     }
-    if (touched) EndIfGone(touched, event);
+    for (AllocationId id : touched) EndIfGone(id, event);
     ++found_.events;
     found_.last_ns = event.time_ns;
     const bool small = found_.state.allocations.size() + found_.state.ranges.size() <= kSmallState;
@@ -123,18 +123,17 @@ class Fold {
     return true;
   }
 
-  // The allocation that `event` may be the end of; asked before the event is applied.
-  [[nodiscard]] AllocationId ReleasedBy(const Event& event) const {
-    if (const auto* released = std::get_if<AllocationReleased>(&event.body)) return released->allocation;
-    if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
-      const auto mapping = found_.state.MappingAt(unmapped->address);
-      if (mapping != found_.state.mappings.end()) return mapping->second.allocation;
+  // The allocations that `event` may be the end of; asked before the event is applied.
+  [[nodiscard]] std::vector<AllocationId> ReleasedBy(const Event& event) const {
+    std::vector<AllocationId> ids;
+    if (const auto* released = std::get_if<AllocationReleased>(&event.body)) {
+      ids.push_back(released->allocation);
+    } else if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
+      const auto end = found_.state.mappings.lower_bound(unmapped->address + unmapped->bytes);
+      for (auto it = found_.state.mappings.lower_bound(unmapped->address); it != end; ++it)
+        ids.push_back(it->second.allocation);
     }
-    if (const auto* closed = std::get_if<LegacyClosed>(&event.body)) {
-      const auto imported = found_.state.legacy_imports.find(closed->address);
-      if (imported != found_.state.legacy_imports.end()) return imported->second;
-    }
-    return {};
+    return ids;
   }
 
   void EndIfGone(AllocationId id, const Event& event) {

@@ -68,8 +68,8 @@ struct JournalFindings {
   std::uint64_t last_ns = 0;   // time of the last event
   std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns; whoever knows
                                // the clock of the host sets the time at which reading began
-  bool whole = false;  // folded to its end; false after the first violation of order
-  State state;         // after the last event that could be applied
+  bool whole = false;          // folded to its end; false after the first violation of order
+  State state;                 // after the last event that could be applied
   std::vector<Violation> violations;
   std::vector<Violation> notes;
   std::map<AllocationId, OwnRecord> own;

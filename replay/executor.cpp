@@ -15,7 +15,6 @@ Status Executor::Run(const PlannedPhase& phase) {
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(PhaseBegun{phase.phase});
-    if (!ledger_.state().broken.empty()) return {Code::kBroken, ledger_.state().broken};
   }
   AMEM_TRY(FetchImports(phase.steps));
   Status status = RunSteps(phase.steps);

@@ -195,9 +195,15 @@ TEST_F(Tool, ls_shows_live_closed_and_crashed_sessions_of_the_default_directory)
   const Ran ran = Shell("$TOOL ls");
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const std::string& line : ran.lines()) {
-    if (Has(line, "000000000000dead")) EXPECT_HAS(line, "crashed");
-    if (Has(line, "00000000000011fe")) EXPECT_HAS(line, "live");
-    if (Has(line, "0000000000000b0b")) EXPECT_HAS(line, "closed");
+    if (Has(line, "000000000000dead")) {
+      EXPECT_HAS(line, "crashed");
+    }
+    if (Has(line, "00000000000011fe")) {
+      EXPECT_HAS(line, "live");
+    }
+    if (Has(line, "0000000000000b0b")) {
+      EXPECT_HAS(line, "closed");
+    }
   }
   EXPECT_EQ(ran.lines().size(), 5u) << ran.out;
 }

@@ -141,9 +141,10 @@ def headers_stay_light(tree):
 def headers_begin_with_their_contract(tree):
     for path in [p for p in tree.paths if p.split("/")[0] in FOLDERS and p.endswith(".h")]:
         lines = tree.lines(path)
-        if not lines[0].startswith("//"):
+        if not lines[0].startswith(("//", "/*")):
             yield path, 1, "a header begins with a comment: what it is for, who owns what, what errors mean"
-        if not any(line.strip() == "#pragma once" for line in lines):
+        c_guard = any(re.match(r"#ifndef \w+_H_$", line) for line in lines)  # of headers that C includes too
+        if not c_guard and not any(line.strip() == "#pragma once" for line in lines):
             yield path, 1, "a header has #pragma once"
 
 

@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -39,9 +41,9 @@ std::string ReadAll(int fd) {
   return text;
 }
 
-Status RunPatchelf(const fs::path& file) {
+Status RunPatchelf(const char* option, const char* value, const fs::path& file) {
   const std::string program = PatchelfProgram(), target = file.string();
-  std::vector<const char*> arguments = {program.c_str(), "--add-needed", kPartner, "--add-rpath", "$ORIGIN", target.c_str(), nullptr};
+  const std::array<const char*, 5> arguments = {program.c_str(), option, value, target.c_str(), nullptr};
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return {Code::kIo, std::string("pipe: ") + std::strerror(errno)};
   UniqueFd reading(ends[0]), writing(ends[1]);
@@ -102,6 +104,18 @@ Result<std::vector<fs::path>> PutCompanions(const Request& request) {
   return put;
 }
 
+// patchelf 0.14 writes a wrong search path when it is given both at once, so one by one, and what came out is looked at.
+Status PatchFile(const fs::path& file) {
+  AMEM_TRY(RunPatchelf("--add-rpath", "$ORIGIN", file));
+  AMEM_TRY(RunPatchelf("--add-needed", kPartner, file));
+  const auto patched = Inspect(file);
+  if (!patched) return patched.status().Within("reading the copy that patchelf wrote");
+  const bool finds_itself = std::find(patched->search.begin(), patched->search.end(), "$ORIGIN") != patched->search.end();
+  if (patched->Needs(kPartner) && finds_itself) return Status::Ok();
+  return {Code::kCorrupt, "patchelf ended well, but its copy does not look for " + std::string(kPartner) +
+                              " beside itself; try another version of patchelf (0.14.3 is known to work)"};
+}
+
 Status CopyAndPatch(const fs::path& from, const fs::path& to, bool patch) {
   std::error_code error;
   const fs::path staged = to.string() + ".new." + std::to_string(getpid());
@@ -112,7 +126,7 @@ Status CopyAndPatch(const fs::path& from, const fs::path& to, bool patch) {
     return status;
   }
   fs::permissions(staged, fs::perms::owner_write, fs::perm_options::add, error);
-  if (Status patched = patch ? RunPatchelf(staged) : Status::Ok(); !patched) {
+  if (Status patched = patch ? PatchFile(staged) : Status::Ok(); !patched) {
     fs::remove(staged, error);
     return patched;
   }

@@ -425,6 +425,7 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
     if (!block.ok()) return block.status();
     legacy_.AddBlock(*block);
     place = legacy_.TakeFrom(block->address, bytes);
+    if (!place) return Wrong("cuMemAlloc: a new block has no room for what it was made for", cuda::kUnknown);
   }
   const auto& [block, address] = *place;
   ledger_.Record(LegacyAllocated{address, bytes, block.allocation, address.value - block.address.value, {}, site});

@@ -156,15 +156,14 @@ Result<Patched> MakePatchedCopy(const Request& request) {
   Patched result;
   result.library = request.directory / (input->soname.empty() ? request.library.filename().string() : input->soname);
   result.was_patched = input->Needs(kPartner);
-  if (fs::equivalent(request.library, result.library, error)) {
-    if (!result.was_patched)
-      return Status{Code::kInvalid, result.library.string() + " is the library to be patched itself; choose another directory with -o"};
-  } else {
-    AMEM_TRY(CopyAndPatch(fs::canonical(request.library, error), result.library, !result.was_patched));
-  }
+  const bool in_place = fs::equivalent(request.library, result.library, error);
+  if (in_place && !result.was_patched)
+    return Status{Code::kInvalid, result.library.string() + " is the library to be patched itself; choose another directory with -o"};
+  // First what the copy needs: a copy without it would stop every program that loads it.
   auto companions = PutCompanions(request);
   if (!companions) return companions.status();
   result.companions = *std::move(companions);
+  if (!in_place) AMEM_TRY(CopyAndPatch(fs::canonical(request.library, error), result.library, !result.was_patched));
   return result;
 }
 

@@ -54,7 +54,8 @@ class Session final : public PeerDelegate {
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
-  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site);  // kNotFound: not a token
+  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device,
+                               const CallSite& site);  // kNotFound: not a token
   Status LegacyClose(Address address);
 
   // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).

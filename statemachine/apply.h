@@ -10,8 +10,8 @@
 namespace amem {
 
 // Folds `event` into `state`. On failure (kInvalid) the state is unchanged and the message names the order that was broken:
-// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must be State::last plus one, or zero
-// for the events of a snapshot (Condensed and what follows it).
+// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must be State::last plus one, or
+// zero for the events of a snapshot (Condensed and what follows it).
 Status Apply(State& state, const Event& event);
 
 // What must hold between events; kInvalid names the first thing that does not.

@@ -5,6 +5,8 @@
 namespace amem {
 namespace {
 
+constexpr std::size_t kStepsPerBatch = 600;  // some 200 allocations: import, map, access
+
 bool IsCopy(StepKind kind) { return kind == StepKind::kSave || kind == StepKind::kRestore; }
 
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
@@ -15,23 +17,26 @@ Status Executor::Run(const PlannedPhase& phase) {
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(PhaseBegun{phase.phase});
-    if (!ledger_.state().broken.empty()) return {Code::kBroken, ledger_.state().broken};
   }
-  AMEM_TRY(FetchImports(phase.steps));
   Status status = RunSteps(phase.steps);
   fetched_.clear();
   return status;
 }
 
 Status Executor::RunSteps(const std::vector<Step>& steps) {
-  std::vector<Step> copies;
+  std::vector<Step> imports, copies;
+  bool importing = false;
   for (const Step& step : steps) {
+    importing = importing || step.kind == StepKind::kImport;
     if (IsCopy(step.kind)) {
       copies.push_back(step);
+    } else if (importing) {
+      imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
     }
   }
+  AMEM_TRY(RunImports(imports));
   return copies.empty() ? Status{} : RunCopies(copies);
 }
 
@@ -137,22 +142,49 @@ Status Executor::Verify() {
   return {};
 }
 
-// All tokens of an owner travel in one exchange, before the first import step.
-Status Executor::FetchImports(const std::vector<Step>& steps) {
-  std::map<SessionId, std::vector<ShareRequest>> by_owner;
+// Descriptors come from their owners in batches that a process may hold open at once. Every session begins with the owner
+// after itself, so that not all ask the same one.
+Status Executor::RunImports(const std::vector<Step>& steps) {
+  std::map<SessionId, std::vector<std::vector<Step>>> by_owner;
+  SessionId self;
+  {
+    const auto lock = ledger_.Lock();
+    const State& state = ledger_.state();
+    self = state.session.session;
+    AllocationId last;
+    for (const Step& step : steps) {
+      const auto& remote = state.allocations.at(step.allocation).remote;
+      auto& batches = by_owner[remote ? remote->owner : self];
+      if (batches.empty() || (batches.back().size() >= kStepsPerBatch && step.allocation != last)) batches.emplace_back();
+      batches.back().push_back(step);
+      last = step.allocation;
+    }
+  }
+  std::vector<SessionId> owners;
+  for (auto it = by_owner.upper_bound(self); it != by_owner.end(); ++it) owners.push_back(it->first);
+  for (auto it = by_owner.begin(); it != by_owner.end() && !(self < it->first); ++it) owners.push_back(it->first);
+  for (const SessionId owner : owners) {
+    for (const auto& batch : by_owner[owner]) {
+      AMEM_TRY(Fetch(owner, batch));
+      for (const Step& step : batch) AMEM_TRY(RunOne(step));
+    }
+  }
+  return {};
+}
+
+Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
+  std::vector<ShareRequest> requests;
   {
     const auto lock = ledger_.Lock();
     for (const Step& step : steps) {
-      if (step.kind != StepKind::kImport) continue;
-      const RemoteAllocation& remote = *ledger_.state().allocations.at(step.allocation).remote;
-      by_owner[remote.owner].push_back({remote.allocation, step.allocation});
+      if (step.kind == StepKind::kImport)
+        requests.push_back({ledger_.state().allocations.at(step.allocation).remote->allocation, step.allocation});
     }
   }
-  for (const auto& [owner, requests] : by_owner) {
-    auto shared = peers_.Reimport(owner, requests);
-    if (!shared.ok()) return shared.status();
-    for (std::size_t i = 0; i < requests.size(); ++i) fetched_[requests[i].as] = std::move((*shared)[i].descriptor);
-  }
+  if (requests.empty()) return {};
+  auto shared = peers_.Reimport(owner, requests);
+  if (!shared.ok()) return shared.status();
+  for (std::size_t i = 0; i < requests.size(); ++i) fetched_[requests[i].as] = std::move((*shared)[i].descriptor);
   return {};
 }
 

@@ -18,8 +18,9 @@ class Executor {
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
       : ledger_(ledger), driver_(driver), peers_(peers), backup_(backup) {}
 
-  // Runs the steps in order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
-  // thread at a time, without the ledger's lock.
+  // Runs the steps, stops at the first that fails (StepFailed is recorded) and returns its reason. Steps of one allocation keep
+  // their order; imports are taken owner by owner, because their descriptors come in batches. Called by one thread at a time,
+  // without the ledger's lock.
   Status Run(const PlannedPhase& phase);
 
  private:
@@ -32,7 +33,8 @@ class Executor {
   Status Verify();
   // Copies are queued and their steps are done when the copies are; keeps the steps in the journal in order.
   Status RunCopies(const std::vector<Step>& steps);
-  Status FetchImports(const std::vector<Step>& steps);
+  Status RunImports(const std::vector<Step>& steps);
+  Status Fetch(SessionId owner, const std::vector<Step>& steps);
   Status Fail(const Step& step, Status why);
 
   Ledger& ledger_;

@@ -251,7 +251,6 @@ class Fold {
     a.properties.handle_types = e.handle_types;
     a.flags = e.flags;
     a.multicast = true;
-    a.created = seq_;
     AMEM_TRY(Add("create multicast", e.allocation, std::move(a)));
     s_.multicasts[e.allocation].devices = e.devices;
     return {};

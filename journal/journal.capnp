@@ -18,13 +18,10 @@ struct Journal {            # the one value of the table "meta"
   session @2 :UInt64;       # must be the directory's name
   pid @3 :Int32;
   realtimeNs @4 :UInt64;    # wall clock when it was opened
-  bootId @5 :Text;
-  pidNamespace @6 :UInt64;  # inode of /proc/self/ns/pid: a pid means something only there
-  processStart @7 :UInt64;  # field 22 of /proc/PID/stat: tells a reused pid
 }
 
 struct Event {
-  seq @0 :UInt64;     # must be the key of the record
+  seq @0 :UInt64;     # must be the key of the record; 0 in a snapshot
   timeNs @1 :UInt64;  # CLOCK_MONOTONIC of the host
   thread @2 :UInt32;
 
@@ -172,6 +169,7 @@ struct AllocationCreated {
   flags @3 :UInt64;
   handle @4 :UInt64;
   site @5 :CallSite;
+  created @6 :UInt64;
 }
 struct AllocationRetained {
   allocation @0 :UInt64;
@@ -211,6 +209,7 @@ struct Imported {
   handleType @4 :UInt32 = 1;
   handle @5 :UInt64;
   site @6 :CallSite;
+  created @7 :UInt64;
 }
 struct ReferenceAdded {
   allocation @0 :UInt64;

@@ -60,7 +60,7 @@ int AtBorder(const char* call, const Body& body) noexcept {
   }
 }
 
-Status Cycle(Status (Session::*step)()) {
+Status RunCycle(Status (Session::*step)()) {
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
   if (*session == nullptr) {
@@ -105,11 +105,11 @@ using amem::Session;
 using amem::Status;
 
 int ncclPause(ncclComm** /*comm*/) {
-  return AtBorder("ncclPause", [] { return amem::Cycle(&Session::Pause); });
+  return AtBorder("ncclPause", [] { return amem::RunCycle(&Session::Pause); });
 }
 
 int ncclResume(ncclComm** /*comm*/) {
-  return AtBorder("ncclResume", [] { return amem::Cycle(&Session::Resume); });
+  return AtBorder("ncclResume", [] { return amem::RunCycle(&Session::Resume); });
 }
 
 int ncclMemStats() {

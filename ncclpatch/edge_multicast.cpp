@@ -46,7 +46,7 @@ struct MulticastCreate {
     if (Paused(*session, kName, result)) return result;
     const auto lock = session->ledger().Lock();
     if (result = real(handle, properties); result != CUDA_SUCCESS) return result;
-    const AllocationId id = session->ledger().NextAllocation();
+    const AllocationId id = session->ledger().TakeAllocationId();
     const DriverHandle object{*handle};
     session->ledger().Record(MulticastCreated{id, properties->size, properties->numDevices,
                                               static_cast<std::uint32_t>(properties->handleTypes), properties->flags, object});

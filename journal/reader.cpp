@@ -42,16 +42,20 @@ class Losses {
   void Add(std::uint64_t records, const std::string& what) {
     report_.corrupt_records += records;
     if (report_.corruption.empty()) {
-      report_.corruption = what + "; the state after it cannot be told, the events around it are intact";
+      report_.corruption = what;
     }
+  }
+  void Event(std::uint64_t seq, const std::string& what, std::size_t bytes) {
+    Add(1, "event " + std::to_string(seq) + " " + what + ": " + std::to_string(bytes) + " bytes dropped" + kAfterwards);
   }
   void Gap(std::uint64_t first, std::uint64_t last) {
     const std::string which = first == last ? "event " + std::to_string(first) + " is"
                                             : "events " + std::to_string(first) + " to " + std::to_string(last) + " are";
-    Add(last - first + 1, which + " missing");
+    Add(last - first + 1, which + " missing" + kAfterwards);
   }
 
  private:
+  static constexpr const char* kAfterwards = "; the events around are used, the state after it cannot be told without a snapshot";
   ReadReport& report_;
 };
 
@@ -60,8 +64,8 @@ class Reader final : public JournalReader {
   Reader(fs::path directory, std::unique_ptr<Store> store, FileMeta meta)
       : directory_(std::move(directory)), store_(std::move(store)), meta_(std::move(meta)) {}
   Result<JournalInfo> Info() override;
-  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last,
-                          const std::function<bool(const Event&)>& visit) override;
+  using Visitor = std::function<bool(const Event&)>;
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override;
   Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override;
 
  private:
@@ -73,7 +77,11 @@ class Reader final : public JournalReader {
   };
   Result<View> Look() const;
   Result<Batch> ReadBatch(std::uint64_t from, std::uint64_t to) const;
+  bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
+  static void NoteDamagedTail(const View& view, Losses& losses);
   Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
+  Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
+  [[nodiscard]] std::string WhyNot(const State& reached, const Status& failed, const ReadReport& report) const;
 
   const fs::path directory_;
   std::unique_ptr<Store> store_;
@@ -116,71 +124,65 @@ Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
   return batch;
 }
 
-// Decodes what is at `seq`; nullopt: it is damaged, and noted.
-std::optional<Event> Open(std::span<const std::byte> frame, std::uint64_t seq, Losses& losses) {
-  const std::string dropped = std::to_string(frame.size()) + " bytes dropped";
-  const auto record = ReadRecord(frame);
-  if (!record || record->type != RecordType::kEvent || record->seq != seq) {
-    losses.Add(1, "event " + std::to_string(seq) + " is damaged (its checksum does not fit): " + dropped);
-    return std::nullopt;
-  }
-  auto event = DecodeEvent(record->payload);
-  if (!event) {
-    losses.Add(1, "event " + std::to_string(seq) + " cannot be read: " + event.status().message() + "; " + dropped);
-    return std::nullopt;
-  }
-  if (event->seq.value != seq) {
-    losses.Add(1, "event " + std::to_string(seq) + " calls itself " + std::to_string(event->seq.value) + ": " + dropped);
-    return std::nullopt;
-  }
-  return std::move(*event);
-}
-
-std::optional<Event> Open(const Record& record, Losses& losses) {
+// nullopt: it is damaged, and noted.
+std::optional<Event> Decode(const Record& record, Losses& losses) {
   auto event = DecodeEvent(record.payload);
   if (event && event->seq.value == record.seq) return std::move(*event);
-  losses.Add(1, "event " + std::to_string(record.seq) + " in the tail cannot be read: " +
-                    (event ? "it has another number" : event.status().message()) + "; " +
-                    std::to_string(record.payload.size()) + " bytes dropped");
+  const std::string why = event ? "calls itself " + std::to_string(event->seq.value) : "cannot be read, " + event.status().message();
+  losses.Event(record.seq, why, record.payload.size());
   return std::nullopt;
 }
 
-Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) {
+std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_t seq, Losses& losses) {
+  const auto record = ReadRecord(frame);
+  if (record && record->type == RecordType::kEvent && record->seq == seq) return Decode(*record, losses);
+  losses.Event(seq, "is damaged (its checksum does not fit)", frame.size());
+  return std::nullopt;
+}
+
+Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
   const auto view = Look();
   if (!view) return view.status();
   ReadReport report;
   Losses losses(report);
   report.torn_tail = view->tail.torn && !WriterIsAlive(directory_ / "tail");
   const std::uint64_t to = std::min(last.value, view->last);
-  std::uint64_t next = first.value;  // the number that must come next
-  bool anchored = false;             // an event was met: from here on a missing number is a lost event
-  const auto meet = [&](std::uint64_t seq, std::uint64_t first_kept) {
-    if (seq > next && (anchored || first_kept < next) && next != 0 && seq > first_kept) {
-      losses.Gap(std::max(next, first_kept), seq - 1);
-    }
-    anchored = true;
-    next = seq + 1;
-  };
+  std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
   for (bool more = true; more && next <= to;) {
     const auto batch = ReadBatch(next, to);
     if (!batch) return batch.status();
     more = batch->more;
     for (const Entry& entry : batch->entries) {
-      meet(entry.seq, batch->first_kept);
-      const auto event = Open(batch->Frame(entry), entry.seq, losses);
+      if (entry.seq > next && next > batch->first_kept) losses.Gap(next, entry.seq - 1);
+      next = entry.seq + 1;
+      const auto event = DecodeStored(batch->Frame(entry), entry.seq, losses);
       if (event && !visit(*event)) return report;
     }
   }
-  for (const Record& record : view->tail.records) {
-    if (record.seq < next || record.seq > to || record.type != RecordType::kEvent) continue;
-    meet(record.seq, view->stored_last == 0 ? view->tail.records.front().seq : 0);
-    const auto event = Open(record, losses);
-    if (event && !visit(*event)) return report;
-  }
-  if (view->tail.damaged_at_end && last.value > view->last) {
-    losses.Add(1, "the end of the tail is damaged, after event " + std::to_string(view->last) + ": " + view->tail.damage);
-  }
+  if (!ReadFromTail(*view, next, to, losses, visit)) return report;
+  if (last.value > view->last) NoteDamagedTail(*view, losses);
   return report;
+}
+
+// What LMDB does not have yet. False: `visit` has had enough.
+bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const {
+  for (const Record& record : view.tail.records) {
+    if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
+    // Nothing is known to come before the first record of a journal that has nothing else, unless something there is damaged.
+    const bool anchored = view.stored_last != 0 ? next > view.stored_last
+                                                : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
+    next = std::max<std::uint64_t>(next, 1);
+    if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
+    next = record.seq + 1;
+    const auto event = Decode(record, losses);
+    if (event && !visit(*event)) return false;
+  }
+  return true;
+}
+
+void Reader::NoteDamagedTail(const View& view, Losses& losses) {
+  if (!view.tail.damaged_at_end) return;
+  losses.Add(1, "what follows event " + std::to_string(view.last) + " is lost: " + view.tail.damage);
 }
 
 Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
@@ -217,35 +219,54 @@ Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
   return State{};
 }
 
+// The state after event `to`, or after the last one if that comes before.
+Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
+  if (to <= state.last.value) return state;
+  Status failed;
+  const auto read = Read(SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
+    failed = Apply(state, event);
+    return failed.ok();
+  });
+  if (!read) return read.status();
+  report.torn_tail = read->torn_tail;
+  report.corrupt_records += read->corrupt_records;
+  if (report.corruption.empty()) report.corruption = read->corruption;
+  if (failed.ok()) return state;
+  return Status{Code::kCorrupt, WhyNot(state, failed, report)};
+}
+
+std::string Reader::WhyNot(const State& reached, const Status& failed, const ReadReport& report) const {
+  if (report.corrupt_records != 0) return report.corruption;
+  std::uint64_t first = 0;
+  (void)store_->Read([&](const Store::Reading& reading) -> Status {
+    const auto key = reading.FirstKey(Table::kEvents);
+    if (key) first = key->value_or(0);
+    return key.status();
+  });
+  if (first <= reached.last.value + 1) return failed.message();
+  return "the events before " + std::to_string(first) + " were let go; a later snapshot stands for them, ask for a later state";
+}
+
 Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* report) {
   ReadReport own;
   ReadReport& out = report != nullptr ? *report : own;
-  out = {};
-  Losses losses(out);
   const std::uint64_t to = at ? at->value : kEverything;
-  auto state = NearestSnapshot(to, losses);
-  if (!state) return state.status();
-  Status failed;
-  const auto fold = [&](const Event& event) {
-    failed = Apply(*state, event);
-    return failed.ok();
-  };
-  const std::uint64_t from = state->last.value + 1;
-  const auto read = to < from ? ReadReport{} : Read(SequenceNumber{from}, SequenceNumber{to}, fold);
-  if (!read) return read.status();
-  out.torn_tail = read->torn_tail;
-  out.corrupt_records += read->corrupt_records;
-  if (out.corruption.empty()) out.corruption = read->corruption;
-  const std::string which = at ? "event " + std::to_string(at->value) : "the last event";
-  const std::string doing = "state of journal " + directory_.string() + " after " + which;
-  if (!failed) {
-    return Status{Code::kCorrupt, doing + ": " + (out.corruption.empty() ? failed.message() : out.corruption)};
+  const std::string doing = "state of journal " + directory_.string() + " after " +
+                            (at ? "event " + std::to_string(at->value) : std::string("the last event"));
+  Result<State> state = State{};
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    out = {};
+    Losses losses(out);
+    auto start = NearestSnapshot(to, losses);
+    if (!start) return start.status().Within(doing);
+    state = Fold(std::move(*start), to, out);
+    // The writer may have let events go between the two looks.
+    if (state.ok() || out.corrupt_records != 0) break;
   }
-  if (at && state->last != *at) {
-    return Status{Code::kNotFound, doing + ": the journal has no such event; it ends with event " +
-                                       std::to_string(state->last.value)};
-  }
-  return state;
+  if (!state) return state.status().Within(doing);
+  if (!at || state->last == *at) return state;
+  if (out.corrupt_records != 0) return Status{Code::kCorrupt, doing + ": " + out.corruption};
+  return Status{Code::kNotFound, doing + ": there is no such event; the last one is " + std::to_string(state->last.value)};
 }
 
 Result<JournalInfo> Reader::Info() {

@@ -212,7 +212,10 @@ void CollectPart(std::span<const std::byte> part, TailContents& out) {
 void Salvage(std::span<const std::byte> ring, TailContents& out) {
   ScanRecords(ring, [&](const Record& record) { out.records.push_back(record); });
   std::sort(out.records.begin(), out.records.end(), [](const Record& a, const Record& b) { return a.seq < b.seq; });
+  const auto same = [](const Record& a, const Record& b) { return a.seq == b.seq; };
+  out.records.erase(std::unique(out.records.begin(), out.records.end(), same), out.records.end());
   out.damaged_bytes = ring.size();
+  out.damaged_at_end = true;
 }
 
 Result<bool> CopyRing(const File& file, std::uint64_t capacity, const Positions& p, TailContents& out) {

@@ -127,10 +127,6 @@ Json Stats(const Amem& amem) {
   return parsed.is_discarded() ? Json{{"not_json", text.substr(0, 2000)}} : Shorten(std::move(parsed));
 }
 
-struct Lanes {  // what is measured on each lane's device
-  std::vector<std::uint64_t> free_bytes;
-};
-
 std::vector<double> Freed(const std::vector<std::uint64_t>& after, const std::vector<std::uint64_t>& before) {
   std::vector<double> mib;
   for (std::size_t i = 0; i < after.size(); ++i) mib.push_back(MibBetween(after[i], before[i]));
@@ -237,10 +233,7 @@ void RunNcclRank(const Options& options, Child& child) {
     child.Barrier("cycle checked");
     row["held_after_mib"] = Freed(before, work.FreeBytes());
     result["cycles"].push_back(row);
-    if (sums != reference) {
-      const auto differing = static_cast<std::size_t>(std::mismatch(sums.begin(), sums.end(), reference.begin()).first - sums.begin());
-      throw Failure(Format("cycle %d: checksum %zu of %zu differs from the one before the first pause", cycle, differing, sums.size()));
-    }
+    if (sums != reference) throw Failure(Format("cycle %d: ", cycle) + Difference(sums, reference, work.names()));
   }
   work.DestroyAll();
   result["held_destroyed_mib"] = Freed(before, work.FreeBytes());

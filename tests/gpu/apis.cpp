@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <memory>
@@ -170,8 +171,17 @@ std::optional<Amem> Amem::Find(const Nccl& nccl) {
 
 std::string Amem::StatsJson() const {
   if (stats_json_ == nullptr) return {};
-  const char* text = reinterpret_cast<const char* (*)()>(stats_json_)();
-  return text != nullptr ? text : "";
+  const auto call = reinterpret_cast<int (*)(char*, std::size_t*)>(stats_json_);
+  std::size_t length = 0;
+  if (const int result = call(nullptr, &length); result != 0)
+    throw Failure(Format("amem_stats_json: %d: %s", result, LastError().c_str()));
+  // It may grow between the two calls, while NCCL's threads allocate.
+  std::string text(length + 4096, '\0');
+  length = text.size();
+  if (const int result = call(text.data(), &length); result != 0)
+    throw Failure(Format("amem_stats_json: %d: %s", result, LastError().c_str()));
+  text.resize(std::min(text.size(), length > 0 ? length - 1 : 0));
+  return text;
 }
 
 std::string Amem::LastError() const {

@@ -118,7 +118,7 @@ struct Amem {
 
   // Empty when the library does not offer them.
   [[nodiscard]] std::string StatsJson() const;
-  [[nodiscard]] std::string LastError() const;
+  [[nodiscard]] std::string LastError() const;  // of this thread
   void Check(ncclResult_t result, const Nccl& nccl, const std::string& what) const;
 
  private:

@@ -305,6 +305,7 @@ std::string HowItEnded(int status) {
 // Which of the ranks' ends tells what went wrong: a failure of its own, before a crash, before having been skipped.
 void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>& all, bool timed_out, JobResult& job) {
   std::string failures;
+  std::string first_why;
   std::string skipped;
   for (int rank = 0; rank < spec.processes; ++rank) {
     const Process& process = all[static_cast<std::size_t>(rank)];
@@ -318,6 +319,11 @@ void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>
     // Ranks that we killed did not fail by themselves.
     if (!timed_out && WIFSIGNALED(process.status) && WTERMSIG(process.status) == SIGKILL && slot.text[0] == '\0') continue;
     std::string why = slot.text[0] != '\0' ? slot.text : HowItEnded(process.status);
+    if (!failures.empty() && why == first_why) {
+      failures += Format("; rank %d: the same", rank);
+      continue;
+    }
+    if (failures.empty()) first_why = why;
     failures += Format("%srank %d: %s [while: %s]", failures.empty() ? "" : "; ", rank, why.c_str(), slot.stage);
   }
   if (timed_out) failures = Format("time limit of %.0f s; ", spec.time_limit_s) + failures;
@@ -337,7 +343,7 @@ void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>
   }
 }
 
-void Watch(const JobSpec& spec, SharedRegion* region, std::vector<Process>& all, bool& timed_out) {
+void Watch(SharedRegion* region, std::vector<Process>& all, bool& timed_out) {
   double kill_at = region->deadline + 4;  // the children's own deadline comes first and says more
   bool killed = false;
   for (;;) {
@@ -365,7 +371,6 @@ void Watch(const JobSpec& spec, SharedRegion* region, std::vector<Process>& all,
     }
     const timespec nap{0, 5'000'000};
     nanosleep(&nap, nullptr);
-    (void)spec;
   }
 }
 
@@ -437,7 +442,7 @@ JobResult RunJob(const JobSpec& spec) {
     }
   }
   bool timed_out = false;
-  Watch(spec, region, all, timed_out);
+  Watch(region, all, timed_out);
   Judge(spec, region, all, timed_out, job);
   for (int rank = 0; rank < spec.processes; ++rank)
     job.results.emplace_back(ResultOf(region, rank), region->slots[rank].result_bytes.load());

@@ -395,6 +395,11 @@ std::vector<std::uint64_t> Workload::Check(Communicator& communicator, Op op, st
 }
 
 std::vector<std::uint64_t> Workload::Verify(Communicator& communicator) {
+  names_.clear();
+  return VerifyMore(communicator);
+}
+
+std::vector<std::uint64_t> Workload::VerifyMore(Communicator& communicator) {
   std::vector<std::uint64_t> sums;
   for (const Op op : options_.ops) {
     for (const std::size_t count : options_.sizes) {
@@ -404,6 +409,7 @@ std::vector<std::uint64_t> Workload::Verify(Communicator& communicator) {
       nccl_.Check(Launch(communicator, op, count), what);
       const auto result = Check(communicator, op, count);
       sums.insert(sums.end(), result.begin(), result.end());
+      names_.insert(names_.end(), result.size(), what);
     }
   }
   return sums;
@@ -411,11 +417,26 @@ std::vector<std::uint64_t> Workload::Verify(Communicator& communicator) {
 
 std::vector<std::uint64_t> Workload::VerifyAll() {
   std::vector<std::uint64_t> sums;
+  names_.clear();
   for (Communicator& communicator : communicators_) {
-    const auto more = Verify(communicator);
+    const auto more = VerifyMore(communicator);
     sums.insert(sums.end(), more.begin(), more.end());
   }
   return sums;
+}
+
+std::string Difference(const std::vector<std::uint64_t>& now, const std::vector<std::uint64_t>& before,
+                       const std::vector<std::string>& names) {
+  if (now.size() != before.size()) return Format("%zu results in place of %zu", now.size(), before.size());
+  std::size_t differ = 0;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (now[i] == before[i]) continue;
+    if (differ++ == 0) first = i;
+  }
+  if (differ == 0) return {};
+  return Format("%zu of %zu results are not bit-identical to those before, the first is %s", differ, now.size(),
+                first < names.size() ? names[first].c_str() : "?");
 }
 
 std::vector<std::uint64_t> Workload::FreeBytes() const {

@@ -74,6 +74,8 @@ class Workload {
   void RunAll();
   // The same one at a time, outputs poisoned before and checked after; one checksum for each result of each lane.
   std::vector<std::uint64_t> VerifyAll();
+  // What the results of the last VerifyAll or Verify are of, in the same order.
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
   std::vector<std::uint64_t> Verify(Communicator& communicator);
 
   // Starts one op on the streams. The first bad NCCL result, 0 when all is well.
@@ -88,6 +90,7 @@ class Workload {
   [[nodiscard]] std::vector<std::uint64_t> FreeBytes() const;
 
  private:
+  std::vector<std::uint64_t> VerifyMore(Communicator& communicator);
   std::vector<Communicator> CreateMany(const std::vector<std::string>& names, const std::vector<std::vector<int>>& members);
 
   Child& child_;
@@ -95,6 +98,11 @@ class Workload {
   WorkloadOptions options_;
   std::vector<Lane> lanes_;
   std::vector<Communicator> communicators_;
+  std::vector<std::string> names_;
 };
+
+// "" when equal; else how many differ and which comes first.
+std::string Difference(const std::vector<std::uint64_t>& now, const std::vector<std::uint64_t>& before,
+                       const std::vector<std::string>& names);
 
 }  // namespace amem::gpu

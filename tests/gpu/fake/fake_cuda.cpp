@@ -74,6 +74,10 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
   current_device = static_cast<int>(reinterpret_cast<std::intptr_t>(context)) - 1;
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = current_device;
+  return current_device >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
 EXPORT CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
 EXPORT CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total) {
   if (current_device < 0) return CUDA_ERROR_INVALID_CONTEXT;

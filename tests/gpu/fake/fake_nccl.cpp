@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -63,7 +64,6 @@ Function Driver(const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-// The device is the one of the current context: the stand-in's contexts are device + 1.
 CUmemGenericAllocationHandle Hold(int device, std::size_t bytes) {
   CUmemAllocationProp properties{};
   properties.location.id = device;
@@ -73,8 +73,6 @@ CUmemGenericAllocationHandle Hold(int device, std::size_t bytes) {
   return handle;
 }
 void LetGo(CUmemGenericAllocationHandle handle) { Driver<CUresult (*)(CUmemGenericAllocationHandle)>("cuMemRelease")(handle); }
-
-int next_device = 0;
 
 struct Comm {
   std::string id;
@@ -160,10 +158,7 @@ EXPORT int ncclCommInitRank(Comm** out, int size, Id id, int rank) {
   comm->id = id.text;
   comm->size = size;
   comm->rank = rank;
-  // Where the context is cannot be asked of the stand-in driver: one process per GPU has its rank, one for all counts up.
-  const char* world = getenv("RANK");
-  const char* processes = getenv("WORLD_SIZE");
-  comm->device = processes != nullptr && atoi(processes) > 1 ? atoi(world) : rank;
+  if (Driver<CUresult (*)(CUdevice*)>("cuCtxGetDevice")(&comm->device) != CUDA_SUCCESS) return 1;
   comm->Attach();
   *out = comm;
   touched.push_back(comm);
@@ -237,7 +232,7 @@ EXPORT int ncclMemFree(void* memory) {
 
 EXPORT int ncclPause(Comm**) {
   if (paused || Fault("silent")) return 0;
-  if (Fault("crash") && getenv("RANK") != nullptr && atoi(getenv("RANK")) == 1) raise(11);
+  if (Fault("crash") && getenv("RANK") != nullptr && atoi(getenv("RANK")) == 1) raise(SIGSEGV);
   // All processes of the largest communicator must come.
   Comm* world = nullptr;
   for (Comm* comm : all) {
@@ -278,10 +273,17 @@ EXPORT int ncclMemStats() { return 0; }
 EXPORT int ncclSetGroupID(int) { return 0; }
 EXPORT int ncclGetGroupID(int* group) { *group = 0; return 0; }
 EXPORT const char* amem_last_error() { return last_error.c_str(); }
-EXPORT const char* amem_stats_json() {
-  static std::string text;
-  text = "{\"released_bytes\": " + std::to_string(paused ? kHeld * all.size() : 0) + ", \"kept_bytes\": 0}";
-  return text.c_str();
+EXPORT int amem_stats_json(char* buffer, std::size_t* length) {
+  const std::size_t held = kHeld * all.size();
+  const std::string text = "{\"own_device_bytes\": " + std::to_string(held) + ", \"own_device_backed_bytes\": " +
+                           std::to_string(paused ? 0 : held) + ", \"released_bytes\": " + std::to_string(paused ? held : 0) +
+                           ", \"kept_bytes\": {}}";
+  const std::size_t room = *length;
+  *length = text.size() + 1;
+  if (buffer == nullptr) return 0;
+  if (room < *length) return 4;
+  memcpy(buffer, text.c_str(), text.size() + 1);
+  return 0;
 }
 #ifdef AMEM_FAKE_NATIVE
 EXPORT int ncclCommSuspend(Comm* comm, int) {

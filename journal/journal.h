@@ -21,8 +21,8 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kJournalFormat = 1;      // what this build writes
-inline constexpr std::uint32_t kJournalLeastReader = 1; // the oldest reader that understands it
+inline constexpr std::uint32_t kJournalFormat = 1;       // what this build writes
+inline constexpr std::uint32_t kJournalLeastReader = 1;  // the oldest reader that understands it
 
 enum class SyncMode : std::uint8_t { kProcess, kFull };  // survive the death of: the process; the operating system
 
@@ -30,10 +30,10 @@ struct JournalOptions {
   std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
   SyncMode sync = SyncMode::kProcess;
   Bytes tail_bytes = Bytes{8} << 20;
-  Bytes map_bytes = Bytes{4} << 30;         // upper bound of one session's LMDB file; sparse
-  std::uint64_t snapshot_every = 250'000;   // events; old events go once a snapshot covers them
-  std::uint32_t keep_sessions = 32;         // ended sessions beyond this are removed when a new one opens, oldest first
-  Bytes keep_bytes = Bytes{2} << 30;        // ... and beyond this in total
+  Bytes map_bytes = Bytes{4} << 30;        // upper bound of one session's LMDB file; sparse
+  std::uint64_t snapshot_every = 250'000;  // events; old events go once a snapshot covers them
+  std::uint32_t keep_sessions = 32;        // ended sessions beyond this are removed when a new one opens, oldest first
+  Bytes keep_bytes = Bytes{2} << 30;       // ... and beyond this in total
 };
 
 // Appends events. One writer a session; Append may be called from any thread, but the caller serialises it with Apply, so that
@@ -90,7 +90,8 @@ class JournalReader {
   virtual Result<JournalInfo> Info() = 0;
   // Calls `visit` for events with first <= seq <= last, in order, until it returns false. Damaged records are left out and
   // reported; a failure means that nothing (more) could be read.
-  virtual Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) = 0;
+  virtual Result<ReadReport> Read(SequenceNumber first, SequenceNumber last,
+                                  const std::function<bool(const Event&)>& visit) = 0;
   // The state after `at` (nullopt: after the last event): the nearest snapshot before it, and the events from there.
   virtual Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report = nullptr) = 0;
 };

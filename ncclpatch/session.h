@@ -9,13 +9,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ncclpatch/legacy_pool.h"
 #include "ncclpatch/options.h"
 #include "replay/coordinator.h"
 #include "replay/driver.h"
@@ -51,10 +55,12 @@ class Session final : public PeerDelegate {
   Result<AllocationProperties> Properties(AllocationId allocation);
 
   // cuMemAlloc and its IPC handles (64 bytes).
+  // Small requests share blocks of 2 MiB, as the driver's own do.
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
-  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site);  // kNotFound: not a token
+  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device,
+                               const CallSite& site);  // kNotFound: not a token
   Status LegacyClose(Address address);
 
   // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).
@@ -88,13 +94,29 @@ class Session final : public PeerDelegate {
  private:
   Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
+  Status Cycle(CycleKind kind);
+  Status RefuseWhilePaused(const std::string& doing) const;
+  // With the ledger's lock held: what NCCL or a peer is about to let go of; gives the driver handle back if nobody is left.
+  Status ReleaseHandle(AllocationId allocation);
+  Status UnmapOne(Address address);
+  Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
+  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  Status DropLegacyBlock(const LegacyBlock& block);
+  void OpenLegacyTo(DeviceOrdinal device);
+  Result<Secret> SecretOf(AllocationId allocation);
+
   Options options_;
   Driver& driver_;
   Ledger ledger_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::shared_mutex gate_;  // NCCL's calls share it; a pause or resume has it alone
+  std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
+  LegacyPool legacy_;                       // ledger's lock
+  std::set<DeviceOrdinal> legacy_devices_;  // that may reach legacy memory; ledger's lock
+  std::mutex cycle_mutex_;   // one pause or resume at a time
+  std::shared_mutex gate_;   // NCCL's calls share it; a pause or resume has it alone
   std::atomic<bool> paused_{false};
+  bool closed_ = false;
 };
 
 }  // namespace amem

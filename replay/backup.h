@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "replay/driver.h"
@@ -18,11 +19,10 @@ class Backup {
   // Queues the copy of [address, address + bytes) as the contents of `allocation`; done after Finish(). The address must be
   // mapped with access for `device`.
   Status Save(AllocationId allocation, DeviceOrdinal device, Address address, Bytes bytes);
-  // Queues the copy back; the contents stay saved until Forget.
+  // Queues the copy back; the contents stay saved until ForgetAll.
   Status Restore(AllocationId allocation, DeviceOrdinal device, Address address);
   Status Finish();  // waits for all queued copies
-  void Forget(AllocationId allocation);
-  void ForgetAll();
+  void ForgetAll();  // the memory stays pinned for the next cycle
   [[nodiscard]] bool Has(AllocationId allocation) const { return saved_.contains(allocation); }
   [[nodiscard]] Bytes pinned_bytes() const { return pinned_bytes_; }
 
@@ -39,7 +39,7 @@ class Backup {
   Bytes filled_ = 0;
   Bytes pinned_bytes_ = 0;
   std::map<AllocationId, Piece> saved_;
-  std::map<DeviceOrdinal, bool> busy_;
+  std::set<DeviceOrdinal> busy_;  // with queued copies
 };
 
 }  // namespace amem

@@ -33,15 +33,20 @@ class Coordinator {
   // All must outlive the coordinator.
   Coordinator(Ledger& ledger, Driver& driver, Peers& peers);
 
+  // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
   // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
   // and the message says who and why.
-  Status Run(CycleKind kind);
+  Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   [[nodiscard]] Bytes pinned_bytes() const { return backup_.pinned_bytes(); }
 
  private:
+  Status JournalIntact();
+  Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
-  Status Undo(CycleKind failed);
+  Status Undo(CycleKind failed, Round& round);
+  [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
 
   Ledger& ledger_;
   Driver& driver_;

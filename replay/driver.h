@@ -18,8 +18,9 @@ namespace amem {
 
 // The CUresult values AMem itself produces or tells apart.
 namespace cuda {
-inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101, kInvalidHandle = 400,
-                     kIllegalState = 401, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
+inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101,
+                     kInvalidHandle = 400, kIllegalState = 401, kNotPermitted = 800, kNotSupported = 801,
+                     kCaptureUnsupported = 900, kUnknown = 999;
 }
 
 struct MemoryInfo {
@@ -47,7 +48,7 @@ class Driver {
   virtual Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) = 0;
   virtual Status Unmap(Address address, Bytes bytes) = 0;
   virtual Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) = 0;
-  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;           // a posix descriptor that holds a reference by itself
+  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;             // a posix descriptor that holds a reference by itself
   virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
   virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
 

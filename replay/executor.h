@@ -14,21 +14,39 @@ namespace amem {
 
 class Executor {
  public:
+  // All must outlive the executor.
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
       : ledger_(ledger), driver_(driver), peers_(peers), backup_(backup) {}
 
-  // Runs the steps in order, stops at the first that fails (StepFailed is recorded) and returns its reason.
+  // Runs the steps, stops at the first that fails (StepFailed is recorded) and returns its reason. Steps of one allocation keep
+  // their order; imports are taken owner by owner, because their descriptors come in batches. Called by one thread at a time,
+  // without the ledger's lock.
   Status Run(const PlannedPhase& phase);
 
  private:
-  Status RunStep(const Step& step);
-  Status FetchImports(const std::vector<Step>& steps);
+  Status RunSteps(const std::vector<Step>& steps);
+  Status RunOne(const Step& step);
+  Status Copy(const Step& step);
+  Status CopyAt(const Step& step, Address address);
+  Status Import(const Step& step);
+  Status CheckMemory(const Step& step);
+  Status Verify();
+  // Copies are queued and their steps are done when the copies are; keeps the steps in the journal in order.
+  Status RunCopies(const std::vector<Step>& steps);
+  Status RunImports(const std::vector<Step>& steps);
+  Status Fetch(SessionId owner, const std::vector<Step>& steps);
+  Status Fail(const Step& step, Status why);
 
   Ledger& ledger_;
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
-  std::map<AllocationId, SharedAllocation> fetched_;  // descriptors from owners, until their import steps used them
+  std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
+  struct Scratch {
+    Address address;
+    Bytes bytes = 0;
+  };
+  std::vector<Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 
 }  // namespace amem

@@ -23,11 +23,15 @@ class Ledger {
   [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
 
   // All below: with the lock held.
-  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause says.
+  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause
+  // says.
   void Record(EventBody body);
+  void Break(const std::string& reason);  // latches the reason why pauses are refused from now on
+  void SnapshotIfDue();
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
-  [[nodiscard]] AllocationId NextAllocation() const { return AllocationId{state_.next_allocation}; }
+  // A fresh allocation id. Given out before the event that creates it, so that imports may wait for peers side by side.
+  [[nodiscard]] AllocationId TakeAllocationId() { return AllocationId{next_allocation_++}; }
 
   // The driver's handle for an allocation that is backed; zero if there is none.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
@@ -37,6 +41,7 @@ class Ledger {
  private:
   std::mutex mutex_;
   State state_;
+  std::uint64_t next_allocation_ = 1;
   std::unique_ptr<JournalWriter> journal_;
   std::unordered_map<std::uint64_t, DriverHandle> handles_;
 };

@@ -45,7 +45,7 @@ struct SharedAllocation {  // what an owner hands to an importer
   AllocationProperties properties;
 };
 
-struct ShareRequest {  // on resume: "the allocation that I hold a reference to already"
+struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"
   AllocationId allocation;  // the owner's id
   AllocationId as;          // the importer's id
 };

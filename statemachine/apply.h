@@ -10,8 +10,8 @@
 namespace amem {
 
 // Folds `event` into `state`. On failure (kInvalid) the state is unchanged and the message names the order that was broken:
-// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must follow State::last, unless the
-// state is empty (a journal whose beginning was dropped starts with Condensed).
+// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must be State::last plus one, or
+// zero for the events of a snapshot (Condensed and what follows it).
 Status Apply(State& state, const Event& event);
 
 // What must hold between events; kInvalid names the first thing that does not.
@@ -21,7 +21,7 @@ Status CheckInvariants(const State& state);
 std::uint64_t Digest(const State& state);
 
 // The shortest list of events that leads from the empty state to `state` (equal but for nothing), beginning with Condensed;
-// sequence numbers are left 0. Only for a state without an unfinished cycle and not paused; kInvalid otherwise.
+// to be applied with sequence number 0 each. Only for a state without an unfinished cycle and not paused; kInvalid otherwise.
 Result<std::vector<EventBody>> Condense(const State& state);
 
 }  // namespace amem

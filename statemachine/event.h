@@ -20,17 +20,17 @@ struct SessionOpened {
   SessionId session;
   std::string host;
   std::int32_t pid = 0;
-  std::string boot_id;          // of the host; a journal from another boot cannot have a live process
+  std::string boot_id;  // of the host; a journal from another boot cannot have a live process
   std::string amem_version;
-  std::string driver_version;   // empty while unknown
-  std::string nccl_version;     // empty while unknown
+  std::string driver_version;  // empty while unknown
+  std::string nccl_version;    // empty while unknown
   std::vector<std::string> gpu_uuids;
-  std::int64_t group = 0;       // AMEM_GROUPID
-  std::int32_t rank = -1;       // RANK or the like, for messages only; -1 unknown
-  std::uint64_t realtime_ns = 0;   // wall clock when Event::time_ns was `monotonic_ns`
+  std::int64_t group = 0;         // AMEM_GROUPID
+  std::int32_t rank = -1;         // RANK or the like, for messages only; -1 unknown
+  std::uint64_t realtime_ns = 0;  // wall clock when Event::time_ns was `monotonic_ns`
   std::uint64_t monotonic_ns = 0;
-  std::string layout;           // "direct" or "slab"
-  std::string content;          // "preserve" or "discard"
+  std::string layout;   // "direct" or "slab"
+  std::string content;  // "preserve" or "discard"
   friend bool operator==(const SessionOpened&, const SessionOpened&) = default;
 };
 struct SessionClosed {
@@ -52,7 +52,8 @@ struct LibraryAttached {
   std::uint64_t load_address = 0;
   friend bool operator==(const LibraryAttached&, const LibraryAttached&) = default;
 };
-// NCCL asked for a driver entry point. `replaced` false: it passes AMem untouched, and if its name says memory, that is noted here.
+// NCCL asked for a driver entry point. `replaced` false: it passes AMem untouched, and if its name says memory, that is noted
+// here.
 struct DriverSymbolBound {
   std::string name;
   std::int32_t cuda_version = 0;
@@ -83,6 +84,7 @@ struct AllocationCreated {
   std::uint64_t flags = 0;
   DriverHandle handle;  // for reading along with other tools; never used in a redo
   CallSite site;
+  SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
 struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
@@ -129,6 +131,7 @@ struct Imported {  // `allocation` is the new local id
   std::uint32_t handle_type = 1;
   DriverHandle handle;
   CallSite site;
+  SequenceNumber created;  // as in AllocationCreated
   friend bool operator==(const Imported&, const Imported&) = default;
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`
@@ -228,7 +231,7 @@ struct MulticastBound {
   AllocationId allocation;  // 0 when bound by address
   Bytes allocation_offset = 0;
   Bytes bytes = 0;
-  Address address;          // when bound by address
+  Address address;  // when bound by address
   friend bool operator==(const MulticastBound&, const MulticastBound&) = default;
 };
 struct MulticastUnbound {
@@ -259,8 +262,16 @@ struct PassedThrough {  // seen and not understood, or about memory that is not 
 
 enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
 enum class PhaseKind : std::uint8_t {
-  kPauseArrive = 0, kPauseSave, kPauseDropImports, kPauseReleaseOwn, kPauseGone,
-  kResumeArrive, kResumeCreateOwn, kResumeImport, kResumeVerify, kResumeOpen,
+  kPauseArrive = 0,
+  kPauseSave,
+  kPauseDropImports,
+  kPauseReleaseOwn,
+  kPauseGone,
+  kResumeArrive,
+  kResumeCreateOwn,
+  kResumeImport,
+  kResumeVerify,
+  kResumeOpen,
 };
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
@@ -329,7 +340,8 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::string message;
   friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
 };
-// First event of a snapshot: the totals that the events dropped by retention had added up to (State::totals).
+// First event of a snapshot, which stands for all events up to `through`: the totals they had added up to (State::totals, as
+// pairs of kind and count). The events of a snapshot have sequence number 0 and do not move State::last; this one sets it.
 struct Condensed {
   SequenceNumber through;
   std::uint64_t next_allocation = 1;

@@ -8,7 +8,7 @@
 
 namespace amem {
 
-// Steps of one phase run in their order; after the last one all members vote, and nobody begins the next phase before all did.
+// Steps of one allocation run in their order; after the last step of a phase all members vote, and nobody begins the next phase before all did.
 struct PlannedPhase {
   PhaseKind phase{};
   std::vector<Step> steps;

@@ -4,6 +4,7 @@
 // fold the same events walk the same state in the same order and compute the same digest.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -49,12 +50,13 @@ struct Allocation {
   bool multicast = false;
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
-  std::uint32_t exports = 0;           // tokens made
-  std::uint32_t registrations = 0;     // network cards that hold its pages
+  std::uint32_t exports = 0;        // tokens made
+  std::uint32_t registrations = 0;  // network cards that hold its pages
   std::uint32_t multicast_bindings = 0;
   std::map<Importer, std::uint32_t> importers;
   bool backed = true;  // a driver handle stands behind it now
-  bool saved = false;  // its contents are in the backup (between kSave and kRestore)
+  bool saved = false;  // its contents are in the backup; until the cycle ends
+  bool stale = false;  // backed by new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
 
   [[nodiscard]] bool own() const { return !remote.has_value(); }
@@ -86,6 +88,7 @@ struct Registration {
   Bytes bytes = 0;
   std::string how;
   std::uint32_t count = 0;
+  std::vector<AllocationId> allocations;  // whose pages it holds
   friend bool operator==(const Registration&, const Registration&) = default;
 };
 struct MulticastBinding {
@@ -126,8 +129,7 @@ struct Cycle {
 };
 
 struct Totals {
-  std::map<std::size_t, std::uint64_t> events;  // by kind (index in EventBody)
-  std::uint64_t passed_through = 0;
+  std::array<std::uint64_t, kEventKinds> events{};  // by kind (index in EventBody)
   friend bool operator==(const Totals&, const Totals&) = default;
 };
 
@@ -135,7 +137,7 @@ struct State {
   SequenceNumber last;  // of the last event applied
   Lifecycle lifecycle = Lifecycle::kNew;
   SessionOpened session;
-  std::string broken;   // why, once latched
+  std::string broken;  // why, once latched
   std::vector<LibraryAttached> libraries;
   std::map<Address, Range> ranges;
   std::map<AllocationId, Allocation> allocations;
@@ -160,12 +162,12 @@ struct State {
 
 // Sums over a state, for statistics and reports; bytes.
 struct Holdings {
-  Bytes own_device = 0;        // own device allocations
-  Bytes own_device_backed = 0; // ... that occupy memory now
-  Bytes imported = 0;          // peers' memory mapped here
-  Bytes host = 0;              // pinned host memory of NCCL
+  Bytes own_device = 0;         // own device allocations
+  Bytes own_device_backed = 0;  // ... that occupy memory now
+  Bytes imported = 0;           // peers' memory mapped here
+  Bytes host = 0;               // pinned host memory of NCCL
   Bytes async = 0;
-  Bytes legacy_kept = 0;       // cuMemAlloc memory that is the driver's own
+  Bytes legacy_kept = 0;             // cuMemAlloc memory that is the driver's own
   std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason
   std::uint64_t own_count = 0, imported_count = 0;
 };

@@ -29,11 +29,11 @@ struct Id {
   friend constexpr auto operator<=>(const Id&, const Id&) = default;
 };
 
-using SequenceNumber = Id<struct SequenceTag>;   // position in one session's journal; the first event has 1
-using SessionId = Id<struct SessionTag>;         // random, unique on all hosts for practical purposes
-using AllocationId = Id<struct AllocationTag>;   // stable over resumes; what NCCL holds in place of a driver handle
-using DriverHandle = Id<struct DriverHandleTag>; // what the driver calls it today; changes with every resume
-using Address = Id<struct AddressTag>;           // a device virtual address
+using SequenceNumber = Id<struct SequenceTag>;             // position in one session's journal; the first event has 1
+using SessionId = Id<struct SessionTag>;                   // random, unique on all hosts for practical purposes
+using AllocationId = Id<struct AllocationTag>;             // stable over resumes; what NCCL holds in place of a driver handle
+using DriverHandle = Id<struct DriverHandleTag>;           // what the driver calls it today; changes with every resume
+using Address = Id<struct AddressTag>;                     // a device virtual address
 using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordinal of this process; zero is device 0
 
 constexpr Address operator+(Address a, Bytes n) { return Address{a.value + n}; }
@@ -129,8 +129,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : data_(std::in_place_index<0>, std::move(value)) {}              // NOLINT(google-explicit-constructor)
-  Result(Status failure) : data_(std::in_place_index<1>, std::move(failure)) {}     // NOLINT(google-explicit-constructor)
+  Result(T value) : data_(std::in_place_index<0>, std::move(value)) {}           // NOLINT(google-explicit-constructor)
+  Result(Status failure) : data_(std::in_place_index<1>, std::move(failure)) {}  // NOLINT(google-explicit-constructor)
   [[nodiscard]] bool ok() const { return data_.index() == 0; }
   explicit operator bool() const { return ok(); }
   T& operator*() & { return std::get<0>(data_); }
@@ -145,8 +145,8 @@ class [[nodiscard]] Result {
 };
 
 // Evaluates `expr` (a Status) and returns it from the enclosing function when it is a failure.
-#define AMEM_TRY(expr)                               \
-  do {                                               \
+#define AMEM_TRY(expr)                                                                          \
+  do {                                                                                          \
     if (::amem::Status amem_try_status = (expr); !amem_try_status.ok()) return amem_try_status; \
   } while (false)
 

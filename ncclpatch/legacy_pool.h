@@ -1,0 +1,48 @@
+// Where cuMemAlloc memory lies inside the blocks AMem made for it. Bookkeeping only: no driver, no lock.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct LegacyBlock {  // one allocation, mapped whole at `address`
+  Address address;
+  Bytes bytes = 0;
+  AllocationId allocation;
+  DeviceOrdinal device;
+};
+
+class LegacyPool {
+ public:
+  static constexpr Bytes kBlockBytes = Bytes{2} << 20;  // what small requests share
+  static constexpr Bytes kAlignment = 512;              // as cuMemAlloc gives
+
+  // A request that should have a block of its own.
+  [[nodiscard]] static bool IsLarge(Bytes bytes) { return bytes > kBlockBytes / 2; }
+
+  void AddBlock(const LegacyBlock& block);
+  // The block and address of `bytes` on `device`; nullopt: add a block first.
+  std::optional<std::pair<LegacyBlock, Address>> Take(Bytes bytes, DeviceOrdinal device);
+  // The same from one block, which must have the room.
+  std::optional<std::pair<LegacyBlock, Address>> TakeFrom(Address block, Bytes bytes);
+  // Gives a piece back. Returns the block when it is empty now; the pool has forgotten it then.
+  std::optional<LegacyBlock> Give(Address address);
+  [[nodiscard]] std::optional<LegacyBlock> BlockAt(Address address) const;
+  [[nodiscard]] const auto& blocks() const { return blocks_; }
+
+ private:
+  struct Entry {
+    LegacyBlock block;
+    std::map<Bytes, Bytes> free;  // offset -> bytes
+    std::map<Bytes, Bytes> used;
+  };
+  static std::optional<std::pair<LegacyBlock, Address>> TakeIn(Entry& entry, Bytes bytes);
+
+  std::map<Address, Entry> blocks_;
+};
+
+}  // namespace amem

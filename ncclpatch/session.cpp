@@ -1,0 +1,574 @@
+#include "ncclpatch/session.h"
+
+#include <algorithm>
+
+#include "replay/token.h"
+
+namespace amem {
+namespace {
+
+std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
+std::string At(Address a) { return Hex(a.value); }
+
+Status NotOurs(std::string what) { return {Code::kNotFound, std::move(what), cuda::kInvalidValue}; }
+Status Wrong(std::string what, int driver_result = cuda::kInvalidValue) {
+  return {Code::kInvalid, std::move(what), driver_result};
+}
+
+}  // namespace
+
+Session::Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
+    : options_(options), driver_(driver), ledger_(std::move(journal)) {}
+
+Result<std::unique_ptr<Session>> Session::Start(const Options& options, Driver& driver, SessionOpened who,
+                                                std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers) {
+  std::unique_ptr<Session> session(new Session(options, driver, std::move(journal)));
+  const PeerIdentity self{who.session, who.host, who.pid, who.group, who.rank};
+  {
+    const auto lock = session->ledger_.Lock();
+    session->ledger_.Record(std::move(who));
+  }
+  auto peers = start_peers(self, *session);
+  if (!peers.ok()) return peers.status();
+  session->peers_ = *std::move(peers);
+  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_);
+  return session;
+}
+
+Session::~Session() {
+  if (peers_ != nullptr) peers_->Stop();
+}
+
+Status Session::Close(const std::string& reason) {
+  if (std::exchange(closed_, true)) return {};
+  peers_->Stop();
+  const auto lock = ledger_.Lock();
+  ledger_.Record(SessionClosed{reason});
+  return ledger_.journal() == nullptr ? Status{} : ledger_.journal()->Close();
+}
+
+Status Session::RefuseWhilePaused(const std::string& doing) const {
+  if (!paused()) return {};
+  return {Code::kRefused, doing + ": refused, this process's NCCL memory is paused; call ncclResume first",
+          cuda::kIllegalState};
+}
+
+// ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
+
+Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
+                                     const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("create an allocation"));
+  const auto lock = ledger_.Lock();
+  auto handle = driver_.Create(bytes, properties, flags);
+  if (!handle.ok()) return handle.status();
+  const AllocationId id = ledger_.TakeAllocationId();
+  ledger_.SetHandle(id, *handle);
+  ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
+  return id;
+}
+
+Status Session::ReleaseHandle(AllocationId allocation) {
+  const DriverHandle handle = ledger_.HandleOf(allocation);
+  if (!handle) return {};
+  AMEM_TRY(driver_.Release(handle));
+  ledger_.ForgetHandle(allocation);
+  return {};
+}
+
+Status Session::Release(AllocationId allocation) {
+  const std::shared_lock gate(gate_);
+  std::optional<RemoteAllocation> remote;
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().allocations.find(allocation);
+    if (it == ledger_.state().allocations.end() || it->second.guest_references == 0) {
+      return Wrong("release " + Name(allocation) + ": NCCL holds no reference to it");
+    }
+    const Allocation& a = it->second;
+    if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) {
+      AMEM_TRY(ReleaseHandle(allocation));
+      remote = a.remote;
+      secrets_.erase(allocation);
+    }
+    ledger_.Record(AllocationReleased{allocation});
+  }
+  if (remote) peers_->DropReference(*remote, allocation);
+  return {};
+}
+
+Result<AllocationId> Session::Retain(Address address) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  const auto mapping = ledger_.state().MappingAt(address);
+  if (mapping == ledger_.state().mappings.end()) return NotOurs("retain " + At(address) + ": no mapping of NCCL's is there");
+  const AllocationId id = mapping->second.allocation;
+  ledger_.Record(AllocationRetained{id, address});
+  return id;
+}
+
+Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("reserve an address range"));
+  const auto lock = ledger_.Lock();
+  auto address = driver_.Reserve(bytes, alignment, hint, flags);
+  if (address.ok()) ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site});
+  return address;
+}
+
+Status Session::FreeRange(Address address, Bytes bytes) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  if (!ledger_.state().ranges.contains(address)) return NotOurs("free range " + At(address) + ": it was not reserved by NCCL");
+  AMEM_TRY(driver_.FreeRange(address, bytes));
+  ledger_.Record(RangeFreed{address, bytes});
+  return {};
+}
+
+Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("map " + At(address)));
+  const auto lock = ledger_.Lock();
+  const DriverHandle handle = ledger_.HandleOf(allocation);
+  if (!handle) return Wrong("map " + At(address) + ": " + Name(allocation) + " does not exist");
+  AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
+  ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
+  return {};
+}
+
+// Forgets one mapping, on the driver where it is present, and its allocation with it if nobody else holds that.
+Status Session::UnmapOne(Address address) {
+  const Mapping mapping = ledger_.state().mappings.at(address);
+  const Allocation& a = ledger_.state().allocations.at(mapping.allocation);
+  if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
+  std::optional<RemoteAllocation> remote;
+  if (a.guest_references == 0 && a.mappings == 1 && a.importers.empty()) {
+    AMEM_TRY(ReleaseHandle(mapping.allocation));
+    remote = a.remote;
+    secrets_.erase(mapping.allocation);
+  }
+  ledger_.Record(Unmapped{address, mapping.bytes});
+  if (remote) peers_->DropReference(*remote, mapping.allocation);
+  return {};
+}
+
+Status Session::Unmap(Address address, Bytes bytes) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  const auto& mappings = ledger_.state().mappings;
+  std::vector<Address> whole;
+  Address at = address;
+  for (auto it = mappings.find(address); it != mappings.end() && it->first == at && at < address + bytes; ++it) {
+    whole.push_back(it->first);
+    at = at + it->second.bytes;
+  }
+  if (whole.empty()) return NotOurs("unmap " + At(address) + ": NCCL mapped nothing there");
+  if (at != address + bytes) return Wrong("unmap " + At(address) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+  for (const Address one : whole) AMEM_TRY(UnmapOne(one));
+  return {};
+}
+
+Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("set access to " + At(address)));
+  const auto lock = ledger_.Lock();
+  if (!ledger_.state().mappings.contains(address))
+    return NotOurs("set access to " + At(address) + ": NCCL mapped nothing there");
+  AMEM_TRY(driver_.SetAccess(address, bytes, access));
+  ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}});
+  return {};
+}
+
+Result<AllocationProperties> Session::Properties(AllocationId allocation) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end()) return Wrong("properties of " + Name(allocation) + ": it does not exist");
+  return it->second.properties;
+}
+
+Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  if (auto it = state.legacy.upper_bound(address); it != state.legacy.begin()) {
+    --it;
+    if (address.value - it->first.value < it->second.bytes) return std::pair{it->first, it->second.bytes};
+  }
+  const auto mapping = state.MappingAt(address);
+  if (mapping == state.mappings.end()) return NotOurs("address range of " + At(address) + ": not NCCL's memory");
+  return std::pair{mapping->first, mapping->second.bytes};
+}
+
+void Session::Note(EventBody event) {
+  const auto lock = ledger_.Lock();
+  ledger_.Record(std::move(event));
+}
+
+// ---- sharing -----------------------------------------------------------------------------------------------------------
+
+Result<Secret> Session::SecretOf(AllocationId allocation) {
+  if (const auto it = secrets_.find(allocation); it != secrets_.end()) return it->second;
+  auto secret = RandomSecret();
+  if (secret.ok()) secrets_.emplace(allocation, *secret);
+  return secret;
+}
+
+Result<UniqueFd> Session::Export(AllocationId allocation) {
+  const std::shared_lock gate(gate_);
+  Token token{peers_->Self().session, allocation, {}, 0};
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().allocations.find(allocation);
+    if (it == ledger_.state().allocations.end()) return Wrong("export " + Name(allocation) + ": it does not exist");
+    if (it->second.own()) {
+      auto secret = SecretOf(allocation);
+      if (!secret.ok()) return secret.status();
+      token.secret = *secret;
+      ledger_.Record(Exported{allocation, 1});
+    } else {
+      return Status{Code::kUnsupported, "export " + Name(allocation) + ": it is itself imported; export it from its owner",
+                    cuda::kNotSupported};
+    }
+  }
+  return MakeTokenDescriptor(token);
+}
+
+Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("import an allocation"));
+  auto token = ReadTokenDescriptor(descriptor);
+  if (!token.ok()) return token.status();
+  return ImportToken(*token, 1, site);
+}
+
+Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site) {
+  AllocationId as;
+  {
+    const auto lock = ledger_.Lock();
+    as = ledger_.TakeAllocationId();
+  }
+  // Waits for the owner, so not under the lock: the owner may be waiting for us.
+  auto shared = peers_->Import(token, as);
+  if (!shared.ok()) return shared.status();
+  const RemoteAllocation remote{token.session, token.allocation};
+  const auto lock = ledger_.Lock();
+  auto handle = driver_.Import(shared->descriptor);
+  if (!handle.ok()) {
+    peers_->DropReference(remote, as);
+    return handle.status();
+  }
+  ledger_.SetHandle(as, *handle);
+  ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}});
+  return as;
+}
+
+Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(token.allocation);
+  const auto secret = secrets_.find(token.allocation);
+  if (it == ledger_.state().allocations.end() || secret == secrets_.end()) {
+    return Status{Code::kNotFound,
+                  Name(token.allocation) + " does not exist any more at its owner, " + ToText(peers_->Self()) +
+                      "; its communicator was probably destroyed",
+                  cuda::kInvalidValue};
+  }
+  if (!SameSecret(secret->second, token.secret)) {
+    return Status{
+        Code::kRefused,
+        "the token's secret for " + Name(token.allocation) + " is wrong; it was not made by " + ToText(peers_->Self()),
+        cuda::kNotPermitted};
+  }
+  if (!it->second.backed) {
+    return Status{Code::kRefused,
+                  Name(token.allocation) + " is paused at its owner, " + ToText(peers_->Self()) + "; call ncclResume there",
+                  cuda::kIllegalState};
+  }
+  auto descriptor = driver_.Export(ledger_.HandleOf(token.allocation));
+  if (!descriptor.ok()) return descriptor.status();
+  ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
+  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties};
+}
+
+Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(request.allocation);
+  if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
+    return Status{Code::kRefused,
+                  ToText(by) + " holds no reference to " + Name(request.allocation) + " as " + Name(request.as)};
+  }
+  if (!it->second.backed)
+    return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
+  auto descriptor = driver_.Export(ledger_.HandleOf(request.allocation));
+  if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
+  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties};
+}
+
+void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end()) return;
+  const auto importer = it->second.importers.find(Importer{by.session, as});
+  if (importer == it->second.importers.end()) return;
+  const bool last =
+      it->second.importers.size() == 1 && importer->second == 1 && it->second.guest_references == 0 && it->second.mappings == 0;
+  if (last) {
+    if (const Status released = ReleaseHandle(allocation); !released.ok()) ledger_.Break(released.message());
+    secrets_.erase(allocation);
+  }
+  ledger_.Record(ReferenceDropped{allocation, by.session, as});
+}
+
+void Session::OnPeerConnected(const PeerIdentity& peer) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().peers.find(peer.session);
+  if (it != ledger_.state().peers.end() && it->second.connected) return;
+  ledger_.Record(PeerConnected{peer.session, peer.host, peer.pid, peer.group, peer.rank});
+}
+
+void Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
+  const auto lock = ledger_.Lock();
+  const auto known = ledger_.state().peers.find(peer.session);
+  if (known == ledger_.state().peers.end() || !known->second.connected) return;
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
+    const bool only =
+        std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& entry) { return entry.first.by == peer.session; });
+    if (!only) continue;
+    if (const Status released = ReleaseHandle(id); !released.ok()) ledger_.Break(released.message());
+    secrets_.erase(id);
+  }
+  ledger_.Record(PeerLost{peer.session, reason});
+}
+
+std::vector<SessionId> Session::Neighbours() {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  std::set<SessionId> found;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.remote) found.insert(a.remote->owner);
+    for (const auto& [importer, count] : a.importers) found.insert(importer.by);
+  }
+  found.erase(state.session.session);
+  for (const auto& [id, peer] : state.peers) {
+    if (!peer.connected) found.erase(id);
+  }
+  return {found.begin(), found.end()};
+}
+
+// ---- cuMemAlloc and its IPC handles ------------------------------------------------------------------------------------
+
+Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, device.value};
+  properties.gpu_direct_rdma = 1;  // as cuMemAlloc memory is, where the device can
+  auto granularity = driver_.Granularity(properties);
+  if (!granularity.ok()) {
+    properties.gpu_direct_rdma = 0;
+    granularity = driver_.Granularity(properties);
+    if (!granularity.ok()) return granularity.status();
+  }
+  const Bytes rounded = (std::max(bytes, LegacyPool::kBlockBytes) + *granularity - 1) / *granularity * *granularity;
+  auto handle = driver_.Create(rounded, properties, 0);
+  if (!handle.ok() && properties.gpu_direct_rdma == 1 && handle.status().code() != Code::kOutOfMemory) {
+    properties.gpu_direct_rdma = 0;
+    handle = driver_.Create(rounded, properties, 0);
+  }
+  if (!handle.ok()) return handle.status();
+  auto address = driver_.Reserve(rounded, 0, {}, 0);
+  if (!address.ok()) {
+    static_cast<void>(driver_.Release(*handle));
+    return address.status();
+  }
+  Status mapped = driver_.Map(*address, rounded, 0, *handle, 0);
+  legacy_devices_.insert(device);
+  std::vector<AccessDescriptor> access;
+  for (const DeviceOrdinal d : legacy_devices_) access.push_back({{LocationType::kDevice, d.value}, 3});
+  if (mapped.ok()) {
+    mapped = driver_.SetAccess(*address, rounded, access);
+    if (!mapped.ok()) static_cast<void>(driver_.Unmap(*address, rounded));
+  }
+  if (!mapped.ok()) {
+    static_cast<void>(driver_.FreeRange(*address, rounded));
+    static_cast<void>(driver_.Release(*handle));
+    return mapped;
+  }
+  const AllocationId id = ledger_.TakeAllocationId();
+  ledger_.SetHandle(id, *handle);
+  ledger_.Record(AllocationCreated{id, rounded, properties, 0, *handle, site, {}});
+  ledger_.Record(RangeReserved{*address, rounded, 0, {}, 0, site});
+  ledger_.Record(Mapped{*address, rounded, 0, id, 0});
+  ledger_.Record(AccessSet{*address, rounded, access});
+  return LegacyBlock{*address, rounded, id, device};
+}
+
+// cuMemAlloc memory is within reach of every device of the process that has peer access. Devices are opened as they turn up.
+void Session::OpenLegacyTo(DeviceOrdinal device) {
+  if (!legacy_devices_.insert(device).second) return;
+  const AccessDescriptor access{{LocationType::kDevice, device.value}, 3};
+  for (const auto& [address, entry] : legacy_.blocks()) {
+    // Devices without a link to each other stay apart, as they would with cuMemAlloc.
+    if (driver_.SetAccess(address, entry.block.bytes, std::span(&access, 1)).ok()) {
+      ledger_.Record(AccessSet{address, entry.block.bytes, {access}});
+    }
+  }
+}
+
+Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
+  if (bytes == 0) return Wrong("cuMemAlloc of zero bytes");
+  const auto lock = ledger_.Lock();
+  OpenLegacyTo(device);
+  auto place = LegacyPool::IsLarge(bytes) ? std::nullopt : legacy_.Take(bytes, device);
+  if (!place) {
+    auto block = NewLegacyBlock(bytes, device, site);
+    if (!block.ok()) return block.status();
+    legacy_.AddBlock(*block);
+    place = legacy_.TakeFrom(block->address, bytes);
+  }
+  const auto& [block, address] = *place;
+  ledger_.Record(LegacyAllocated{address, bytes, block.allocation, address.value - block.address.value, {}, site});
+  return address;
+}
+
+Status Session::DropLegacyBlock(const LegacyBlock& block) {
+  AMEM_TRY(UnmapOne(block.address));
+  AMEM_TRY(driver_.FreeRange(block.address, block.bytes));
+  ledger_.Record(RangeFreed{block.address, block.bytes});
+  const Allocation& a = ledger_.state().allocations.at(block.allocation);
+  if (a.guest_references == 1 && a.importers.empty()) AMEM_TRY(ReleaseHandle(block.allocation));
+  ledger_.Record(AllocationReleased{block.allocation});
+  return {};
+}
+
+Status Session::LegacyFree(Address address) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  if (!ledger_.state().legacy.contains(address)) return NotOurs("cuMemFree " + At(address) + ": NCCL did not allocate it");
+  ledger_.Record(LegacyFreed{address});
+  if (const auto empty = legacy_.Give(address)) return DropLegacyBlock(*empty);
+  return {};
+}
+
+Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  const auto block = legacy_.BlockAt(address);
+  if (!block) return NotOurs("IPC handle of " + At(address) + ": not memory that NCCL allocated");
+  auto secret = SecretOf(block->allocation);
+  if (!secret.ok()) return secret.status();
+  ledger_.Record(LegacyExported{address, block->allocation});
+  return Encode(Token{peers_->Self().session, block->allocation, *secret, address.value - block->address.value});
+}
+
+Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+  auto token = Decode(handle);
+  if (!token.ok()) return token.status();
+  auto id = ImportToken(*token, 1, site);
+  if (!id.ok()) return id.status();
+  const auto give_up = [&](Status why) {
+    static_cast<void>(ReleaseHandle(*id));
+    ledger_.Record(AllocationReleased{*id});
+    peers_->DropReference({token->session, token->allocation}, *id);
+    return why;
+  };
+  const auto lock = ledger_.Lock();
+  const Bytes bytes = ledger_.state().allocations.at(*id).bytes;
+  auto address = driver_.Reserve(bytes, 0, {}, 0);
+  if (!address.ok()) return give_up(address.status());
+  Status mapped = driver_.Map(*address, bytes, 0, ledger_.HandleOf(*id), 0);
+  const AccessDescriptor access{{LocationType::kDevice, device.value}, 3};
+  if (mapped.ok()) {
+    mapped = driver_.SetAccess(*address, bytes, std::span(&access, 1));
+    if (!mapped.ok()) static_cast<void>(driver_.Unmap(*address, bytes));
+  }
+  if (!mapped.ok()) {
+    static_cast<void>(driver_.FreeRange(*address, bytes));
+    return give_up(std::move(mapped));
+  }
+  ledger_.Record(RangeReserved{*address, bytes, 0, {}, 0, site});
+  ledger_.Record(Mapped{*address, bytes, 0, *id, 0});
+  ledger_.Record(AccessSet{*address, bytes, {access}});
+  ledger_.Record(LegacyImported{*address + token->offset, *id});
+  return *address + token->offset;
+}
+
+Status Session::LegacyClose(Address address) {
+  const std::shared_lock gate(gate_);
+  std::optional<RemoteAllocation> remote;
+  AllocationId id;
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().legacy_imports.find(address);
+    if (it == ledger_.state().legacy_imports.end())
+      return NotOurs("cuIpcCloseMemHandle " + At(address) + ": NCCL did not open it");
+    id = it->second;
+    const auto mapping = ledger_.state().MappingAt(address);
+    const Address base = mapping->first;
+    const Bytes bytes = mapping->second.bytes;
+    ledger_.Record(LegacyClosed{address});
+    AMEM_TRY(UnmapOne(base));
+    AMEM_TRY(driver_.FreeRange(base, bytes));
+    ledger_.Record(RangeFreed{base, bytes});
+    remote = ledger_.state().allocations.at(id).remote;
+    AMEM_TRY(ReleaseHandle(id));
+    ledger_.Record(AllocationReleased{id});
+  }
+  if (remote) peers_->DropReference(*remote, id);
+  return {};
+}
+
+// ---- pause and resume --------------------------------------------------------------------------------------------------
+
+Status Session::Cycle(CycleKind kind) {
+  const std::lock_guard one(cycle_mutex_);
+  const bool pausing = kind == CycleKind::kPause;
+  if (paused() == pausing) return {};
+  auto round = coordinator_->Arrive(kind);
+  if (!round.ok()) return round.status();
+  const std::unique_lock alone(gate_);
+  // Nothing may be launched from here until everything is back.
+  paused_.store(true, std::memory_order_release);
+  const Status status = coordinator_->Run(kind, **round);
+  Lifecycle now{};
+  {
+    const auto lock = ledger_.Lock();
+    now = ledger_.state().lifecycle;
+  }
+  paused_.store(now != Lifecycle::kRunning, std::memory_order_release);
+  return status;
+}
+
+Status Session::Pause() { return Cycle(CycleKind::kPause); }
+Status Session::Resume() { return Cycle(CycleKind::kResume); }
+
+bool Session::TouchesPaused(Address address, Bytes bytes) {
+  if (!paused()) return false;
+  const auto lock = ledger_.Lock();
+  const auto& mappings = ledger_.state().mappings;
+  auto it = ledger_.state().MappingAt(address);
+  if (it == mappings.end()) it = mappings.lower_bound(address);
+  for (; it != mappings.end() && it->first < address + bytes; ++it) {
+    if (!it->second.present) return true;
+  }
+  return false;
+}
+
+void Session::SetGroup(std::int64_t group) {
+  peers_->SetGroup(group);
+  Note(GroupChanged{group});
+}
+
+std::int64_t Session::group() {
+  const auto lock = ledger_.Lock();
+  return ledger_.state().session.group;
+}
+
+State Session::CopyState() {
+  const auto lock = ledger_.Lock();
+  return ledger_.state();
+}
+
+}  // namespace amem

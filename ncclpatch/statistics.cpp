@@ -1,0 +1,105 @@
+// Statistics of a session as JSON: what NCCL holds, by call site and peer, and how long the last pause and resume took.
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "ncclpatch/session.h"
+
+namespace amem {
+namespace {
+
+using nlohmann::json;
+
+json Phases(const CycleReport& report) {
+  json phases = json::array();
+  for (const PhaseTime& p : report.phases) {
+    phases.push_back({{"phase", ToText(p.phase)},
+                      {"work_ms", static_cast<double>(p.work_ns) / 1e6},
+                      {"wait_ms", static_cast<double>(p.wait_ns) / 1e6}});
+  }
+  return {{"cycle", report.cycle},
+          {"total_ms", static_cast<double>(report.total_ns) / 1e6},
+          {"sessions", report.members},
+          {"phases", phases}};
+}
+
+json ByCallSite(const State& state) {
+  struct Sum {
+    std::uint64_t count = 0;
+    Bytes bytes = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.own()) continue;
+    Sum& sum = sums[ToText(a.site)];
+    ++sum.count;
+    sum.bytes += a.bytes;
+  }
+  json out = json::array();
+  for (const auto& [site, sum] : sums) out.push_back({{"call_site", site}, {"allocations", sum.count}, {"bytes", sum.bytes}});
+  return out;
+}
+
+json ByPeer(const State& state) {
+  std::map<SessionId, std::pair<Bytes, Bytes>> sums;  // imported from, lent to
+  for (const auto& [id, a] : state.allocations) {
+    if (a.remote) sums[a.remote->owner].first += a.bytes;
+    for (const auto& [importer, count] : a.importers) sums[importer.by].second += a.bytes;
+  }
+  json out = json::array();
+  for (const auto& [id, peer] : state.peers) {
+    const auto& [imported, lent] = sums[id];
+    out.push_back({{"session", Hex(id.value)},
+                   {"host", peer.host},
+                   {"pid", peer.pid},
+                   {"rank", peer.rank},
+                   {"group", peer.group},
+                   {"connected", peer.connected},
+                   {"imported_bytes", imported},
+                   {"lent_bytes", lent}});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string Session::StatisticsJson() {
+  const State state = CopyState();
+  const Holdings held = Measure(state);
+  json kept = json::object();
+  for (const auto& [reason, bytes] : held.kept) kept[std::string(ToText(reason))] = bytes;
+  std::uint64_t events = 0;
+  for (const std::uint64_t n : state.totals.events) events += n;
+  json out = {{"version", AMEM_VERSION},
+              {"session", Hex(state.session.session.value)},
+              {"pid", state.session.pid},
+              {"rank", state.session.rank},
+              {"group", state.session.group},
+              {"lifecycle", ToText(state.lifecycle)},
+              {"broken", state.broken},
+              {"layout", state.session.layout},
+              {"content", state.session.content},
+              {"driver", driver_.Name()},
+              {"cycles", state.cycles},
+              {"last_failure", state.cycle.failure},
+              {"own_allocations", held.own_count},
+              {"own_device_bytes", held.own_device},
+              {"own_device_backed_bytes", held.own_device_backed},
+              {"released_bytes", held.own_device - held.own_device_backed},
+              {"imported_allocations", held.imported_count},
+              {"imported_bytes", held.imported},
+              {"kept_bytes", kept},
+              {"legacy_kept_bytes", held.legacy_kept},
+              {"pool_bytes", held.async},
+              {"host_bytes", held.host},
+              {"pinned_backup_bytes", coordinator_->pinned_bytes()},
+              {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
+              {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
+              {"call_sites", ByCallSite(state)},
+              {"peers", ByPeer(state)},
+              {"events", events}};
+  const auto lock = ledger_.Lock();
+  if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
+  return out.dump();
+}
+
+}  // namespace amem

@@ -1,0 +1,55 @@
+#include "replay/ledger.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace amem {
+namespace {
+
+std::uint64_t MonotonicNs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+std::uint32_t ThreadId() {
+  thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+  return id;
+}
+
+}  // namespace
+
+void Ledger::Record(EventBody body) {
+  Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
+  Status applied = Apply(state_, event);
+  if (!applied.ok()) {
+    // The fact happened, so it belongs in the journal, behind a state that no longer follows: what cannot be folded is latched.
+    Break("the state machine refused an event that happened (" + ToText(event.body) + "): " + applied.message());
+    return;
+  }
+  if (journal_ == nullptr || !state_.broken.empty()) return;
+  if (const Status appended = journal_->Append(event); !appended.ok()) Break(appended.message());
+}
+
+void Ledger::Break(const std::string& reason) {
+  if (!state_.broken.empty()) return;
+  const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), SessionBroken{reason}};
+  // Applying cannot fail; the journal may be what broke, and then says so itself.
+  if (Apply(state_, event).ok() && journal_ != nullptr) static_cast<void>(journal_->Append(event));
+}
+
+void Ledger::SnapshotIfDue() {
+  if (journal_ == nullptr || !state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue())
+    return;
+  static_cast<void>(journal_->Snapshot(state_));  // without one, the events stay: nothing is lost
+}
+
+DriverHandle Ledger::HandleOf(AllocationId allocation) const {
+  const auto it = handles_.find(allocation.value);
+  return it == handles_.end() ? DriverHandle{} : it->second;
+}
+void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { handles_[allocation.value] = handle; }
+void Ledger::ForgetHandle(AllocationId allocation) { handles_.erase(allocation.value); }
+
+}  // namespace amem

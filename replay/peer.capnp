@@ -1,0 +1,116 @@
+@0xd1a9c54b7e0f3a62;
+
+# What AMem processes of one user say to each other over Unix sockets (SOCK_SEQPACKET, one message a packet).
+#
+# A connection begins with hello and welcome; `purpose` says what may follow. Descriptors travel beside a `shared` message, in
+# the order of its items. New kinds of message go to the end of the union and raise the protocol version
+# (replay/unix_peers_messages.h); a new field's default means the old behaviour.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("amem::wire");
+
+struct Identity {
+  session @0 :UInt64;
+  host @1 :Text;
+  pid @2 :Int32;
+  group @3 :Int64;
+  rank @4 :Int32 = -1;
+}
+
+struct Properties {  # AllocationProperties, whole
+  type @0 :UInt32;
+  handleTypes @1 :UInt32;
+  locationType @2 :UInt32;
+  locationId @3 :Int32;
+  compression @4 :UInt8;
+  gpuDirectRdma @5 :UInt8;
+  usage @6 :UInt16;
+  reserved @7 :UInt32;
+}
+
+struct Outcome {  # a Status
+  code @0 :UInt8;
+  driverResult @1 :Int32;
+  message @2 :Text;
+}
+
+struct Hello {
+  version @0 :UInt32;         # the newest protocol that the sender speaks
+  leastVersion @1 :UInt32;    # the oldest
+  purpose @2 :UInt8;          # Purpose in unix_peers_messages.h
+  self @3 :Identity;
+  to @4 :UInt64;              # the session that the sender means to talk to
+}
+
+struct Welcome {
+  version @0 :UInt32;         # spoken from here on
+  self @1 :Identity;
+}
+
+struct Import {
+  as @0 :UInt64;
+  token @1 :Data;             # 64 bytes, replay/token.h
+}
+
+struct Reference {
+  allocation @0 :UInt64;      # the owner's id
+  as @1 :UInt64;              # the importer's id
+}
+
+struct SharedItem {
+  bytes @0 :UInt64;
+  properties @1 :Properties;
+}
+
+struct Neighbourhood {
+  self @0 :Identity;
+  neighbours @1 :List(Identity);
+}
+
+struct Arrive {
+  kind @0 :UInt8;             # CycleKind
+  cycle @1 :UInt64;
+  set @2 :List(Identity);     # as the sender sees it now; a later message replaces it
+}
+
+struct Begun {
+  round @0 :UInt64;
+  members @1 :List(Identity);
+}
+
+struct Vote {
+  round @0 :UInt64;
+  index @1 :UInt32;           # votes of one round count from 1
+  phase @2 :UInt8;            # PhaseKind
+  timeoutMs @3 :UInt32;       # how long the sender waits
+  outcome @4 :Outcome;
+}
+
+struct Decision {
+  round @0 :UInt64;
+  index @1 :UInt32;
+  culprit @2 :UInt64;
+  outcome @3 :Outcome;
+}
+
+struct Message {
+  request @0 :UInt64;         # a reply carries its request's number
+  union {
+    hello @1 :Hello;
+    welcome @2 :Welcome;
+    failure @3 :Outcome;
+    import @4 :Import;
+    reimport @5 :List(Reference);
+    shared @6 :List(SharedItem);
+    dropped @7 :List(Reference);
+    askNeighbours @8 :Void;
+    neighbourhood @9 :Neighbourhood;
+    arrive @10 :Arrive;
+    begun @11 :Begun;
+    withdraw @12 :Void;       # before a round has begun: "do not count me"
+    withdrawn @13 :List(Identity);  # done; these had not arrived
+    vote @14 :Vote;
+    decision @15 :Decision;
+    leave @16 :UInt64;        # the sender is through with that round
+  }
+}

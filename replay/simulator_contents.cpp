@@ -1,0 +1,189 @@
+// The simulator's copies: queued, checked twice, and done through the memfds, so that holes stay holes.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <new>
+
+#include "replay/simulator_internal.h"
+
+namespace amem {
+namespace {
+
+constexpr int kIllegalAddress = 700, kOperatingSystem = 304;
+constexpr std::align_val_t kPage{4096};
+
+std::string_view WhyNotEntered(std::int32_t owner) {
+  return getpid() == owner ? "a test asked for this failure" : "a forked child cannot use its parent's GPU memory";
+}
+
+bool HasAccess(const std::vector<AccessDescriptor>& access, std::int32_t device, std::uint32_t flags) {
+  const Location location{LocationType::kDevice, device};
+  return std::any_of(access.begin(), access.end(),
+                     [&](const AccessDescriptor& one) { return one.location == location && (one.flags & flags) == flags; });
+}
+
+// Repeats a read or write that may do less than it was asked for. False: errno says why.
+bool Fully(Bytes bytes, const auto& some) {
+  for (Bytes done = 0; done < bytes;) {
+    const ssize_t now = some(done);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) return false;
+    done += static_cast<Bytes>(now);
+  }
+  return true;
+}
+
+}  // namespace
+
+class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
+ public:
+  SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::byte* data, Bytes bytes)
+      : registry_(std::move(registry)), data_(data), bytes_(bytes) {
+    const std::lock_guard lock(registry_->mutex);
+    registry_->buffers.emplace(data_, bytes_);
+  }
+  ~SimulatedPinnedBuffer() override {
+    {
+      const std::lock_guard lock(registry_->mutex);
+      registry_->buffers.erase(data_);
+    }
+    ::operator delete(data_, kPage);
+  }
+  SimulatedPinnedBuffer(const SimulatedPinnedBuffer&) = delete;
+  SimulatedPinnedBuffer& operator=(const SimulatedPinnedBuffer&) = delete;
+  [[nodiscard]] std::byte* data() override { return data_; }
+  [[nodiscard]] Bytes size() const override { return bytes_; }
+
+ private:
+  std::shared_ptr<PinnedRegistry> registry_;
+  std::byte* data_;
+  Bytes bytes_;
+};
+
+Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "cuMemHostAlloc " + std::to_string(bytes) + " bytes", why);
+  };
+  if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered(pid_));
+  if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
+  auto* data = static_cast<std::byte*>(::operator new(bytes, kPage, std::nothrow));
+  if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
+  return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, data, bytes));
+}
+
+Status Simulator::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
+  return Queue(Simulator::kCopyToHost, device, {CopyKind::kToHost, from, to, bytes});
+}
+
+Status Simulator::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
+  return Queue(Simulator::kCopyToDevice, device, {CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
+}
+
+Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
+  return Queue(Simulator::kClear, device, {CopyKind::kClear, address, nullptr, bytes});
+}
+
+Status Simulator::Queue(Call call, DeviceOrdinal device, const Copy& copy) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result,
+                            std::string(kCalls[call]) + " device " + std::to_string(device.value) + ", " +
+                                Hex(copy.device_address.value) + ", " + std::to_string(copy.bytes) + " bytes",
+                            why);
+  };
+  if (const int result = Enter(call)) return fail(result, WhyNotEntered(pid_));
+  if (!options_.physical) return fail(cuda::kNotSupported, "this simulator was made without physical memory");
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  if (copy.bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
+  const std::lock_guard lock(mutex_);
+  const char* why = "";
+  if (!Resolve(device, copy, why).ok()) return fail(cuda::kInvalidValue, why);
+  queued_[device].push_back(copy);
+  return {};
+}
+
+Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const {
+  const Status invalid(Code::kInvalid, "");
+  if (copy.kind != CopyKind::kClear && !pinned_->Holds(copy.host, copy.bytes)) {
+    why = "the host side lies in no pinned buffer";
+    return invalid;
+  }
+  const std::uint32_t needed = copy.kind == CopyKind::kToHost ? 1 : 3;
+  std::vector<Piece> pieces;
+  Address at = copy.device_address;
+  Bytes left = copy.bytes;
+  while (left > 0) {
+    auto it = mappings_.upper_bound(at);
+    if (it == mappings_.begin() || at.value - std::prev(it)->first.value >= std::prev(it)->second.bytes) {
+      why = "not all of the device side is mapped";
+      return invalid;
+    }
+    --it;
+    if (!HasAccess(it->second.access, device.value, needed)) {
+      why = "the device has no access to all of the device side";
+      return invalid;
+    }
+    const Bytes offset = at.value - it->first.value;
+    const Bytes bytes = std::min(left, it->second.bytes - offset);
+    pieces.push_back({it->second.memory, offset, bytes});
+    at = at + bytes;
+    left -= bytes;
+  }
+  return pieces;
+}
+
+Status Simulator::FinishCopies(DeviceOrdinal device) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "finish the copies of device " + std::to_string(device.value), why);
+  };
+  if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered(pid_));
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  std::vector<Copy> copies;
+  {
+    const std::lock_guard lock(mutex_);
+    copies.swap(queued_[device]);
+  }
+  for (const Copy& copy : copies) {
+    const char* why = "";
+    Result<std::vector<Piece>> pieces = std::vector<Piece>{};
+    {
+      const std::lock_guard lock(mutex_);
+      pieces = Resolve(device, copy, why);
+    }
+    if (!pieces.ok()) {
+      return fail(kIllegalAddress, std::string(why) + " any more: " + Hex(copy.device_address.value) + ", " +
+                                       std::to_string(copy.bytes) +
+                                       " bytes, was unmapped or freed before its copy was finished");
+    }
+    if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(kOperatingSystem, done.message());
+  }
+  return {};
+}
+
+Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
+  std::byte* host = copy.host;
+  for (const Piece& piece : pieces) {
+    const int fd = piece.memory->descriptor.get();
+    const auto at = [&](Bytes done) { return static_cast<off_t>(piece.offset + done); };
+    bool done = false;
+    switch (copy.kind) {
+      case CopyKind::kToHost:
+        done = Fully(piece.bytes, [&](Bytes n) { return pread(fd, host + n, piece.bytes - n, at(n)); });
+        break;
+      case CopyKind::kToDevice:
+        done = Fully(piece.bytes, [&](Bytes n) { return pwrite(fd, host + n, piece.bytes - n, at(n)); });
+        break;
+      case CopyKind::kClear:
+        done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
+        break;
+    }
+    if (!done) return {Code::kIo, std::string("copy through the memfd: ") + std::strerror(errno)};
+    if (host != nullptr) host += piece.bytes;
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,77 @@
+// The simulator's world: which device memory exists, how much of it, and who holds references to it.
+//
+// One world is one host with its GPUs. It lives in a file that the processes of a job map (Open), or in one process (InMemory).
+// Every simulator attaches as one member; a member whose process died without detaching is found by its pid and start time, and
+// its references drop, whenever somebody asks how much is in use or finds too little free. A process killed while it held the
+// lock leaves the table usable.
+//
+// Memory is counted from Add until no member holds a reference and no descriptor that was exported is open in any member's
+// process. (A descriptor that is only in flight through a socket is not seen; importing it counts the memory again.)
+//
+// Thread-safe and process-safe. A world in memory must not be used after a fork by the child.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+class SimulatorWorld {
+ public:
+  static constexpr std::uint32_t kMembers = 128;            // simulators attached at once, all processes together
+  static constexpr std::uint32_t kAllocations = 64 * 1024;  // allocations at once
+  static constexpr std::int32_t kMaxDevices = 64;
+  static constexpr std::int32_t kHostMemory = -1;  // "device" of memory that is counted to no device
+
+  // Names one allocation of a world; `id` is never used again.
+  struct Key {
+    std::uint32_t index = 0;
+    std::uint64_t id = 0;
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+
+  static Result<std::shared_ptr<SimulatorWorld>> InMemory(std::int32_t devices, Bytes capacity_per_device);
+  // Joins the world in this file, or makes it. kInvalid: it exists with other devices or capacity; kCorrupt: it is no world.
+  // Remove the file when the job is over; nothing else does.
+  static Result<std::shared_ptr<SimulatorWorld>> Open(const std::filesystem::path& path, std::int32_t devices,
+                                                      Bytes capacity_per_device);
+  ~SimulatorWorld();
+  SimulatorWorld(const SimulatorWorld&) = delete;
+  SimulatorWorld& operator=(const SimulatorWorld&) = delete;
+
+  [[nodiscard]] std::uint64_t id() const;
+  [[nodiscard]] std::int32_t devices() const;
+  [[nodiscard]] Bytes capacity() const;  // of each device
+
+  Result<std::uint32_t> Attach();     // kRefused: all places are taken
+  void Detach(std::uint32_t member);  // drops all its references
+
+  // New memory with one reference; nothing if the device has not enough left, or the table is full.
+  std::optional<Key> Add(std::uint32_t member, std::int32_t device, Bytes bytes);
+  // One more reference. Memory that was forgotten in between (only a descriptor held it) is counted again, under the same id.
+  // Nothing if the table is full.
+  std::optional<Key> AddReference(std::uint32_t member, Key key, std::int32_t device, Bytes bytes);
+  void DropReference(std::uint32_t member, Key key);
+  void MarkExported(Key key);  // from now on open descriptors hold it, too
+
+  [[nodiscard]] Bytes InUse(std::int32_t device);
+  [[nodiscard]] std::uint32_t References(Key key);  // of all members
+  [[nodiscard]] std::uint32_t Members();            // attached and alive
+
+  // For tests: takes the lock and never gives it back, as a process killed at that instant would.
+  void LockForEver();
+
+ private:
+  struct Table;
+  class Guard;
+  SimulatorWorld(Table* table) : table_(table) {}  // NOLINT(google-explicit-constructor)
+
+  Table* table_;
+};
+
+}  // namespace amem

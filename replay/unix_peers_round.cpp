@@ -1,0 +1,345 @@
+#include "replay/unix_peers_round.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+
+#include "replay/unix_peers_board.h"
+
+namespace amem {
+namespace {
+
+constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
+constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
+constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
+constexpr int kLeaderClosingsMax = 3;
+
+Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
+
+}  // namespace
+
+// ---- discovery -------------------------------------------------------------------------------------------------------------
+
+Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
+  std::vector<SessionId> neighbours;
+  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); })) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  std::erase(neighbours, service_.Self().session);
+  for (const SessionId session : neighbours) {
+    if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
+  }
+  return neighbours;
+}
+
+Status Discovery::Unreachable(SessionId session, const Status& why) const {
+  const auto known = known_.find(session);
+  const std::string who = known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
+  return {why.code(), "asking " + who + " with whom it shares memory: " + why.message()};
+}
+
+Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
+  const PeerIdentity self = service_.Self();
+  const auto at = known_.find(by);
+  const PeerIdentity& sharer = at == known_.end() ? self : at->second;
+  return {Code::kRefused, ToText(self.session == by ? self : sharer) + " of group " + std::to_string(self.group) + " shares memory with " + ToText(other) + " of group " +
+                              std::to_string(other.group) + ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
+}
+
+Status Discovery::Ask(SessionId session, Deadline deadline) {
+  auto& connection = connections_[session];
+  const bool fresh = connection == nullptr;
+  if (fresh) {
+    auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.Self(), deadline);
+    if (!begun) return begun.status();
+    connection = *std::move(begun);
+  }
+  return connection->Send({connection->NextRequest(), AskNeighboursMessage{}}, deadline);
+}
+
+Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, Deadline deadline) {
+  while (true) {
+    auto answer = connections_.at(session)->Receive(deadline);
+    if (!answer) return answer.status();
+    if (auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&answer->message.body)) return std::move(*neighbourhood);
+    if (const auto* failure = std::get_if<FailureMessage>(&answer->message.body)) return failure->status;
+    // What is left is the welcome, which came first.
+  }
+}
+
+Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
+  auto own = OwnNeighbours();
+  if (!own) return own.status();
+  const PeerIdentity self = service_.Self();
+  std::map<SessionId, PeerIdentity> set{{self.session, self}};
+  std::map<SessionId, SessionId> through;  // who shares memory with it
+  std::vector<SessionId> frontier = *std::move(own);
+  for (const SessionId session : frontier) through[session] = self.session;
+  while (!frontier.empty()) {
+    const auto failed = [&](SessionId session, const Status& why) {
+      connections_.erase(session);
+      return Unreachable(session, why);
+    };
+    for (const SessionId session : frontier) {  // all questions first, then all answers
+      if (Status asked = Ask(session, deadline); !asked.ok()) return failed(session, asked);
+    }
+    std::vector<SessionId> next;
+    std::optional<Status> refused;
+    for (const SessionId session : frontier) {
+      auto answer = Hear(session, deadline);
+      if (!answer) return failed(session, answer.status());
+      known_[session] = answer->self;
+      if (answer->self.group != self.group && !refused) refused = OtherGroup(through[session], answer->self);
+      set[session] = answer->self;
+      for (const auto& neighbour : answer->neighbours) {
+        if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
+        if (set.contains(neighbour.session) || through.contains(neighbour.session)) continue;
+        through[neighbour.session] = session;
+        next.push_back(neighbour.session);
+      }
+    }
+    if (refused) return *refused;
+    frontier = std::move(next);
+  }
+  std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
+  std::vector<PeerIdentity> members;
+  for (auto& [session, who] : set) members.push_back(std::move(who));
+  return members;
+}
+
+namespace {
+
+// ---- voting ----------------------------------------------------------------------------------------------------------------
+
+class LonelyRound final : public Round {  // nobody shares memory with this session
+ public:
+  LonelyRound(PeerIdentity self, std::shared_ptr<std::atomic<bool>> busy) : self_(std::move(self)), busy_(std::move(busy)) {}
+  ~LonelyRound() override { *busy_ = false; }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {self_}; }
+  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+    if (culprit != nullptr) *culprit = mine.ok() ? SessionId{} : self_.session;
+    return mine.ok() ? mine : FailedVote(self_, phase, mine);
+  }
+
+ private:
+  PeerIdentity self_;
+  std::shared_ptr<std::atomic<bool>> busy_;
+};
+
+class UnixRound final : public Round {
+ public:
+  UnixRound(const RoundContext& context, std::unique_ptr<PeerConnection> leader, const BegunMessage& begun)
+      : timeout_ms_(context.timeout_ms), busy_(context.busy), leader_(std::move(leader)), id_(begun.round), members_(begun.members) {
+    std::ranges::sort(members_, {}, &PeerIdentity::session);
+  }
+  ~UnixRound() override {
+    (void)leader_->TrySend({0, LeaveMessage{id_}});
+    leader_.reset();
+    *busy_ = false;
+  }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
+
+  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+    const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_->to(), lost_};
+    if (culprit != nullptr) *culprit = decision.culprit;
+    return decision.status;
+  }
+
+ private:
+  DecisionMessage AskLeader(PhaseKind phase, const Status& mine) {
+    const VoteMessage vote{id_, ++index_, phase, timeout_ms_, mine};
+    const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_) + Grace(timeout_ms_));
+    Status failed = leader_->Send({leader_->NextRequest(), vote}, deadline);
+    while (failed.ok()) {
+      auto answer = leader_->Receive(deadline);
+      if (!answer) {
+        failed = answer.status();
+      } else if (auto* decision = std::get_if<DecisionMessage>(&answer->message.body)) {
+        if (decision->round == id_ && decision->index == index_) return std::move(*decision);
+      } else if (auto* failure = std::get_if<FailureMessage>(&answer->message.body)) {
+        return {id_, index_, leader_->to(), failure->status.Within(About(phase))};
+      }
+    }
+    lost_ = Describe(failed, phase);
+    return {id_, index_, leader_->to(), lost_};
+  }
+
+  [[nodiscard]] std::string About(PhaseKind phase) const {
+    const auto at = std::ranges::find(members_, leader_->to(), &PeerIdentity::session);
+    const std::string who = at == members_.end() ? Hex(leader_->to().value) : ToText(*at);
+    return who + ", who counts the votes, in phase " + std::string(ToText(phase));
+  }
+  [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase) const {
+    if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
+    return {Code::kTimeout, "waited " + std::to_string(timeout_ms_ + Grace(timeout_ms_).count()) + " ms for " + About(phase) + ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
+  }
+
+  const std::uint32_t timeout_ms_;
+  std::shared_ptr<std::atomic<bool>> busy_;
+  std::unique_ptr<PeerConnection> leader_;
+  const std::uint64_t id_;
+  std::vector<PeerIdentity> members_;
+  std::uint32_t index_ = 0;
+  Status lost_;  // the leader; for good
+};
+
+// ---- arriving --------------------------------------------------------------------------------------------------------------
+
+class Arrival {
+ public:
+  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle)
+      : context_(context),
+        kind_(kind),
+        cycle_(cycle),
+        deadline_(In(std::chrono::milliseconds(context.timeout_ms))),
+        discovery_(context.connection, *context.service, *context.delegate) {}
+
+  Result<std::unique_ptr<Round>> Run() {
+    while (true) {
+      Status looked = LookAndArrive();
+      if (begun_) return Begin();
+      if (alone_) return std::unique_ptr<Round>(new LonelyRound(context_.service->Self(), context_.busy));
+      if (looked.ok()) looked = WaitForNews();
+      if (!looked.ok() && !begun_) looked = GiveUp(looked);
+      if (begun_) return Begin();
+      if (!looked.ok()) return looked.Within(std::string(ToText(kind_)));
+    }
+  }
+
+ private:
+  Result<std::unique_ptr<Round>> Begin() { return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_)); }
+
+  // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
+  Status LookAndArrive() {
+    auto set = discovery_.Look(deadline_);
+    if (!set) return set.status();
+    alone_ = set->size() == 1 && leader_ == nullptr;
+    if (alone_) return {};
+    const SessionId lowest = set->front().session;
+    if (leader_ != nullptr && leader_->to() == lowest && *set == said_) return {};
+    if (leader_ != nullptr && leader_->to() != lowest) {
+      (void)Withdraw();
+      if (begun_) return {};
+      leader_.reset();
+      alone_ = set->size() == 1;
+      if (alone_) return {};
+    }
+    said_ = *std::move(set);
+    return Arrive(lowest);
+  }
+
+  Status Arrive(SessionId leader) {
+    if (leader_ == nullptr) {
+      auto connection = PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
+      if (!connection) return connection.status().Within(NameOf(leader));
+      leader_ = *std::move(connection);
+    }
+    Status sent = leader_->Send({leader_->NextRequest(), ArriveMessage{kind_, cycle_, said_}}, deadline_);
+    return sent.Within(NameOf(leader));
+  }
+
+  // Ok: something may have changed; look again, unless it has begun.
+  Status WaitForNews() {
+    auto answer = leader_->TryReceive();
+    while (answer && answer->has_value()) {
+      AMEM_TRY(Take((*answer)->message.body));
+      if (begun_) return {};
+      answer = leader_->TryReceive();
+    }
+    if (!answer) return LeaderClosed(answer.status());
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= deadline_) return {Code::kTimeout, ""};
+    const Deadline look_again = std::min(deadline_, now + pause_);
+    pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
+    return Poll(look_again);
+  }
+
+  Status Take(const MessageBody& body) {
+    if (const auto* begun = std::get_if<BegunMessage>(&body)) begun_ = *begun;
+    if (const auto* failure = std::get_if<FailureMessage>(&body)) {
+      leader_.reset();  // it has forgotten this arrival
+      return failure->status;
+    }
+    if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing_ = withdrawn->missing;
+    return {};
+  }
+
+  Status LeaderClosed(const Status& why) {
+    const std::string who = NameOf(leader_->to());
+    leader_.reset();
+    // Looking again tells whether it is still of the set, and says so if it has died.
+    return ++closings_ < kLeaderClosingsMax ? Status{} : why.Within(who);
+  }
+
+  Status Poll(Deadline until) {
+    const int change = context_.service->change_fd();
+    std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0}, {context_.connection.stop, POLLIN, 0}, {change, POLLIN, 0}, {leader_->process_fd(), POLLIN, 0}};
+    for (const auto& [session, connection] : discovery_.connections()) {
+      polled.push_back({connection->fd(), POLLIN, 0});
+      polled.push_back({connection->process_fd(), POLLIN, 0});
+    }
+    const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(until));
+    if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
+    if (n > 0 && polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
+    if (n > 0 && polled[2].revents != 0) {
+      std::uint64_t count = 0;
+      (void)!::read(change, &count, sizeof(count));
+      pause_ = kLookAgainFirst;
+    }
+    return {};
+  }
+
+  // After this the leader does not count this session any more - or the round has begun in the same moment, for everybody.
+  Status Withdraw() {
+    const Deadline patience = In(kWithdrawPatience);
+    missing_.reset();
+    Status status = leader_->Send({leader_->NextRequest(), WithdrawMessage{}}, patience);
+    while (status.ok() && !begun_ && !missing_) {
+      auto answer = leader_->Receive(patience);
+      status = answer ? Take(answer->message.body) : answer.status();
+      if (leader_ == nullptr) break;
+    }
+    return status;
+  }
+
+  Status GiveUp(const Status& why) {
+    Status withdrawn;
+    if (leader_ != nullptr) withdrawn = Withdraw();
+    if (begun_ || why.code() != Code::kTimeout || !why.message().empty()) return begun_ ? Status{} : why;
+    const std::string waited = "waited " + std::to_string(context_.timeout_ms) + " ms for ";
+    const std::string advice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
+    if (!withdrawn.ok() && leader_ != nullptr) return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
+    return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
+  }
+
+  [[nodiscard]] std::string NameOf(SessionId session) const {
+    const auto at = std::ranges::find(said_, session, &PeerIdentity::session);
+    return at == said_.end() ? "session " + Hex(session.value) : ToText(*at);
+  }
+
+  const RoundContext& context_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
+  const Deadline deadline_;
+  Discovery discovery_;
+  std::unique_ptr<PeerConnection> leader_;
+  std::vector<PeerIdentity> said_;  // the set, as the leader was told
+  std::optional<BegunMessage> begun_;
+  std::optional<std::vector<PeerIdentity>> missing_;
+  bool alone_ = false;
+  int closings_ = 0;
+  std::chrono::milliseconds pause_ = kLookAgainFirst;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle) {
+  auto round = Arrival(context, kind, cycle).Run();
+  if (!round) *context.busy = false;
+  return round;
+}
+
+}  // namespace amem

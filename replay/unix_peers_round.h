@@ -1,0 +1,56 @@
+// A member's side of a round: finding the set, arriving at its leader, voting. The leader's side is unix_peers_board.h.
+//
+// The set may grow while members wait (somebody is still importing), and with it the leader may change. Nobody is told: whoever
+// waits looks again - at once when something changes at home, now and then for what changes elsewhere - and moves.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay/peers.h"
+#include "replay/unix_peers_connection.h"
+#include "replay/unix_peers_service.h"
+
+namespace amem {
+
+// Finds the set of a session by asking its neighbours for theirs. Keeps the connections, so that to look again is cheap.
+class Discovery {
+ public:
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate)
+      : context_(context), service_(service), delegate_(delegate) {}
+
+  // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not answer.
+  Result<std::vector<PeerIdentity>> Look(Deadline deadline);
+  // To wait until one of them has something to say, which is its end.
+  [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
+
+ private:
+  Result<std::vector<SessionId>> OwnNeighbours();
+  Status Ask(SessionId session, Deadline deadline);
+  Result<NeighbourhoodMessage> Hear(SessionId session, Deadline deadline);
+  [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
+  [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
+
+  ConnectionContext context_;
+  PeerService& service_;
+  PeerDelegate& delegate_;
+  std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
+  std::map<SessionId, PeerIdentity> known_;
+};
+
+// `busy` is true as long as the round exists; the caller has set it.
+struct RoundContext {
+  ConnectionContext connection;
+  PeerService* service = nullptr;
+  PeerDelegate* delegate = nullptr;
+  std::uint32_t timeout_ms = 0;
+  std::shared_ptr<std::atomic<bool>> busy;
+};
+
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle);
+
+}  // namespace amem

@@ -1,0 +1,575 @@
+#include "statemachine/apply.h"
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+using std::to_string;
+
+Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
+std::string At(Address a) { return Hex(a.value); }
+std::string Name(AllocationId id) { return "allocation " + to_string(id.value); }
+
+template <class Map>
+bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
+  auto it = map.lower_bound(address);
+  if (it != map.end() && it->first.value - address.value < bytes) {
+    *where = it->first;
+    return true;
+  }
+  if (it == map.begin()) return false;
+  --it;
+  *where = it->first;
+  return address.value - it->first.value < it->second.bytes;
+}
+
+// A function object with one overload per event: checks first, changes afterwards, so that a failure leaves the state alone.
+class Fold {
+ public:
+  Fold(State& state, SequenceNumber seq) : s_(state), seq_(seq) {}
+
+  Status operator()(const SessionOpened& e) {
+    if (s_.lifecycle != Lifecycle::kNew) return Bad("open session: it is open already");
+    s_.session = e;
+    s_.lifecycle = Lifecycle::kRunning;
+    return {};
+  }
+  Status operator()(const SessionClosed&) {
+    AMEM_TRY(Open("close session"));
+    s_.lifecycle = Lifecycle::kClosed;
+    return {};
+  }
+  Status operator()(const SessionBroken& e) {
+    if (s_.broken.empty()) s_.broken = e.reason;
+    return {};
+  }
+  Status operator()(const GroupChanged& e) {
+    AMEM_TRY(Open("change group"));
+    s_.session.group = e.group;
+    return {};
+  }
+  Status operator()(const LibraryAttached& e) {
+    s_.libraries.push_back(e);
+    return {};
+  }
+  Status operator()(const DriverSymbolBound&) { return {}; }
+
+  Status operator()(const RangeReserved& e) {
+    const std::string doing = "reserve " + At(e.address);
+    AMEM_TRY(Open(doing));
+    if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
+    if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where)) {
+      return Bad(doing + ": overlaps the range reserved at " + At(where) + ", which was not freed");
+    }
+    s_.ranges.emplace(e.address, Range{e.bytes, e.alignment, e.hint, e.flags});
+    return {};
+  }
+  Status operator()(const RangeFreed& e) {
+    const std::string doing = "free range " + At(e.address);
+    const auto it = s_.ranges.find(e.address);
+    if (it == s_.ranges.end()) return Bad(doing + ": no range is reserved there");
+    if (it->second.bytes != e.bytes) {
+      return Bad(doing + ": its size is " + FormatBytes(it->second.bytes) + ", not " + FormatBytes(e.bytes));
+    }
+    if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+      return Bad(doing + ": something is still mapped at " + At(where));
+    }
+    s_.ranges.erase(it);
+    return {};
+  }
+
+  Status operator()(const AllocationCreated& e) {
+    Allocation a;
+    a.bytes = e.bytes;
+    a.properties = e.properties;
+    a.flags = e.flags;
+    a.site = e.site;
+    a.created = e.created ? e.created : seq_;
+    return Add("create", e.allocation, std::move(a));
+  }
+  Status operator()(const AllocationRetained& e) {
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad("retain " + Name(e.allocation) + ": it does not exist");
+    if (a->mappings == 0) return Bad("retain " + Name(e.allocation) + " by " + At(e.address) + ": it is not mapped anywhere");
+    ++a->guest_references;
+    return {};
+  }
+  Status operator()(const AllocationReleased& e) {
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad("release " + Name(e.allocation) + ": it does not exist");
+    if (a->guest_references == 0) return Bad("release " + Name(e.allocation) + ": all references were released before");
+    --a->guest_references;
+    Bury(e.allocation);
+    return {};
+  }
+  Status operator()(const Mapped& e) {
+    const std::string doing = "map " + At(e.address) + " of " + Name(e.allocation);
+    AMEM_TRY(Open(doing));
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+    if (!a->backed) return Bad(doing + ": its memory is released");
+    if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset) {
+      return Bad(doing + ": " + FormatBytes(e.bytes) + " from offset " + FormatBytes(e.offset) + " is outside its " +
+                 FormatBytes(a->bytes));
+    }
+    const auto range = s_.RangeAt(e.address);
+    if (range == s_.ranges.end() || e.bytes > range->second.bytes - (e.address.value - range->first.value)) {
+      return Bad(doing + ": the address range is not reserved");
+    }
+    if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+      return Bad(doing + ": that range is mapped already (at " + At(where) + ")");
+    }
+    Mapping m;
+    m.bytes = e.bytes;
+    m.offset = e.offset;
+    m.allocation = e.allocation;
+    m.flags = e.flags;
+    s_.mappings.emplace(e.address, std::move(m));
+    ++a->mappings;
+    return {};
+  }
+  Status operator()(const Unmapped& e) {
+    const std::string doing = "unmap " + At(e.address);
+    AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
+    const Address end = e.address + e.bytes;
+    for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end;) {
+      const AllocationId id = it->second.allocation;
+      it = s_.mappings.erase(it);
+      --Find(id)->mappings;
+      Bury(id);
+    }
+    return {};
+  }
+  Status operator()(const AccessSet& e) {
+    const std::string doing = "set access to " + At(e.address);
+    AMEM_TRY(Open(doing));
+    AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
+    const Address end = e.address + e.bytes;
+    for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
+      if (!it->second.present) return Bad(doing + ": its memory is released");
+    }
+    for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) Merge(it->second, e.access);
+    return {};
+  }
+
+  Status operator()(const Exported& e) {
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad("export " + Name(e.allocation) + ": it does not exist");
+    ++a->exports;
+    return {};
+  }
+  Status operator()(const Imported& e) {
+    Allocation a;
+    a.bytes = e.bytes;
+    a.properties = e.properties;
+    a.site = e.site;
+    a.created = e.created ? e.created : seq_;
+    a.remote = e.remote;
+    if (!e.remote.owner || !e.remote.allocation) return Bad("import " + Name(e.allocation) + ": it names no owner");
+    return Add("import", e.allocation, std::move(a));
+  }
+  Status operator()(const ReferenceAdded& e) {
+    const std::string doing = "add reference of session " + Hex(e.by.value) + " to " + Name(e.allocation);
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad(doing + ": it does not exist");
+    if (!a->own()) return Bad(doing + ": it is itself imported");
+    if (a->exports == 0) return Bad(doing + ": it was never exported");
+    ++a->importers[Importer{e.by, e.as}];
+    return {};
+  }
+  Status operator()(const ReferenceDropped& e) {
+    const std::string doing = "drop reference of session " + Hex(e.by.value) + " to " + Name(e.allocation);
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr) return Bad(doing + ": it does not exist");
+    const auto it = a->importers.find(Importer{e.by, e.as});
+    if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + Name(e.as));
+    if (--it->second == 0) a->importers.erase(it);
+    Bury(e.allocation);
+    return {};
+  }
+  Status operator()(const PeerConnected& e) {
+    s_.peers[e.peer] = Peer{e.host, e.pid, e.group, e.rank, true, {}};
+    return {};
+  }
+  Status operator()(const PeerLost& e) {
+    const auto peer = s_.peers.find(e.peer);
+    if (peer == s_.peers.end()) return Bad("lose peer " + Hex(e.peer.value) + ": it was never connected");
+    peer->second.connected = false;
+    peer->second.lost_reason = e.reason;
+    for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {
+      Allocation& a = it->second;
+      std::erase_if(a.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
+      it = a.dead() ? s_.allocations.erase(it) : std::next(it);
+    }
+    return {};
+  }
+
+  Status operator()(const HostAllocated& e) {
+    const auto [it, fresh] = s_.host.emplace(e.address, HostAllocation{e.bytes, e.flags, e.registered});
+    return fresh ? Status{} : Bad("host memory at " + At(e.address) + " is known already");
+  }
+  Status operator()(const HostFreed& e) {
+    return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + At(e.address) + ": none is known there");
+  }
+  Status operator()(const LegacyAllocated& e) {
+    if (e.backing && Find(e.backing) == nullptr)
+      return Bad("cuMemAlloc " + At(e.address) + ": " + Name(e.backing) + " does not exist");
+    const auto [it, fresh] = s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site});
+    return fresh ? Status{} : Bad("cuMemAlloc " + At(e.address) + ": that address is allocated already");
+  }
+  Status operator()(const LegacyFreed& e) {
+    return s_.legacy.erase(e.address) == 1 ? Status{} : Bad("cuMemFree " + At(e.address) + ": nothing is allocated there");
+  }
+  Status operator()(const LegacyExported& e) {
+    Allocation* a = Find(e.backing);
+    if (a == nullptr) return Bad("IPC handle of " + At(e.address) + ": " + Name(e.backing) + " does not exist");
+    ++a->exports;
+    return {};
+  }
+  Status operator()(const LegacyImported& e) {
+    if (Find(e.allocation) == nullptr)
+      return Bad("open IPC handle at " + At(e.address) + ": " + Name(e.allocation) + " does not exist");
+    const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e.allocation);
+    return fresh ? Status{} : Bad("open IPC handle at " + At(e.address) + ": one is open there");
+  }
+  Status operator()(const LegacyClosed& e) {
+    return s_.legacy_imports.erase(e.address) == 1 ? Status{}
+                                                   : Bad("close IPC handle at " + At(e.address) + ": none is open there");
+  }
+  Status operator()(const AsyncAllocated& e) {
+    s_.async[e.address] = e.bytes;
+    return {};
+  }
+  Status operator()(const AsyncFreed& e) {
+    return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + At(e.address) + ": none is known there");
+  }
+
+  Status operator()(const MulticastCreated& e) {
+    Allocation a;
+    a.bytes = e.bytes;
+    a.properties.handle_types = e.handle_types;
+    a.flags = e.flags;
+    a.multicast = true;
+    AMEM_TRY(Add("create multicast", e.allocation, std::move(a)));
+    s_.multicasts[e.allocation].devices = e.devices;
+    return {};
+  }
+  Status operator()(const MulticastDeviceAdded& e) {
+    const auto it = s_.multicasts.find(e.multicast);
+    if (it == s_.multicasts.end())
+      return Bad("add device to multicast object " + to_string(e.multicast.value) + ": it does not exist");
+    it->second.added.push_back(e.device);
+    return {};
+  }
+  Status operator()(const MulticastBound& e) {
+    const std::string doing = "bind memory to multicast object " + to_string(e.multicast.value);
+    const auto it = s_.multicasts.find(e.multicast);
+    if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+    AllocationId id = e.allocation;
+    if (!id) {
+      if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
+    }
+    Allocation* a = id ? Find(id) : nullptr;
+    if (e.allocation && a == nullptr) return Bad(doing + ": " + Name(e.allocation) + " does not exist");
+    if (a != nullptr) ++a->multicast_bindings;
+    it->second.bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
+    return {};
+  }
+  Status operator()(const MulticastUnbound& e) {
+    const std::string doing = "unbind memory from multicast object " + to_string(e.multicast.value);
+    const auto it = s_.multicasts.find(e.multicast);
+    if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+    const auto at = it->second.bindings.find(e.multicast_offset);
+    if (at == it->second.bindings.end()) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
+    auto& list = at->second;
+    const auto mine = std::find_if(list.begin(), list.end(), [&](const MulticastBinding& b) {
+      const Allocation* a = b.allocation ? Find(b.allocation) : nullptr;
+      return a == nullptr || a->properties.location.id == e.device.value;
+    });
+    if (mine == list.end()) return Bad(doing + ": device " + to_string(e.device.value) + " has nothing bound there");
+    if (Allocation* a = mine->allocation ? Find(mine->allocation) : nullptr; a != nullptr && a->multicast_bindings > 0)
+      --a->multicast_bindings;
+    list.erase(mine);
+    if (list.empty()) it->second.bindings.erase(at);
+    return {};
+  }
+
+  Status operator()(const Registered& e) {
+    Registration& r = s_.registrations[e.address];
+    if (++r.count > 1) return {};
+    r.bytes = e.bytes;
+    r.how = e.how;
+    auto it = s_.MappingAt(e.address);
+    if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
+    for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
+      r.allocations.push_back(it->second.allocation);
+      ++Find(it->second.allocation)->registrations;
+    }
+    return {};
+  }
+  Status operator()(const Deregistered& e) {
+    const auto it = s_.registrations.find(e.address);
+    if (it == s_.registrations.end()) return Bad("deregister " + At(e.address) + ": it was not registered");
+    if (--it->second.count > 0) return {};
+    for (const AllocationId id : it->second.allocations) {
+      if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
+    }
+    s_.registrations.erase(it);
+    return {};
+  }
+  Status operator()(const PassedThrough&) { return {}; }
+
+  Status operator()(const CycleBegun& e) {
+    const std::string doing = "begin " + std::string(ToText(e.kind)) + " " + to_string(e.cycle);
+    const bool half = s_.lifecycle == Lifecycle::kPausing || s_.lifecycle == Lifecycle::kResuming;
+    if (e.kind == CycleKind::kPause) {
+      if (s_.lifecycle != Lifecycle::kRunning && !half)
+        return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
+      s_.lifecycle = Lifecycle::kPausing;
+    } else {
+      if (s_.lifecycle != Lifecycle::kPaused && !half)
+        return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
+      s_.lifecycle = Lifecycle::kResuming;
+    }
+    s_.cycles = std::max(s_.cycles, e.cycle);
+    s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}};
+    return {};
+  }
+  Status operator()(const StepBegun& e) {
+    const std::string doing = "begin step " + ToText(e.step);
+    AMEM_TRY(InCycle(doing));
+    if (s_.cycle.open_step)
+      return Bad(doing + ": the step before it (" + ToText(*s_.cycle.open_step) + ") is neither done nor failed");
+    s_.cycle.open_step = e.step;
+    return {};
+  }
+  Status operator()(const StepDone& e) {
+    const std::string doing = "finish step " + ToText(e.step);
+    AMEM_TRY(InCycle(doing));
+    if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
+    AMEM_TRY(DoStep(doing, e.step));
+    s_.cycle.open_step.reset();
+    return {};
+  }
+  Status operator()(const StepFailed& e) {
+    const std::string doing = "fail step " + ToText(e.step);
+    AMEM_TRY(InCycle(doing));
+    if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
+    s_.cycle.open_step.reset();
+    s_.cycle.failure = e.message;
+    return {};
+  }
+  Status operator()(const PhaseBegun& e) {
+    AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase))));
+    s_.cycle.phase = e.phase;
+    return {};
+  }
+  Status operator()(const PhaseDecided& e) {
+    AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase))));
+    if (!e.passed) s_.cycle.failure = e.message;
+    return {};
+  }
+  Status operator()(const CycleDone& e) {
+    const std::string doing = "finish " + std::string(ToText(e.kind)) + " " + to_string(e.cycle);
+    AMEM_TRY(InCycle(doing));
+    if (s_.cycle.kind != e.kind || s_.cycle.number != e.cycle) return Bad(doing + ": another cycle is under way");
+    if (s_.cycle.open_step) return Bad(doing + ": step " + ToText(*s_.cycle.open_step) + " is open");
+    AMEM_TRY(e.kind == CycleKind::kPause ? AllGone(doing) : AllBack(doing));
+    s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+    if (e.kind == CycleKind::kResume) ForgetSaved();
+    s_.cycle = {};
+    return {};
+  }
+  Status operator()(const CycleFailed& e) {
+    const std::string doing = "fail " + std::string(ToText(e.kind)) + " " + to_string(e.cycle);
+    AMEM_TRY(InCycle(doing));
+    if (e.undone) {
+      AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing) : AllGone(doing));
+      s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
+      if (e.kind == CycleKind::kPause) ForgetSaved();
+    }
+    s_.cycle.open_step.reset();
+    s_.cycle.phase.reset();
+    s_.cycle.failure = e.message;
+    return {};
+  }
+  Status operator()(const Condensed& e) {
+    if (s_.lifecycle != Lifecycle::kNew) return Bad("load snapshot: the state is not empty");
+    if (e.totals.size() % 2 != 0) return Bad("load snapshot: its totals are damaged");
+    s_.last = e.through;
+    s_.next_allocation = e.next_allocation;
+    s_.cycles = e.cycles;
+    for (std::size_t i = 0; i + 1 < e.totals.size(); i += 2) {
+      if (e.totals[i] < kEventKinds) s_.totals.events[e.totals[i]] = e.totals[i + 1];
+    }
+    return {};
+  }
+
+ private:
+  Allocation* Find(AllocationId id) {
+    const auto it = s_.allocations.find(id);
+    return it == s_.allocations.end() ? nullptr : &it->second;
+  }
+  void Bury(AllocationId id) {
+    const auto it = s_.allocations.find(id);
+    if (!it->second.dead()) return;
+    s_.multicasts.erase(id);
+    s_.allocations.erase(it);
+  }
+  Status Open(const std::string& doing) const {
+    if (s_.lifecycle == Lifecycle::kRunning) return {};
+    return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
+  }
+  Status InCycle(const std::string& doing) const {
+    if (s_.lifecycle == Lifecycle::kPausing || s_.lifecycle == Lifecycle::kResuming) return {};
+    if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
+    return Bad(doing + ": no pause or resume is under way, the session is " + std::string(ToText(s_.lifecycle)));
+  }
+  Status Add(const char* verb, AllocationId id, Allocation a) {
+    const std::string doing = std::string(verb) + " " + Name(id);
+    AMEM_TRY(Open(doing));
+    if (!id) return Bad(doing + ": zero is no id");
+    if (a.bytes == 0) return Bad(doing + ": its size is zero");
+    if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");
+    a.guest_references = 1;
+    s_.allocations.emplace(id, std::move(a));
+    s_.next_allocation = std::max(s_.next_allocation, id.value + 1);
+    return {};
+  }
+  // [address, address + bytes) is exactly a row of adjacent mappings.
+  Status CoversWhole(const std::string& doing, Address address, Bytes bytes) const {
+    Address at = address;
+    const Address end = address + bytes;
+    auto it = s_.mappings.find(address);
+    while (at < end) {
+      if (it == s_.mappings.end() || it->first != at) return Bad(doing + ": nothing is mapped at " + At(at));
+      at = at + it->second.bytes;
+      ++it;
+    }
+    if (at != end || bytes == 0) return Bad(doing + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+    return {};
+  }
+  static void Merge(Mapping& mapping, const std::vector<AccessDescriptor>& access) {
+    for (const AccessDescriptor& a : access) {
+      auto& list = mapping.access;
+      const auto at =
+          std::lower_bound(list.begin(), list.end(), a, [](const auto& l, const auto& r) { return l.location < r.location; });
+      const bool found = at != list.end() && at->location == a.location;
+      if (a.flags == 0) {
+        if (found) list.erase(at);
+      } else if (found) {
+        at->flags = a.flags;
+      } else {
+        list.insert(at, a);
+      }
+    }
+  }
+
+  Status DoStep(const std::string& doing, const Step& step) {
+    switch (step.kind) {
+      case StepKind::kQuiesce:
+      case StepKind::kCheckMemory:
+      case StepKind::kVerify:
+        return {};
+      case StepKind::kUnmap:
+      case StepKind::kMap:
+      case StepKind::kSetAccess:
+        return DoMappingStep(doing, step);
+      default:
+        return DoAllocationStep(doing, step);
+    }
+  }
+  Status DoMappingStep(const std::string& doing, const Step& step) {
+    const auto it = s_.mappings.find(step.address);
+    if (it == s_.mappings.end()) return Bad(doing + ": there is no such mapping");
+    Mapping& m = it->second;
+    if (m.allocation != step.allocation) return Bad(doing + ": that address belongs to " + Name(m.allocation));
+    switch (step.kind) {
+      case StepKind::kUnmap:
+        if (!m.present) return Bad(doing + ": it is unmapped already");
+        m.present = m.accessible = false;
+        return {};
+      case StepKind::kMap:
+        if (m.present) return Bad(doing + ": it is mapped already");
+        if (!Find(m.allocation)->backed) return Bad(doing + ": " + Name(m.allocation) + " has no memory yet");
+        m.present = true;
+        return {};
+      default:
+        if (!m.present) return Bad(doing + ": it is not mapped");
+        m.accessible = true;
+        return {};
+    }
+  }
+  Status DoAllocationStep(const std::string& doing, const Step& step) {
+    Allocation* a = Find(step.allocation);
+    if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+    switch (step.kind) {
+      case StepKind::kSave:
+        if (!a->backed || a->stale) return Bad(doing + ": it has no contents to save");
+        a->saved = true;
+        return {};
+      case StepKind::kRestore:
+        if (!a->backed || !a->saved) return Bad(doing + ": it has no memory, or no saved contents");
+        a->stale = false;
+        return {};
+      case StepKind::kReleaseImport:
+      case StepKind::kReleaseOwn:
+        if (a->own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
+        if (!a->backed) return Bad(doing + ": it is released already");
+        if (a->own() && !a->saved) return Bad(doing + ": its contents were not saved");
+        if (WhyKept(*a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(*a))));
+        a->backed = a->stale = false;
+        return {};
+      case StepKind::kCreate:
+      case StepKind::kImport:
+        if (a->own() != (step.kind == StepKind::kCreate)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
+        if (a->backed) return Bad(doing + ": it has memory already");
+        a->backed = true;
+        a->stale = a->saved;
+        return {};
+      default:
+        return Bad(doing + ": not a step on an allocation");
+    }
+  }
+  Status AllGone(const std::string& doing) const {
+    for (const auto& [id, a] : s_.allocations) {
+      if (a.backed && WhyKept(a) == KeepReason::kNone) return Bad(doing + ": " + Name(id) + " still has memory");
+    }
+    return {};
+  }
+  Status AllBack(const std::string& doing) const {
+    for (const auto& [id, a] : s_.allocations) {
+      if (!a.backed) return Bad(doing + ": " + Name(id) + " has no memory");
+      if (a.stale) return Bad(doing + ": the contents of " + Name(id) + " were not restored");
+    }
+    for (const auto& [address, m] : s_.mappings) {
+      if (!m.present || (!m.accessible && !m.access.empty()))
+        return Bad(doing + ": " + At(address) + " is not mapped with access");
+    }
+    return {};
+  }
+  void ForgetSaved() {
+    for (auto& [id, a] : s_.allocations) a.saved = a.stale = false;
+    for (auto& [address, m] : s_.mappings) m.accessible = true;
+  }
+
+  State& s_;
+  SequenceNumber seq_;
+};
+
+}  // namespace
+
+Status Apply(State& state, const Event& event) {
+  if (event.seq && event.seq.value != state.last.value + 1) {
+    return Bad("event " + to_string(event.seq.value) + " does not follow event " + to_string(state.last.value));
+  }
+  AMEM_TRY(std::visit(Fold{state, event.seq}, event.body));
+  if (event.seq) {
+    state.last = event.seq;
+    ++state.totals.events[event.body.index()];
+  }
+  return {};
+}
+
+}  // namespace amem

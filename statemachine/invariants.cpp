@@ -1,0 +1,79 @@
+#include "statemachine/apply.h"
+
+namespace amem {
+namespace {
+
+Status Broken(std::string what) { return {Code::kInvalid, "invariant: " + std::move(what)}; }
+std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
+std::string At(Address a) { return Hex(a.value); }
+
+Status CheckRanges(const State& s) {
+  Address end;
+  for (const auto& [address, r] : s.ranges) {
+    if (address < end) return Broken("ranges overlap at " + At(address));
+    end = address + r.bytes;
+  }
+  return {};
+}
+
+Status CheckMappings(const State& s) {
+  Address end;
+  for (const auto& [address, m] : s.mappings) {
+    if (address < end) return Broken("mappings overlap at " + At(address));
+    end = address + m.bytes;
+    const auto range = s.RangeAt(address);
+    if (range == s.ranges.end() || end > range->first + range->second.bytes)
+      return Broken("mapping " + At(address) + " lies outside any reserved range");
+    const auto a = s.allocations.find(m.allocation);
+    if (a == s.allocations.end())
+      return Broken("mapping " + At(address) + " is of " + Name(m.allocation) + ", which does not exist");
+    if (m.offset + m.bytes > a->second.bytes) return Broken("mapping " + At(address) + " is larger than " + Name(m.allocation));
+    if (m.present && !a->second.backed)
+      return Broken("mapping " + At(address) + " is present and " + Name(m.allocation) + " has no memory");
+    if (m.accessible && !m.present) return Broken("mapping " + At(address) + " is accessible and not present");
+  }
+  return {};
+}
+
+Status CheckAllocations(const State& s) {
+  std::map<AllocationId, std::uint32_t> mapped;
+  for (const auto& [address, m] : s.mappings) ++mapped[m.allocation];
+  for (const auto& [id, a] : s.allocations) {
+    if (!id || id.value >= s.next_allocation) return Broken(Name(id) + " has an id that was never given out");
+    if (a.dead()) return Broken(Name(id) + " is held by nobody");
+    const auto it = mapped.find(id);
+    if ((it == mapped.end() ? 0 : it->second) != a.mappings)
+      return Broken(Name(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
+    if (!a.own() && !a.importers.empty()) return Broken(Name(id) + " is imported, and has importers");
+    if (!a.own() && a.saved) return Broken(Name(id) + " is imported, and its contents are saved");
+    if (a.stale && !(a.backed && a.saved)) return Broken(Name(id) + " waits for contents that are not saved");
+    if (!a.backed && a.own() && !a.saved) return Broken(Name(id) + " has neither memory nor saved contents");
+  }
+  return {};
+}
+
+Status CheckLifecycle(const State& s) {
+  const bool whole = s.lifecycle == Lifecycle::kRunning;
+  const bool gone = s.lifecycle == Lifecycle::kPaused;
+  if ((whole || gone) && s.cycle.open_step)
+    return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
+  for (const auto& [id, a] : s.allocations) {
+    if (whole && (!a.backed || a.stale)) return Broken(Name(id) + " has no memory and the session is running");
+    if (gone && a.backed && WhyKept(a) == KeepReason::kNone) return Broken(Name(id) + " has memory and the session is paused");
+  }
+  for (const auto& [address, m] : s.mappings) {
+    if (whole && !m.present) return Broken("mapping " + At(address) + " is absent and the session is running");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckInvariants(const State& state) {
+  AMEM_TRY(CheckRanges(state));
+  AMEM_TRY(CheckMappings(state));
+  AMEM_TRY(CheckAllocations(state));
+  return CheckLifecycle(state);
+}
+
+}  // namespace amem

@@ -1,0 +1,124 @@
+#include "statemachine/plan.h"
+
+#include <set>
+
+namespace amem {
+namespace {
+
+using Places = std::map<AllocationId, std::vector<Address>>;
+
+Places PlacesOf(const State& state) {
+  Places places;
+  for (const auto& [address, m] : state.mappings) places[m.allocation].push_back(address);
+  return places;
+}
+
+bool Leaves(const Allocation& a) { return WhyKept(a) == KeepReason::kNone; }
+
+Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {}) {
+  return {kind, id, address, a.bytes, a.on_device() ? DeviceOrdinal{a.properties.location.id} : DeviceOrdinal{}};
+}
+
+// Where the contents can be reached by a copy: a mapping of the whole allocation that its own device may access; 0 if none.
+Address Reachable(const State& state, AllocationId id, const Allocation& a, const Places& places, bool now) {
+  const auto it = places.find(id);
+  if (it == places.end()) return {};
+  for (const Address address : it->second) {
+    const Mapping& m = state.mappings.at(address);
+    if (now && !(m.present && m.accessible)) continue;
+    if (m.offset != 0 || m.bytes != a.bytes) continue;
+    for (const AccessDescriptor& d : m.access) {
+      if (d.location == a.properties.location && d.flags == 3) return address;
+    }
+  }
+  return {};
+}
+
+void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
+  for (const auto& [id, a] : state.allocations) {
+    if (a.own() != own || !Leaves(a)) continue;
+    if (const auto it = places.find(id); it != places.end()) {
+      for (const Address address : it->second) {
+        if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
+      }
+    }
+    if (a.backed) steps.push_back(On(release, id, a));
+  }
+}
+
+void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
+  for (const auto& [id, a] : state.allocations) {
+    if (a.own() != own) continue;
+    if (!a.backed) steps.push_back(On(acquire, id, a));
+    const auto it = places.find(id);
+    if (it == places.end()) continue;
+    for (const Address address : it->second) {
+      const Mapping& m = state.mappings.at(address);
+      if (!m.present) steps.push_back(On(StepKind::kMap, id, a, address));
+      if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess, id, a, address));
+    }
+  }
+}
+
+std::vector<Step> Quiesce(const State& state) {
+  std::set<std::int32_t> devices;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.on_device() && a.own()) devices.insert(a.properties.location.id);
+  }
+  for (const auto& [address, m] : state.mappings) {
+    for (const AccessDescriptor& d : m.access) {
+      if (d.location.type == LocationType::kDevice) devices.insert(d.location.id);
+    }
+  }
+  std::vector<Step> steps;
+  for (const std::int32_t device : devices) steps.push_back({StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{device}});
+  return steps;
+}
+
+std::vector<Step> CheckMemory(const State& state) {
+  std::map<std::int32_t, Bytes> needed;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.own() && a.on_device() && !a.backed) needed[a.properties.location.id] += a.bytes;
+  }
+  std::vector<Step> steps;
+  for (const auto& [device, bytes] : needed) steps.push_back({StepKind::kCheckMemory, {}, {}, bytes, DeviceOrdinal{device}});
+  return steps;
+}
+
+}  // namespace
+
+Plan PlanPause(const State& state) {
+  const Places places = PlacesOf(state);
+  std::vector<Step> save, drop, release;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.own() && Leaves(a) && a.backed && !a.saved)
+      save.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+  }
+  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
+  return {CycleKind::kPause,
+          {{PhaseKind::kPauseArrive, Quiesce(state)},
+           {PhaseKind::kPauseSave, std::move(save)},
+           {PhaseKind::kPauseDropImports, std::move(drop)},
+           {PhaseKind::kPauseReleaseOwn, std::move(release)},
+           {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
+}
+
+Plan PlanResume(const State& state) {
+  const Places places = PlacesOf(state);
+  std::vector<Step> create, import;
+  PlanReturn(state, places, true, StepKind::kCreate, create);
+  PlanReturn(state, places, false, StepKind::kImport, import);
+  for (const auto& [id, a] : state.allocations) {
+    if (a.saved && (a.stale || !a.backed))
+      import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
+  }
+  return {CycleKind::kResume,
+          {{PhaseKind::kResumeArrive, CheckMemory(state)},
+           {PhaseKind::kResumeCreateOwn, std::move(create)},
+           {PhaseKind::kResumeImport, std::move(import)},
+           {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
+           {PhaseKind::kResumeOpen, {}}}};
+}
+
+}  // namespace amem

@@ -1,0 +1,94 @@
+// A small hand for tests: folds events with running sequence numbers, and builds the usual shapes.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "statemachine/apply.h"
+#include "statemachine/plan.h"
+
+namespace amem::testing {
+
+inline constexpr Bytes kMiB = Bytes{1} << 20;
+inline constexpr Bytes k2M = 2 * kMiB;
+
+class Folding {
+ public:
+  Folding() {
+    Ok(SessionOpened{SessionId{0x51}, "host", 1, "boot", "0", "13", "2.28.9", {}, 0, 0, 0, 0, "direct", "preserve"});
+  }
+
+  Status Try(EventBody body) { return Apply(state, Event{SequenceNumber{state.last.value + 1}, 0, 0, std::move(body)}); }
+  void Ok(EventBody body) {
+    const std::string text = ToText(body);
+    const Status status = Try(std::move(body));
+    ASSERT_TRUE(status.ok()) << text << ": " << status.message();
+    const Status invariants = CheckInvariants(state);
+    ASSERT_TRUE(invariants.ok()) << "after " << text << ": " << invariants.message();
+  }
+  // The event is refused, the message has `part`, and the state is as before.
+  void Refused(EventBody body, const std::string& part) {
+    const State before = state;
+    const std::string text = ToText(body);
+    const Status status = Try(std::move(body));
+    EXPECT_EQ(status.code(), Code::kInvalid) << text;
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_EQ(before, state) << text;
+  }
+
+  // As NCCL does it: create, reserve, map, access.
+  AllocationId Allocate(Address address, Bytes bytes = k2M, int device = 0) {
+    const AllocationId id{state.next_allocation};
+    AllocationProperties properties;
+    properties.handle_types = 1;
+    properties.location = {LocationType::kDevice, device};
+    Ok(AllocationCreated{id, bytes, properties, 0, {}, {}, {}});
+    Place(id, address, bytes, device);
+    return id;
+  }
+  AllocationId Import(Address address, RemoteAllocation remote, Bytes bytes = k2M) {
+    const AllocationId id{state.next_allocation};
+    AllocationProperties properties;
+    properties.location = {LocationType::kDevice, 1};
+    Ok(Imported{id, remote, bytes, properties, 1, {}, {}, {}});
+    Place(id, address, bytes, 0);
+    return id;
+  }
+  void Place(AllocationId id, Address address, Bytes bytes, int device) {
+    Ok(RangeReserved{address, bytes, k2M, {}, 0, {}});
+    Ok(Mapped{address, bytes, 0, id, 0});
+    Ok(AccessSet{address, bytes, {{{LocationType::kDevice, device}, 3}}});
+  }
+  // As NCCL does it: retain, release, unmap, release, address-free.
+  void Free(AllocationId id, Address address, Bytes bytes = k2M) {
+    Ok(AllocationRetained{id, address});
+    Ok(AllocationReleased{id});
+    Ok(Unmapped{address, bytes});
+    Ok(AllocationReleased{id});
+    Ok(RangeFreed{address, bytes});
+  }
+  void Run(const Plan& plan) {
+    for (const PlannedPhase& phase : plan.phases) {
+      Ok(PhaseBegun{phase.phase});
+      for (const Step& step : phase.steps) {
+        Ok(StepBegun{step});
+        Ok(StepDone{step});
+      }
+      Ok(PhaseDecided{phase.phase, true, {}, {}});
+    }
+  }
+  void Pause() {
+    const std::uint64_t cycle = state.cycles + 1;
+    Ok(CycleBegun{CycleKind::kPause, cycle, {}});
+    Run(PlanPause(state));
+    Ok(CycleDone{CycleKind::kPause, cycle, 1});
+  }
+  void Resume() {
+    Ok(CycleBegun{CycleKind::kResume, state.cycles, {}});
+    Run(PlanResume(state));
+    Ok(CycleDone{CycleKind::kResume, state.cycles, 1});
+  }
+
+  State state;
+};
+
+}  // namespace amem::testing

@@ -1,0 +1,76 @@
+#include "folding.h"
+
+namespace amem::testing {
+namespace {
+
+constexpr Address kA{0x7f0000000000}, kB{0x7f0000400000}, kC{0x7f0000800000};
+constexpr SessionId kPeer{0x99}, kGone{0x98};
+
+State Expand(const std::vector<EventBody>& bodies) {
+  State state;
+  for (const EventBody& body : bodies) EXPECT_TRUE(Apply(state, Event{{}, 0, 0, body}).ok()) << ToText(body);
+  return state;
+}
+
+TEST(Snapshot, equals_the_state_it_was_taken_from) {
+  Folding f;
+  f.Ok(LibraryAttached{"libnccl.so.2", "abc", "preload", "2.28.9", 0x1000});
+  f.Ok(PeerConnected{kPeer, "host", 7, 0, 1});
+  f.Ok(PeerConnected{kGone, "host", 8, 0, 2});
+  f.Ok(PeerLost{kGone, "died"});
+  const AllocationId id = f.Allocate(kA);
+  f.Import(kB, {kPeer, AllocationId{5}});
+  f.Ok(Exported{id, 1});
+  f.Ok(Exported{id, 1});
+  f.Ok(ReferenceAdded{id, kPeer, AllocationId{3}});
+  f.Ok(AllocationRetained{id, kA});
+  const AllocationId zombie = f.Allocate(kC);
+  f.Ok(Exported{zombie, 1});
+  f.Ok(ReferenceAdded{zombie, kPeer, AllocationId{4}});
+  f.Free(zombie, kC);
+  f.Ok(Registered{kA, k2M, "dma-buf"});
+  f.Ok(HostAllocated{Address{0x1000}, 64, 3, false});
+  f.Ok(AsyncAllocated{Address{0x2000}, 64});
+  f.Ok(LegacyAllocated{kA, 512, id, 0, "", {}});
+  f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
+  f.Ok(MulticastDeviceAdded{AllocationId{9}, DeviceOrdinal{0}});
+  f.Ok(PassedThrough{"cuMemSomething", "", 0});
+  const auto snapshot = Condense(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+  EXPECT_EQ(Digest(Expand(*snapshot)), Digest(f.state));
+}
+
+TEST(Snapshot, is_followed_by_the_next_event) {
+  Folding f;
+  f.Allocate(kA);
+  f.Pause();
+  f.Resume();
+  const auto snapshot = Condense(f.state);
+  ASSERT_TRUE(snapshot.ok());
+  Folding g;
+  g.state = Expand(*snapshot);
+  g.Allocate(kB);
+  f.Allocate(kB);
+  EXPECT_EQ(f.state, g.state);
+}
+
+TEST(Snapshot, keeps_the_last_failure) {
+  Folding f;
+  f.Allocate(kA);
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {SessionId{0x51}}});
+  f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 did not come"});
+  const auto snapshot = Condense(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot).cycle.failure, "rank 2 did not come");
+}
+
+TEST(Snapshot, is_refused_while_paused) {
+  Folding f;
+  f.Allocate(kA);
+  f.Pause();
+  EXPECT_FALSE(Condense(f.state).ok());
+}
+
+}  // namespace
+}  // namespace amem::testing

@@ -36,6 +36,9 @@ options
   --time-limit S      default 180; everything is ended then, and the exit code is 1
   --layout direct|slab  AMEM_LAYOUT for mode amem; a label for the others
   --slab-mib M        mode floor: cut everything from slabs of M MiB
+  --private-2mib N, --shared-2mib N, --shared-10mib N
+                      mode floor: how many allocations of each rank; the shared ones have one importer each
+                      (default: what the reference workload makes on 4 GPUs: 588, 592, 592)
   --scale K           mode floor: a K-th of the allocations
   --single-process    one process drives all GPUs
   --elements A,B,…    message sizes in floats; default 256,65536,1048576,33554432
@@ -63,40 +66,67 @@ std::optional<Options> Parse(int argc, char** argv) {
   };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    if (word == "--single-process") options.single_process = true;
-    else if (word == "--verbose") options.verbose = true;
-    else if (word == "--probe") options.probe = true;
-    else if (word == "--all-ops") options.all_ops = true;
-    else if (word == "--help" || word == "-h") { printf("%s", kUsage); exit(0); }
-    else {
+    if (word == "--single-process")
+      options.single_process = true;
+    else if (word == "--verbose")
+      options.verbose = true;
+    else if (word == "--probe")
+      options.probe = true;
+    else if (word == "--all-ops")
+      options.all_ops = true;
+    else if (word == "--help" || word == "-h") {
+      printf("%s", kUsage);
+      exit(0);
+    } else {
       if (i + 1 >= argc) return bad(word + " is unknown or lacks its value");
       const std::string value = argv[++i];
       const auto number = [&] { return atoi(value.c_str()); };
-      if (word == "--mode") options.mode = value;
-      else if (word == "--nccl") options.nccl = value;
-      else if (word == "--json") options.json = value;
-      else if (word == "--log") options.log = value;
-      else if (word == "--label") options.label = value;
-      else if (word == "--layout") options.layout = value;
-      else if (word == "--gpus") options.gpus = number();
-      else if (word == "--cycles") options.cycles = number();
-      else if (word == "--slab-mib") options.floor.slab_mib = number();
-      else if (word == "--scale") options.floor.scale = number();
-      else if (word == "--time-limit") options.time_limit_s = atof(value.c_str());
+      if (word == "--mode")
+        options.mode = value;
+      else if (word == "--nccl")
+        options.nccl = value;
+      else if (word == "--json")
+        options.json = value;
+      else if (word == "--log")
+        options.log = value;
+      else if (word == "--label")
+        options.label = value;
+      else if (word == "--layout")
+        options.layout = value;
+      else if (word == "--gpus")
+        options.gpus = number();
+      else if (word == "--cycles")
+        options.cycles = number();
+      else if (word == "--slab-mib")
+        options.floor.slab_mib = number();
+      else if (word == "--private-2mib")
+        options.floor.private_2mib = number();
+      else if (word == "--shared-2mib")
+        options.floor.shared_2mib = number();
+      else if (word == "--shared-10mib")
+        options.floor.shared_10mib = number();
+      else if (word == "--scale")
+        options.floor.scale = number();
+      else if (word == "--time-limit")
+        options.time_limit_s = atof(value.c_str());
       else if (word == "--elements") {
         options.elements.clear();
         std::stringstream list(value);
         for (std::string item; std::getline(list, item, ',');)
           options.elements.push_back(std::strtoull(item.c_str(), nullptr, 10));
-      } else return bad("unknown option " + word);
+      } else
+        return bad("unknown option " + word);
     }
   }
   if (options.probe) return options;
   const std::vector<std::string> modes{"amem", "native", "recreate", "stock", "floor"};
-  if (std::find(modes.begin(), modes.end(), options.mode) == modes.end()) return bad("--mode '" + options.mode + "' is unknown");
+  if (std::find(modes.begin(), modes.end(), options.mode) == modes.end())
+    return bad("--mode '" + options.mode + "' is unknown");
   if (options.mode != "floor" && options.nccl.empty()) return bad("--nccl PATH is needed");
   if (options.layout != "direct" && options.layout != "slab") return bad("--layout is direct or slab");
-  if (options.cycles < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 || options.elements.empty())
+  if (options.cycles < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 ||
+      options.elements.empty() || options.floor.slab_mib < 0 || options.floor.slab_mib % 2 != 0 ||
+      options.floor.private_2mib < 0 || options.floor.shared_2mib < 0 || options.floor.shared_10mib < 0)
     return bad("a number is out of range");
   if (*std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("--elements below 64 cannot be divided among the ranks");
@@ -107,7 +137,9 @@ std::optional<Options> Parse(int argc, char** argv) {
 }
 
 double Mib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-double MibBetween(std::uint64_t more, std::uint64_t less) { return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20); }
+double MibBetween(std::uint64_t more, std::uint64_t less) {
+  return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20);
+}
 
 // ---- a rank --------------------------------------------------------------------------------------------------------------
 
@@ -141,7 +173,9 @@ void StartUp(Child& child, Workload& work, Json& result) {
   work.RunAll();
   const double end = Now();
   child.Barrier("after start-up");
-  result = {{"create_ms", 1e3 * (created - start)}, {"first_collectives_ms", 1e3 * (end - created)}, {"total_ms", 1e3 * (end - start)}};
+  result = {{"create_ms", 1e3 * (created - start)},
+            {"first_collectives_ms", 1e3 * (end - created)},
+            {"total_ms", 1e3 * (end - start)}};
 }
 
 // One way to give the memory up and take it back; each is collective.
@@ -153,8 +187,8 @@ struct Way {
 
 Way MakeWay(const Options& options, Child& child, const Nccl& nccl, Workload& work, const std::optional<Amem>& amem) {
   if (options.mode == "amem") {
-    return {[&] { amem->Check(amem->Pause(nullptr), nccl, "ncclPause"); }, [&] { amem->Check(amem->Resume(nullptr), nccl, "ncclResume"); },
-            nullptr};
+    return {[&] { amem->Check(amem->Pause(nullptr), nccl, "ncclPause"); },
+            [&] { amem->Check(amem->Resume(nullptr), nccl, "ncclResume"); }, nullptr};
   }
   if (options.mode == "native") {
     const auto each = [&](const char* what, const std::function<ncclResult_t(ncclComm_t)>& call) {
@@ -164,8 +198,9 @@ Way MakeWay(const Options& options, Child& child, const Nccl& nccl, Workload& wo
         nccl.Check(call(communicator.handles[0]), std::string(what) + " of " + communicator.name);
       }
     };
-    return {[=, &nccl] { each("ncclCommSuspend", [&](ncclComm_t comm) { return nccl.CommSuspend(comm, kNcclSuspendMemory); }); },
-            [=, &nccl] { each("ncclCommResume", [&](ncclComm_t comm) { return nccl.CommResume(comm); }); }, nullptr};
+    return {
+        [=, &nccl] { each("ncclCommSuspend", [&](ncclComm_t comm) { return nccl.CommSuspend(comm, kNcclSuspendMemory); }); },
+        [=, &nccl] { each("ncclCommResume", [&](ncclComm_t comm) { return nccl.CommResume(comm); }); }, nullptr};
   }
   return {[&] { work.DestroyAll(); }, [&] { work.CreateAll(); }, [&] { work.RunAll(); }};
 }
@@ -242,7 +277,8 @@ void RunNcclRank(const Options& options, Child& child) {
 }
 
 void RunFloorRank(const Options& options, Child& child) {
-  if (options.gpus > Cuda::Get().devices) throw Skip(Format("%d GPUs needed, the driver reports %d", options.gpus, Cuda::Get().devices));
+  if (options.gpus > Cuda::Get().devices)
+    throw Skip(Format("%d GPUs needed, the driver reports %d", options.gpus, Cuda::Get().devices));
   const Device device = Device::Open(child.rank());
   child.Barrier("devices open");
   Json result;
@@ -250,7 +286,8 @@ void RunFloorRank(const Options& options, Child& child) {
   Floor floor(child, device, options.floor);
   double start = Now();
   floor.Build();
-  result["startup"] = {{"create_ms", 1e3 * (Now() - start)}, {"first_collectives_ms", 0.0}, {"total_ms", 1e3 * (Now() - start)}};
+  result["startup"] = {
+      {"create_ms", 1e3 * (Now() - start)}, {"first_collectives_ms", 0.0}, {"total_ms", 1e3 * (Now() - start)}};
   result["allocations"] = floor.allocations();
   result["imports"] = floor.imports();
   result["own_mib"] = Mib(floor.own_bytes());
@@ -305,10 +342,14 @@ Json Probe() {
   const Cuda& cuda = Cuda::Get();
   char name[128] = "unknown";
   CUdevice device = 0;
-  if (cuda.DeviceGetName != nullptr && cuda.DeviceGet(&device, 0) == CUDA_SUCCESS) cuda.DeviceGetName(name, sizeof name, device);
+  if (cuda.DeviceGetName != nullptr && cuda.DeviceGet(&device, 0) == CUDA_SUCCESS)
+    cuda.DeviceGetName(name, sizeof name, device);
   int api = 0;
   if (cuda.DriverGetVersion != nullptr) cuda.DriverGetVersion(&api);
-  return {{"gpus", cuda.devices}, {"gpu", name}, {"driver", DriverVersion()}, {"cuda", Format("%d.%d", api / 1000, api % 1000 / 10)}};
+  return {{"gpus", cuda.devices},
+          {"gpu", name},
+          {"driver", DriverVersion()},
+          {"cuda", Format("%d.%d", api / 1000, api % 1000 / 10)}};
 }
 
 // `pick` of a key over all ranks and lanes; 0 when there is none.
@@ -332,8 +373,8 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-constexpr const char* kLargest[] = {"pause_ms",        "drop_imports_ms", "release_own_ms",       "resume_ms",      "create_own_ms",
-                                    "share_ms",        "first_collectives_ms", "resume_total_ms", "held_paused_mib", "held_after_mib"};
+constexpr const char* kLargest[] = {"pause_ms", "drop_imports_ms",      "release_own_ms",  "resume_ms",       "create_own_ms",
+                                    "share_ms", "first_collectives_ms", "resume_total_ms", "held_paused_mib", "held_after_mib"};
 
 Json Summarize(const std::vector<Json>& ranks) {
   Json run;
@@ -341,21 +382,27 @@ Json Summarize(const std::vector<Json>& ranks) {
     if (ranks[0].contains(key)) run[key] = ranks[0][key];
   }
   for (const char* key : {"create_ms", "first_collectives_ms", "total_ms"})
-    run["startup"][key] = Over(ranks, [&](const Json& rank) { return rank["startup"][key]; }, true);
-  run["held_mib"] = Over(ranks, [](const Json& rank) { return rank["held_mib"]; }, true);
-  run["held_destroyed_mib"] = Over(ranks, [](const Json& rank) { return rank["held_destroyed_mib"]; }, true);
+    run["startup"][key] = Over(
+        ranks, [&](const Json& rank) { return rank["startup"][key]; }, true);
+  run["held_mib"] = Over(
+      ranks, [](const Json& rank) { return rank["held_mib"]; }, true);
+  run["held_destroyed_mib"] = Over(
+      ranks, [](const Json& rank) { return rank["held_destroyed_mib"]; }, true);
   run["cycles"] = Json::array();
   const std::size_t cycles = ranks[0]["cycles"].size();
   for (std::size_t i = 0; i < cycles; ++i) {
     Json row{{"cycle", i + 1}};
     for (const char* key : kLargest) {
       if (!ranks[0]["cycles"][i].contains(key)) continue;
-      row[key] = Over(ranks, [&](const Json& rank) { return rank["cycles"][i][key]; }, true);
+      row[key] = Over(
+          ranks, [&](const Json& rank) { return rank["cycles"][i][key]; }, true);
       row["per_rank"][key] = Json::array();
       for (const Json& rank : ranks) row["per_rank"][key].push_back(rank["cycles"][i][key]);
     }
-    row["freed_mib"] = Over(ranks, [&](const Json& rank) { return rank["cycles"][i]["freed_mib"]; }, false);
-    row["identical"] = std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].value("identical", true); });
+    row["freed_mib"] = Over(
+        ranks, [&](const Json& rank) { return rank["cycles"][i]["freed_mib"]; }, false);
+    row["identical"] =
+        std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].value("identical", true); });
     for (const char* key : {"amem_paused", "amem_resumed"}) {
       if (ranks[0]["cycles"][i].contains(key)) row[key] = ranks[0]["cycles"][i][key];
     }
@@ -371,7 +418,8 @@ Json Summarize(const std::vector<Json>& ranks) {
     for (std::size_t i = 1; i < cycles; ++i) values.push_back(run["cycles"][i][key].get<double>());
     if (!values.empty()) run["median"][key] = Median(values);
   }
-  run["identical"] = std::all_of(run["cycles"].begin(), run["cycles"].end(), [](const Json& row) { return row["identical"].get<bool>(); });
+  run["identical"] =
+      std::all_of(run["cycles"].begin(), run["cycles"].end(), [](const Json& row) { return row["identical"].get<bool>(); });
   const double after_first = run["cycles"][0]["held_after_mib"];
   const double after_last = run["cycles"][cycles - 1]["held_after_mib"];
   run["memory_after_cycles"] = {{"first_mib", after_first}, {"last_mib", after_last}, {"equal", after_first == after_last}};
@@ -381,29 +429,32 @@ Json Summarize(const std::vector<Json>& ranks) {
 Json Environment() {
   Json variables = Json::object();
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, "AMEM_", 5) != 0 && std::strncmp(*entry, "NCCL_", 5) != 0 && std::strncmp(*entry, "CUDA_", 5) != 0 &&
-        std::strncmp(*entry, "LD_PRELOAD=", 11) != 0)
+    if (std::strncmp(*entry, "AMEM_", 5) != 0 && std::strncmp(*entry, "NCCL_", 5) != 0 &&
+        std::strncmp(*entry, "CUDA_", 5) != 0 && std::strncmp(*entry, "LD_PRELOAD=", 11) != 0)
       continue;
-    if (const char* equals = std::strchr(*entry, '=')) variables[std::string(static_cast<const char*>(*entry), equals)] = equals + 1;
+    if (const char* equals = std::strchr(*entry, '='))
+      variables[std::string(static_cast<const char*>(*entry), equals)] = equals + 1;
   }
   return variables;
 }
 
 void PrintTable(const Options& options, const Json& run) {
   printf("\n%s%s, %d x %s, NCCL %s, driver %s%s\n", options.mode.c_str(),
-         options.mode == "amem"               ? (" (" + options.layout + ")").c_str()
+         options.mode == "amem"                                  ? (" (" + options.layout + ")").c_str()
          : options.mode == "floor" && options.floor.slab_mib > 0 ? Format(" (%d MiB slabs)", options.floor.slab_mib).c_str()
-                                              : "",
+                                                                 : "",
          options.gpus, run["gpu"].get<std::string>().c_str(), run.value("nccl_version", "-").c_str(),
          run["driver"].get<std::string>().c_str(), options.single_process ? ", one process" : "");
   printf("start-up: create %.0f ms + first collectives %.0f ms = %.0f ms; holds %.0f MiB per GPU\n",
          run["startup"]["create_ms"].get<double>(), run["startup"]["first_collectives_ms"].get<double>(),
          run["startup"]["total_ms"].get<double>(), run["held_mib"].get<double>());
   if (run["cycles"].empty()) return;
-  printf("%8s %10s %10s %12s %10s %14s %10s\n", "cycle", "pause ms", "resume ms", "first coll.", "freed MiB", "held after MiB", "identical");
+  printf("%8s %10s %10s %12s %10s %14s %10s\n", "cycle", "pause ms", "resume ms", "first coll.", "freed MiB", "held after MiB",
+         "identical");
   const auto line = [](const char* name, const Json& row, const char* identical) {
     printf("%8s %10.1f %10.1f %12.1f %10.0f %14.0f %10s\n", name, row["pause_ms"].get<double>(), row["resume_ms"].get<double>(),
-           row["first_collectives_ms"].get<double>(), row["freed_mib"].get<double>(), row["held_after_mib"].get<double>(), identical);
+           row["first_collectives_ms"].get<double>(), row["freed_mib"].get<double>(), row["held_after_mib"].get<double>(),
+           identical);
   };
   const bool checked = options.mode != "floor";
   for (const Json& row : run["cycles"])
@@ -423,8 +474,10 @@ int Main(int argc, char** argv) {
   if (RefusedForNvls("amem-gpu-bench")) return kExitUsage;
   if (child) {
     return RunChild(region_fd, rank, [&](Child& self) {
-      if (options.mode == "floor") RunFloorRank(options, self);
-      else RunNcclRank(options, self);
+      if (options.mode == "floor")
+        RunFloorRank(options, self);
+      else
+        RunNcclRank(options, self);
     });
   }
   Json machine;
@@ -451,9 +504,17 @@ int Main(int argc, char** argv) {
   if (options.mode == "amem") spec.environment["AMEM_LAYOUT"] = options.layout;
   const JobResult job = RunJob(spec);
 
-  Json run{{"program", "amem-gpu-bench"}, {"mode", options.mode}, {"layout", options.layout}, {"label", options.label},
-           {"gpus", options.gpus}, {"single_process", options.single_process}, {"slab_mib", options.floor.slab_mib},
-           {"scale", options.floor.scale}, {"outcome", OutcomeText(job.outcome)}, {"reason", job.reason}, {"seconds", job.seconds}};
+  Json run{{"program", "amem-gpu-bench"},
+           {"mode", options.mode},
+           {"layout", options.layout},
+           {"label", options.label},
+           {"gpus", options.gpus},
+           {"single_process", options.single_process},
+           {"slab_mib", options.floor.slab_mib},
+           {"scale", options.floor.scale},
+           {"outcome", OutcomeText(job.outcome)},
+           {"reason", job.reason},
+           {"seconds", job.seconds}};
   run.update(machine);
   run["gpus"] = options.gpus;
   run["nccl_path"] = options.nccl;

@@ -19,14 +19,16 @@ double Milliseconds(double from, double to) { return 1e3 * (to - from); }
 
 }  // namespace
 
-Floor::Floor(Child& child, const Device& device, const FloorOptions& options) : child_(child), device_(device), options_(options) {
+Floor::Floor(Child& child, const Device& device, const FloorOptions& options)
+    : child_(child), device_(device), options_(options) {
   const Cuda& cuda = Cuda::Get();
   if (cuda.MemCreate == nullptr || cuda.MemMap == nullptr || cuda.MemExport == nullptr)
     throw Skip("this driver has no virtual memory management calls");
   int value = 0;
   // As NCCL asks for it: where the device can, memory is RDMA capable.
   if (cuda.DeviceGetAttribute != nullptr &&
-      cuda.DeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device.handle) == CUDA_SUCCESS)
+      cuda.DeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device.handle) ==
+          CUDA_SUCCESS)
     rdma_ = value != 0;
   const auto scaled = [&](int count) { return count / std::max(1, options.scale); };
   if (options.slab_mib > 0) {
@@ -50,7 +52,8 @@ Floor::Floor(Child& child, const Device& device, const FloorOptions& options) : 
   for (int i = 0; i < scaled(options.private_2mib); ++i) own_.push_back({2 * kMib});
   const int others = child.processes() - 1;
   if (others == 0) return;
-  // Pairs of (2 MiB, 10 MiB) go to the peers in turn. Every rank has the same list, so each knows what the others send it.
+  // Two by two, usually a 2 MiB and a 10 MiB one, they go to the peers in turn. Every rank has the same list, so each knows
+  // what the others send it.
   for (std::size_t i = 0; i < exported; ++i) own_[i].peer = static_cast<int>(i / 2) % others;  // turned into a rank below
   for (int round = 1; round <= others; ++round) {
     const int owner = (child.rank() - round + child.processes()) % child.processes();
@@ -76,7 +79,8 @@ std::uint64_t Floor::own_bytes() const {
 
 void Floor::Reserve(Piece& piece) const {
   const Cuda& cuda = Cuda::Get();
-  cuda.Check(cuda.MemAddressReserve(&piece.address, piece.bytes, 0, 0, 0), Format("cuMemAddressReserve of %zu bytes", piece.bytes));
+  cuda.Check(cuda.MemAddressReserve(&piece.address, piece.bytes, 0, 0, 0),
+             Format("cuMemAddressReserve of %zu bytes", piece.bytes));
 }
 
 void Floor::Place(Piece& piece) const {

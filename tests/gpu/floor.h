@@ -1,5 +1,5 @@
-// The floor: what pause and resume of the reference workload's memory cost in raw driver calls, with no NCCL, no contents and no
-// bookkeeping. One handle per allocation, or slabs. Nothing that releases and brings back the same memory can be faster by
+// The floor: what pause and resume of the reference workload's memory cost in raw driver calls, with no NCCL, no contents and
+// no bookkeeping. One handle per allocation, or slabs. Nothing that releases and brings back the same memory can be faster by
 // more than luck, so it is what AMem's own times are compared with, in the same run.
 #pragma once
 
@@ -12,7 +12,8 @@
 namespace amem::gpu {
 
 struct FloorOptions {
-  // The reference workload on 4 GPUs, for each rank (FACTS): 2 and 10 MiB, a third of the former and all of the latter exported.
+  // The reference workload on 4 GPUs, for each rank (FACTS): 2 and 10 MiB, a third of the former and all of the latter
+  // exported.
   int private_2mib = 588;
   int shared_2mib = 592;
   int shared_10mib = 592;

@@ -63,26 +63,41 @@ std::optional<Options> Parse(int argc, char** argv) {
   };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    if (word == "--verbose") options.verbose = true;
-    else if (word == "--list") options.list = true;
-    else if (word == "--help" || word == "-h") { printf("%s", kUsage); exit(0); }
-    else {
+    if (word == "--verbose")
+      options.verbose = true;
+    else if (word == "--list")
+      options.list = true;
+    else if (word == "--help" || word == "-h") {
+      printf("%s", kUsage);
+      exit(0);
+    } else {
       if (i + 1 >= argc) return bad(word + " is unknown or lacks its value");
       const std::string value = argv[++i];
-      if (word == "--nccl") options.nccl = value;
-      else if (word == "--stock") options.stock = value;
-      else if (word == "--amem-lib") options.amem_lib = value;
-      else if (word == "--json") options.json = value;
-      else if (word == "--log") options.log = value;
-      else if (word == "--gpus") options.gpus = atoi(value.c_str());
-      else if (word == "--cycles") options.cycles = atoi(value.c_str());
-      else if (word == "--budget") options.budget_s = atof(value.c_str());
-      else if (word == "--only") options.only = Words(value);
-      else if (word == "--run") options.child_test = value;
+      if (word == "--nccl")
+        options.nccl = value;
+      else if (word == "--stock")
+        options.stock = value;
+      else if (word == "--amem-lib")
+        options.amem_lib = value;
+      else if (word == "--json")
+        options.json = value;
+      else if (word == "--log")
+        options.log = value;
+      else if (word == "--gpus")
+        options.gpus = atoi(value.c_str());
+      else if (word == "--cycles")
+        options.cycles = atoi(value.c_str());
+      else if (word == "--budget")
+        options.budget_s = atof(value.c_str());
+      else if (word == "--only")
+        options.only = Words(value);
+      else if (word == "--run")
+        options.child_test = value;
       else if (word == "--elements") {
         options.elements.clear();
         for (const std::string& item : Words(value)) options.elements.push_back(std::strtoull(item.c_str(), nullptr, 10));
-      } else return bad("unknown option " + word);
+      } else
+        return bad("unknown option " + word);
     }
   }
   if (options.list) return options;
@@ -115,7 +130,9 @@ struct Rank {
   }
 };
 
-double MibBetween(std::uint64_t more, std::uint64_t less) { return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20); }
+double MibBetween(std::uint64_t more, std::uint64_t less) {
+  return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20);
+}
 
 Workload MakeWorkload(Rank& rank, bool single_process = false, bool small = true) {
   WorkloadOptions options;
@@ -186,17 +203,19 @@ void CheckStatistics(Rank& rank, const Json& stats, double freed_mib, int cycle,
   const double released_mib = stats["released_bytes"].get<double>() / (1 << 20);
   // In the first cycle AMem may load a kernel or take scratch memory of its own.
   const double slack_mib = cycle == 1 ? 64 : 8;
-  rank.Expect(freed_mib + slack_mib >= released_mib, Format("%s: AMem says it released %.1f MiB, cuMemGetInfo shows %.1f MiB more free",
-                                                            when.c_str(), released_mib, freed_mib));
+  rank.Expect(freed_mib + slack_mib >= released_mib,
+              Format("%s: AMem says it released %.1f MiB, cuMemGetInfo shows %.1f MiB more free", when.c_str(), released_mib,
+                     freed_mib));
   double kept_mib = 0;
   if (const auto kept = stats.find("kept_bytes"); kept != stats.end() && kept->is_object()) {
     for (const auto& [reason, bytes] : kept->items()) kept_mib += bytes.get<double>() / (1 << 20);
   }
   const double backed_mib = stats.value("own_device_backed_bytes", 0.0) / (1 << 20);
-  rank.Expect(std::abs(backed_mib - kept_mib) < 0.01, Format("%s: %.1f MiB stay on the device, %.1f MiB of them with a reason", when.c_str(),
-                                                             backed_mib, kept_mib));
+  rank.Expect(std::abs(backed_mib - kept_mib) < 0.01,
+              Format("%s: %.1f MiB stay on the device, %.1f MiB of them with a reason", when.c_str(), backed_mib, kept_mib));
   if (cycle <= 2) {
-    rank.details[Format("cycle_%d", cycle)] = {{"cuMemGetInfo_freed_mib", freed_mib}, {"amem_released_mib", released_mib},
+    rank.details[Format("cycle_%d", cycle)] = {{"cuMemGetInfo_freed_mib", freed_mib},
+                                               {"amem_released_mib", released_mib},
                                                {"amem_kept", stats.value("kept_bytes", Json::object())},
                                                {"amem_legacy_kept_mib", stats.value("legacy_kept_bytes", 0.0) / (1 << 20)}};
   }
@@ -251,9 +270,9 @@ void ReferenceCycles(Rank& rank, bool single_process, int cycles) {
       rank.details["after_cycle_1_free_mib"] = MibBetween(after_first[0], 0);
       rank.details["after_last_cycle_free_mib"] = MibBetween(after[0], 0);
       for (std::size_t i = 0; i < after.size(); ++i)
-        rank.Expect(after[i] == after_first[i], Format("device %d has %.1f MiB free after cycle %d, %.1f MiB after cycle 1",
-                                                       work.lanes()[i].device.ordinal, MibBetween(after[i], 0), cycle,
-                                                       MibBetween(after_first[i], 0)));
+        rank.Expect(after[i] == after_first[i],
+                    Format("device %d has %.1f MiB free after cycle %d, %.1f MiB after cycle 1", work.lanes()[i].device.ordinal,
+                           MibBetween(after[i], 0), cycle, MibBetween(after_first[i], 0)));
     }
   }
   work.DestroyAll();
@@ -348,7 +367,8 @@ void UserMemory(Rank& rank) {
     work.Wait("reading the end of user memory");
     const auto* end = static_cast<const unsigned char*>(lane.host);
     if (bytes < kBytes)
-      rank.Expect(std::all_of(end, end + 256, [](unsigned char byte) { return byte == 0x5A; }), "the end of user memory changed " + when);
+      rank.Expect(std::all_of(end, end + 256, [](unsigned char byte) { return byte == 0x5A; }),
+                  "the end of user memory changed " + when);
   };
   read("before the pause");
   const double with = Cycle(rank, work, "with user memory").LeastMib();
@@ -357,7 +377,8 @@ void UserMemory(Rank& rank) {
   read("after the resume");
   // It must also still be memory that NCCL can use.
   const std::size_t count = std::min<std::size_t>(65'536, most);
-  rank.nccl.Check(rank.nccl.AllReduce(memory, reinterpret_cast<void*>(lane.receive), count, kNcclFloat32, kNcclSum, world.handles[0], lane.stream),
+  rank.nccl.Check(rank.nccl.AllReduce(memory, reinterpret_cast<void*>(lane.receive), count, kNcclFloat32, kNcclSum,
+                                      world.handles[0], lane.stream),
                   "all-reduce out of user memory");
   work.Wait("all-reduce out of user memory", &world);
   read("after a collective that reads it");
@@ -550,7 +571,14 @@ const std::vector<Test>& Tests() {
       {"work_in_flight_is_not_harmed", WorkInFlight, 90},
       {"any_thread_may_pause", OtherThread, 60},
       {"late_rank_is_waited_for", LateRank, 60},
-      {"absent_rank_fails_the_pause_and_nothing_is_lost", AbsentRank, 90, false, false, false, 2, {{"AMEM_TIMEOUT_MS", "3000"}}},
+      {"absent_rank_fails_the_pause_and_nothing_is_lost",
+       AbsentRank,
+       90,
+       false,
+       false,
+       false,
+       2,
+       {{"AMEM_TIMEOUT_MS", "3000"}}},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
       {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},
@@ -599,7 +627,10 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
     if (left < 20) return {test.name, Outcome::kSkipped, "no time left (--budget)", {}, 0};
     spec.time_limit_s = std::min(spec.time_limit_s, left);
   }
-  spec.arguments = {"--run", test.name, "--nccl", options.nccl, "--gpus", std::to_string(options.gpus), "--cycles", std::to_string(options.cycles)};
+  spec.arguments = {"--run",    test.name,
+                    "--nccl",   options.nccl,
+                    "--gpus",   std::to_string(options.gpus),
+                    "--cycles", std::to_string(options.cycles)};
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements});
@@ -645,8 +676,9 @@ int Main(int argc, char** argv) {
     fflush(stdout);
     rows.push_back(RunTest(test, options, budget_ends));
     const Row& row = rows.back();
-    printf("[%-6s] %s (%.1f s)%s%s%s%s\n", OutcomeText(row.outcome), row.name.c_str(), row.seconds, row.reason.empty() ? "" : ": ",
-           row.reason.c_str(), row.details.empty() ? "" : " ", row.details.empty() ? "" : row.details.dump().c_str());
+    printf("[%-6s] %s (%.1f s)%s%s%s%s\n", OutcomeText(row.outcome), row.name.c_str(), row.seconds,
+           row.reason.empty() ? "" : ": ", row.reason.c_str(), row.details.empty() ? "" : " ",
+           row.details.empty() ? "" : row.details.dump().c_str());
     fflush(stdout);
   }
   int count[3] = {0, 0, 0};
@@ -655,8 +687,12 @@ int Main(int argc, char** argv) {
   for (const Row& row : rows) {
     ++count[static_cast<int>(row.outcome)];
     printf("%-60s %-8s %7.1f  %s\n", row.name.c_str(), OutcomeText(row.outcome), row.seconds, row.reason.c_str());
-    results.push_back({{"name", row.name}, {"gpus", options.gpus}, {"outcome", OutcomeText(row.outcome)}, {"reason", row.reason},
-                       {"details", row.details}, {"seconds", row.seconds}});
+    results.push_back({{"name", row.name},
+                       {"gpus", options.gpus},
+                       {"outcome", OutcomeText(row.outcome)},
+                       {"reason", row.reason},
+                       {"details", row.details},
+                       {"seconds", row.seconds}});
   }
   printf("%d passed, %d FAILED, %d skipped\n", count[0], count[1], count[2]);
   if (!options.json.empty()) {

@@ -99,9 +99,12 @@ bool RefusedForNvls(const char* program) {
 
 const char* OutcomeText(Outcome outcome) {
   switch (outcome) {
-    case Outcome::kPass: return "pass";
-    case Outcome::kFail: return "FAIL";
-    case Outcome::kSkipped: return "SKIPPED";
+    case Outcome::kPass:
+      return "pass";
+    case Outcome::kFail:
+      return "FAIL";
+    case Outcome::kSkipped:
+      return "SKIPPED";
   }
   return "?";
 }

@@ -59,10 +59,10 @@ struct JobSpec {
   std::string name;
   int processes = 1;
   double time_limit_s = 120;
-  std::vector<std::string> arguments;                // for the children's main, after the job's own
-  std::map<std::string, std::string> environment;    // added to the parent's
-  std::string log_path;                              // children's output is appended here; "" = none kept
-  bool verbose = false;                              // children write to our stderr
+  std::vector<std::string> arguments;              // for the children's main, after the job's own
+  std::map<std::string, std::string> environment;  // added to the parent's
+  std::string log_path;                            // children's output is appended here; "" = none kept
+  bool verbose = false;                            // children write to our stderr
 };
 
 enum class Outcome { kPass, kFail, kSkipped };
@@ -70,8 +70,8 @@ const char* OutcomeText(Outcome outcome);
 
 struct JobResult {
   Outcome outcome = Outcome::kFail;
-  std::string reason;                 // empty when passed
-  std::vector<std::string> results;   // by rank; what Child::Result got
+  std::string reason;                // empty when passed
+  std::vector<std::string> results;  // by rank; what Child::Result got
   double seconds = 0;
 };
 

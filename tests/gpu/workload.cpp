@@ -21,11 +21,14 @@ std::size_t ResultCount(Op op, std::size_t count, std::size_t members) {
   const std::size_t part = count / members;
   switch (op) {
     case Op::kAllGather:
-    case Op::kAllToAll: return part * members;
-    case Op::kReduceScatter: return part;
+    case Op::kAllToAll:
+      return part * members;
+    case Op::kReduceScatter:
+      return part;
     case Op::kAllReduce:
     case Op::kBroadcast:
-    case Op::kRing: return count;
+    case Op::kRing:
+      return count;
   }
   return 0;
 }
@@ -42,12 +45,18 @@ double Expected(Op op, std::size_t count, const std::vector<int>& members, std::
     return total;
   };
   switch (op) {
-    case Op::kAllReduce: return sum(index);
-    case Op::kReduceScatter: return sum(me * part + index);
-    case Op::kAllGather: return static_cast<double>(Value(members[index / part], index % part));
-    case Op::kAllToAll: return static_cast<double>(Value(members[index / part], me * part + index % part));
-    case Op::kBroadcast: return static_cast<double>(Value(members[0], index));
-    case Op::kRing: return static_cast<double>(Value(members[(me + size - 1) % size], index));
+    case Op::kAllReduce:
+      return sum(index);
+    case Op::kReduceScatter:
+      return sum(me * part + index);
+    case Op::kAllGather:
+      return static_cast<double>(Value(members[index / part], index % part));
+    case Op::kAllToAll:
+      return static_cast<double>(Value(members[index / part], me * part + index % part));
+    case Op::kBroadcast:
+      return static_cast<double>(Value(members[0], index));
+    case Op::kRing:
+      return static_cast<double>(Value(members[(me + size - 1) % size], index));
   }
   return 0;
 }
@@ -107,12 +116,18 @@ void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 const char* OpText(Op op) {
   switch (op) {
-    case Op::kAllReduce: return "all-reduce";
-    case Op::kAllGather: return "all-gather";
-    case Op::kReduceScatter: return "reduce-scatter";
-    case Op::kAllToAll: return "all-to-all";
-    case Op::kBroadcast: return "broadcast";
-    case Op::kRing: return "send/recv ring";
+    case Op::kAllReduce:
+      return "all-reduce";
+    case Op::kAllGather:
+      return "all-gather";
+    case Op::kReduceScatter:
+      return "reduce-scatter";
+    case Op::kAllToAll:
+      return "all-to-all";
+    case Op::kBroadcast:
+      return "broadcast";
+    case Op::kRing:
+      return "send/recv ring";
   }
   return "?";
 }
@@ -299,14 +314,23 @@ ncclResult_t Workload::Launch(Communicator& communicator, Op op, std::size_t cou
     const auto me = static_cast<std::size_t>(
         std::find(communicator.members.begin(), communicator.members.end(), lane.world_rank) - communicator.members.begin());
     switch (op) {
-      case Op::kAllReduce: note(nccl_.AllReduce(send, receive, count, kNcclFloat32, kNcclSum, comm, lane.stream)); break;
-      case Op::kAllGather: note(nccl_.AllGather(send, receive, part, kNcclFloat32, comm, lane.stream)); break;
-      case Op::kReduceScatter: note(nccl_.ReduceScatter(send, receive, part, kNcclFloat32, kNcclSum, comm, lane.stream)); break;
-      case Op::kBroadcast: note(nccl_.Broadcast(send, receive, count, kNcclFloat32, 0, comm, lane.stream)); break;
+      case Op::kAllReduce:
+        note(nccl_.AllReduce(send, receive, count, kNcclFloat32, kNcclSum, comm, lane.stream));
+        break;
+      case Op::kAllGather:
+        note(nccl_.AllGather(send, receive, part, kNcclFloat32, comm, lane.stream));
+        break;
+      case Op::kReduceScatter:
+        note(nccl_.ReduceScatter(send, receive, part, kNcclFloat32, kNcclSum, comm, lane.stream));
+        break;
+      case Op::kBroadcast:
+        note(nccl_.Broadcast(send, receive, count, kNcclFloat32, 0, comm, lane.stream));
+        break;
       case Op::kAllToAll:
         for (std::size_t peer = 0; peer < size; ++peer) {
           note(nccl_.Send(Pointer(lane.send + peer * part * 4), part, kNcclFloat32, static_cast<int>(peer), comm, lane.stream));
-          note(nccl_.Recv(Pointer(lane.receive + peer * part * 4), part, kNcclFloat32, static_cast<int>(peer), comm, lane.stream));
+          note(nccl_.Recv(Pointer(lane.receive + peer * part * 4), part, kNcclFloat32, static_cast<int>(peer), comm,
+                          lane.stream));
         }
         break;
       case Op::kRing:
@@ -353,7 +377,8 @@ void Workload::RunAll() {
     child_.Stage("collectives on " + communicator.name);
     for (const Op op : options_.ops) {
       for (const std::size_t count : options_.sizes) {
-        nccl_.Check(Launch(communicator, op, count), Format("%s of %zu floats on %s", OpText(op), count, communicator.name.c_str()));
+        nccl_.Check(Launch(communicator, op, count),
+                    Format("%s of %zu floats on %s", OpText(op), count, communicator.name.c_str()));
       }
     }
     Wait("collectives on " + communicator.name, &communicator);
@@ -366,7 +391,8 @@ void Workload::Poison(Communicator& communicator, Op op, std::size_t count) {
   for (std::size_t index = 0; index < lanes_.size(); ++index) {
     if (communicator.handles[index] == nullptr) continue;
     lanes_[index].device.MakeCurrent();
-    cuda.Check(cuda.MemsetD8Async(lanes_[index].receive, kPoison, bytes, lanes_[index].stream), "cuMemsetD8Async of the output");
+    cuda.Check(cuda.MemsetD8Async(lanes_[index].receive, kPoison, bytes, lanes_[index].stream),
+               "cuMemsetD8Async of the output");
   }
 }
 

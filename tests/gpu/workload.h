@@ -17,7 +17,7 @@ enum class Op : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll
 const char* OpText(Op op);
 
 inline const std::vector<Op> kReferenceOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
-inline const std::vector<Op> kAllOps{Op::kAllReduce, Op::kAllGather,  Op::kReduceScatter,
+inline const std::vector<Op> kAllOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter,
                                      Op::kAllToAll,  Op::kBroadcast, Op::kRing};
 inline const std::vector<std::size_t> kReferenceSizes{256, 65'536, 1'048'576, 33'554'432};
 
@@ -38,13 +38,13 @@ struct Lane {
 
 struct Communicator {
   std::string name;
-  std::vector<int> members;        // world ranks, in the communicator's order
+  std::vector<int> members;         // world ranks, in the communicator's order
   std::vector<ncclComm_t> handles;  // by lane; null where the lane is no member
 };
 
 struct WorkloadOptions {
-  int gpus = 0;                    // of the whole job
-  bool single_process = false;     // this process drives them all
+  int gpus = 0;                 // of the whole job
+  bool single_process = false;  // this process drives them all
   std::vector<Op> ops = kReferenceOps;
   std::vector<std::size_t> sizes = kReferenceSizes;
   double collective_limit_s = 60;  // longer means hung

@@ -51,8 +51,14 @@ int Devices() {
 }  // namespace
 
 EXPORT CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
-EXPORT CUresult cuDriverGetVersion(int* version) { *version = 13000; return CUDA_SUCCESS; }
-EXPORT CUresult cuDeviceGetCount(int* count) { *count = Devices(); return CUDA_SUCCESS; }
+EXPORT CUresult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetCount(int* count) {
+  *count = Devices();
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return ordinal < Devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -61,7 +67,10 @@ EXPORT CUresult cuDeviceGetName(char* name, int size, CUdevice) {
   strncpy(name, "stand-in GPU", static_cast<std::size_t>(size));
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) { *value = 1; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 1;
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuGetErrorName(CUresult result, const char** name) {
   *name = result == CUDA_SUCCESS ? "CUDA_SUCCESS" : "CUDA_ERROR_OF_THE_STAND_IN";
   return CUDA_SUCCESS;
@@ -161,12 +170,13 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t off
   return at == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-  const void* at = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  const void* at =
+      mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return at == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*, std::size_t) {
-  return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS
+                                                                                        : CUDA_ERROR_INVALID_VALUE;
 }
 EXPORT CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                                              unsigned long long) {

@@ -68,8 +68,8 @@ CUmemGenericAllocationHandle Hold(int device, std::size_t bytes) {
   CUmemAllocationProp properties{};
   properties.location.id = device;
   CUmemGenericAllocationHandle handle = 0;
-  Driver<CUresult (*)(CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*, unsigned long long)>("cuMemCreate")(
-      &handle, bytes, &properties, 0);
+  Driver<CUresult (*)(CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*, unsigned long long)>(
+      "cuMemCreate")(&handle, bytes, &properties, 0);
   return handle;
 }
 void LetGo(CUmemGenericAllocationHandle handle) { Driver<CUresult (*)(CUmemGenericAllocationHandle)>("cuMemRelease")(handle); }
@@ -93,6 +93,8 @@ struct Comm {
     held = Hold(device, kHeld);
     all.push_back(this);
   }
+  // Once all have it open, so that nothing stays behind whatever happens later.
+  void Forget() const { unlink(("/dev/shm/amem-fake-nccl-" + id).c_str()); }
   void Arrive() {
     goal = shared->generation.load() + 1;
     if (shared->arrived.fetch_add(1) + 1 == size) {
@@ -142,7 +144,10 @@ void Sum(Comm* comm, float* out, std::size_t from, std::size_t count) {
 
 }  // namespace
 
-EXPORT int ncclGetVersion(int* version) { *version = 22809; return 0; }
+EXPORT int ncclGetVersion(int* version) {
+  *version = 22809;
+  return 0;
+}
 struct Id {
   char text[128];
 };
@@ -162,6 +167,7 @@ EXPORT int ncclCommInitRank(Comm** out, int size, Id id, int rank) {
   comm->Attach();
   *out = comm;
   touched.push_back(comm);
+  reads.push_back([comm] { comm->Forget(); });
   return depth > 0 ? 0 : Flush();
 }
 EXPORT int ncclCommSplit(Comm* parent, int color, int key, Comm** out, void*) {
@@ -181,48 +187,67 @@ EXPORT int ncclCommSplit(Comm* parent, int color, int key, Comm** out, void*) {
   comm->Attach();
   parent->Arrive();
   parent->Await();
+  comm->Forget();
   *out = comm;
   return 0;
 }
 EXPORT int ncclCommDestroy(Comm* comm) {
   if (comm->held != 0) LetGo(comm->held);
-  unlink(("/dev/shm/amem-fake-nccl-" + comm->id).c_str());
   munmap(comm->shared, 4096 + kArea * (kRanks + kRanks * kRanks));
   all.erase(std::find(all.begin(), all.end(), comm));
   delete comm;
   return 0;
 }
 EXPORT int ncclCommAbort(Comm* comm) { return ncclCommDestroy(comm); }
-EXPORT int ncclCommGetAsyncError(Comm*, int* error) { *error = 0; return 0; }
-EXPORT const char* ncclGetErrorString(int result) { return result == 0 ? "no error" : result == 5 ? "invalid usage" : "some error"; }
+EXPORT int ncclCommGetAsyncError(Comm*, int* error) {
+  *error = 0;
+  return 0;
+}
+EXPORT const char* ncclGetErrorString(int result) {
+  return result == 0 ? "no error" : result == 5 ? "invalid usage" : "some error";
+}
 EXPORT const char* ncclGetLastError(Comm*) { return ""; }
-EXPORT int ncclGroupStart() { ++depth; return 0; }
+EXPORT int ncclGroupStart() {
+  ++depth;
+  return 0;
+}
 EXPORT int ncclGroupEnd() { return --depth > 0 ? 0 : Flush(); }
 
 EXPORT int ncclAllReduce(const void* send, void* receive, std::size_t count, int, int, Comm* comm, CUstream) {
-  return Queue(comm, [=] { Publish(comm, send, count * 4); }, [=] { Sum(comm, static_cast<float*>(receive), 0, count); });
+  return Queue(
+      comm, [=] { Publish(comm, send, count * 4); }, [=] { Sum(comm, static_cast<float*>(receive), 0, count); });
 }
 EXPORT int ncclAllGather(const void* send, void* receive, std::size_t count, int, Comm* comm, CUstream) {
-  return Queue(comm, [=] { Publish(comm, send, count * 4); }, [=] {
-    for (int rank = 0; rank < comm->size; ++rank)
-      memcpy(static_cast<float*>(receive) + static_cast<std::size_t>(rank) * count, comm->Area(rank), count * 4);
-  });
+  return Queue(
+      comm, [=] { Publish(comm, send, count * 4); },
+      [=] {
+        for (int rank = 0; rank < comm->size; ++rank)
+          memcpy(static_cast<float*>(receive) + static_cast<std::size_t>(rank) * count, comm->Area(rank), count * 4);
+      });
 }
 EXPORT int ncclReduceScatter(const void* send, void* receive, std::size_t count, int, int, Comm* comm, CUstream) {
-  return Queue(comm, [=] { Publish(comm, send, count * 4 * static_cast<std::size_t>(comm->size)); },
-               [=] { Sum(comm, static_cast<float*>(receive), static_cast<std::size_t>(comm->rank) * count, count); });
+  return Queue(
+      comm, [=] { Publish(comm, send, count * 4 * static_cast<std::size_t>(comm->size)); },
+      [=] { Sum(comm, static_cast<float*>(receive), static_cast<std::size_t>(comm->rank) * count, count); });
 }
 EXPORT int ncclBroadcast(const void* send, void* receive, std::size_t count, int, int root, Comm* comm, CUstream) {
-  return Queue(comm, [=] { if (comm->rank == root) Publish(comm, send, count * 4); }, [=] { memcpy(receive, comm->Area(root), count * 4); });
+  return Queue(
+      comm,
+      [=] {
+        if (comm->rank == root) Publish(comm, send, count * 4);
+      },
+      [=] { memcpy(receive, comm->Area(root), count * 4); });
 }
 EXPORT int ncclSend(const void* send, std::size_t count, int, int peer, Comm* comm, CUstream) {
-  return Queue(comm, [=] { memcpy(comm->Mail(comm->rank, peer), send, count * 4); }, nullptr);
+  return Queue(
+      comm, [=] { memcpy(comm->Mail(comm->rank, peer), send, count * 4); }, nullptr);
 }
 EXPORT int ncclRecv(void* receive, std::size_t count, int, int peer, Comm* comm, CUstream) {
   return Queue(comm, nullptr, [=] { memcpy(receive, comm->Mail(peer, comm->rank), count * 4); });
 }
 EXPORT int ncclMemAlloc(void** memory, std::size_t bytes) {
-  return static_cast<int>(Driver<CUresult (*)(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(reinterpret_cast<CUdeviceptr*>(memory), bytes));
+  return static_cast<int>(
+      Driver<CUresult (*)(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(reinterpret_cast<CUdeviceptr*>(memory), bytes));
 }
 EXPORT int ncclMemFree(void* memory) {
   return static_cast<int>(Driver<CUresult (*)(CUdeviceptr)>("cuMemFree_v2")(reinterpret_cast<CUdeviceptr>(memory)));
@@ -271,13 +296,16 @@ EXPORT int ncclResume(Comm**) {
 }
 EXPORT int ncclMemStats() { return 0; }
 EXPORT int ncclSetGroupID(int) { return 0; }
-EXPORT int ncclGetGroupID(int* group) { *group = 0; return 0; }
+EXPORT int ncclGetGroupID(int* group) {
+  *group = 0;
+  return 0;
+}
 EXPORT const char* amem_last_error() { return last_error.c_str(); }
 EXPORT int amem_stats_json(char* buffer, std::size_t* length) {
   const std::size_t held = kHeld * all.size();
-  const std::string text = "{\"own_device_bytes\": " + std::to_string(held) + ", \"own_device_backed_bytes\": " +
-                           std::to_string(paused ? 0 : held) + ", \"released_bytes\": " + std::to_string(paused ? held : 0) +
-                           ", \"kept_bytes\": {}}";
+  const std::string text = "{\"own_device_bytes\": " + std::to_string(held) +
+                           ", \"own_device_backed_bytes\": " + std::to_string(paused ? 0 : held) +
+                           ", \"released_bytes\": " + std::to_string(paused ? held : 0) + ", \"kept_bytes\": {}}";
   const std::size_t room = *length;
   *length = text.size() + 1;
   if (buffer == nullptr) return 0;

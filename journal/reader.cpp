@@ -81,7 +81,7 @@ class Reader final : public JournalReader {
   static void NoteDamagedTail(const View& view, Losses& losses);
   Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
   Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
-  [[nodiscard]] std::string WhyNot(const State& reached, const Status& failed, const ReadReport& report) const;
+  [[nodiscard]] std::string WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const;
 
   const fs::path directory_;
   std::unique_ptr<Store> store_;
@@ -232,10 +232,11 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   report.corrupt_records += read->corrupt_records;
   if (report.corruption.empty()) report.corruption = read->corruption;
   if (failed.ok()) return state;
-  return Status{Code::kCorrupt, WhyNot(state, failed, report)};
+  return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
 }
 
-std::string Reader::WhyNot(const State& reached, const Status& failed, const ReadReport& report) const {
+// Why the event after `reached` could not be had.
+std::string Reader::WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
   if (report.corrupt_records != 0) return report.corruption;
   std::uint64_t first = 0;
   (void)store_->Read([&](const Store::Reading& reading) -> Status {
@@ -243,7 +244,7 @@ std::string Reader::WhyNot(const State& reached, const Status& failed, const Rea
     if (key) first = key->value_or(0);
     return key.status();
   });
-  if (first <= reached.last.value + 1) return failed.message();
+  if (first <= reached.last.value + 1) return otherwise;
   return "the events before " + std::to_string(first) + " were let go; a later snapshot stands for them, ask for a later state";
 }
 
@@ -265,8 +266,8 @@ Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* repo
   }
   if (!state) return state.status().Within(doing);
   if (!at || state->last == *at) return state;
-  if (out.corrupt_records != 0) return Status{Code::kCorrupt, doing + ": " + out.corruption};
-  return Status{Code::kNotFound, doing + ": there is no such event; the last one is " + std::to_string(state->last.value)};
+  const std::string missing = "there is no such event; the last one is " + std::to_string(state->last.value);
+  return Status{out.corrupt_records != 0 ? Code::kCorrupt : Code::kNotFound, doing + ": " + WhyNot(*state, missing, out)};
 }
 
 Result<JournalInfo> Reader::Info() {

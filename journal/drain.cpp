@@ -63,9 +63,9 @@ void Drain::Stop() {
   thread_.join();
 }
 
-void Drain::Wake() {
+void Drain::WakeFromIdle() {
   idle_ = false;
-  Hurry();
+  work_.Ring();
 }
 
 void Drain::Hurry() {

@@ -227,7 +227,9 @@ class Arrival {
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
   Status LookAndArrive() {
+    if (leader_ != nullptr && TooLate()) return {};
     auto set = discovery_.Look(deadline_);
+    if (!set && leader_ != nullptr && TooLate()) return {};  // not to blame one who just had no time left to answer
     if (!set) return set.status();
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};
@@ -264,9 +266,8 @@ class Arrival {
       answer = leader_->TryReceive();
     }
     if (!answer) return LeaderClosed(answer.status());
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= deadline_) return {Code::kTimeout, ""};
-    const Deadline look_again = std::min(deadline_, now + pause_);
+    if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+    const Deadline look_again = std::min(deadline_, In(pause_));
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
     return Poll(look_again);
   }
@@ -332,6 +333,8 @@ class Arrival {
       return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
     return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
   }
+
+  [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
 
   [[nodiscard]] std::string NameOf(SessionId session) const {
     const auto at = std::ranges::find(said_, session, &PeerIdentity::session);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "journal/journal.h"
 #include "statemachine/types.h"
@@ -30,5 +31,8 @@ struct Options {
 // `get` is getenv or a test's map (nullptr: not set). kInvalid: a value that is not understood; the message names the variable,
 // the value and the known ones. What this build knows and does not offer yet is kUnsupported and says so.
 Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
+
+// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and are none of ours, with the likely meaning.
+std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace amem

@@ -21,6 +21,11 @@ Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::
 
 std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
 
+bool CanBeRead(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
+}
+
 }  // namespace
 
 // ---- discovery -------------------------------------------------------------------------------------------------------------
@@ -55,7 +60,7 @@ Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
               ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
 }
 
-Status Discovery::Ask(SessionId session, Deadline deadline) {
+Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
   auto& connection = connections_[session];
   const bool fresh = connection == nullptr;
   if (fresh) {
@@ -63,20 +68,31 @@ Status Discovery::Ask(SessionId session, Deadline deadline) {
     if (!begun) return begun.status();
     connection = *std::move(begun);
   }
-  return connection->Send({connection->NextRequest(), AskNeighboursMessage{}}, deadline);
+  const std::uint64_t question = connection->NextRequest();
+  AMEM_TRY(connection->Send({question, AskNeighboursMessage{}}, deadline));
+  return question;
 }
 
-Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, Deadline deadline) {
+Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t question, Deadline deadline,
+                                             int unless_readable) {
+  PeerConnection& connection = *connections_.at(session);
   while (true) {
-    auto answer = connections_.at(session)->Receive(deadline);
+    auto answer = connection.TryReceive();
     if (!answer) return answer.status();
-    if (auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&answer->message.body)) return std::move(*neighbourhood);
-    if (const auto* failure = std::get_if<FailureMessage>(&answer->message.body)) return failure->status;
-    // What is left is the welcome, which came first.
+    if (!answer->has_value()) {
+      if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
+      AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
+      continue;
+    }
+    Message& message = (*answer)->message;
+    if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
+    auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
+    // What else comes is the welcome, or the answer to a question that was given up.
+    if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
   }
 }
 
-Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
+Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
   auto own = OwnNeighbours();
   if (!own) return own.status();
   const PeerIdentity self = service_.Self();
@@ -85,17 +101,20 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
   std::vector<SessionId> frontier = *std::move(own);
   for (const SessionId session : frontier) through[session] = self.session;
   while (!frontier.empty()) {
+    std::map<SessionId, std::uint64_t> questions;
     const auto failed = [&](SessionId session, const Status& why) {
-      connections_.erase(session);
+      if (why.code() != Code::kTimeout) connections_.erase(session);
       return Unreachable(session, why);
     };
     for (const SessionId session : frontier) {  // all questions first, then all answers
-      if (Status asked = Ask(session, deadline); !asked.ok()) return failed(session, asked);
+      auto question = Ask(session, deadline);
+      if (!question) return failed(session, question.status());
+      questions[session] = *question;
     }
     std::vector<SessionId> next;
     std::optional<Status> refused;
     for (const SessionId session : frontier) {
-      auto answer = Hear(session, deadline);
+      auto answer = Hear(session, questions.at(session), deadline, unless_readable);
       if (!answer) return failed(session, answer.status());
       known_[session] = answer->self;
       if (answer->self.group != self.group && !refused) refused = OtherGroup(through[session], answer->self);
@@ -227,9 +246,11 @@ class Arrival {
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
   Status LookAndArrive() {
-    if (leader_ != nullptr && TooLate()) return {};
-    auto set = discovery_.Look(deadline_);
-    if (!set && leader_ != nullptr && TooLate()) return {};  // not to blame one who just had no time left to answer
+    // The leader's word comes first; and nobody is to blame who just had no time left to answer.
+    const auto superseded = [&] { return leader_ != nullptr && (TooLate() || CanBeRead(leader_->fd())); };
+    if (superseded()) return {};
+    auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
+    if (!set && superseded()) return {};
     if (!set) return set.status();
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};

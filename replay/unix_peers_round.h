@@ -31,8 +31,8 @@ class Discovery {
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
-  Status Ask(SessionId session, Deadline deadline);
-  Result<NeighbourhoodMessage> Hear(SessionId session, Deadline deadline);
+  Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
+  Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 

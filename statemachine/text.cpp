@@ -68,7 +68,6 @@ std::string Number(std::int64_t value) {
 std::string At(Address address) { return Hex(address.value); }
 std::string Name(AllocationId id) { return "allocation " + Number(id.value); }
 std::string Name(SessionId id) { return "session " + Hex(id.value); }
-std::string Quoted(const std::string& text) { return "\"" + text + "\""; }
 
 std::string ToText(const std::vector<AccessDescriptor>& access) {
   std::string out;

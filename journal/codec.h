@@ -1,0 +1,46 @@
+// Events as Cap'n Proto messages (journal.capnp): one segment, unpacked, without a segment table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "statemachine/event.h"
+
+namespace amem {
+
+// What is known about a journal without reading its events; the value of the table "meta".
+struct FileMeta {
+  std::uint32_t format = 0;
+  std::uint32_t least_reader = 0;
+  SessionId session;
+  std::int32_t pid = 0;
+  std::uint64_t realtime_ns = 0;  // wall clock when it was opened
+  friend bool operator==(const FileMeta&, const FileMeta&) = default;
+};
+
+// Encodes one event after the other into memory of its own, which grows with the largest. Not for several threads at once.
+class Encoder {
+ public:
+  Encoder();
+  // The bytes are valid until the next call. They are empty when the event is too large for any message (512 MiB) or memory ran
+  // out. No heap is touched for an event of less than 16 KiB.
+  std::span<const std::byte> Encode(const Event& event);
+  std::span<const std::byte> Encode(const FileMeta& meta);
+
+ private:
+  template <class Root, class Fill>
+  std::span<const std::byte> Build(const Fill& fill);
+
+  std::vector<std::uint64_t> scratch_;  // zero between calls: what Cap'n Proto asks of a first segment
+  std::vector<std::uint64_t> large_;
+};
+
+// Any bytes may be given; those that are no message of the schema, or have a kind, an enum or a list that this build does not
+// know, come back as kCorrupt with a message that says what they have.
+Result<Event> DecodeEvent(std::span<const std::byte> message);
+Result<FileMeta> DecodeMeta(std::span<const std::byte> message);
+
+}  // namespace amem

@@ -1,0 +1,187 @@
+#include "journal/drain.h"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <system_error>
+
+#include "journal/session_dir.h"
+
+namespace amem {
+namespace {
+
+// How long records may wait for company before a commit. Nothing is lost while they wait; a reader finds them in the tail.
+constexpr std::uint32_t kGatherMs = 20;
+constexpr std::uint64_t kRemoveAtOnce = 4096;  // old events; keeps a commit at a few milliseconds
+
+std::uint64_t SeqOf(std::span<const std::byte> frame) {
+  std::uint64_t seq;
+  std::memcpy(&seq, frame.data() + offsetof(RecordHeader, seq), sizeof seq);
+  return seq;
+}
+
+}  // namespace
+
+Status BrokenLatch::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+Status BrokenLatch::Break(const Status& failure) {
+  const std::lock_guard lock(mutex_);
+  if (broken_.load(std::memory_order_relaxed)) return reason_;
+  reason_ = failure;
+  tail_.MarkBroken(failure.message());
+  MarkBroken(directory_, failure.message());
+  broken_.store(true, std::memory_order_release);
+  return reason_;
+}
+
+Status Drain::Start() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits it
+  Status status;
+  try {
+    thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "amem-journal");
+  } catch (const std::system_error& e) {
+    status = {Code::kIo, std::string("start the journal's thread: ") + e.what()};
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+void Drain::Stop() {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_release);
+  work_.Ring();
+  thread_.join();
+}
+
+void Drain::Wake() {
+  idle_ = false;
+  Hurry();
+}
+
+void Drain::Hurry() {
+  urgent_.store(true, std::memory_order_release);
+  work_.Ring();
+}
+
+Status Drain::WaitFor(std::uint64_t position) {
+  for (;;) {
+    const std::uint32_t ticket = progress_.Ticket();
+    if (tail_.DrainedUpTo() >= position) return {};
+    if (latch_.broken()) return latch_.reason();
+    Hurry();
+    progress_.Wait(ticket);
+  }
+}
+
+Status Drain::Store(Direct direct) {
+  const std::lock_guard lock(store_mutex_);
+  direct_.store(&direct, std::memory_order_release);
+  for (;;) {
+    const std::uint32_t ticket = progress_.Ticket();
+    if (direct_.load(std::memory_order_acquire) == nullptr) return {};
+    if (latch_.broken()) return latch_.reason();
+    Hurry();
+    progress_.Wait(ticket);
+  }
+}
+
+void Drain::Run() {
+  while (!stop_.load(std::memory_order_acquire)) {
+    Gather();
+    if (stop_.load(std::memory_order_acquire)) return;
+    const Status status = MoveAll();
+    if (!status.ok()) (void)latch_.Break(status);
+    progress_.Ring();
+    if (!status.ok()) return;
+  }
+}
+
+// Returns when there is something to do now.
+void Drain::Gather() {
+  for (;;) {
+    const std::uint32_t ticket = work_.Ticket();
+    if (removing_ || urgent_.load(std::memory_order_acquire) || stop_.load(std::memory_order_acquire)) return;
+    if (tail_.Used() != 0) {
+      if (!work_.Wait(ticket, kGatherMs)) return;
+      continue;
+    }
+    {
+      // Never waits for it: who holds it may be waiting for this thread.
+      const std::unique_lock lock(append_mutex_, std::try_to_lock);
+      if (lock) idle_ = tail_.Used() == 0;
+      if (!lock || !idle_) {
+        work_.Wait(ticket, kGatherMs);
+        continue;
+      }
+    }
+    work_.Wait(ticket);
+  }
+}
+
+Status Drain::MoveAll() {
+  urgent_.store(false, std::memory_order_release);  // before looking: what is asked for from now on is for the next round
+  const std::uint64_t up_to = tail_.Published();
+  while (tail_.DrainedUpTo() < up_to) {
+    AMEM_TRY(MoveSome(up_to));
+    progress_.Ring();
+  }
+  AMEM_TRY(StoreDirect());
+  return RemoveSome();
+}
+
+// One commit of at most a quarter of the tail, so that an appender that waits for room does not wait for all of it.
+Status Drain::MoveSome(std::uint64_t up_to) {
+  const RingStretch stretch = tail_.Drainable(up_to);
+  const std::uint64_t from = tail_.DrainedUpTo();
+  std::uint64_t moved = up_to - from;
+  const auto move = [&](const amem::Store::Writing& writing) -> Status {
+    Status status;
+    const bool whole = WalkRing(stretch, [&](std::span<const std::byte> frame, std::uint64_t end) {
+      status = writing.Append(Table::kEvents, SeqOf(frame), frame);
+      if (end < tail_.Capacity() / 4) return status.ok();
+      moved = end;
+      return false;
+    });
+    if (whole) return status;
+    return {Code::kCorrupt, "the tail was overwritten by other code in this process; events are lost"};
+  };
+  AMEM_TRY(store_.Write(move));
+  tail_.Drained(from + moved);
+  return {};
+}
+
+Status Drain::StoreDirect() {
+  Direct* direct = direct_.load(std::memory_order_acquire);
+  if (direct == nullptr) return {};
+  AMEM_TRY(store_.Write(
+      [&](const amem::Store::Writing& writing) { return writing.Append(direct->table, direct->key, direct->frame); }));
+  if (direct->obsolete_events_below > obsolete_events_below_) {
+    obsolete_events_below_ = direct->obsolete_events_below;
+    obsolete_snapshots_below_ = direct->obsolete_snapshots_below;
+    removing_ = true;
+    store_.ForgetDeadReaders();
+  }
+  direct_.store(nullptr, std::memory_order_release);  // from here on it may be gone
+  return {};
+}
+
+Status Drain::RemoveSome() {
+  if (!removing_) return {};
+  return store_.Write([&](const amem::Store::Writing& writing) -> Status {
+    const auto snapshots = writing.RemoveBelow(Table::kSnapshots, obsolete_snapshots_below_, kRemoveAtOnce);
+    if (!snapshots) return snapshots.status();
+    const auto events = writing.RemoveBelow(Table::kEvents, obsolete_events_below_, kRemoveAtOnce);
+    if (!events) return events.status();
+    removing_ = *events == kRemoveAtOnce;
+    return {};
+  });
+}
+
+}  // namespace amem

@@ -1,0 +1,96 @@
+// The thread that moves records from the tail into LMDB. It alone writes to LMDB, with all signals blocked: a limit of the size
+// of files is then a failed call and not a signal, and no handler of the host runs on it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "journal/doorbell.h"
+#include "journal/store.h"
+#include "journal/tail.h"
+
+namespace amem {
+
+// The first failure, for ever. Marks the directory and the tail, so that it is known outside too.
+class BrokenLatch {
+ public:
+  BrokenLatch(std::filesystem::path directory, Tail& tail) : directory_(std::move(directory)), tail_(tail) {}
+  [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
+  [[nodiscard]] Status reason() const;
+  // Returns the failure that is latched: this one, or an earlier one.
+  Status Break(const Status& failure);
+
+ private:
+  const std::filesystem::path directory_;
+  Tail& tail_;
+  mutable std::mutex mutex_;
+  Status reason_;
+  std::atomic<bool> broken_{false};
+};
+
+class Drain {
+ public:
+  // `append_mutex` is held by whoever appends to `tail` and calls Appended().
+  Drain(Tail& tail, Store& store, BrokenLatch& latch, std::mutex& append_mutex)
+      : tail_(tail), store_(store), latch_(latch), append_mutex_(append_mutex) {}
+  ~Drain() { Stop(); }
+  Drain(const Drain&) = delete;
+  Drain& operator=(const Drain&) = delete;
+  Status Start();
+  void Stop();  // as soon as possible; what is in the tail stays there
+
+  // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
+  void Appended() {
+    if (idle_ || (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4)) Wake();
+  }
+  // Waits until everything before `position` of the tail is in LMDB.
+  Status WaitFor(std::uint64_t position);
+  // Waits until the tail has given anything back since `drained`.
+  Status WaitForRoom(std::uint64_t drained) { return WaitFor(drained + 1); }
+
+  // A record that goes into LMDB directly, after all that is in the tail. Then what is no longer needed may go.
+  struct Direct {
+    Table table{};
+    std::uint64_t key = 0;
+    std::vector<std::byte> frame;
+    std::uint64_t obsolete_events_below = 0;
+    std::uint64_t obsolete_snapshots_below = 0;
+  };
+  Status Store(Direct direct);
+
+ private:
+  void Wake();
+  void Hurry();
+  void Run();
+  void Gather();
+  Status MoveAll();
+  Status MoveSome(std::uint64_t up_to);
+  Status StoreDirect();
+  Status RemoveSome();
+
+  Tail& tail_;
+  amem::Store& store_;
+  BrokenLatch& latch_;
+  std::mutex& append_mutex_;
+
+  Doorbell work_;      // rung for the thread
+  Doorbell progress_;  // rung by it
+  bool idle_ = false;  // sleeps until the next append; under append_mutex_
+  std::atomic<bool> urgent_{false};
+  std::atomic<bool> stop_{false};
+
+  std::mutex store_mutex_;  // one Store() at a time
+  std::atomic<Direct*> direct_{nullptr};
+  std::uint64_t obsolete_events_below_ = 0;  // the thread's
+  std::uint64_t obsolete_snapshots_below_ = 0;
+  bool removing_ = false;
+
+  std::thread thread_;
+};
+
+}  // namespace amem

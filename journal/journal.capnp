@@ -1,0 +1,374 @@
+# What a journal holds, on disk and in the shared-memory tail: Cap'n Proto messages of one segment, unpacked, without a segment
+# table, each behind a record header (record.h).
+#
+# Rules for changes, because old journals stay readable for ever:
+#   * Fields are only ever added, at the end, and a new field's default must be the old behaviour.
+#   * A new kind of event must go to the end of the union in Event and of EventBody (statemachine/event.h): its place in both
+#     must be the same number. A reader that must not skip it needs kJournalFormat and kJournalLeastReader to rise.
+#   * Ordinals, names of union members and values of enums must not be reused.
+# codec.cpp takes every C++ struct apart with a structured binding, so that a field added there and not here does not compile.
+@0xd3a7be2f6c1e90b5;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("amem::wire");
+
+struct Journal {            # the one value of the table "meta"
+  format @0 :UInt32;        # must be 1 for this schema
+  leastReader @1 :UInt32;   # must be at most the reader's format
+  session @2 :UInt64;       # must be the directory's name
+  pid @3 :Int32;
+  realtimeNs @4 :UInt64;    # wall clock when it was opened
+}
+
+struct Event {
+  seq @0 :UInt64;     # must be the key of the record; 0 in a snapshot
+  timeNs @1 :UInt64;  # CLOCK_MONOTONIC of the host
+  thread @2 :UInt32;
+
+  union {  # the discriminant must be the index in EventBody; static_asserts in codec.cpp hold both together
+    sessionOpened @3 :SessionOpened;
+    sessionClosed @4 :SessionClosed;
+    sessionBroken @5 :SessionBroken;
+    groupChanged @6 :GroupChanged;
+    libraryAttached @7 :LibraryAttached;
+    driverSymbolBound @8 :DriverSymbolBound;
+    rangeReserved @9 :RangeReserved;
+    rangeFreed @10 :RangeFreed;
+    allocationCreated @11 :AllocationCreated;
+    allocationRetained @12 :AllocationRetained;
+    allocationReleased @13 :AllocationReleased;
+    mapped @14 :Mapped;
+    unmapped @15 :Unmapped;
+    accessSet @16 :AccessSet;
+    exported @17 :Exported;
+    imported @18 :Imported;
+    referenceAdded @19 :ReferenceAdded;
+    referenceDropped @20 :ReferenceDropped;
+    peerConnected @21 :PeerConnected;
+    peerLost @22 :PeerLost;
+    hostAllocated @23 :HostAllocated;
+    hostFreed @24 :HostFreed;
+    legacyAllocated @25 :LegacyAllocated;
+    legacyFreed @26 :LegacyFreed;
+    legacyExported @27 :LegacyExported;
+    legacyImported @28 :LegacyImported;
+    legacyClosed @29 :LegacyClosed;
+    asyncAllocated @30 :AsyncAllocated;
+    asyncFreed @31 :AsyncFreed;
+    multicastCreated @32 :MulticastCreated;
+    multicastDeviceAdded @33 :MulticastDeviceAdded;
+    multicastBound @34 :MulticastBound;
+    multicastUnbound @35 :MulticastUnbound;
+    registered @36 :Registered;
+    deregistered @37 :Deregistered;
+    passedThrough @38 :PassedThrough;
+    cycleBegun @39 :CycleBegun;
+    stepBegun @40 :StepBegun;
+    stepDone @41 :StepDone;
+    stepFailed @42 :StepFailed;
+    phaseBegun @43 :PhaseBegun;
+    phaseDecided @44 :PhaseDecided;
+    cycleDone @45 :CycleDone;
+    cycleFailed @46 :CycleFailed;
+    condensed @47 :Condensed;
+  }
+}
+
+# ---- values --------------------------------------------------------------------------------------------------------------
+# An id, an address or a number of bytes is a UInt64; what it means is in statemachine/types.h.
+
+struct Location {
+  type @0 :UInt32;  # CUmemLocationType, also values this build does not know
+  id @1 :Int32;
+}
+struct AllocationProperties {  # CUmemAllocationProp, whole
+  type @0 :UInt32 = 1;
+  handleTypes @1 :UInt32;
+  locationType @2 :UInt32;
+  locationId @3 :Int32;
+  compression @4 :UInt8;
+  gpuDirectRdma @5 :UInt8;
+  usage @6 :UInt16;
+  reserved @7 :UInt32;
+}
+struct AccessDescriptor {
+  locationType @0 :UInt32;
+  locationId @1 :Int32;
+  flags @2 :UInt32;
+}
+struct CallSite {  # offsets in libnccl, innermost first
+  frame0 @0 :UInt64;
+  frame1 @1 :UInt64;
+  frame2 @2 :UInt64;
+  frame3 @3 :UInt64;
+  frame4 @4 :UInt64;
+}
+struct RemoteAllocation {
+  owner @0 :UInt64;
+  allocation @1 :UInt64;
+}
+
+# ---- life of a session ---------------------------------------------------------------------------------------------------
+
+struct SessionOpened {
+  session @0 :UInt64;
+  host @1 :Text;
+  pid @2 :Int32;
+  bootId @3 :Text;
+  amemVersion @4 :Text;
+  driverVersion @5 :Text;
+  ncclVersion @6 :Text;
+  gpuUuids @7 :List(Text);
+  group @8 :Int64;
+  rank @9 :Int32 = -1;
+  realtimeNs @10 :UInt64;
+  monotonicNs @11 :UInt64;
+  layout @12 :Text;
+  content @13 :Text;
+}
+struct SessionClosed {
+  reason @0 :Text;
+}
+struct SessionBroken {
+  reason @0 :Text;
+}
+struct GroupChanged {
+  group @0 :Int64;
+}
+struct LibraryAttached {
+  path @0 :Text;
+  buildId @1 :Text;
+  way @2 :Text;
+  ncclVersion @3 :Text;
+  loadAddress @4 :UInt64;
+}
+struct DriverSymbolBound {
+  name @0 :Text;
+  cudaVersion @1 :Int32;
+  replaced @2 :Bool;
+}
+
+# ---- address ranges, allocations, mappings -------------------------------------------------------------------------------
+
+struct RangeReserved {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  alignment @2 :UInt64;
+  hint @3 :UInt64;
+  flags @4 :UInt64;
+  site @5 :CallSite;
+}
+struct RangeFreed {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+}
+struct AllocationCreated {
+  allocation @0 :UInt64;
+  bytes @1 :UInt64;
+  properties @2 :AllocationProperties;
+  flags @3 :UInt64;
+  handle @4 :UInt64;
+  site @5 :CallSite;
+  created @6 :UInt64;
+}
+struct AllocationRetained {
+  allocation @0 :UInt64;
+  address @1 :UInt64;
+}
+struct AllocationReleased {
+  allocation @0 :UInt64;
+}
+struct Mapped {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  offset @2 :UInt64;
+  allocation @3 :UInt64;
+  flags @4 :UInt64;
+}
+struct Unmapped {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+}
+struct AccessSet {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  access @2 :List(AccessDescriptor);
+}
+
+# ---- sharing -------------------------------------------------------------------------------------------------------------
+
+struct Exported {
+  allocation @0 :UInt64;
+  handleType @1 :UInt32 = 1;
+}
+struct Imported {
+  allocation @0 :UInt64;
+  remote @1 :RemoteAllocation;
+  bytes @2 :UInt64;
+  properties @3 :AllocationProperties;
+  handleType @4 :UInt32 = 1;
+  handle @5 :UInt64;
+  site @6 :CallSite;
+  created @7 :UInt64;
+}
+struct ReferenceAdded {
+  allocation @0 :UInt64;
+  by @1 :UInt64;
+  as @2 :UInt64;
+}
+struct ReferenceDropped {
+  allocation @0 :UInt64;
+  by @1 :UInt64;
+  as @2 :UInt64;
+}
+struct PeerConnected {
+  peer @0 :UInt64;
+  host @1 :Text;
+  pid @2 :Int32;
+  group @3 :Int64;
+  rank @4 :Int32 = -1;
+}
+struct PeerLost {
+  peer @0 :UInt64;
+  reason @1 :Text;
+}
+
+# ---- other kinds of memory -----------------------------------------------------------------------------------------------
+
+struct HostAllocated {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  flags @2 :UInt32;
+  registered @3 :Bool;
+}
+struct HostFreed {
+  address @0 :UInt64;
+}
+struct LegacyAllocated {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  backing @2 :UInt64;
+  offset @3 :UInt64;
+  why @4 :Text;
+  site @5 :CallSite;
+}
+struct LegacyFreed {
+  address @0 :UInt64;
+}
+struct LegacyExported {
+  address @0 :UInt64;
+  backing @1 :UInt64;
+}
+struct LegacyImported {
+  address @0 :UInt64;
+  allocation @1 :UInt64;
+}
+struct LegacyClosed {
+  address @0 :UInt64;
+}
+struct AsyncAllocated {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+}
+struct AsyncFreed {
+  address @0 :UInt64;
+}
+struct MulticastCreated {
+  allocation @0 :UInt64;
+  bytes @1 :UInt64;
+  devices @2 :UInt32;
+  handleTypes @3 :UInt32;
+  flags @4 :UInt64;
+  handle @5 :UInt64;
+}
+struct MulticastDeviceAdded {
+  multicast @0 :UInt64;
+  device @1 :Int32;
+}
+struct MulticastBound {
+  multicast @0 :UInt64;
+  multicastOffset @1 :UInt64;
+  allocation @2 :UInt64;
+  allocationOffset @3 :UInt64;
+  bytes @4 :UInt64;
+  address @5 :UInt64;
+}
+struct MulticastUnbound {
+  multicast @0 :UInt64;
+  device @1 :Int32;
+  multicastOffset @2 :UInt64;
+  bytes @3 :UInt64;
+}
+struct Registered {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  how @2 :Text;
+}
+struct Deregistered {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+}
+struct PassedThrough {
+  name @0 :Text;
+  detail @1 :Text;
+  result @2 :Int32;
+}
+
+# ---- pause and resume ----------------------------------------------------------------------------------------------------
+# The numbers of these four must be those of the enums of the same name in event.h and types.h; a reader rejects others.
+
+using CycleKind = UInt8;
+using PhaseKind = UInt8;
+using StepKind = UInt8;
+using Code = UInt8;
+
+struct Step {
+  kind @0 :StepKind;
+  allocation @1 :UInt64;
+  address @2 :UInt64;
+  bytes @3 :UInt64;
+  device @4 :Int32;
+}
+struct CycleBegun {
+  kind @0 :CycleKind;
+  cycle @1 :UInt64;
+  members @2 :List(UInt64);
+}
+struct StepBegun {
+  step @0 :Step;
+}
+struct StepDone {
+  step @0 :Step;
+}
+struct StepFailed {
+  step @0 :Step;
+  code @1 :Code;
+  driverResult @2 :Int32;
+  message @3 :Text;
+}
+struct PhaseBegun {
+  phase @0 :PhaseKind;
+}
+struct PhaseDecided {
+  phase @0 :PhaseKind;
+  passed @1 :Bool = true;
+  culprit @2 :UInt64;
+  message @3 :Text;
+}
+struct CycleDone {
+  kind @0 :CycleKind;
+  cycle @1 :UInt64;
+  durationNs @2 :UInt64;
+}
+struct CycleFailed {
+  kind @0 :CycleKind;
+  cycle @1 :UInt64;
+  undone @2 :Bool = true;
+  message @3 :Text;
+}
+struct Condensed {
+  through @0 :UInt64;
+  nextAllocation @1 :UInt64 = 1;
+  cycles @2 :UInt64;
+  totals @3 :List(UInt64);
+}

@@ -1,0 +1,352 @@
+#include <fcntl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "journal/codec.h"
+#include "journal/journal.h"
+#include "journal/session_dir.h"
+#include "journal/snapshot.h"
+#include "journal/store.h"
+#include "journal/tail.h"
+#include "statemachine/apply.h"
+
+namespace amem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kEverything = ~std::uint64_t{0};
+// How much is copied out of LMDB at a time: a read transaction that lasts keeps the writer from using pages again.
+constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
+constexpr std::size_t kBatchRecords = 8192;
+
+struct Entry {  // one of LMDB's, copied; `frame` may be damaged
+  std::uint64_t seq = 0;
+  std::size_t offset = 0, bytes = 0;
+};
+struct Batch {
+  std::vector<std::byte> bytes;
+  std::vector<Entry> entries;
+  std::uint64_t first_kept = 0;  // the oldest event that LMDB has: what is missing before was let go
+  bool more = false;
+  [[nodiscard]] std::span<const std::byte> Frame(const Entry& e) const {
+    return std::span(bytes).subspan(e.offset, e.bytes);
+  }
+};
+
+// Counts what is missing or damaged, and words the first of it.
+class Losses {
+ public:
+  explicit Losses(ReadReport& report) : report_(report) {}
+  void Add(std::uint64_t records, const std::string& what) {
+    report_.corrupt_records += records;
+    if (report_.corruption.empty()) {
+      report_.corruption = what;
+    }
+  }
+  void Event(std::uint64_t seq, const std::string& what, std::size_t bytes) {
+    Add(1, "event " + std::to_string(seq) + " " + what + ": " + std::to_string(bytes) + " bytes dropped" + kAfterwards);
+  }
+  void Gap(std::uint64_t first, std::uint64_t last) {
+    const std::string which = first == last ? "event " + std::to_string(first) + " is"
+                                            : "events " + std::to_string(first) + " to " + std::to_string(last) + " are";
+    Add(last - first + 1, which + " missing" + kAfterwards);
+  }
+
+ private:
+  static constexpr const char* kAfterwards = "; the events around are used, the state after it cannot be told without a snapshot";
+  ReadReport& report_;
+};
+
+class Reader final : public JournalReader {
+ public:
+  Reader(fs::path directory, std::unique_ptr<Store> store, FileMeta meta)
+      : directory_(std::move(directory)), store_(std::move(store)), meta_(std::move(meta)) {}
+  Result<JournalInfo> Info() override;
+  using Visitor = std::function<bool(const Event&)>;
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override;
+  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override;
+
+ private:
+  // What one call sees. The tail is copied first: what leaves it meanwhile is in LMDB by then.
+  struct View {
+    TailContents tail;
+    std::uint64_t last = 0;  // nothing after it is looked at, so that reading a live journal ends
+    std::uint64_t stored_last = 0;
+  };
+  Result<View> Look() const;
+  Result<Batch> ReadBatch(std::uint64_t from, std::uint64_t to) const;
+  bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
+  static void NoteDamagedTail(const View& view, Losses& losses);
+  Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
+  Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
+  [[nodiscard]] std::string WhyNot(const State& reached, const Status& failed, const ReadReport& report) const;
+
+  const fs::path directory_;
+  std::unique_ptr<Store> store_;
+  const FileMeta meta_;
+};
+
+Result<Reader::View> Reader::Look() const {
+  View view;
+  auto tail = ReadTail(directory_ / "tail");
+  if (!tail) return tail.status();
+  view.tail = std::move(*tail);
+  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
+    const auto last = reading.LastKey(Table::kEvents);
+    if (!last) return last.status();
+    view.stored_last = last->value_or(0);
+    return {};
+  }));
+  view.last = view.stored_last;
+  if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
+  return view;
+}
+
+Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
+  Batch batch;
+  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
+    const auto first = reading.FirstKey(Table::kEvents);
+    if (!first) return first.status();
+    batch.first_kept = first->value_or(0);
+    return reading.Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
+      if (seq > to) return false;
+      if (batch.bytes.size() >= kBatchBytes || batch.entries.size() >= kBatchRecords) {
+        batch.more = true;
+        return false;
+      }
+      batch.entries.push_back({seq, batch.bytes.size(), frame.size()});
+      batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
+      return true;
+    });
+  }));
+  return batch;
+}
+
+// nullopt: it is damaged, and noted.
+std::optional<Event> Decode(const Record& record, Losses& losses) {
+  auto event = DecodeEvent(record.payload);
+  if (event && event->seq.value == record.seq) return std::move(*event);
+  const std::string why = event ? "calls itself " + std::to_string(event->seq.value) : "cannot be read, " + event.status().message();
+  losses.Event(record.seq, why, record.payload.size());
+  return std::nullopt;
+}
+
+std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_t seq, Losses& losses) {
+  const auto record = ReadRecord(frame);
+  if (record && record->type == RecordType::kEvent && record->seq == seq) return Decode(*record, losses);
+  losses.Event(seq, "is damaged (its checksum does not fit)", frame.size());
+  return std::nullopt;
+}
+
+Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
+  const auto view = Look();
+  if (!view) return view.status();
+  ReadReport report;
+  Losses losses(report);
+  report.torn_tail = view->tail.torn && !WriterIsAlive(directory_ / "tail");
+  const std::uint64_t to = std::min(last.value, view->last);
+  std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
+  for (bool more = true; more && next <= to;) {
+    const auto batch = ReadBatch(next, to);
+    if (!batch) return batch.status();
+    more = batch->more;
+    for (const Entry& entry : batch->entries) {
+      if (entry.seq > next && next > batch->first_kept) losses.Gap(next, entry.seq - 1);
+      next = entry.seq + 1;
+      const auto event = DecodeStored(batch->Frame(entry), entry.seq, losses);
+      if (event && !visit(*event)) return report;
+    }
+  }
+  if (!ReadFromTail(*view, next, to, losses, visit)) return report;
+  if (last.value > view->last) NoteDamagedTail(*view, losses);
+  return report;
+}
+
+// What LMDB does not have yet. False: `visit` has had enough.
+bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const {
+  for (const Record& record : view.tail.records) {
+    if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
+    // Nothing is known to come before the first record of a journal that has nothing else, unless something there is damaged.
+    const bool anchored = view.stored_last != 0 ? next > view.stored_last
+                                                : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
+    next = std::max<std::uint64_t>(next, 1);
+    if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
+    next = record.seq + 1;
+    const auto event = Decode(record, losses);
+    if (event && !visit(*event)) return false;
+  }
+  return true;
+}
+
+void Reader::NoteDamagedTail(const View& view, Losses& losses) {
+  if (!view.tail.damaged_at_end) return;
+  losses.Add(1, "what follows event " + std::to_string(view.last) + " is lost: " + view.tail.damage);
+}
+
+Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
+  struct Found {
+    std::uint64_t through;
+    std::vector<std::byte> frame;
+  };
+  std::vector<std::uint64_t> candidates;
+  AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
+    return reading.Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+      if (through <= at) candidates.push_back(through);
+      return through < at;
+    });
+  }));
+  for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {  // newest first
+    std::vector<std::byte> frame;
+    AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
+      return reading.Scan(Table::kSnapshots, *it, [&](std::uint64_t through, std::span<const std::byte> value) {
+        if (through == *it) frame.assign(value.begin(), value.end());
+        return false;
+      });
+    }));
+    if (frame.empty()) continue;  // let go meanwhile
+    const auto record = ReadRecord(frame);
+    const std::string which = "the snapshot through event " + std::to_string(*it);
+    if (!record || record->type != RecordType::kSnapshot || record->seq != *it) {
+      losses.Add(1, which + " is damaged (its checksum does not fit): " + std::to_string(frame.size()) + " bytes dropped");
+      continue;
+    }
+    auto state = DecodeSnapshot(record->payload);
+    if (state && state->last.value == *it) return state;
+    losses.Add(1, which + " cannot be read: " + (state ? "it ends elsewhere" : state.status().message()));
+  }
+  return State{};
+}
+
+// The state after event `to`, or after the last one if that comes before.
+Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
+  if (to <= state.last.value) return state;
+  Status failed;
+  const auto read = Read(SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
+    failed = Apply(state, event);
+    return failed.ok();
+  });
+  if (!read) return read.status();
+  report.torn_tail = read->torn_tail;
+  report.corrupt_records += read->corrupt_records;
+  if (report.corruption.empty()) report.corruption = read->corruption;
+  if (failed.ok()) return state;
+  return Status{Code::kCorrupt, WhyNot(state, failed, report)};
+}
+
+std::string Reader::WhyNot(const State& reached, const Status& failed, const ReadReport& report) const {
+  if (report.corrupt_records != 0) return report.corruption;
+  std::uint64_t first = 0;
+  (void)store_->Read([&](const Store::Reading& reading) -> Status {
+    const auto key = reading.FirstKey(Table::kEvents);
+    if (key) first = key->value_or(0);
+    return key.status();
+  });
+  if (first <= reached.last.value + 1) return failed.message();
+  return "the events before " + std::to_string(first) + " were let go; a later snapshot stands for them, ask for a later state";
+}
+
+Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* report) {
+  ReadReport own;
+  ReadReport& out = report != nullptr ? *report : own;
+  const std::uint64_t to = at ? at->value : kEverything;
+  const std::string doing = "state of journal " + directory_.string() + " after " +
+                            (at ? "event " + std::to_string(at->value) : std::string("the last event"));
+  Result<State> state = State{};
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    out = {};
+    Losses losses(out);
+    auto start = NearestSnapshot(to, losses);
+    if (!start) return start.status().Within(doing);
+    state = Fold(std::move(*start), to, out);
+    // The writer may have let events go between the two looks.
+    if (state.ok() || out.corrupt_records != 0) break;
+  }
+  if (!state) return state.status().Within(doing);
+  if (!at || state->last == *at) return state;
+  if (out.corrupt_records != 0) return Status{Code::kCorrupt, doing + ": " + out.corruption};
+  return Status{Code::kNotFound, doing + ": there is no such event; the last one is " + std::to_string(state->last.value)};
+}
+
+Result<JournalInfo> Reader::Info() {
+  JournalInfo info;
+  info.directory = directory_;
+  info.status = StatusOf(directory_);  // before looking, so that a journal called closed is complete
+  info.session = meta_.session;
+  info.pid = meta_.pid;
+  info.format = meta_.format;
+  const auto view = Look();
+  if (!view) return view.status();
+  info.broken_reason = BrokenReason(directory_);
+  if (info.broken_reason.empty()) info.broken_reason = view->tail.broken_reason;
+  if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
+  std::uint64_t stored = 0;
+  std::uint64_t first = 0;
+  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
+    const auto first_key = reading.FirstKey(Table::kEvents);
+    const auto count = reading.Count(Table::kEvents);
+    if (!first_key || !count) return first_key ? count.status() : first_key.status();
+    first = first_key->value_or(0);
+    stored = *count;
+    return reading.Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+      info.snapshots.emplace_back(through);
+      return true;
+    });
+  }));
+  const auto& records = view->tail.records;
+  const auto unstored = std::find_if(records.begin(), records.end(),
+                                     [&](const Record& r) { return r.seq > view->stored_last; });
+  if (first == 0 && unstored != records.end()) first = unstored->seq;
+  info.first = SequenceNumber{first};
+  info.last = SequenceNumber{view->last};
+  info.events = stored + static_cast<std::uint64_t>(records.end() - unstored);
+  const auto data = File::Open(directory_ / "data.mdb", O_RDONLY);
+  if (!data) return data.status();
+  const auto bytes = data->Size();
+  if (!bytes) return bytes.status();
+  info.file_bytes = *bytes + view->tail.file_bytes;
+  return info;
+}
+
+Result<FileMeta> ReadMeta(const Store& store, const fs::path& directory) {
+  std::vector<std::byte> frame;
+  AMEM_TRY(store.Read([&](const Store::Reading& reading) {
+    return reading.Scan(Table::kMeta, 1, [&](std::uint64_t, std::span<const std::byte> value) {
+      frame.assign(value.begin(), value.end());
+      return false;
+    });
+  }));
+  const auto record = ReadRecord(frame);
+  const auto name = SessionOfName(directory.filename().string());
+  const FileMeta unknown{kJournalFormat, kJournalLeastReader, name.value_or(SessionId{}), 0, 0};
+  if (!record || record->type != RecordType::kMeta) return unknown;  // its loss must not cost the events
+  const auto meta = DecodeMeta(record->payload);
+  if (!meta) return unknown;
+  if (meta->least_reader > kJournalFormat) {
+    return Status{Code::kUnsupported, "journal " + directory.string() + " has format " + std::to_string(meta->format) +
+                                          ", which needs a reader of format " + std::to_string(meta->least_reader) +
+                                          "; this one is of format " + std::to_string(kJournalFormat) +
+                                          ": use a newer AMem to read it"};
+  }
+  return meta;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given) {
+  fs::path directory = given;
+  if (!directory.has_filename()) directory = directory.parent_path();  // "a/b/"
+  if (!IsSessionDirectory(directory)) {
+    return Status{Code::kNotFound, "open journal " + directory.string() +
+                                       ": it is no session directory (there is no data.mdb in it); a journal directory holds "
+                                       "one directory a session"};
+  }
+  auto store = Store::Open(directory, WriterIsAlive(directory / "tail"));
+  if (!store) return store.status();
+  auto meta = ReadMeta(**store, directory);
+  if (!meta) return meta.status();
+  return std::unique_ptr<JournalReader>(new Reader(directory, std::move(*store), std::move(*meta)));
+}
+
+}  // namespace amem

@@ -1,0 +1,55 @@
+#include "journal/record.h"
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kChecked = offsetof(RecordHeader, length);  // the checksum covers from here
+
+}  // namespace
+
+void WriteRecord(std::byte* at, RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
+  RecordHeader header{.length = static_cast<std::uint32_t>(payload.size()), .type = type, .seq = seq};
+  std::memcpy(at, &header, sizeof header);
+  std::memcpy(at + sizeof header, payload.data(), payload.size());
+  header.crc = Crc32c({at + kChecked, sizeof header - kChecked + payload.size()});
+  std::memcpy(at + offsetof(RecordHeader, crc), &header.crc, sizeof header.crc);
+}
+
+std::optional<RecordHeader> PeekRecord(std::span<const std::byte> bytes) {
+  RecordHeader header;
+  if (bytes.size() < sizeof header) return std::nullopt;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.magic != RecordHeader::kMagic || header.length > bytes.size() - sizeof header) return std::nullopt;
+  return header;
+}
+
+std::optional<Record> ReadRecord(std::span<const std::byte> bytes) {
+  const auto header = PeekRecord(bytes);
+  if (!header) return std::nullopt;
+  const auto checked = bytes.subspan(kChecked, sizeof *header - kChecked + header->length);
+  if (Crc32c(checked) != header->crc) return std::nullopt;
+  return Record{header->type, header->seq, bytes.subspan(sizeof *header, header->length)};
+}
+
+std::size_t ScanRecords(std::span<const std::byte> bytes, const std::function<void(const Record&)>& found) {
+  constexpr std::uint32_t magic = RecordHeader::kMagic;
+  const auto* needle = reinterpret_cast<const std::byte*>(&magic);
+  auto at = bytes.begin();
+  auto unfinished = bytes.end();
+  while ((at = std::search(at, bytes.end(), needle, needle + sizeof magic)) != bytes.end()) {
+    const auto rest = bytes.subspan(static_cast<std::size_t>(at - bytes.begin()));
+    if (const auto record = ReadRecord(rest)) {
+      found(*record);
+      at += static_cast<std::ptrdiff_t>(sizeof(RecordHeader) + record->payload.size());
+      unfinished = bytes.end();
+      continue;
+    }
+    if (!PeekRecord(rest) && unfinished == bytes.end()) unfinished = at;  // its length points behind the end
+    ++at;
+  }
+  return static_cast<std::size_t>(bytes.end() - unfinished);
+}
+
+}  // namespace amem

@@ -1,0 +1,234 @@
+#include "journal/session_dir.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
+#include "journal/file.h"
+#include "journal/tail.h"
+
+namespace amem {
+namespace {
+
+namespace fs = std::filesystem;
+
+// data.mdb goes last: without it a directory is no session's any more.
+constexpr const char* kFiles[] = {"tail", "lock.mdb", "closed", "broken", "data.mdb"};
+constexpr const char* kNewPrefix = ".new-";
+constexpr std::int64_t kStaleAfterSeconds = 3600;
+
+struct CloseDirectory {
+  void operator()(DIR* dir) const { closedir(dir); }
+};
+using Directory = std::unique_ptr<DIR, CloseDirectory>;
+
+Directory OpenDirectory(const fs::path& path) { return Directory(opendir(path.c_str())); }
+
+std::vector<std::string> NamesIn(DIR* dir) {
+  std::vector<std::string> names;
+  rewinddir(dir);
+  while (const dirent* entry = readdir(dir)) names.emplace_back(entry->d_name);
+  return names;
+}
+
+bool Exists(const fs::path& path) {
+  struct stat st{};
+  return lstat(path.c_str(), &st) == 0;
+}
+
+// mkdir -p, with mode 0700 for what is made.
+Status MakeDirectories(const fs::path& directory) {
+  struct stat st{};
+  if (stat(directory.c_str(), &st) == 0) {
+    return S_ISDIR(st.st_mode) ? Status{} : SystemFailure("use as journal directory", directory, ENOTDIR);
+  }
+  if (errno != ENOENT) return SystemFailure("use as journal directory", directory, errno);
+  if (const auto parent = directory.parent_path(); !parent.empty() && parent != directory) AMEM_TRY(MakeDirectories(parent));
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return SystemFailure("make directory", directory, errno);
+  return {};
+}
+
+// Removes the files of a journal, and the directory if that was all. `parent` and `name`: so that no link is followed.
+void RemoveSession(int parent, const std::string& name) {
+  const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (dir.fd() < 0) return;
+  for (const char* file : kFiles) unlinkat(dir.fd(), file, 0);
+  unlinkat(parent, name.c_str(), AT_REMOVEDIR);  // fails when something else is in it
+}
+
+struct Ended {
+  std::string name;
+  timespec written{};
+  Bytes bytes = 0;
+};
+
+bool Before(const timespec& a, const timespec& b) {
+  return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
+}
+
+// nullopt: not a session of ours.
+std::optional<Ended> Examine(int parent, const std::string& name) {
+  const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat st{};
+  if (dir.fd() < 0 || fstat(dir.fd(), &st) != 0 || st.st_uid != geteuid()) return std::nullopt;
+  if (fstatat(dir.fd(), "data.mdb", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return std::nullopt;
+  Ended ended{name, st.st_mtim, 0};
+  for (const char* file : kFiles) {
+    if (fstatat(dir.fd(), file, &st, AT_SYMLINK_NOFOLLOW) == 0) ended.bytes += static_cast<Bytes>(st.st_blocks) * 512;
+  }
+  return ended;
+}
+
+// Left by a process that was killed while it made its directory.
+void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name) {
+  struct stat st{};
+  if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (now.tv_sec - st.st_mtim.tv_sec < kStaleAfterSeconds || WriterIsAlive(directory / name / "tail")) return;
+  RemoveSession(parent, name);
+}
+
+timespec LastWritten(const fs::path& session) {
+  struct stat st{};
+  return lstat((session / "data.mdb").c_str(), &st) == 0 ? st.st_mtim : timespec{};
+}
+
+}  // namespace
+
+std::string DirectoryName(SessionId session) {
+  char name[17];
+  std::snprintf(name, sizeof name, "%016llx", static_cast<unsigned long long>(session.value));
+  return name;
+}
+
+std::optional<SessionId> SessionOfName(std::string_view name) {
+  if (name.size() != 16) return std::nullopt;
+  std::uint64_t value = 0;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit && (c < 'a' || c > 'f')) return std::nullopt;
+    value = value << 4 | static_cast<std::uint64_t>(digit ? c - '0' : c - 'a' + 10);
+  }
+  return SessionId{value};
+}
+
+bool IsSessionDirectory(const fs::path& directory) {
+  struct stat st{};
+  if (stat(directory.c_str(), &st) != 0 || !S_ISDIR(st.st_mode)) return false;
+  return lstat((directory / "data.mdb").c_str(), &st) == 0 && S_ISREG(st.st_mode);
+}
+
+Result<NewSessionDirectory> NewSessionDirectory::Create(const fs::path& directory, SessionId session) {
+  if (directory.empty()) return Status{Code::kInvalid, "open a journal: no directory is given (AMEM_JOURNAL_DIR)"};
+  if (!session) return Status{Code::kInvalid, "open a journal in " + directory.string() + ": session zero is no session"};
+  AMEM_TRY(MakeDirectories(directory));
+  fs::path name = directory / DirectoryName(session);
+  if (Exists(name)) {
+    return Status{Code::kRefused, "open journal " + name.string() + ": it exists; a session is written once, by one process"};
+  }
+  const fs::path path = directory / (kNewPrefix + DirectoryName(session) + "-" + std::to_string(getpid()));
+  if (mkdir(path.c_str(), 0700) != 0) return SystemFailure("make directory", path, errno);
+  return NewSessionDirectory(path, std::move(name));
+}
+
+NewSessionDirectory::NewSessionDirectory(NewSessionDirectory&& other) noexcept
+    : path_(std::exchange(other.path_, {})), name_(std::move(other.name_)) {}
+
+NewSessionDirectory::~NewSessionDirectory() {
+  if (path_.empty()) return;
+  if (const auto parent = OpenDirectory(path_.parent_path())) RemoveSession(dirfd(parent.get()), path_.filename());
+}
+
+Result<fs::path> NewSessionDirectory::Publish() {
+  if (rename(path_.c_str(), name_.c_str()) != 0) return SystemFailure("name " + path_.string(), name_, errno);
+  path_.clear();
+  return name_;
+}
+
+Status MarkClosed(const fs::path& directory, SyncMode sync) {
+  const auto path = directory / "closed";
+  const auto file = File::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW);
+  if (!file) return file.status();
+  if (sync != SyncMode::kFull) return {};
+  if (fsync(file->fd()) != 0) return SystemFailure("sync", path, errno);
+  const auto dir = OpenDirectory(directory);
+  if (!dir || fsync(dirfd(dir.get())) != 0) return SystemFailure("sync", directory, errno);
+  return {};
+}
+
+void MarkBroken(const fs::path& directory, std::string_view reason) {
+  const auto file = File::Open(directory / "broken", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  if (file) (void)file->Write(reason);
+}
+
+std::string BrokenReason(const fs::path& directory) {
+  if (!Exists(directory / "broken")) return {};
+  std::string reason = ReadSmallFile(directory / "broken");
+  return reason.empty() ? "the reason could not be written, as on a full disk" : reason;
+}
+
+SessionStatus StatusOf(const fs::path& directory) {
+  if (Exists(directory / "broken")) return SessionStatus::kBroken;
+  if (Exists(directory / "closed")) return SessionStatus::kClosed;
+  if (WriterIsAlive(directory / "tail")) return SessionStatus::kLive;
+  // It may have closed between the two looks.
+  return Exists(directory / "closed") ? SessionStatus::kClosed : SessionStatus::kCrashed;
+}
+
+void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes) {
+  const auto dir = OpenDirectory(directory);
+  if (!dir) return;
+  const int parent = dirfd(dir.get());
+  std::vector<Ended> ended;
+  for (const std::string& name : NamesIn(dir.get())) {
+    if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent, directory, name);
+    if (!SessionOfName(name) || WriterIsAlive(directory / name / "tail")) continue;
+    if (auto one = Examine(parent, name)) ended.push_back(std::move(*one));
+  }
+  std::sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return Before(b.written, a.written); });
+  Bytes bytes = 0;
+  for (std::size_t i = 0; i < ended.size(); ++i) {  // newest first
+    bytes += ended[i].bytes;
+    if (i >= keep_sessions || bytes > keep_bytes) RemoveSession(parent, ended[i].name);
+  }
+}
+
+std::string_view ToText(SessionStatus status) {
+  switch (status) {
+    case SessionStatus::kLive:
+      return "live";
+    case SessionStatus::kClosed:
+      return "closed";
+    case SessionStatus::kCrashed:
+      return "crashed";
+    case SessionStatus::kBroken:
+      return "broken";
+  }
+  return "unknown";
+}
+
+Result<std::vector<fs::path>> ListSessions(const fs::path& directory) {
+  if (IsSessionDirectory(directory)) return std::vector{directory};
+  const auto dir = OpenDirectory(directory);
+  if (!dir) return SystemFailure("list sessions in", directory, errno);
+  std::vector<std::pair<timespec, fs::path>> found;
+  for (const std::string& name : NamesIn(dir.get())) {
+    const fs::path path = directory / name;
+    if (SessionOfName(name) && IsSessionDirectory(path)) found.emplace_back(LastWritten(path), path);
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return Before(b.first, a.first) || (!Before(a.first, b.first) && a.second < b.second);
+  });
+  std::vector<fs::path> sessions;
+  for (auto& [written, path] : found) sessions.push_back(std::move(path));
+  return sessions;
+}
+
+}  // namespace amem

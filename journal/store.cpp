@@ -1,0 +1,307 @@
+#include "journal/store.h"
+
+#include <fcntl.h>
+#include <lmdb.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "journal/file.h"
+#include "journal/fork_guard.h"
+
+namespace amem {
+namespace {
+
+constexpr const char* kTableNames[kTables] = {"meta", "events", "snapshots"};
+constexpr Bytes kLockFileBytes = 16384;  // LMDB takes what is there as room for readers: about 250
+
+Status Failure(std::string_view doing, const std::filesystem::path& directory, int rc) {
+  const auto path = directory / "data.mdb";
+  if (rc > 0) return SystemFailure(doing, path, rc);
+  const char* advice = "";
+  if (rc == MDB_MAP_FULL) advice = "; the journal reached the limit of its size (JournalOptions::map_bytes)";
+  if (rc == MDB_VERSION_MISMATCH || rc == MDB_INVALID) advice = "; it is no journal, or its first pages are damaged";
+  const bool corrupt = rc == MDB_CORRUPTED || rc == MDB_PAGE_NOTFOUND || rc == MDB_INVALID || rc == MDB_VERSION_MISMATCH ||
+                       rc == MDB_NOTFOUND || rc == MDB_BAD_VALSIZE || rc == MDB_INCOMPATIBLE;
+  return {corrupt ? Code::kCorrupt : Code::kIo,
+          std::string(doing) + " " + path.string() + ": " + mdb_strerror(rc) + " (LMDB " + std::to_string(rc) + ")" + advice};
+}
+
+MDB_val ValueOf(std::span<const std::byte> bytes) { return {bytes.size(), const_cast<std::byte*>(bytes.data())}; }
+MDB_val KeyOf(std::uint64_t& key) { return {sizeof key, &key}; }
+
+class Cursor {
+ public:
+  ~Cursor() {
+    if (cursor_ != nullptr) mdb_cursor_close(cursor_);
+  }
+  Cursor() = default;
+  Cursor(const Cursor&) = delete;
+  Cursor& operator=(const Cursor&) = delete;
+  int Open(MDB_txn* txn, unsigned table) { return mdb_cursor_open(txn, table, &cursor_); }
+  // Positions like mdb_cursor_get. A key that is no sequence number is corruption.
+  int Get(std::uint64_t& key, MDB_val& value, MDB_cursor_op op) {
+    MDB_val k = KeyOf(key);
+    const int rc = mdb_cursor_get(cursor_, &k, &value, op);
+    if (rc != 0) return rc;
+    if (k.mv_size != sizeof key) return MDB_CORRUPTED;
+    std::memcpy(&key, k.mv_data, sizeof key);
+    return 0;
+  }
+  int Remove() { return mdb_cursor_del(cursor_, 0); }
+
+ private:
+  MDB_cursor* cursor_ = nullptr;
+};
+
+struct FileKey {  // which file, by whatever name
+  dev_t device = 0;
+  ino_t inode = 0;
+  friend auto operator<=>(const FileKey&, const FileKey&) = default;
+};
+
+Result<FileKey> Identify(const std::filesystem::path& directory) {
+  struct stat st{};
+  const auto path = directory / "data.mdb";
+  if (::stat(path.c_str(), &st) != 0) return SystemFailure("open", path, errno);
+  return FileKey{st.st_dev, st.st_ino};
+}
+
+}  // namespace
+
+struct Store::Environment {
+  MDB_env* env = nullptr;
+  TableIds tables{};
+  std::filesystem::path directory;
+  FileKey file;
+  int users = 0;  // stores of this process; under the registry's mutex
+};
+
+namespace {
+
+// LMDB's rule of one environment a process makes this one list a property of the process. Never destroyed: stores may outlive
+// static objects.
+struct Registry {
+  ForkGuard guard;
+  std::mutex mutex;
+  std::map<FileKey, std::shared_ptr<void>> environments;
+};
+
+Registry& TheRegistry() {
+  static std::atomic<Registry*> current{nullptr};
+  Registry* seen = current.load(std::memory_order_acquire);
+  while (seen == nullptr || seen->guard.InChild()) {  // a child starts with an empty list; its parent's is left as it is
+    auto* fresh = new Registry;
+    if (current.compare_exchange_strong(seen, fresh)) return *fresh;
+    delete fresh;
+  }
+  return *seen;
+}
+
+int OpenTables(MDB_env* env, Store::TableIds& tables, bool create) {
+  MDB_txn* txn = nullptr;
+  int rc = mdb_txn_begin(env, nullptr, create ? 0 : MDB_RDONLY, &txn);
+  if (rc != 0) return rc;
+  const unsigned flags = MDB_INTEGERKEY | (create ? MDB_CREATE : 0U);
+  for (std::size_t i = 0; i < kTables && rc == 0; ++i) rc = mdb_dbi_open(txn, kTableNames[i], flags, &tables[i]);
+  if (rc == 0) return mdb_txn_commit(txn);
+  mdb_txn_abort(txn);
+  return rc;
+}
+
+int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes map_bytes, unsigned flags) {
+  int rc = mdb_env_create(env);
+  if (rc != 0) return rc;
+  if (map_bytes != 0) rc = mdb_env_set_mapsize(*env, map_bytes);
+  if (rc == 0) rc = mdb_env_set_maxdbs(*env, kTables);
+  if (rc == 0) rc = mdb_env_open(*env, directory.c_str(), flags, 0600);
+  if (rc == 0) return 0;
+  mdb_env_close(*env);
+  *env = nullptr;
+  return rc;
+}
+
+// LMDB makes its lock file with holes and maps it: on a full disk the first touch would be a signal.
+Status ReserveLockFile(const std::filesystem::path& directory) {
+  const auto path = directory / "lock.mdb";
+  const auto file = File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
+  if (!file) return file.status();
+  if (const int error = posix_fallocate(file->fd(), 0, kLockFileBytes); error != 0) {
+    return SystemFailure("make room in", path, error);
+  }
+  return {};
+}
+
+}  // namespace
+
+Store::Store(std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
+
+Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes, SyncMode sync) {
+  AMEM_TRY(ReserveLockFile(directory));
+  Registry& registry = TheRegistry();
+  const std::lock_guard lock(registry.mutex);
+  auto made = std::make_shared<Environment>();
+  const unsigned flags = MDB_NOTLS | (sync == SyncMode::kProcess ? MDB_NOSYNC : 0U);
+  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, flags); rc != 0) {
+    return Failure("create", directory, rc);
+  }
+  made->directory = directory;
+  made->users = 1;
+  const int rc = OpenTables(made->env, made->tables, true);
+  const auto file = Identify(directory);
+  if (rc != 0 || !file) {
+    mdb_env_close(made->env);
+    return rc != 0 ? Failure("create tables in", directory, rc) : file.status();
+  }
+  made->file = *file;
+  registry.environments[*file] = made;
+  return std::unique_ptr<Store>(new Store(std::move(made)));
+}
+
+Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& directory, bool live) {
+  Registry& registry = TheRegistry();
+  const std::lock_guard lock(registry.mutex);
+  const auto file = Identify(directory);
+  if (!file) return file.status();
+  if (const auto it = registry.environments.find(*file); it != registry.environments.end()) {
+    auto shared = std::static_pointer_cast<Environment>(it->second);
+    ++shared->users;
+    return std::unique_ptr<Store>(new Store(std::move(shared)));
+  }
+  auto made = std::make_shared<Environment>();
+  const bool locks = live && access((directory / "lock.mdb").c_str(), W_OK) == 0;
+  const unsigned flags = MDB_NOTLS | MDB_RDONLY | (locks ? 0U : MDB_NOLOCK);
+  if (const int rc = OpenEnvironment(&made->env, directory, 0, flags); rc != 0) return Failure("open", directory, rc);
+  if (const int rc = OpenTables(made->env, made->tables, false); rc != 0) {
+    mdb_env_close(made->env);
+    return Failure("open the tables of", directory, rc);
+  }
+  made->directory = directory;
+  made->file = *file;
+  made->users = 1;
+  registry.environments[*file] = made;
+  return std::unique_ptr<Store>(new Store(std::move(made)));
+}
+
+Store::~Store() {
+  Registry& registry = TheRegistry();
+  const std::lock_guard lock(registry.mutex);
+  const auto it = registry.environments.find(environment_->file);
+  // In a forked child the list is another one: LMDB's memory is left as it is, because closing would release locks of the
+  // parent's readers, which are in shared memory.
+  if (it == registry.environments.end() || it->second != environment_) return;
+  if (--environment_->users > 0) return;
+  registry.environments.erase(it);
+  mdb_env_close(environment_->env);
+}
+
+Status Store::Write(const std::function<Status(const Writing&)>& body) {
+  MDB_txn* txn = nullptr;
+  if (const int rc = mdb_txn_begin(environment_->env, nullptr, 0, &txn); rc != 0) {
+    return Failure("begin to write", environment_->directory, rc);
+  }
+  if (Status status = body(Writing(txn, environment_->tables)); !status) {
+    mdb_txn_abort(txn);
+    return status.Within("write " + (environment_->directory / "data.mdb").string());
+  }
+  if (const int rc = mdb_txn_commit(txn); rc != 0) return Failure("commit to", environment_->directory, rc);
+  return {};
+}
+
+Status Store::Read(const std::function<Status(const Reading&)>& body) const {
+  MDB_txn* txn = nullptr;
+  int rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
+  if (rc == MDB_READERS_FULL) {  // some may be of processes that died
+    int dead = 0;
+    mdb_reader_check(environment_->env, &dead);
+    rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
+  }
+  if (rc != 0) return Failure("begin to read", environment_->directory, rc);
+  Status status = body(Reading(txn, environment_->tables));
+  mdb_txn_abort(txn);
+  return status.Within("read " + (environment_->directory / "data.mdb").string());
+}
+
+Status Store::Sync() {
+  const int rc = mdb_env_sync(environment_->env, 1);
+  return rc == 0 ? Status{} : Failure("sync", environment_->directory, rc);
+}
+
+void Store::ForgetDeadReaders() {
+  int dead = 0;
+  mdb_reader_check(environment_->env, &dead);
+}
+
+namespace {
+
+Status TableFailure(std::string_view doing, Table table, int rc) {
+  const std::string what = std::string(doing) + " table " + kTableNames[static_cast<std::size_t>(table)];
+  if (rc > 0) return {Code::kIo, what + ": " + SystemFailure("", "", rc).message()};
+  if (rc == MDB_MAP_FULL) {
+    return {Code::kIo, what + ": the file reached the limit of its size (MDB_MAP_FULL); raise JournalOptions::map_bytes"};
+  }
+  return {Code::kCorrupt, what + ": " + mdb_strerror(rc) + " (LMDB " + std::to_string(rc) + ")"};
+}
+
+}  // namespace
+
+Status Store::Reading::Scan(Table table, std::uint64_t from,
+                            const std::function<bool(std::uint64_t, std::span<const std::byte>)>& visit) const {
+  Cursor cursor;
+  int rc = cursor.Open(txn_, tables_[static_cast<std::size_t>(table)]);
+  std::uint64_t key = from;
+  MDB_val value{};
+  for (MDB_cursor_op op = MDB_SET_RANGE; rc == 0; op = MDB_NEXT) {
+    rc = cursor.Get(key, value, op);
+    if (rc == 0 && !visit(key, {static_cast<const std::byte*>(value.mv_data), value.mv_size})) return {};
+  }
+  return rc == MDB_NOTFOUND ? Status{} : TableFailure("scan", table, rc);
+}
+
+Result<std::uint64_t> Store::Reading::Count(Table table) const {
+  MDB_stat stat{};
+  const int rc = mdb_stat(txn_, tables_[static_cast<std::size_t>(table)], &stat);
+  if (rc != 0) return TableFailure("count", table, rc);
+  return stat.ms_entries;
+}
+
+Result<std::optional<std::uint64_t>> Store::Reading::Edge(Table table, bool last) const {
+  Cursor cursor;
+  int rc = cursor.Open(txn_, tables_[static_cast<std::size_t>(table)]);
+  std::uint64_t key = 0;
+  MDB_val value{};
+  if (rc == 0) rc = cursor.Get(key, value, last ? MDB_LAST : MDB_FIRST);
+  if (rc == MDB_NOTFOUND) return std::optional<std::uint64_t>{};
+  if (rc != 0) return TableFailure("read", table, rc);
+  return std::optional(key);
+}
+
+Status Store::Writing::Append(Table table, std::uint64_t key, std::span<const std::byte> value) const {
+  MDB_val k = KeyOf(key);
+  MDB_val v = ValueOf(value);
+  const int rc = mdb_put(txn_, tables_[static_cast<std::size_t>(table)], &k, &v, MDB_APPEND);
+  return rc == 0 ? Status{} : TableFailure("append to", table, rc);
+}
+
+Result<std::uint64_t> Store::Writing::RemoveBelow(Table table, std::uint64_t below, std::uint64_t limit) const {
+  Cursor cursor;
+  int rc = cursor.Open(txn_, tables_[static_cast<std::size_t>(table)]);
+  std::uint64_t removed = 0;
+  for (; rc == 0 && removed < limit; ++removed) {
+    std::uint64_t key = 0;
+    MDB_val value{};
+    rc = cursor.Get(key, value, MDB_FIRST);
+    if (rc != 0 || key >= below) break;
+    rc = cursor.Remove();
+  }
+  if (rc != 0 && rc != MDB_NOTFOUND) return TableFailure("remove from", table, rc);
+  return removed;
+}
+
+}  // namespace amem

@@ -1,0 +1,77 @@
+// One journal's LMDB environment: three tables of records by sequence number.
+//
+// LMDB forbids to open an environment twice in one process (the second close drops the first one's locks), so whoever opens the
+// same one in this process shares it. A forked child opens its own and leaves its parent's alone, as well as what it inherited.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "journal/journal.h"
+#include "statemachine/types.h"
+
+struct MDB_txn;
+
+namespace amem {
+
+enum class Table : std::size_t { kMeta = 0, kEvents = 1, kSnapshots = 2 };
+inline constexpr std::size_t kTables = 3;
+
+class Store {
+ public:
+  using TableIds = std::array<unsigned, kTables>;
+
+  // Inside one transaction; the bytes that are handed out are valid until it ends.
+  class Reading {
+   public:
+    Reading(MDB_txn* txn, const TableIds& tables) : txn_(txn), tables_(tables) {}
+    // Calls `visit` for the entries with key >= `from` in order, until it returns false.
+    Status Scan(Table table, std::uint64_t from,
+                const std::function<bool(std::uint64_t key, std::span<const std::byte> value)>& visit) const;
+    [[nodiscard]] Result<std::uint64_t> Count(Table table) const;
+    [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const { return Edge(table, false); }
+    [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const { return Edge(table, true); }
+
+   protected:
+    [[nodiscard]] Result<std::optional<std::uint64_t>> Edge(Table table, bool last) const;
+    MDB_txn* txn_;
+    const TableIds& tables_;
+  };
+  class Writing : public Reading {
+   public:
+    using Reading::Reading;
+    // Keys of a table must grow.
+    Status Append(Table table, std::uint64_t key, std::span<const std::byte> value) const;
+    // Removes up to `limit` entries with key < `below`; the number removed.
+    [[nodiscard]] Result<std::uint64_t> RemoveBelow(Table table, std::uint64_t below, std::uint64_t limit) const;
+  };
+
+  // Makes data.mdb and lock.mdb in `directory`, which exists and has none.
+  static Result<std::unique_ptr<Store>> Create(const std::filesystem::path& directory, Bytes map_bytes, SyncMode sync);
+  // Opens for reading only. `live`: a process may be writing to it, so LMDB's locks are taken, for which lock.mdb must be
+  // writable; otherwise no file is touched.
+  static Result<std::unique_ptr<Store>> Open(const std::filesystem::path& directory, bool live);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // Runs `body` in a transaction, and commits it when that returns ok. Only by one thread at a time.
+  Status Write(const std::function<Status(const Writing&)>& body);
+  Status Read(const std::function<Status(const Reading&)>& body) const;
+  // Makes what was committed survive the operating system.
+  Status Sync();
+  // Frees what dead readers of this journal held.
+  void ForgetDeadReaders();
+
+ private:
+  struct Environment;
+  explicit Store(std::shared_ptr<Environment> environment);
+  std::shared_ptr<Environment> environment_;
+};
+
+}  // namespace amem

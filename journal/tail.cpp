@@ -1,0 +1,307 @@
+#include "journal/tail.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace amem {
+namespace {
+
+constexpr std::uint32_t kSkipMagic = 0x70694b53;  // "SKip": go on at the start of the ring
+constexpr Bytes kCrcBytes = offsetof(TailHeader, crc);
+
+std::uint64_t ProcessStart(std::int32_t pid) {
+  const std::string stat = ReadSmallFile("/proc/" + std::to_string(pid) + "/stat");
+  std::size_t at = stat.rfind(')');  // the name before may hold anything
+  if (at == std::string::npos) return 0;
+  for (int field = 2; field < 22; ++field) {
+    at = stat.find(' ', at + 1);
+    if (at == std::string::npos) return 0;
+  }
+  return std::strtoull(stat.c_str() + at, nullptr, 10);
+}
+
+std::uint64_t PidNamespace() {
+  struct stat st{};
+  return stat("/proc/self/ns/pid", &st) == 0 ? static_cast<std::uint64_t>(st.st_ino) : 0;
+}
+
+std::uint64_t BootNumber() {
+  std::uint64_t number = 1469598103934665603ULL;  // FNV-1a
+  for (const char c : ReadSmallFile("/proc/sys/kernel/random/boot_id")) {
+    number = (number ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  }
+  return number;
+}
+
+std::uint32_t HeaderCrc(const TailHeader& header) {
+  return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes});
+}
+
+void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
+  header.pid = getpid();
+  header.capacity = capacity;
+  header.session = session.value;
+  header.pid_namespace = PidNamespace();
+  header.process_start = ProcessStart(header.pid);
+  header.boot = BootNumber();
+  header.crc = HeaderCrc(header);
+}
+
+// A limit of the size of files would end the process with a signal, and not fail a call.
+Status CheckFileLimit(const std::filesystem::path& path, Bytes bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes) {
+    return SystemFailure("make room for " + std::to_string(bytes) + " bytes in", path, EFBIG);
+  }
+  return {};
+}
+
+}  // namespace
+
+void Tail::Unmap::operator()(std::byte* at) const { munmap(at, bytes); }
+
+Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session) {
+  bytes = std::max(bytes, kLeastTailBytes) / kTailHeaderBytes * kTailHeaderBytes;
+  AMEM_TRY(CheckFileLimit(path, bytes));
+  auto file = File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
+  if (!file) return file.status();
+  const int fd = file->fd();
+  const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
+  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
+    return SystemFailure(doing, path, error);
+  }
+  // Where file systems have no locks, whether the writer lives is told from its pid alone.
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return SystemFailure("map", path, errno);
+  std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
+  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session);
+  return Tail(std::move(*file), std::move(map), bytes - kTailHeaderBytes);
+}
+
+Bytes Tail::Used() const {
+  const std::uint64_t drained = DrainedUpTo();  // before: it never passes what is published
+  return Published() - drained;
+}
+
+bool Tail::Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
+  const std::size_t bytes = RecordBytes(payload.size());
+  const std::uint64_t at = header().published.load(std::memory_order_relaxed);
+  std::uint64_t offset = at % capacity_;
+  const std::uint64_t skip = capacity_ - offset < bytes ? capacity_ - offset : 0;
+  if (at + skip + bytes > free_until_) {
+    free_until_ = DrainedUpTo() + capacity_;
+    if (at + skip + bytes > free_until_) return false;
+  }
+  header().begun.store(at + skip + bytes, std::memory_order_release);
+  if (skip != 0) {
+    std::memcpy(ring() + offset, &kSkipMagic, sizeof kSkipMagic);
+    offset = 0;
+  }
+  WriteRecord(ring() + offset, type, seq, payload);
+  header().published.store(at + skip + bytes, std::memory_order_release);
+  return true;
+}
+
+RingStretch Tail::Drainable(std::uint64_t up_to) const {
+  const std::uint64_t from = DrainedUpTo();
+  const std::uint64_t start = from % capacity_;
+  const std::uint64_t first = std::min(up_to - from, capacity_ - start);
+  return {{{ring() + start, first}, {ring(), up_to - from - first}}};
+}
+
+void Tail::MarkBroken(std::string_view reason) {
+  TailHeader& h = header();
+  const std::size_t n = std::min(reason.size(), sizeof h.reason - 1);
+  std::memcpy(h.reason, reason.data(), n);
+  h.reason[n] = '\0';
+  h.broken.store(1, std::memory_order_release);
+}
+
+bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte>, std::uint64_t)>& visit) {
+  std::uint64_t before = 0;  // bytes of the stretch before this part
+  for (const auto part : stretch.parts) {
+    for (std::size_t at = 0; at < part.size();) {
+      const auto rest = part.subspan(at);
+      if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) break;
+      const auto header = PeekRecord(rest);
+      if (!header) return false;
+      at += RecordBytes(header->length);
+      if (!visit(rest.first(sizeof *header + header->length), before + at)) return true;
+    }
+    before += part.size();
+  }
+  return true;
+}
+
+namespace {
+
+struct Positions {
+  std::uint64_t begun = 0, published = 0, drained = 0;
+};
+
+// The header of somebody else's tail, mapped, because positions must be read whole while their owner moves them. Only the first
+// page is: the file was seen to have it, and nobody makes a tail shorter.
+class HeaderView {
+ public:
+  explicit HeaderView(const File& file) {
+    void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
+    if (at != MAP_FAILED) header_ = static_cast<const TailHeader*>(at);
+  }
+  ~HeaderView() {
+    if (header_ != nullptr) munmap(const_cast<TailHeader*>(header_), kTailHeaderBytes);
+  }
+  HeaderView(const HeaderView&) = delete;
+  HeaderView& operator=(const HeaderView&) = delete;
+  explicit operator bool() const { return header_ != nullptr; }
+  const TailHeader* operator->() const { return header_; }
+  const TailHeader& operator*() const { return *header_; }
+  [[nodiscard]] Positions Read() const {
+    Positions p;  // drained first, then published, then begun: each is at most the next, also while they move
+    p.drained = header_->drained.load(std::memory_order_acquire);
+    p.published = header_->published.load(std::memory_order_acquire);
+    p.begun = header_->begun.load(std::memory_order_acquire);
+    return p;
+  }
+
+ private:
+  const TailHeader* header_ = nullptr;
+};
+
+bool Plausible(const TailHeader& header, const Positions& p, Bytes ring_bytes) {
+  const std::uint64_t used = p.published - p.drained;
+  return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header) && header.capacity == ring_bytes &&
+         p.drained <= p.published && used <= ring_bytes && p.begun >= p.published &&
+         (p.drained | p.published) % kRecordAlignment == 0;
+}
+
+// What follows a damaged place is found by trying every place where a record may start.
+void CollectPart(std::span<const std::byte> part, TailContents& out) {
+  std::size_t at = 0;
+  while (at < part.size()) {
+    const auto rest = part.subspan(at);
+    if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) {
+      if (!out.damaged_at_end) return;
+    } else if (const auto record = ReadRecord(rest)) {
+      // A smaller number is what an earlier round through the ring left behind a damaged place.
+      if (out.records.empty() || record->seq > out.records.back().seq) {
+        out.records.push_back(*record);
+        out.damaged_at_end = false;
+      }
+      at += RecordBytes(record->payload.size());
+      continue;
+    }
+    out.damaged_at_end = true;
+    out.damaged_bytes += std::min(kRecordAlignment, rest.size());
+    at += kRecordAlignment;
+  }
+}
+
+// The header is not what a writer left: whole records are looked for everywhere.
+void Salvage(std::span<const std::byte> ring, TailContents& out) {
+  ScanRecords(ring, [&](const Record& record) { out.records.push_back(record); });
+  std::sort(out.records.begin(), out.records.end(), [](const Record& a, const Record& b) { return a.seq < b.seq; });
+  const auto same = [](const Record& a, const Record& b) { return a.seq == b.seq; };
+  out.records.erase(std::unique(out.records.begin(), out.records.end(), same), out.records.end());
+  out.damaged_bytes = ring.size();
+  out.damaged_at_end = true;
+}
+
+Result<bool> CopyRing(const File& file, std::uint64_t capacity, const Positions& p, TailContents& out) {
+  const std::uint64_t start = p.drained % capacity;
+  const std::uint64_t used = p.published - p.drained;
+  const std::uint64_t first = std::min(used, capacity - start);
+  out.copy.resize(used);
+  const auto into = std::span(out.copy);
+  const auto a = file.ReadAt(kTailHeaderBytes + start, into.first(first));
+  if (!a) return a.status();
+  const auto b = file.ReadAt(kTailHeaderBytes, into.subspan(first));
+  if (!b) return b.status();
+  return *a + *b == used;
+}
+
+Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
+  out.present = true;
+  out.file_bytes = file_bytes;
+  const Bytes ring_bytes = file_bytes > kTailHeaderBytes ? file_bytes - kTailHeaderBytes : 0;
+  if (ring_bytes == 0) {
+    out.damage = "the tail has " + std::to_string(file_bytes) + " bytes, less than its header: it was cut off";
+    out.damaged_at_end = true;
+    return {};
+  }
+  const HeaderView header(file);
+  if (!header) return SystemFailure("map", "tail", errno);
+  const Positions before = header.Read();
+  if (!Plausible(*header, before, ring_bytes)) {
+    out.damage = "the header of the tail is damaged, or the tail was cut off; whole records in it are used";
+    out.copy.resize(ring_bytes);
+    const auto n = file.ReadAt(kTailHeaderBytes, out.copy);
+    if (!n) return n.status();
+    out.copy.resize(*n);
+    Salvage(out.copy, out);
+    return {};
+  }
+  out.pid = header->pid;
+  out.session = SessionId{header->session};
+  if (header->broken.load(std::memory_order_acquire) != 0) {
+    out.broken_reason.assign(header->reason, strnlen(header->reason, sizeof header->reason));
+  }
+  const auto whole = CopyRing(file, ring_bytes, before, out);
+  if (!whole) return whole.status();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // What was drained while the copy was made may be overwritten in it, and is in LMDB.
+  const std::uint64_t drained = std::clamp(header.Read().drained, before.drained, before.published);
+  out.torn = before.begun != before.published;
+  const std::uint64_t gone = drained - before.drained;
+  const std::uint64_t first = std::min(before.published - before.drained, ring_bytes - before.drained % ring_bytes);
+  const auto copy = std::span<const std::byte>(out.copy);
+  if (gone < first) CollectPart(copy.subspan(gone, first - gone), out);
+  CollectPart(copy.subspan(std::max(first, gone)), out);
+  if (out.damaged_bytes != 0) out.damage = std::to_string(out.damaged_bytes) + " bytes of the tail are no records";
+  return {};
+}
+
+}  // namespace
+
+Result<TailContents> ReadTail(const std::filesystem::path& path) {
+  TailContents out;
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) {
+    if (file.status().code() == Code::kNotFound) return out;
+    return file.status();
+  }
+  const auto bytes = file->Size();
+  if (!bytes) return bytes.status();
+  AMEM_TRY(ReadPresent(*file, *bytes, out).Within("read " + path.string()));
+  return out;
+}
+
+bool WriterIsAlive(const std::filesystem::path& path) {
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return false;
+  if (flock(file->fd(), LOCK_SH | LOCK_NB) == 0) return false;
+  const bool locked = errno == EWOULDBLOCK;
+  // A child that the writer forked keeps the lock alive, so the process is looked at as well - where its number means something.
+  TailHeader header;
+  std::array<std::byte, sizeof header> bytes;
+  const auto n = file->ReadAt(0, bytes);
+  if (!n || *n != bytes.size()) return locked;
+  std::memcpy(static_cast<void*>(&header), bytes.data(), kCrcBytes + sizeof header.crc);
+  if (header.magic != TailHeader::kMagic || header.crc != HeaderCrc(header)) return true;
+  if (header.boot != BootNumber()) return false;
+  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return true;
+  return ProcessStart(header.pid) == header.process_start;
+}
+
+}  // namespace amem

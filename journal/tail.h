@@ -1,0 +1,124 @@
+// The tail: a file of fixed size, mapped as shared memory, where records wait until they are in LMDB. What is in it when the
+// writer dies is in the page cache, and a reader finds it there.
+//
+// The file is one page of header and a ring. Positions count bytes since the beginning and never wrap; position p lies at
+// p % capacity. Records do not wrap either: what is left before the end of the ring is skipped.
+//
+//     drained          published     begun
+//   ----|===record===record|--torn-----|----    begun > published in a dead process: killed inside an append
+//
+// The appender moves `begun`, writes, and moves `published`; the drain moves `drained` after LMDB has committed.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "journal/file.h"
+#include "journal/record.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+inline constexpr Bytes kTailHeaderBytes = 4096;
+inline constexpr Bytes kLeastTailBytes = 16384;  // with the header
+
+struct TailHeader {
+  static constexpr std::uint64_t kMagic = 0x4c4941544d454d41;  // "AMEMTAIL" in the file
+  std::uint64_t magic = kMagic;
+  std::uint32_t format = 1;
+  std::int32_t pid = 0;
+  std::uint64_t capacity = 0;       // of the ring
+  std::uint64_t session = 0;
+  std::uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; a pid means something only there
+  std::uint64_t process_start = 0;  // field 22 of /proc/PID/stat; tells a reused pid
+  std::uint64_t boot = 0;           // a number made of the boot id
+  std::uint32_t unused = 0;
+  std::uint32_t crc = 0;  // of all before
+  alignas(64) std::atomic<std::uint64_t> begun{0};
+  std::atomic<std::uint64_t> published{0};
+  alignas(64) std::atomic<std::uint64_t> drained{0};
+  alignas(64) std::atomic<std::uint32_t> broken{0};  // 1: reason is complete
+  char reason[508] = {};
+};
+static_assert(sizeof(TailHeader) <= kTailHeaderBytes);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+// A stretch of the ring, in two parts where it goes over the end.
+struct RingStretch {
+  std::span<const std::byte> parts[2];
+};
+
+// The writer's side. Append by one thread at a time, Drainable and Drained by one other.
+class Tail {
+ public:
+  // Makes the file with all its blocks, so that a full disk is an error here and never a signal later, and locks it: the lock
+  // goes with the process. `bytes` includes the header.
+  static Result<Tail> Create(const std::filesystem::path& path, Bytes bytes, SessionId session);
+  Tail(Tail&&) noexcept = default;
+  Tail& operator=(Tail&&) noexcept = default;
+  ~Tail() = default;
+
+  // False: no room now.
+  bool Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload);
+  // A larger payload may never find room.
+  [[nodiscard]] std::size_t LargestPayload() const { return capacity_ / 4; }
+  [[nodiscard]] std::uint64_t Published() const { return header().published.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t DrainedUpTo() const { return header().drained.load(std::memory_order_acquire); }
+  [[nodiscard]] Bytes Used() const;
+  [[nodiscard]] Bytes Capacity() const { return capacity_; }
+
+  // What is published and not drained.
+  [[nodiscard]] RingStretch Drainable(std::uint64_t up_to) const;
+  void Drained(std::uint64_t up_to) { header().drained.store(up_to, std::memory_order_release); }
+
+  // Readable by others even when no file can be written any more.
+  void MarkBroken(std::string_view reason);
+
+ private:
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::byte* at) const;
+  };
+  Tail(File file, std::unique_ptr<std::byte[], Unmap> map, Bytes capacity)
+      : file_(std::move(file)), map_(std::move(map)), capacity_(capacity) {}
+  [[nodiscard]] TailHeader& header() const { return *reinterpret_cast<TailHeader*>(map_.get()); }
+  [[nodiscard]] std::byte* ring() const { return map_.get() + kTailHeaderBytes; }
+
+  File file_;  // holds the lock
+  std::unique_ptr<std::byte[], Unmap> map_;
+  std::uint64_t capacity_;
+  std::uint64_t free_until_ = 0;  // the appender's copy of drained + capacity; refreshed when it does not suffice
+};
+
+// Splits a stretch into records. `visit` gets the bytes of a frame from its header on, and how much of the stretch ends with it;
+// false from it ends the walk. False: there is something that is no record.
+bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte> frame, std::uint64_t end)>& visit);
+
+// What a reader finds in a tail, whoever writes to it meanwhile.
+struct TailContents {
+  bool present = false;
+  std::vector<std::byte> copy;
+  std::vector<Record> records;  // in order, whole; they point into `copy`
+  bool torn = false;            // an append was under way
+  Bytes damaged_bytes = 0;      // not readable as records
+  bool damaged_at_end = false;  // with nothing whole behind
+  std::string damage;           // in words
+  std::string broken_reason;    // set when the writer said that it is broken
+  std::int32_t pid = 0;
+  SessionId session;
+  Bytes file_bytes = 0;
+};
+// Any bytes may be in the file. A file that is not there is no failure.
+Result<TailContents> ReadTail(const std::filesystem::path& path);
+
+// Whether the process that made this tail is alive. False when there is no tail.
+bool WriterIsAlive(const std::filesystem::path& path);
+
+}  // namespace amem

@@ -1,0 +1,218 @@
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <ctime>
+#include <mutex>
+#include <utility>
+
+#include "journal/codec.h"
+#include "journal/drain.h"
+#include "journal/fork_guard.h"
+#include "journal/journal.h"
+#include "journal/session_dir.h"
+#include "journal/snapshot.h"
+#include "journal/store.h"
+#include "journal/tail.h"
+
+namespace amem {
+namespace {
+
+constexpr std::uint64_t kTrySnapshotAgainAfter = 1000;  // events, when the state could not be condensed
+
+// What a forked child must not touch, in one place that it can leave alone.
+struct Core {
+  Core(std::filesystem::path path, Tail its_tail, std::unique_ptr<Store> its_store)
+      : directory(std::move(path)),
+        tail(std::move(its_tail)),
+        store(std::move(its_store)),
+        latch(directory, tail),
+        drain(tail, *store, latch, append_mutex) {}
+  std::filesystem::path directory;
+  Tail tail;
+  std::unique_ptr<Store> store;
+  BrokenLatch latch;
+  std::mutex append_mutex;
+  Encoder encoder;         // these three under append_mutex
+  std::uint64_t last = 0;  // sequence number
+  bool closed = false;
+  Drain drain;  // last, so that its thread ends first
+};
+
+class Writer final : public JournalWriter {
+ public:
+  Writer(std::unique_ptr<Core> core, const JournalOptions& options)
+      : core_(std::move(core)),
+        directory_(core_->directory),
+        sync_(options.sync),
+        snapshot_every_(options.snapshot_every),
+        snapshot_due_(options.snapshot_every) {}
+  ~Writer() override {
+    if (guard_.InChild()) (void)core_.release();  // the parent's, with locks that may be held and a thread that is not here
+  }
+  Status Append(const Event& event) override;
+  Status Flush() override;
+  [[nodiscard]] bool SnapshotDue() const override {
+    return appended_.load(std::memory_order_relaxed) >= snapshot_due_.load(std::memory_order_relaxed);
+  }
+  Status Snapshot(const State& state) override;
+  Status Close() override;
+  [[nodiscard]] std::filesystem::path Directory() const override { return directory_; }
+  [[nodiscard]] Bytes TailBytesUsed() const override { return guard_.InChild() ? 0 : core_->tail.Used(); }
+
+ private:
+  [[nodiscard]] Status Refused() const {
+    return {Code::kRefused, "journal " + directory_.string() + " belongs to the process that opened it; a forked child has none"};
+  }
+  [[nodiscard]] Status Unusable() const;  // append_mutex held
+  Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);
+  Status AppendLarge(std::uint64_t seq, std::span<const std::byte> message);
+
+  std::unique_ptr<Core> core_;
+  const std::filesystem::path directory_;
+  const SyncMode sync_;
+  const std::uint64_t snapshot_every_;
+  std::atomic<std::uint64_t> appended_{0};  // events of this writer
+  std::atomic<std::uint64_t> snapshot_due_;
+  std::uint64_t last_snapshot_ = 0;
+  ForkGuard guard_;
+};
+
+Status Writer::Unusable() const {
+  if (core_->latch.broken()) return core_->latch.reason();
+  if (core_->closed) return {Code::kRefused, "journal " + directory_.string() + " is closed"};
+  return {};
+}
+
+Status Writer::Append(const Event& event) {
+  if (guard_.InChild()) return Refused();
+  std::uint64_t position = 0;
+  {
+    const std::lock_guard lock(core_->append_mutex);
+    AMEM_TRY(Unusable());
+    const std::uint64_t last = core_->last;
+    if (!event.seq || (last != 0 && event.seq.value != last + 1)) {
+      return core_->latch.Break({Code::kInvalid, "append event " + std::to_string(event.seq.value) + " to journal " +
+                                                     directory_.string() + ": it does not follow event " +
+                                                     std::to_string(last)});
+    }
+    const auto message = core_->encoder.Encode(event);
+    if (message.empty()) {
+      return core_->latch.Break({Code::kInvalid, "append event " + std::to_string(event.seq.value) + " to journal " +
+                                                     directory_.string() + ": it is too large to be encoded"});
+    }
+    AMEM_TRY(AppendEncoded(event.seq.value, message));
+    core_->last = event.seq.value;
+    appended_.fetch_add(1, std::memory_order_relaxed);
+    position = core_->tail.Published();
+  }
+  return sync_ == SyncMode::kFull ? core_->drain.WaitFor(position) : Status{};
+}
+
+Status Writer::AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
+  if (message.size() > core_->tail.LargestPayload()) return AppendLarge(seq, message);
+  for (;;) {
+    const std::uint64_t drained = core_->tail.DrainedUpTo();  // before the attempt
+    if (core_->tail.Append(RecordType::kEvent, seq, message)) break;
+    AMEM_TRY(core_->drain.WaitForRoom(drained));
+  }
+  core_->drain.Appended();
+  return {};
+}
+
+Status Writer::AppendLarge(std::uint64_t seq, std::span<const std::byte> message) {
+  std::vector<std::byte> frame(RecordBytes(message.size()));
+  WriteRecord(frame.data(), RecordType::kEvent, seq, message);
+  return core_->drain.Store({.table = Table::kEvents, .key = seq, .frame = std::move(frame)});
+}
+
+Status Writer::Flush() {
+  if (guard_.InChild()) return Refused();
+  {
+    const std::lock_guard lock(core_->append_mutex);
+    AMEM_TRY(Unusable());
+  }
+  return core_->drain.WaitFor(core_->tail.Published());
+}
+
+Status Writer::Snapshot(const State& state) {
+  if (guard_.InChild()) return Refused();
+  std::uint64_t last = 0;
+  {
+    const std::lock_guard lock(core_->append_mutex);
+    AMEM_TRY(Unusable());
+    last = core_->last;
+  }
+  const std::uint64_t through = state.last.value;
+  const std::string doing = "snapshot journal " + directory_.string() + " through event " + std::to_string(through);
+  if (through == 0 || through > last) {
+    return {Code::kInvalid, doing + ": the last event appended is " + std::to_string(last)};
+  }
+  if (through <= last_snapshot_) return {};
+  const auto payload = EncodeSnapshot(state);
+  if (!payload || payload->size() > UINT32_MAX) {
+    snapshot_due_.store(appended_.load() + std::min(snapshot_every_, kTrySnapshotAgainAfter), std::memory_order_relaxed);
+    return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
+  }
+  std::vector<std::byte> frame(RecordBytes(payload->size()));
+  WriteRecord(frame.data(), RecordType::kSnapshot, through, *payload);
+  AMEM_TRY(core_->drain.Store({.table = Table::kSnapshots,
+                               .key = through,
+                               .frame = std::move(frame),
+                               .obsolete_events_below = last_snapshot_ == 0 ? 0 : last_snapshot_ + 1,
+                               .obsolete_snapshots_below = last_snapshot_}));
+  last_snapshot_ = through;
+  snapshot_due_.store(appended_.load() + snapshot_every_, std::memory_order_relaxed);
+  return {};
+}
+
+Status Writer::Close() {
+  if (guard_.InChild()) return Refused();
+  {
+    const std::lock_guard lock(core_->append_mutex);
+    if (core_->closed && !core_->latch.broken()) return {};
+    AMEM_TRY(Unusable());
+    core_->closed = true;
+  }
+  AMEM_TRY(core_->drain.WaitFor(core_->tail.Published()));
+  core_->drain.Stop();
+  if (Status status = core_->store->Sync(); !status) return core_->latch.Break(status);
+  if (Status status = MarkClosed(directory_, sync_); !status) return core_->latch.Break(status);
+  unlink((directory_ / "tail").c_str());  // empty; the lock on it goes with the process or this object
+  return {};
+}
+
+std::uint64_t RealtimeNs() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+Status Introduce(Store& store, SessionId session) {
+  const FileMeta meta{kJournalFormat, kJournalLeastReader, session, getpid(), RealtimeNs()};
+  Encoder encoder;
+  const auto message = encoder.Encode(meta);
+  std::vector<std::byte> frame(RecordBytes(message.size()));
+  WriteRecord(frame.data(), RecordType::kMeta, 1, message);
+  return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions& options, SessionId session) {
+  auto fresh = NewSessionDirectory::Create(options.directory, session);
+  if (!fresh) return fresh.status();
+  RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
+  auto tail = Tail::Create(fresh->path() / "tail", options.tail_bytes, session);
+  if (!tail) return tail.status().Within("open a journal");
+  auto store = Store::Create(fresh->path(), options.map_bytes, options.sync);
+  if (!store) return store.status().Within("open a journal");
+  AMEM_TRY(Introduce(**store, session).Within("open a journal"));
+  const auto directory = fresh->Publish();
+  if (!directory) return directory.status().Within("open a journal");
+  auto core = std::make_unique<Core>(*directory, std::move(*tail), std::move(*store));
+  AMEM_TRY(core->drain.Start().Within("open a journal"));
+  return std::unique_ptr<JournalWriter>(new Writer(std::move(core), options));
+}
+
+}  // namespace amem

@@ -1,0 +1,69 @@
+// What NCCL puts on the GPU: refused while memory is paused, before it can touch an address with nothing behind it.
+#include <array>
+#include <string>
+
+#include "ncclpatch/edge.h"
+#include "ncclpatch/log.h"
+
+namespace amem::edge {
+namespace {
+
+constinit log::Limited g_refusals;
+
+bool Refused(const char* call) {
+  const Session* session = Runtime::Get().started();
+  if (session == nullptr || !session->paused()) [[likely]]
+    return false;
+  g_refusals.Error(std::string(call) +
+                   " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
+  return true;
+}
+
+struct LaunchKernel {
+  static constexpr const char *kName = "cuLaunchKernel", *kExported = kName;
+  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
+                            void**);
+  template <class... A>
+  static CUresult Call(Function* real, A... arguments) {
+    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+  }
+};
+
+struct LaunchKernelEx {
+  static constexpr const char *kName = "cuLaunchKernelEx", *kExported = kName;
+  using Function = CUresult(const CUlaunchConfig*, CUfunction, void**, void**);
+  template <class... A>
+  static CUresult Call(Function* real, A... arguments) {
+    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+  }
+};
+
+struct LaunchCooperativeKernel {
+  static constexpr const char *kName = "cuLaunchCooperativeKernel", *kExported = kName;
+  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**);
+  template <class... A>
+  static CUresult Call(Function* real, A... arguments) {
+    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+  }
+};
+
+struct GraphLaunch {
+  static constexpr const char *kName = "cuGraphLaunch", *kExported = kName;
+  using Function = CUresult(CUgraphExec, CUstream);
+  template <class... A>
+  static CUresult Call(Function* real, A... arguments) {
+    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+  }
+};
+
+}  // namespace
+}  // namespace amem::edge
+
+namespace amem::symbols {
+std::span<const Replacement> LaunchReplacements() {
+  using namespace edge;
+  static const std::array table = {Replace<LaunchKernel>(), Replace<LaunchKernelEx>(), Replace<LaunchCooperativeKernel>(),
+                                   Replace<GraphLaunch>()};
+  return table;
+}
+}  // namespace amem::symbols

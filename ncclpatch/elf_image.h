@@ -1,0 +1,84 @@
+// A loaded ELF object, seen through its own program headers and dynamic section.
+//
+// Reading allocates nothing and takes no lock but the loader's, so that it can be used before main, from inside dlsym and from
+// under a malloc that is itself being set up. An ElfImage is a view: valid while the object stays loaded.
+#pragma once
+
+#include <elf.h>
+#include <link.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+class ElfImage {
+ public:
+  // Calls `visit(image)` for every loaded object until it returns true; true when one did.
+  template <class Visit>
+  static bool ForEach(Visit&& visit) {
+    return Iterate([](const ElfImage& image, void* context) { return static_cast<bool>((*static_cast<Visit*>(context))(image)); },
+                   &visit);
+  }
+  // The object whose segments contain `address`.
+  static bool Containing(const void* address, ElfImage* found);
+
+  [[nodiscard]] const char* path() const { return path_; }      // as the loader calls it; empty for the program
+  [[nodiscard]] const char* soname() const { return soname_; }  // empty if it has none
+  [[nodiscard]] std::uintptr_t base() const { return base_; }   // load address; call-site offsets count from here
+  [[nodiscard]] bool Contains(std::uintptr_t address) const { return address >= begin_ && address < end_; }
+  [[nodiscard]] std::uintptr_t text_begin() const { return text_begin_; }
+  [[nodiscard]] std::uintptr_t text_end() const { return text_end_; }
+  [[nodiscard]] bool InText(std::uintptr_t address) const { return address >= text_begin_ && address < text_end_; }
+  [[nodiscard]] bool BoundAtLoad() const { return bind_now_; }  // linked with -z now: its slots never stay unbound
+  [[nodiscard]] bool Needs(const char* soname) const;           // has it as DT_NEEDED
+  [[nodiscard]] std::string BuildId() const;                    // in hex, empty if it has none
+
+  // The address of a symbol that this object defines in its dynamic table (its default version, if it has several).
+  [[nodiscard]] void* Find(const char* name) const;
+
+  // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
+  struct Slot {
+    std::uintptr_t* where = nullptr;  // null: the object does not import it
+    bool plt = false;                 // a PLT slot, which the loader may fill at the first call
+    explicit operator bool() const { return where != nullptr; }
+  };
+  [[nodiscard]] Slot ImportSlot(const char* name) const;
+  // A slot that nobody called through yet still points back into its own object.
+  [[nodiscard]] bool Unbound(const Slot& slot) const { return slot.plt && InText(*slot.where); }
+  // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
+  Status Write(const Slot& slot, const void* target) const;
+
+ private:
+  using Visitor = bool (*)(const ElfImage&, void*);
+  static bool Iterate(Visitor visit, void* context);
+  static int Step(dl_phdr_info* info, std::size_t size, void* context);
+  bool Parse(const dl_phdr_info& info);
+  void ParseDynamic(const ElfW(Dyn) * entry);
+  [[nodiscard]] std::uintptr_t Absolute(ElfW(Addr) value) const { return value < base_ ? base_ + value : value; }
+  [[nodiscard]] bool Defines(std::uint32_t index, const char* name) const;
+  [[nodiscard]] std::uint32_t FindGnu(const char* name) const;
+  [[nodiscard]] std::uint32_t FindLinear(const char* name) const;
+  [[nodiscard]] Slot ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const;
+
+  const char* path_ = "";
+  const char* soname_ = "";
+  std::uintptr_t base_ = 0, begin_ = 0, end_ = 0, text_begin_ = 0, text_end_ = 0, relro_begin_ = 0, relro_end_ = 0;
+  const ElfW(Phdr) * headers_ = nullptr;
+  std::size_t header_count_ = 0;
+  const ElfW(Dyn) * dynamic_ = nullptr;
+  const ElfW(Sym) * symbols_ = nullptr;
+  const char* strings_ = nullptr;
+  const ElfW(Half) * versions_ = nullptr;
+  const std::uint32_t* gnu_hash_ = nullptr;
+  const std::uint32_t* sysv_hash_ = nullptr;
+  const ElfW(Rela) * plt_relocations_ = nullptr;
+  const ElfW(Rela) * relocations_ = nullptr;
+  std::size_t plt_bytes_ = 0, relocation_bytes_ = 0;
+  bool bind_now_ = false;
+};
+
+}  // namespace amem

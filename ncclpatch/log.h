@@ -1,0 +1,32 @@
+// Log lines of AMem, on stderr: "[amem PID rank R] level message". Nothing here throws, and nothing writes to stdout.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace amem::log {
+
+enum class Level { kTrace, kDebug, kInfo, kWarn, kError };
+
+// Until this is called, warnings and errors are written, without a rank. Also makes the process-wide spdlog logger of this
+// library (whose default is stdout) ours. `level` as in Options::log_level.
+void Configure(const std::string& level, int rank) noexcept;
+
+void Write(Level level, std::string_view message) noexcept;
+
+inline void Debug(std::string_view message) noexcept { Write(Level::kDebug, message); }
+inline void Info(std::string_view message) noexcept { Write(Level::kInfo, message); }
+inline void Warn(std::string_view message) noexcept { Write(Level::kWarn, message); }
+inline void Error(std::string_view message) noexcept { Write(Level::kError, message); }
+
+// The same line at most once a second; says how many were left out. One `Limited` a call site, static.
+class Limited {
+ public:
+  void Error(std::string_view message) noexcept;
+
+ private:
+  long long last_ms_ = -1'000'000;
+  unsigned long long left_out_ = 0;
+};
+
+}  // namespace amem::log

@@ -1,0 +1,15 @@
+// Only in libamem_nccl.so: what happens when the loader brings it in.
+#include "ncclpatch/log.h"
+#include "ncclpatch/runtime.h"
+
+namespace {
+
+__attribute__((constructor)) void OnLoad() {
+  try {
+    amem::Runtime::Get().Load();
+  } catch (const std::exception& error) {
+    amem::log::Error(std::string("loading: ") + error.what() + "; AMem is off in this process");
+  }
+}
+
+}  // namespace

@@ -1,0 +1,51 @@
+// Standard output of the tool, through one buffer that is used again and again: a log of a million events is a few hundred
+// writes.
+#pragma once
+
+#include <charconv>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "statemachine/types.h"
+
+namespace amem::tool {
+
+class Output {
+ public:
+  explicit Output(int descriptor) : descriptor_(descriptor) { buffer_.reserve(kFlushAt + kFlushAt / 4); }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  Output& operator<<(std::string_view text) {
+    buffer_.append(text);
+    if (buffer_.size() >= kFlushAt) Flush();
+    return *this;
+  }
+  Output& operator<<(std::integral auto number) {
+    char digits[24];
+    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+    return *this << std::string_view(digits, static_cast<std::size_t>(end - digits));
+  }
+  // Right-aligned, filled with `fill`.
+  Output& Padded(std::uint64_t number, std::size_t width, char fill);
+  Output& Left(std::string_view text, std::size_t width);
+
+  // The reader has gone (head, a closed pager): nothing more need be produced. Not an error.
+  [[nodiscard]] bool ReaderGone() const { return gone_; }
+  // Writes what is left. kIo: something could not be written (a full disk).
+  Status Finish();
+
+ private:
+  static constexpr std::size_t kFlushAt = 1 << 16;
+  void Flush();
+
+  int descriptor_;
+  std::string buffer_;
+  bool gone_ = false;
+  Status failure_;
+};
+
+}  // namespace amem::tool

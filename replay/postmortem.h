@@ -1,0 +1,96 @@
+// Post-mortem: what the journals of a job say, checked. The library behind `amem-replay verify`.
+//
+// One journal is folded event by event, so that a wrong order is found where it happened. Over all journals of a job every
+// import must have its reference at the owner, and the other way round, with the same bytes and properties, and both sides must
+// agree on which of them are gone. What a crash explains is a note, not a violation.
+//
+// Plain functions over readers; no clock, nothing is written. Safe on journals of live processes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "journal/journal.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+// Something that must not be, or (as a note) that a reader should know. seq 0: not about one event.
+struct Violation {
+  SessionId session;
+  SequenceNumber seq;
+  std::string text;
+  friend bool operator==(const Violation&, const Violation&) = default;
+};
+
+// This session's hold on a peer's allocation, from its import to the end of the local id.
+struct ImportRecord {
+  RemoteAllocation remote;
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  SequenceNumber seq;  // of Imported; 0: before the journal's beginning (a snapshot has it)
+  std::uint64_t time_ns = 0;
+  SequenceNumber dropped;  // of the event that ended it; 0: still held at the end of the journal
+  std::uint64_t dropped_ns = 0;
+};
+
+// A peer's hold on an allocation of this session.
+struct ReferenceRecord {
+  SequenceNumber seq;  // of ReferenceAdded; 0: before the journal's beginning
+  std::uint64_t time_ns = 0;
+  SequenceNumber dropped;  // of ReferenceDropped or PeerLost; 0: still held at the end
+  std::uint64_t dropped_ns = 0;
+  bool by_peer_loss = false;
+};
+struct ReferenceKey {
+  AllocationId allocation;  // the owner's
+  SessionId by;
+  AllocationId as;  // the importer's
+  friend auto operator<=>(const ReferenceKey&, const ReferenceKey&) = default;
+};
+
+struct OwnRecord {  // an allocation (or multicast object) made by this session
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  bool multicast = false;  // no properties of its own to compare
+  SequenceNumber seq;
+};
+
+// What was found in one journal, and the facts that VerifyJob compares with the others.
+struct JournalFindings {
+  JournalInfo info;
+  ReadReport report;  // what could not be read; not a violation, but nothing is proved about it
+  std::uint64_t events = 0;
+  std::uint64_t last_ns = 0;   // time of the last event
+  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns; whoever knows
+                               // the clock of the host sets the time at which reading began
+  bool whole = false;          // folded to its end; false after the first violation of order
+  State state;                 // after the last event that could be applied
+  std::vector<Violation> violations;
+  std::vector<Violation> notes;
+  std::map<AllocationId, OwnRecord> own;
+  std::map<AllocationId, ImportRecord> imports;
+  std::map<ReferenceKey, std::vector<ReferenceRecord>> references;
+};
+
+// Folds every event through Apply and CheckInvariants, and looks for gaps in the sequence. Folding stops at the first violation
+// of order: what came after it would be its consequences. A failure means that the journal could not be read at all.
+Result<JournalFindings> VerifyJournal(JournalReader& reader);
+
+struct JobFindings {
+  std::vector<Violation> violations;
+  std::vector<Violation> notes;
+  std::uint64_t references = 0;  // pairs of import and reference that were compared
+};
+// References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has
+// done after the other side was read is left out.
+JobFindings VerifyJob(std::span<const JournalFindings> journals);
+
+// "rank 2 (pid 4711 on host a)", "pid 4711 on host a" without a rank, the session id when not even that is known.
+std::string NameOf(const JournalFindings& journal);
+
+}  // namespace amem

@@ -61,15 +61,14 @@ Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
 }
 
 Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
-  auto& connection = connections_[session];
-  const bool fresh = connection == nullptr;
-  if (fresh) {
+  auto at = connections_.find(session);
+  if (at == connections_.end()) {
     auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.Self(), deadline);
     if (!begun) return begun.status();
-    connection = *std::move(begun);
+    at = connections_.emplace(session, *std::move(begun)).first;
   }
-  const std::uint64_t question = connection->NextRequest();
-  AMEM_TRY(connection->Send({question, AskNeighboursMessage{}}, deadline));
+  const std::uint64_t question = at->second->NextRequest();
+  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
   return question;
 }
 

@@ -25,7 +25,8 @@ class Discovery {
 
   // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
   // answer.
-  Result<std::vector<PeerIdentity>> Look(Deadline deadline);
+  // Gives up early, with kTimeout, once `unless_readable` can be read.
+  Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
 

@@ -70,7 +70,11 @@ const Library* Register(const ElfImage& image, const char* way) {
   return &g_libraries[count];
 }
 
-const char* WayOf(const ElfImage& image) { return image.Needs("libamem_nccl.so") ? "patched" : "preload"; }
+const char* WayOf(const ElfImage& image) {
+  if (image.Needs("libamem_nccl.so")) return "patched";
+  const char* preloaded = std::getenv("LD_PRELOAD");
+  return preloaded != nullptr && std::strstr(preloaded, "libamem_nccl") != nullptr ? "preload" : "attach";
+}
 
 bool FromNccl(void* return_address) {
   if (LibraryAt(reinterpret_cast<std::uintptr_t>(return_address)) != nullptr) return true;

@@ -26,6 +26,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sim/fake_cuda/fake_cuda.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -442,7 +444,7 @@ bool RingPart(const RingWork& work, std::uint64_t begin, std::uint64_t elements,
   return true;
 }
 
-// As a kernel gets them: pointers to its arguments.
+// As a kernel gets them: pointers to its arguments. The fake libcuda runs it before cuLaunchKernel returns.
 void RingKernel(void** parameters) {
   const RingWork& work = **static_cast<const RingWork**>(parameters[0]);
   std::uint64_t chunk = work.first_chunk;
@@ -526,7 +528,8 @@ EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int /*ty
   work.failed = &failed;
   const RingWork* argument = &work;
   void* parameters[] = {&argument};
-  CU(comm->cu->launch(reinterpret_cast<CUfunction>(&RingKernel), 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
+  static FakeKernel kernel{&RingKernel};
+  CU(comm->cu->launch(reinterpret_cast<CUfunction>(&kernel), 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
   if (failed != 0) return kRemote;
   const auto capacity = static_cast<std::uint64_t>(work.element_capacity);
   comm->chunks += 2 * ((count + capacity - 1) / capacity);
@@ -550,6 +553,22 @@ EXPORT int ncclMemFree(void* pointer) {
   Buffer buffer;
   buffer.address = reinterpret_cast<CUdeviceptr>(pointer);
   return Free(*driver, buffer);
+}
+
+// For tests: imports any descriptor as NCCL would, and calls back from inside this library's code.
+EXPORT int fakeNcclImport(int descriptor) {
+  Driver* driver = TheDriver();
+  if (driver == nullptr) return kInvalidUsage;
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver->import_handle(&handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  return result == CUDA_SUCCESS ? driver->release(handle) : result;
+}
+
+EXPORT int fakeNcclCallBack(int depth, int (*callback)()) {
+  const int result = depth <= 1 ? callback() : fakeNcclCallBack(depth - 1, callback);
+  asm volatile("" ::: "memory");  // keeps each level a frame of its own
+  return result;
 }
 
 EXPORT const char* ncclGetErrorString(int result) { return result == 0 ? "no error" : "an error"; }

@@ -78,8 +78,8 @@ struct JournalFindings {
 };
 
 // Folds every event through Apply, checks the invariants (of a large state not after each event, but always at the end), and
-// looks for gaps in the sequence. Folding stops at the first violation
-// of order: what came after it would be its consequences. A failure means that the journal could not be read at all.
+// looks for gaps in the sequence. Folding stops at the first violation of order: what came after it would be its consequences.
+// A failure means that the journal could not be read at all.
 Result<JournalFindings> VerifyJournal(JournalReader& reader);
 
 struct JobFindings {

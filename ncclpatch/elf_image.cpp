@@ -87,20 +87,47 @@ void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
   for (; entry->d_tag != DT_NULL; ++entry) {
     const ElfW(Addr) value = entry->d_un.d_ptr;
     switch (entry->d_tag) {
-      case DT_SYMTAB: symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value)); break;
-      case DT_STRTAB: strings_ = reinterpret_cast<const char*>(Absolute(value)); break;
-      case DT_SONAME: soname_offset = value; break;
-      case DT_VERSYM: versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value)); break;
-      case DT_GNU_HASH: gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value)); break;
-      case DT_HASH: sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value)); break;
-      case DT_JMPREL: plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value)); break;
-      case DT_PLTRELSZ: plt_bytes_ = value; break;
-      case DT_RELA: relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value)); break;
-      case DT_RELASZ: relocation_bytes_ = value; break;
-      case DT_BIND_NOW: bind_now_ = true; break;
-      case DT_FLAGS: bind_now_ = bind_now_ || (value & DF_BIND_NOW) != 0; break;
-      case DT_FLAGS_1: bind_now_ = bind_now_ || (value & DF_1_NOW) != 0; break;
-      default: break;
+      case DT_SYMTAB:
+        symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value));
+        break;
+      case DT_STRTAB:
+        strings_ = reinterpret_cast<const char*>(Absolute(value));
+        break;
+      case DT_SONAME:
+        soname_offset = value;
+        break;
+      case DT_VERSYM:
+        versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value));
+        break;
+      case DT_GNU_HASH:
+        gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_HASH:
+        sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_JMPREL:
+        plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_PLTRELSZ:
+        plt_bytes_ = value;
+        break;
+      case DT_RELA:
+        relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_RELASZ:
+        relocation_bytes_ = value;
+        break;
+      case DT_BIND_NOW:
+        bind_now_ = true;
+        break;
+      case DT_FLAGS:
+        bind_now_ = bind_now_ || (value & DF_BIND_NOW) != 0;
+        break;
+      case DT_FLAGS_1:
+        bind_now_ = bind_now_ || (value & DF_1_NOW) != 0;
+        break;
+      default:
+        break;
     }
   }
   if (soname_offset != 0 && strings_ != nullptr) soname_ = strings_ + soname_offset;

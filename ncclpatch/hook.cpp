@@ -14,7 +14,7 @@
 #include "ncclpatch/symbols.h"
 
 extern "C" {
-void amem_dlsym_stub();   // route_stub.S
+void amem_dlsym_stub();  // route_stub.S
 void amem_dlvsym_stub();
 __attribute__((visibility("hidden"))) void* amem_route_dlsym(void* return_address, void* handle, const char* name);
 __attribute__((visibility("hidden"))) void* amem_route_dlvsym(void* return_address, void* handle, const char* name);
@@ -116,13 +116,15 @@ Status Patch(const ElfImage& image, const char* way) {
 
 Status TooLate(const ElfImage& image) {
   constexpr const char* kAdvice =
-      "Start the process with LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
+      "Start the process with LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is "
+      "loaded "
       "(import torch) and before its first call";
   const std::string name = image.path();
   if (image.BoundAtLoad() || std::getenv("LD_BIND_NOW") != nullptr)
-    return {Code::kRefused, "attach to " + name +
-                                ": its imports were bound when it was loaded (BIND_NOW), so AMem cannot tell whether it has called "
-                                "the driver already. Start the process with LD_PRELOAD=libamem_nccl.so, or use a copy made by amem-patch"};
+    return {Code::kRefused,
+            "attach to " + name +
+                ": its imports were bound when it was loaded (BIND_NOW), so AMem cannot tell whether it has called "
+                "the driver already. Start the process with LD_PRELOAD=libamem_nccl.so, or use a copy made by amem-patch"};
   return {Code::kRefused,
           "attach to " + name + ": too late, it has looked up the driver's functions already (its dlsym is bound). " + kAdvice};
 }
@@ -170,7 +172,8 @@ void PatchAtLoad() {
 Status Attach() {
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
-    return {Code::kNotFound, "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
+    return {Code::kNotFound,
+            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
   for (const ElfImage& image : libraries) AMEM_TRY(AttachTo(image));
   Enable();
   return Status::Ok();

@@ -419,14 +419,15 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (bytes == 0) return Wrong("cuMemAlloc of zero bytes");
   const auto lock = ledger_.Lock();
   OpenLegacyTo(device);
-  auto place = LegacyPool::IsLarge(bytes) ? std::nullopt : legacy_.Take(bytes, device);
-  if (!place) {
-    auto block = NewLegacyBlock(bytes, device, site);
-    if (!block.ok()) return block.status();
-    legacy_.AddBlock(*block);
-    place = legacy_.TakeFrom(block->address, bytes);
+  if (!LegacyPool::IsLarge(bytes)) {
+    if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, site);
   }
-  const auto& [block, address] = *place;
+  auto block = NewLegacyBlock(bytes, device, site);
+  if (!block.ok()) return block.status();
+  return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, site);
+}
+
+Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site) {
   ledger_.Record(LegacyAllocated{address, bytes, block.allocation, address.value - block.address.value, {}, site});
   return address;
 }

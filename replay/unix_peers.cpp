@@ -71,7 +71,8 @@ class UnixPeers::Impl {
 
 UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options, PeerDelegate& delegate) {
+Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options,
+                                                    PeerDelegate& delegate) {
   auto directory = OpenSocketDirectory(options.socket_directory);
   if (!directory) return directory.status();
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -11,7 +11,8 @@ std::string ToText(const std::vector<PeerIdentity>& peers) {
 }
 
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason) {
-  return {reason.code(), ToText(who) + " failed in phase " + std::string(ToText(phase)) + ": " + reason.message(), reason.driver_result()};
+  return {reason.code(), ToText(who) + " failed in phase " + std::string(ToText(phase)) + ": " + reason.message(),
+          reason.driver_result()};
 }
 
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
@@ -32,7 +33,8 @@ void RoundBoard::RefuseMixture(const Arrival& newcomer) {
   std::vector<PeerIdentity> waiting;
   for (const auto& [session, arrival] : gathering_) waiting.push_back(arrival.who);
   const std::string waiting_kind(ToText(gathering_.begin()->second.kind)), kind(ToText(newcomer.kind));
-  const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind + " was begun by " + ToText(waiting) +
+  const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind +
+                                           " was begun by " + ToText(waiting) +
                                            ": call the same on all ranks that share memory"};
   say_(newcomer.connection, FailureMessage{mixture});
   for (const auto& [session, arrival] : gathering_) say_(arrival.connection, FailureMessage{mixture});
@@ -118,18 +120,23 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   if (!absent.empty() && gone.empty() && !late) return;
   if (ballot.first_failure) {
     const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
-    return Decide(round, *ballot.first_failure, FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
+    return Decide(round, *ballot.first_failure,
+                  FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
   }
   if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
   if (!absent.empty()) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - ballot.opened).count();
     return Decide(round, absent.front().session,
-                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase + ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
+                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase +
+                                       ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
   }
   for (const auto& [session, vote] : ballot.votes) {
     if (vote.phase == phase) continue;
-    return Decide(round, session, {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) + " while " +
-                                                       ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " + std::string(ToText(phase))});
+    return Decide(
+        round, session,
+        {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) +
+                             " while " + ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " +
+                             std::string(ToText(phase))});
   }
   Decide(round, SessionId{}, {});
 }

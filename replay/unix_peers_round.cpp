@@ -27,7 +27,8 @@ std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   std::vector<SessionId> neighbours;
-  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); })) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); }))
+    return Status{Code::kRefused, "this process has stopped serving its peers"};
   std::erase(neighbours, service_.Self().session);
   for (const SessionId session : neighbours) {
     if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
@@ -37,16 +38,21 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
   const auto known = known_.find(session);
-  const std::string who = known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
-  return {why.code(), "asking " + who + " with whom it shares memory: " + why.message()};
+  const std::string who =
+      known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
+  const std::string what =
+      why.code() == Code::kTimeout ? "no answer within " + std::to_string(timeout_ms_) + " ms" : why.message();
+  return {why.code(), "asking " + who + " with whom it shares memory: " + what};
 }
 
 Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
   const PeerIdentity self = service_.Self();
   const auto at = known_.find(by);
   const PeerIdentity& sharer = at == known_.end() ? self : at->second;
-  return {Code::kRefused, ToText(self.session == by ? self : sharer) + " of group " + std::to_string(self.group) + " shares memory with " + ToText(other) + " of group " +
-                              std::to_string(other.group) + ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
+  return {Code::kRefused,
+          ToText(self.session == by ? self : sharer) + " of group " + std::to_string(self.group) + " shares memory with " +
+              ToText(other) + " of group " + std::to_string(other.group) +
+              ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
 }
 
 Status Discovery::Ask(SessionId session, Deadline deadline) {
@@ -132,7 +138,11 @@ class LonelyRound final : public Round {  // nobody shares memory with this sess
 class UnixRound final : public Round {
  public:
   UnixRound(const RoundContext& context, std::unique_ptr<PeerConnection> leader, const BegunMessage& begun)
-      : timeout_ms_(context.timeout_ms), busy_(context.busy), leader_(std::move(leader)), id_(begun.round), members_(begun.members) {
+      : timeout_ms_(context.timeout_ms),
+        busy_(context.busy),
+        leader_(std::move(leader)),
+        id_(begun.round),
+        members_(begun.members) {
     std::ranges::sort(members_, {}, &PeerIdentity::session);
   }
   ~UnixRound() override {
@@ -174,7 +184,8 @@ class UnixRound final : public Round {
   }
   [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase) const {
     if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
-    return {Code::kTimeout, "waited " + std::to_string(timeout_ms_ + Grace(timeout_ms_).count()) + " ms for " + About(phase) + ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
+    return {Code::kTimeout, "waited " + std::to_string(timeout_ms_ + Grace(timeout_ms_).count()) + " ms for " + About(phase) +
+                                ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
   }
 
   const std::uint32_t timeout_ms_;
@@ -195,7 +206,7 @@ class Arrival {
         kind_(kind),
         cycle_(cycle),
         deadline_(In(std::chrono::milliseconds(context.timeout_ms))),
-        discovery_(context.connection, *context.service, *context.delegate) {}
+        discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms) {}
 
   Result<std::unique_ptr<Round>> Run() {
     while (true) {
@@ -210,7 +221,9 @@ class Arrival {
   }
 
  private:
-  Result<std::unique_ptr<Round>> Begin() { return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_)); }
+  Result<std::unique_ptr<Round>> Begin() {
+    return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_));
+  }
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
   Status LookAndArrive() {
@@ -233,7 +246,8 @@ class Arrival {
 
   Status Arrive(SessionId leader) {
     if (leader_ == nullptr) {
-      auto connection = PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
+      auto connection =
+          PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
       if (!connection) return connection.status().Within(NameOf(leader));
       leader_ = *std::move(connection);
     }
@@ -276,7 +290,10 @@ class Arrival {
 
   Status Poll(Deadline until) {
     const int change = context_.service->change_fd();
-    std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0}, {context_.connection.stop, POLLIN, 0}, {change, POLLIN, 0}, {leader_->process_fd(), POLLIN, 0}};
+    std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0},
+                               {context_.connection.stop, POLLIN, 0},
+                               {change, POLLIN, 0},
+                               {leader_->process_fd(), POLLIN, 0}};
     for (const auto& [session, connection] : discovery_.connections()) {
       polled.push_back({connection->fd(), POLLIN, 0});
       polled.push_back({connection->process_fd(), POLLIN, 0});
@@ -311,7 +328,8 @@ class Arrival {
     if (begun_ || why.code() != Code::kTimeout || !why.message().empty()) return begun_ ? Status{} : why;
     const std::string waited = "waited " + std::to_string(context_.timeout_ms) + " ms for ";
     const std::string advice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
-    if (!withdrawn.ok() && leader_ != nullptr) return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
+    if (!withdrawn.ok() && leader_ != nullptr)
+      return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
     return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
   }
 

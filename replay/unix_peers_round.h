@@ -20,10 +20,11 @@ namespace amem {
 // Finds the set of a session by asking its neighbours for theirs. Keeps the connections, so that to look again is cheap.
 class Discovery {
  public:
-  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate)
-      : context_(context), service_(service), delegate_(delegate) {}
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms)
+      : context_(context), service_(service), delegate_(delegate), timeout_ms_(timeout_ms) {}
 
-  // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not answer.
+  // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
+  // answer.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
@@ -38,6 +39,7 @@ class Discovery {
   ConnectionContext context_;
   PeerService& service_;
   PeerDelegate& delegate_;
+  const std::uint32_t timeout_ms_;  // for messages
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
 };

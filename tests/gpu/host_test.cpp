@@ -113,7 +113,7 @@ TEST(ReferenceData, values_depend_on_rank_and_index_and_stay_in_range) {
 }
 
 TEST_F(Programs, refuse_to_start_unless_nvls_is_off) {
-  for (const char* value : {"NCCL_NVLS_ENABLE=1", "-u NCCL_NVLS_ENABLE"}) {
+  for (const char* value : {"NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE="}) {
     EXPECT_EQ(Bench("--mode stock", value).code, 2);
     EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", value).code, 2);
     EXPECT_EQ(Run("python3 " AMEM_GPU_SOURCES "/run_gpu_tests", value).code, 2);

@@ -127,9 +127,24 @@ const char* OpText(Op op) {
     case Op::kBroadcast:
       return "broadcast";
     case Op::kRing:
-      return "send/recv ring";
+      return "ring";
   }
   return "?";
+}
+
+std::optional<std::vector<Op>> ParseOps(const std::string& list) {
+  if (list == "all") return kAllOps;
+  if (list == "reference") return kReferenceOps;
+  std::vector<Op> ops;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', at), list.size());
+    const std::string name = list.substr(at, comma - at);
+    const auto op = std::find_if(kAllOps.begin(), kAllOps.end(), [&](Op one) { return name == OpText(one); });
+    if (op == kAllOps.end()) return std::nullopt;
+    ops.push_back(*op);
+    at = comma + 1;
+  }
+  return ops;
 }
 
 float Value(int rank, std::size_t index) {
@@ -300,6 +315,11 @@ ncclResult_t Workload::Launch(Communicator& communicator, Op op, std::size_t cou
   const std::size_t size = communicator.members.size();
   const std::size_t part = count / size;
   const bool group = lanes_.size() > 1 || op == Op::kAllToAll || op == Op::kRing;
+  const void* functions[] = {reinterpret_cast<const void*>(nccl_.AllReduce),     reinterpret_cast<const void*>(nccl_.AllGather),
+                             reinterpret_cast<const void*>(nccl_.ReduceScatter), reinterpret_cast<const void*>(nccl_.Send),
+                             reinterpret_cast<const void*>(nccl_.Broadcast),     reinterpret_cast<const void*>(nccl_.Send)};
+  if (functions[static_cast<std::size_t>(op)] == nullptr || (group && nccl_.GroupStart == nullptr))
+    throw Skip(Format("this libnccl has no %s", OpText(op)));
   ncclResult_t first = group ? nccl_.GroupStart() : 0;
   const auto note = [&](ncclResult_t result) {
     if (first == 0) first = result;
@@ -356,7 +376,8 @@ void Workload::Wait(const std::string& what, const Communicator* communicator) {
       if (result != CUDA_ERROR_NOT_READY)
         throw Failure(Format("%s on device %d: %s", what.c_str(), lane.device.ordinal, cuda.Name(result).c_str()));
       const double now = Now();
-      if (now > next_look && communicator != nullptr && communicator->handles[index] != nullptr) {
+      if (now > next_look && communicator != nullptr && communicator->handles[index] != nullptr &&
+          nccl_.CommGetAsyncError != nullptr) {
         next_look = now + 1;
         ncclResult_t async = 0;
         nccl_.CommGetAsyncError(communicator->handles[index], &async);

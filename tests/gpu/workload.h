@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace amem::gpu {
 
 enum class Op : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kRing };
 const char* OpText(Op op);
+// "all-reduce,broadcast", "reference" or "all"; nullopt when a name is unknown.
+std::optional<std::vector<Op>> ParseOps(const std::string& list);
 
 inline const std::vector<Op> kReferenceOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
 inline const std::vector<Op> kAllOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter,

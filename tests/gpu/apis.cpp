@@ -43,7 +43,7 @@ std::string Format(const char* format, ...) {
 }
 
 Cuda::Cuda() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw Skip("no GPU driver: dlopen(libcuda.so.1): " + DlError());
 #define AMEM_GPU_LOAD(member, function) Find(library, AMEM_GPU_TEXT(function), "libcuda.so.1", false, member);
   AMEM_GPU_CUDA_FUNCTIONS(AMEM_GPU_LOAD)

@@ -212,6 +212,7 @@ Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
 
 std::vector<Communicator> Workload::CreateMany(const std::vector<std::string>& names,
                                                const std::vector<std::vector<int>>& members) {
+  if (lanes_.size() > 1 && nccl_.GroupStart == nullptr) throw Skip("this libnccl has no ncclGroupStart");
   std::vector<int> makers;
   for (const auto& ranks : members) makers.push_back(options_.single_process ? 0 : ranks.front());
   child_.Stage("exchanging ids of " + names.front() + "…");

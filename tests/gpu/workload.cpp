@@ -179,6 +179,23 @@ std::uint64_t Checksum(const void* data, std::size_t bytes) {
   return total;
 }
 
+// By chunks of a fixed size, so that the result does not depend on how many threads there are.
+std::uint64_t ChecksumOfLarge(const void* data, std::size_t bytes) {
+  constexpr std::size_t kChunk = std::size_t{8} << 20;
+  const std::size_t chunks = (bytes + kChunk - 1) / kChunk;
+  std::vector<std::uint64_t> sums(chunks);
+  const std::size_t workers = std::min<std::size_t>(chunks, std::clamp(std::thread::hardware_concurrency() / 8, 1U, 8U));
+  const auto work = [&](std::size_t first) {
+    for (std::size_t i = first; i < chunks; i += workers)
+      sums[i] = Checksum(static_cast<const char*>(data) + i * kChunk, std::min(kChunk, bytes - i * kChunk));
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t worker = 1; worker < workers; ++worker) threads.emplace_back(work, worker);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+  return Checksum(sums.data(), sums.size() * sizeof sums[0]);
+}
+
 Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
     : child_(child), nccl_(nccl), options_(std::move(options)) {
   const Cuda& cuda = Cuda::Get();
@@ -433,7 +450,7 @@ std::vector<std::uint64_t> Workload::Check(Communicator& communicator, Op op, st
   ForLanes(lanes_, [&](std::size_t index) {
     if (communicator.handles[index] == nullptr) return;
     CheckSamples(communicator, op, count, lanes_[index].world_rank, static_cast<const float*>(lanes_[index].host));
-    sums[index] = Checksum(lanes_[index].host, bytes);
+    sums[index] = ChecksumOfLarge(lanes_[index].host, bytes);
   });
   std::vector<std::uint64_t> mine;
   for (std::size_t index = 0; index < lanes_.size(); ++index) {

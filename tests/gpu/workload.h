@@ -28,6 +28,8 @@ inline const std::vector<std::size_t> kReferenceSizes{256, 65'536, 1'048'576, 33
 float Value(int rank, std::size_t index);
 // 64 bits over all bytes; several GB/s.
 std::uint64_t Checksum(const void* data, std::size_t bytes);
+// The same purpose with several threads; another value.
+std::uint64_t ChecksumOfLarge(const void* data, std::size_t bytes);
 
 // A GPU that this process drives, with its buffers.
 struct Lane {

@@ -55,9 +55,8 @@ TEST(ElfImage, slot_is_unbound_until_the_first_call_through_it) {
   EXPECT_FALSE(image.ImportSlot("no_such_function"));
 }
 
-TEST(ElfImage, tells_a_library_bound_at_load_and_writes_its_sealed_slot) {
+TEST(ElfImage, writes_the_sealed_slot_of_a_library_bound_at_load) {
   const ElfImage image = Load(AMEM_NCCL_BOUND_NOW);
-  EXPECT_TRUE(image.BoundAtLoad());
   const auto slot = image.ImportSlot("dlsym");
   ASSERT_TRUE(slot);
   EXPECT_FALSE(image.Unbound(slot));
@@ -66,6 +65,13 @@ TEST(ElfImage, tells_a_library_bound_at_load_and_writes_its_sealed_slot) {
   EXPECT_EQ(*slot.where, reinterpret_cast<std::uintptr_t>(&Marker));
   ASSERT_TRUE(image.Write(slot, reinterpret_cast<const void*>(before)).ok());
   EXPECT_DEATH(*const_cast<volatile std::uintptr_t*>(slot.where) = 0, "") << "the page must be read-only again";
+}
+
+TEST(ElfImage, finds_code_addresses_of_another_object) {
+  const ElfImage image = Load(AMEM_SIM_LIBRARIES "/libnccl.so.2");
+  void* libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  EXPECT_TRUE(image.HoldsCodeOf(ImageOf(dlsym(libc, "getpid")))) << "its bound imports, for a start";
+  EXPECT_FALSE(image.HoldsCodeOf(ImageOf(reinterpret_cast<const void*>(&Marker)))) << "it knows nothing of this program";
 }
 
 TEST(ElfImage, knows_soname_needed_libraries_and_build_id) {

@@ -14,9 +14,9 @@ using job::Rank;
 using Commands = std::vector<std::string>;
 
 constexpr int kRanks = 4;
-const Commands kCycle = {"cuda",  "load",   "init",   "reduce",  "barrier", "bytes",  "pause",   "barrier", "bytes",
-                         "reduce", "barrier", "resume", "reduce", "barrier", "pause",  "resume",  "reduce",  "barrier",
-                         "bytes", "destroy", "barrier", "bytes"};
+const Commands kCycle = {"cuda",   "load",    "init",    "reduce",  "barrier", "bytes",   "pause", "barrier",
+                         "bytes",  "reduce",  "barrier", "resume",  "reduce",  "barrier", "pause", "resume",
+                         "reduce", "barrier", "bytes",   "destroy", "barrier", "bytes"};
 
 std::string All(const std::vector<Rank>& ranks) {
   std::string text;
@@ -51,7 +51,8 @@ void ExpectWholeCycle(const std::vector<Rank>& ranks) {
 
 std::string Patched(Job& job) {
   const auto copy = job.directory() / "patched";
-  const Rank patch = job::RunProgram({AMEM_PATCH, std::string(AMEM_SIM_LIBRARIES) + "/libnccl.so.2", "-o", copy}, {}, job.directory());
+  const Rank patch =
+      job::RunProgram({AMEM_PATCH, std::string(AMEM_SIM_LIBRARIES) + "/libnccl.so.2", "-o", copy}, {}, job.directory());
   EXPECT_EQ(patch.status, 0) << patch.out << patch.err;
   return copy / "libnccl.so.2";
 }
@@ -153,11 +154,14 @@ TEST(Attach, without_nccl_says_to_load_it_first) {
   EXPECT_NE(ranks[0].Said("attach").find("no NCCL is loaded"), std::string::npos) << All(ranks);
 }
 
-TEST(Attach, a_library_bound_at_load_is_refused_with_that_reason) {
+TEST(Attach, a_library_bound_at_load_is_told_by_what_it_holds) {
   Job job;
   job.environment["JOB_NCCL"] = AMEM_NCCL_BOUND_NOW;
-  const auto ranks = job.Run(1, {"cuda", "load", "attach"});
-  EXPECT_NE(ranks[0].Said("attach").find("BIND_NOW"), std::string::npos) << All(ranks);
+  const auto early = job.Run(1, {"cuda", "load", "attach", "init", "pause", "bytes"});
+  EXPECT_EQ(early[0].Said("attach"), "0") << All(early);
+  EXPECT_EQ(early[0].Said("bytes"), "0") << All(early);
+  const auto late = job.Run(1, {"cuda", "load", "malloc", "attach"});
+  EXPECT_NE(late[0].Said("attach").find("too late"), std::string::npos) << All(late);
 }
 
 TEST(Attach, twice_is_harmless) {
@@ -206,7 +210,8 @@ TEST(Settings, an_unknown_value_switches_amem_off_and_every_call_says_why) {
   EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << "NCCL must work as without AMem\n" << All(ranks);
   for (const char* command : {"pause", "resume", "stats", "attach"}) {
     EXPECT_EQ(ranks[0].Said(command).substr(0, 1), "5");
-    EXPECT_NE(ranks[0].Said(command).find("AMEM_JOURNAL_SYNC=sometimes is not understood; known: process, full"), std::string::npos)
+    EXPECT_NE(ranks[0].Said(command).find("AMEM_JOURNAL_SYNC=sometimes is not understood; known: process, full"),
+              std::string::npos)
         << All(ranks);
   }
   EXPECT_NE(ranks[0].err.find("AMEM_JOURNAL_SYNC=sometimes"), std::string::npos) << ranks[0].err;

@@ -51,7 +51,8 @@ pid_t Spawn(std::vector<std::string> command, const Environment& environment, co
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   pid_t child = -1;
-  if (posix_spawnp(&child, command[0].c_str(), &actions, nullptr, Pointers(command).data(), Pointers(merged).data()) != 0) child = -1;
+  if (posix_spawnp(&child, command[0].c_str(), &actions, nullptr, Pointers(command).data(), Pointers(merged).data()) != 0)
+    child = -1;
   posix_spawn_file_actions_destroy(&actions);
   return child;
 }
@@ -78,12 +79,9 @@ std::string Rank::Said(const std::string& command, int nth) const {
 Job::Job() {
   std::string name = (fs::temp_directory_path() / "amem-job-XXXXXX").string();
   directory_ = mkdtemp(name.data());
-  environment = {{"AMEM_JOURNAL_DIR", journals()},
-                 {"AMEM_TIMEOUT_MS", "30000"},
-                 {"AMEM_SIM_WORLD", directory_ / "world"},
-                 {"LD_LIBRARY_PATH", AMEM_SIM_LIBRARIES},
-                 {"JOB", directory_.filename()},
-                 {"JOB_AMEM", AMEM_LIBRARY_FILE},
+  environment = {{"AMEM_JOURNAL_DIR", journals()},         {"AMEM_TIMEOUT_MS", "30000"},
+                 {"AMEM_SIM_WORLD", directory_ / "world"}, {"LD_LIBRARY_PATH", AMEM_SIM_LIBRARIES},
+                 {"JOB", directory_.filename()},           {"JOB_AMEM", AMEM_LIBRARY_FILE},
                  {"BARRIER", directory_ / "barrier"}};
 }
 

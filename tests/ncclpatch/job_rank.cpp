@@ -6,9 +6,9 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -66,7 +66,8 @@ std::string StartCuda() {
   const auto symbol = [](const char* name) { return dlsym(g_cuda, name); };
   CUcontext context = nullptr;
   int result = reinterpret_cast<decltype(&cuInit)>(symbol("cuInit"))(0);
-  if (result == 0) result = reinterpret_cast<decltype(&cuDevicePrimaryCtxRetain)>(symbol("cuDevicePrimaryCtxRetain"))(&context, kRank);
+  if (result == 0)
+    result = reinterpret_cast<decltype(&cuDevicePrimaryCtxRetain)>(symbol("cuDevicePrimaryCtxRetain"))(&context, kRank);
   if (result == 0) result = reinterpret_cast<decltype(&cuCtxSetCurrent)>(symbol("cuCtxSetCurrent"))(context);
   return std::to_string(result);
 }
@@ -113,7 +114,8 @@ std::string Barrier() {
   auto* count = static_cast<std::atomic<std::uint64_t>*>(mmap(nullptr, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   close(fd);
   if (count == MAP_FAILED) return "failed";
-  const std::uint64_t target = (count->fetch_add(1) / static_cast<std::uint64_t>(kWorld) + 1) * static_cast<std::uint64_t>(kWorld);
+  const std::uint64_t target =
+      (count->fetch_add(1) / static_cast<std::uint64_t>(kWorld) + 1) * static_cast<std::uint64_t>(kWorld);
   for (int waited = 0; count->load() < target; ++waited) {
     if (waited > 60'000) return "time-out";
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -168,7 +170,8 @@ std::string ImportDrivers() {
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, kRank};
   CUmemGenericAllocationHandle handle = 0;
   int descriptor = -1;
-  if (reinterpret_cast<decltype(&cuMemCreate)>(symbol("cuMemCreate"))(&handle, 2U << 20, &properties, 0) != CUDA_SUCCESS) return "create";
+  if (reinterpret_cast<decltype(&cuMemCreate)>(symbol("cuMemCreate"))(&handle, 2U << 20, &properties, 0) != CUDA_SUCCESS)
+    return "create";
   if (reinterpret_cast<decltype(&cuMemExportToShareableHandle)>(symbol("cuMemExportToShareableHandle"))(
           &descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
     return "export";
@@ -195,7 +198,8 @@ std::string OthersDlsym() {
   Dl_info info{};
   const bool is_cudas = dladdr(from_cuda, &info) != 0 && std::strstr(info.dli_fname, "libcuda.so.1") != nullptr;
   const bool is_libcs = dladdr(next, &info) != 0 && std::strstr(info.dli_fname, "libc.so.6") != nullptr;
-  return std::string(mine == nullptr ? "not global, " : "global, ") + (is_cudas ? "cuda's, " : "NOT cuda's, ") + (is_libcs ? "libc's" : "NOT libc's");
+  return std::string(mine == nullptr ? "not global, " : "global, ") + (is_cudas ? "cuda's, " : "NOT cuda's, ") +
+         (is_libcs ? "libc's" : "NOT libc's");
 }
 
 std::string Die() {
@@ -205,11 +209,10 @@ std::string Die() {
 }
 
 const std::map<std::string, std::function<std::string()>> kCommands = {
-    {"cuda", StartCuda},      {"load", LoadNccl},  {"attach", Attach},         {"init", Init},
-    {"reduce", Reduce},       {"barrier", Barrier}, {"bytes", BytesInUse},      {"stats", Stats},
-    {"malloc", Malloc},       {"fork", Fork},      {"foreign", ImportForeign}, {"drivers", ImportDrivers},
-    {"destroy", Destroy},     {"pause", Pause},    {"resume", Resume},         {"memstats", PrintStats},
-    {"group", Group},         {"dlsym", OthersDlsym}, {"die", Die},
+    {"cuda", StartCuda},        {"load", LoadNccl},         {"attach", Attach},     {"init", Init},     {"reduce", Reduce},
+    {"barrier", Barrier},       {"bytes", BytesInUse},      {"stats", Stats},       {"malloc", Malloc}, {"fork", Fork},
+    {"foreign", ImportForeign}, {"drivers", ImportDrivers}, {"destroy", Destroy},   {"pause", Pause},   {"resume", Resume},
+    {"memstats", PrintStats},   {"group", Group},           {"dlsym", OthersDlsym}, {"die", Die},
 };
 
 }  // namespace

@@ -31,8 +31,12 @@ TEST(Options, defaults_need_no_variable) {
 }
 
 TEST(Options, values_are_taken) {
-  const auto options = Parse({{"AMEM_GROUPID", "-4"}, {"AMEM_TIMEOUT_MS", "250"}, {"AMEM_JOURNAL_DIR", "/data/j"},
-                              {"AMEM_JOURNAL_SYNC", "full"}, {"AMEM_LOG", "debug"}, {"RANK", "12"}});
+  const auto options = Parse({{"AMEM_GROUPID", "-4"},
+                              {"AMEM_TIMEOUT_MS", "250"},
+                              {"AMEM_JOURNAL_DIR", "/data/j"},
+                              {"AMEM_JOURNAL_SYNC", "full"},
+                              {"AMEM_LOG", "debug"},
+                              {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
   EXPECT_EQ(options->timeout_ms, 250U);
@@ -43,14 +47,21 @@ TEST(Options, values_are_taken) {
 }
 
 TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
-  for (const auto& [name, value] : Variables{{"AMEM_ENABLE", "yes"}, {"AMEM_GROUPID", "one"}, {"AMEM_TIMEOUT_MS", "0"},
-                                             {"AMEM_LAYOUT", "slabs"}, {"AMEM_CONTENT", "none"}, {"AMEM_LOG", "loud"},
-                                             {"AMEM_JOURNAL_SYNC", "1"}, {"AMEM_NCCL_OFFLOAD_FREE_TAG", "8"},
-                                             {"AMEM_TIMEOUT_MS", "10s"}, {"AMEM_JOURNAL_DIR", "relative"}}) {
+  for (const auto& [name, value] : Variables{{"AMEM_ENABLE", "yes"},
+                                             {"AMEM_GROUPID", "one"},
+                                             {"AMEM_TIMEOUT_MS", "0"},
+                                             {"AMEM_LAYOUT", "slabs"},
+                                             {"AMEM_CONTENT", "none"},
+                                             {"AMEM_LOG", "loud"},
+                                             {"AMEM_JOURNAL_SYNC", "1"},
+                                             {"AMEM_NCCL_OFFLOAD_FREE_TAG", "8"},
+                                             {"AMEM_TIMEOUT_MS", "10s"},
+                                             {"AMEM_JOURNAL_DIR", "relative"}}) {
     const auto options = Parse({{name, value}});
     ASSERT_FALSE(options.ok()) << name;
     EXPECT_EQ(options.status().code(), Code::kInvalid);
-    EXPECT_TRUE(options.status().message().starts_with(name + "=" + value + " is not understood; known: ")) << options.status().message();
+    EXPECT_TRUE(options.status().message().starts_with(name + "=" + value + " is not understood; known: "))
+        << options.status().message();
   }
 }
 

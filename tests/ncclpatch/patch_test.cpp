@@ -59,7 +59,8 @@ TEST(Patch, refuses_with_a_reason) {
   const auto truncated = job.directory() / "libnccl.so.2";
   fs::copy_file(kPlain, truncated);
   fs::resize_file(truncated, 4096);
-  const auto expect = [&](const std::vector<std::string>& arguments, const job::Environment& environment, int status, const char* reason) {
+  const auto expect = [&](const std::vector<std::string>& arguments, const job::Environment& environment, int status,
+                          const char* reason) {
     std::vector<std::string> command = {AMEM_PATCH};
     command.insert(command.end(), arguments.begin(), arguments.end());
     const auto run = RunProgram(command, environment, job.directory());
@@ -87,9 +88,9 @@ TEST(Exports, are_the_c_interface_and_nothing_else) {
   std::set<std::string> names;
   std::istringstream lines(nm.out);
   for (std::string address, kind, name; lines >> address >> kind >> name;) names.insert(name);
-  const std::set<std::string> expected = {"ncclPause",   "ncclResume",       "ncclMemStats",    "ncclSetGroupID", "ncclGetGroupID",
-                                          "amem_attach", "amem_last_error",  "amem_stats_json", "amem_version",   "dlsym",
-                                          "dlvsym"};
+  const std::set<std::string> expected = {"ncclPause",      "ncclResume",  "ncclMemStats",    "ncclSetGroupID",
+                                          "ncclGetGroupID", "amem_attach", "amem_last_error", "amem_stats_json",
+                                          "amem_version",   "dlsym",       "dlvsym"};
   EXPECT_EQ(names, expected);
 }
 

@@ -48,6 +48,7 @@ TEST(Hook, attaches_to_a_library_that_has_not_called_the_driver) {
 }
 
 TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
+  ASSERT_NE(Nccl(), nullptr);
   ASSERT_TRUE(hook::Attach().ok());
   const auto call_back = reinterpret_cast<int (*)(int, int (*)())>(dlsym(Nccl(), "fakeNcclCallBack"));
   ASSERT_NE(call_back, nullptr);

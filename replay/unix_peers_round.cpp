@@ -36,6 +36,8 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   if (!service_.Run([&] { neighbours = delegate_.Neighbours(); }))
     return Status{Code::kRefused, "this process has stopped serving its peers"};
   std::erase(neighbours, service_.Self().session);
+  std::ranges::sort(neighbours);
+  neighbours.erase(std::ranges::unique(neighbours).begin(), neighbours.end());
   for (const SessionId session : neighbours) {
     if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
   }
@@ -247,7 +249,7 @@ class Arrival {
       if (looked.ok()) looked = WaitForNews();
       if (!looked.ok() && !begun_) looked = GiveUp(looked);
       if (begun_) return Begin();
-      if (!looked.ok()) return looked.Within(std::string(ToText(kind_)));
+      if (!looked.ok()) return looked;
     }
   }
 

@@ -42,7 +42,7 @@ options
   --scale K           mode floor: a K-th of the allocations
   --single-process    one process drives all GPUs
   --elements A,B,…    message sizes in floats; default 256,65536,1048576,33554432
-  --all-ops           broadcast and a send/recv ring too
+  --ops LIST          reference (the default), all, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
   --label TEXT        put into the result
   --probe             print the GPUs as JSON and stop
   --verbose           show the output of the ranks
@@ -53,7 +53,8 @@ struct Options {
   std::string mode, nccl, json, log, layout = "direct", label;
   int gpus = 0, cycles = 6;
   double time_limit_s = 180;
-  bool single_process = false, verbose = false, probe = false, all_ops = false;
+  bool single_process = false, verbose = false, probe = false;
+  std::vector<Op> ops = kReferenceOps;
   std::vector<std::size_t> elements = kReferenceSizes;
   FloorOptions floor;
 };
@@ -72,8 +73,6 @@ std::optional<Options> Parse(int argc, char** argv) {
       options.verbose = true;
     else if (word == "--probe")
       options.probe = true;
-    else if (word == "--all-ops")
-      options.all_ops = true;
     else if (word == "--help" || word == "-h") {
       printf("%s", kUsage);
       exit(0);
@@ -97,7 +96,11 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.gpus = number();
       else if (word == "--cycles")
         options.cycles = number();
-      else if (word == "--slab-mib")
+      else if (word == "--ops") {
+        const auto ops = ParseOps(value);
+        if (!ops) return bad("--ops " + value + " is unknown");
+        options.ops = *ops;
+      } else if (word == "--slab-mib")
         options.floor.slab_mib = number();
       else if (word == "--private-2mib")
         options.floor.private_2mib = number();
@@ -220,7 +223,7 @@ void RunNcclRank(const Options& options, Child& child) {
   work_options.gpus = options.gpus;
   work_options.single_process = options.single_process;
   work_options.sizes = options.elements;
-  if (options.all_ops) work_options.ops = kAllOps;
+  work_options.ops = options.ops;
   Workload work(child, nccl, work_options);
   child.Barrier("buffers filled");
 

@@ -43,7 +43,7 @@ std::string Format(const char* format, ...) {
 }
 
 Cuda::Cuda() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw Skip("no GPU driver: dlopen(libcuda.so.1): " + DlError());
 #define AMEM_GPU_LOAD(member, function) Find(library, AMEM_GPU_TEXT(function), "libcuda.so.1", false, member);
   AMEM_GPU_CUDA_FUNCTIONS(AMEM_GPU_LOAD)
@@ -113,18 +113,18 @@ const Nccl& Nccl::Load(const std::string& path, bool bind_now) {
   find("ncclCommInitRank", nccl->CommInitRank, true);
   find("ncclCommSplit", nccl->CommSplit, false);
   find("ncclCommDestroy", nccl->CommDestroy, true);
-  find("ncclCommAbort", nccl->CommAbort, true);
-  find("ncclCommGetAsyncError", nccl->CommGetAsyncError, true);
+  find("ncclCommAbort", nccl->CommAbort, false);
+  find("ncclCommGetAsyncError", nccl->CommGetAsyncError, false);
   find("ncclGetErrorString", nccl->GetErrorString, true);
   find("ncclGetLastError", nccl->GetLastError, false);
   find("ncclAllReduce", nccl->AllReduce, true);
-  find("ncclAllGather", nccl->AllGather, true);
-  find("ncclReduceScatter", nccl->ReduceScatter, true);
-  find("ncclBroadcast", nccl->Broadcast, true);
-  find("ncclSend", nccl->Send, true);
-  find("ncclRecv", nccl->Recv, true);
-  find("ncclGroupStart", nccl->GroupStart, true);
-  find("ncclGroupEnd", nccl->GroupEnd, true);
+  find("ncclAllGather", nccl->AllGather, false);
+  find("ncclReduceScatter", nccl->ReduceScatter, false);
+  find("ncclBroadcast", nccl->Broadcast, false);
+  find("ncclSend", nccl->Send, false);
+  find("ncclRecv", nccl->Recv, false);
+  find("ncclGroupStart", nccl->GroupStart, false);
+  find("ncclGroupEnd", nccl->GroupEnd, false);
   find("ncclMemAlloc", nccl->MemAlloc, false);
   find("ncclMemFree", nccl->MemFree, false);
   find("ncclCommSuspend", nccl->CommSuspend, false);

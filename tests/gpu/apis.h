@@ -78,6 +78,7 @@ struct Nccl {
   std::string path;
   int version = 0;
 
+  // Null where the library lacks it, but for those that every use needs.
   ncclResult_t (*GetVersion)(int*) = nullptr;
   ncclResult_t (*GetUniqueId)(ncclUniqueId*) = nullptr;
   ncclResult_t (*CommInitRank)(ncclComm_t*, int, ncclUniqueId, int) = nullptr;

@@ -34,6 +34,7 @@ constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
   --log FILE         output of all ranks is appended there
   --budget S         tests that would end later than S seconds from now are skipped (default: no limit)
   --elements A,B,…   message sizes in floats; default 256,65536,1048576,33554432
+  --ops LIST         all (the default), reference, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
   --verbose          show the output of the ranks
 exit codes: 0 nothing failed, 1 something failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 everything was skipped
 )";
@@ -45,6 +46,7 @@ struct Options {
   bool verbose = false, list = false;
   std::vector<std::string> only;
   std::vector<std::size_t> elements = kReferenceSizes;
+  std::string ops = "all";
   std::string child_test;  // what a rank is to run
 };
 
@@ -89,6 +91,8 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.cycles = atoi(value.c_str());
       else if (word == "--budget")
         options.budget_s = atof(value.c_str());
+      else if (word == "--ops")
+        options.ops = value;
       else if (word == "--only")
         options.only = Words(value);
       else if (word == "--run")
@@ -102,6 +106,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   }
   if (options.list) return options;
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
+  if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
   if (options.gpus < 0 || options.cycles < 1 || options.elements.empty() ||
       *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("a number is out of range");
@@ -138,7 +143,7 @@ Workload MakeWorkload(Rank& rank, bool single_process = false, bool small = true
   WorkloadOptions options;
   options.gpus = rank.options.gpus;
   options.single_process = single_process;
-  options.ops = kAllOps;
+  options.ops = *ParseOps(rank.options.ops);
   options.collective_limit_s = 30;
   options.sizes = rank.options.elements;
   // LL, LL128 and a little of Simple are enough where a test is not about the protocols.
@@ -399,6 +404,7 @@ void RefusedWhilePaused(Rank& rank) {
   rank.Pause();
   rank.child.Barrier("all paused");
   for (const Op op : {Op::kAllReduce, Op::kAllToAll}) {
+    if (std::find(work.options().ops.begin(), work.options().ops.end(), op) == work.options().ops.end()) continue;
     rank.child.Stage(Format("trying %s while paused", OpText(op)));
     const ncclResult_t result = work.Launch(world, op, work.options().sizes.front());
     rank.Expect(result != 0 || rank.options.gpus < 2, Format("%s while paused was accepted", OpText(op)));
@@ -633,7 +639,7 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
                     "--cycles", std::to_string(options.cycles)};
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
-  spec.arguments.insert(spec.arguments.end(), {"--elements", elements});
+  spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});
   if (!options.stock.empty()) spec.arguments.insert(spec.arguments.end(), {"--stock", options.stock});
   spec.environment = test.environment;
   if (test.preload) spec.environment["LD_PRELOAD"] = options.amem_lib;

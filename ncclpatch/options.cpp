@@ -112,7 +112,10 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
-    if (!name.starts_with("AMEM_") || std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
+    // AMEM_SIM_: the simulator's own, for tests and demos.
+    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") ||
+        std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end())
+      continue;
     std::string_view nearest = kKnown[0];
     for (const std::string_view known : kKnown)
       if (Distance(name, known) < Distance(name, nearest)) nearest = known;

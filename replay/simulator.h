@@ -43,7 +43,7 @@ struct SimulatorOptions {
   Bytes capacity_per_device = Bytes{16} << 30;  // likewise
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
-  bool physical = true;                         // false: the same rules, but addresses that are only numbers; no contents
+  bool physical = true;                         // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 
 // ---- what a simulator holds, for tests -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ void RoundBoard::Arrived(ConnectionId connection, const PeerIdentity& who, const
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
   gathering_[who.session] = newcomer;
+  gave_up_.erase(who.session);
   BeginIfComplete();
 }
 
@@ -39,6 +40,7 @@ void RoundBoard::RefuseMixture(const Arrival& newcomer) {
   say_(newcomer.connection, FailureMessage{mixture});
   for (const auto& [session, arrival] : gathering_) say_(arrival.connection, FailureMessage{mixture});
   gathering_.clear();
+  gave_up_.clear();
 }
 
 std::map<SessionId, PeerIdentity> RoundBoard::Expected() const {
@@ -58,6 +60,19 @@ std::vector<PeerIdentity> RoundBoard::Missing() const {
   return missing;
 }
 
+// When all run out of patience together, each is told of those who did not come at all, not of each other.
+std::vector<PeerIdentity> RoundBoard::NeverCame() const {
+  const auto missing = Missing();
+  auto never = missing;
+  std::erase_if(never, [&](const PeerIdentity& who) { return gave_up_.contains(who.session); });
+  return never.empty() ? missing : never;
+}
+
+void RoundBoard::ForgetArrival(ConnectionId connection) {
+  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  if (gathering_.empty()) gave_up_.clear();
+}
+
 void RoundBoard::BeginIfComplete() {
   if (!Missing().empty()) return;
   Ongoing round;
@@ -70,14 +85,18 @@ void RoundBoard::BeginIfComplete() {
     begun.members.push_back(arrival.who);
   }
   gathering_.clear();
+  gave_up_.clear();
   for (const auto& [session, member] : round.members) say_(member.connection, begun);
   rounds_[round.id] = std::move(round);
 }
 
 void RoundBoard::Withdrew(ConnectionId connection) {
   if (places_.contains(connection)) return;
-  const auto missing = Missing();
-  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  const auto missing = NeverCame();
+  for (const auto& [session, arrival] : gathering_) {
+    if (arrival.connection == connection) gave_up_.insert(session);
+  }
+  ForgetArrival(connection);
   say_(connection, WithdrawnMessage{missing});
 }
 
@@ -162,7 +181,7 @@ void RoundBoard::Left(ConnectionId connection, std::uint64_t round) {
 
 void RoundBoard::Closed(ConnectionId connection, const std::string& how) {
   // In a gathering it is just not there any more: those who wait find out who is missing, and whether it still lives.
-  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  ForgetArrival(connection);
   Went(connection, how);
 }
 

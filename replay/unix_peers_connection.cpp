@@ -141,10 +141,12 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
   }
 }
 
-Status PeerConnection::Wait(Until until, Deadline deadline) {
+Status PeerConnection::Wait(Until until, Deadline deadline, int or_readable) {
   const int events = until == Until::kReadable ? POLLIN : until == Until::kWritable ? POLLOUT : POLLIN | POLLOUT;
-  std::array<pollfd, 3> polled{
-      {{socket_.get(), static_cast<short>(events), 0}, {context_.stop, POLLIN, 0}, {process_.get(), POLLIN, 0}}};
+  std::array<pollfd, 4> polled{{{socket_.get(), static_cast<short>(events), 0},
+                                {context_.stop, POLLIN, 0},
+                                {process_.get(), POLLIN, 0},
+                                {or_readable, POLLIN, 0}}};
   while (true) {
     const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(deadline));
     if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
@@ -152,7 +154,7 @@ Status PeerConnection::Wait(Until until, Deadline deadline) {
       if (Passed(deadline)) return TimedOut();
       continue;
     }
-    if (polled[0].revents != 0) return {};  // what it said last counts, even if it is dead by now
+    if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // what it said last counts, even if it is dead by now
     if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
     if (polled[2].revents != 0) return Lost(0);
   }

@@ -21,6 +21,11 @@ Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::
 
 std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
 
+bool CanBeRead(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
+}
+
 }  // namespace
 
 // ---- discovery -------------------------------------------------------------------------------------------------------------
@@ -55,28 +60,38 @@ Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
               ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
 }
 
-Status Discovery::Ask(SessionId session, Deadline deadline) {
-  auto& connection = connections_[session];
-  const bool fresh = connection == nullptr;
-  if (fresh) {
+Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
+  auto at = connections_.find(session);
+  if (at == connections_.end()) {
     auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.Self(), deadline);
     if (!begun) return begun.status();
-    connection = *std::move(begun);
+    at = connections_.emplace(session, *std::move(begun)).first;
   }
-  return connection->Send({connection->NextRequest(), AskNeighboursMessage{}}, deadline);
+  const std::uint64_t question = at->second->NextRequest();
+  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
+  return question;
 }
 
-Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, Deadline deadline) {
+Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t question, Deadline deadline,
+                                             int unless_readable) {
+  PeerConnection& connection = *connections_.at(session);
   while (true) {
-    auto answer = connections_.at(session)->Receive(deadline);
+    auto answer = connection.TryReceive();
     if (!answer) return answer.status();
-    if (auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&answer->message.body)) return std::move(*neighbourhood);
-    if (const auto* failure = std::get_if<FailureMessage>(&answer->message.body)) return failure->status;
-    // What is left is the welcome, which came first.
+    if (!answer->has_value()) {
+      if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
+      AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
+      continue;
+    }
+    Message& message = (*answer)->message;
+    if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
+    auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
+    // What else comes is the welcome, or the answer to a question that was given up.
+    if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
   }
 }
 
-Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
+Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
   auto own = OwnNeighbours();
   if (!own) return own.status();
   const PeerIdentity self = service_.Self();
@@ -85,17 +100,20 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
   std::vector<SessionId> frontier = *std::move(own);
   for (const SessionId session : frontier) through[session] = self.session;
   while (!frontier.empty()) {
+    std::map<SessionId, std::uint64_t> questions;
     const auto failed = [&](SessionId session, const Status& why) {
-      connections_.erase(session);
+      if (why.code() != Code::kTimeout) connections_.erase(session);
       return Unreachable(session, why);
     };
     for (const SessionId session : frontier) {  // all questions first, then all answers
-      if (Status asked = Ask(session, deadline); !asked.ok()) return failed(session, asked);
+      auto question = Ask(session, deadline);
+      if (!question) return failed(session, question.status());
+      questions[session] = *question;
     }
     std::vector<SessionId> next;
     std::optional<Status> refused;
     for (const SessionId session : frontier) {
-      auto answer = Hear(session, deadline);
+      auto answer = Hear(session, questions.at(session), deadline, unless_readable);
       if (!answer) return failed(session, answer.status());
       known_[session] = answer->self;
       if (answer->self.group != self.group && !refused) refused = OtherGroup(through[session], answer->self);
@@ -227,7 +245,11 @@ class Arrival {
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
   Status LookAndArrive() {
-    auto set = discovery_.Look(deadline_);
+    // The leader's word comes first; and nobody is to blame who just had no time left to answer.
+    const auto superseded = [&] { return leader_ != nullptr && (TooLate() || CanBeRead(leader_->fd())); };
+    if (superseded()) return {};
+    auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
+    if (!set && superseded()) return {};
     if (!set) return set.status();
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};
@@ -264,9 +286,8 @@ class Arrival {
       answer = leader_->TryReceive();
     }
     if (!answer) return LeaderClosed(answer.status());
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= deadline_) return {Code::kTimeout, ""};
-    const Deadline look_again = std::min(deadline_, now + pause_);
+    if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+    const Deadline look_again = std::min(deadline_, In(pause_));
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
     return Poll(look_again);
   }
@@ -332,6 +353,8 @@ class Arrival {
       return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
     return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
   }
+
+  [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
 
   [[nodiscard]] std::string NameOf(SessionId session) const {
     const auto at = std::ranges::find(said_, session, &PeerIdentity::session);

@@ -25,14 +25,15 @@ class Discovery {
 
   // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
   // answer.
-  Result<std::vector<PeerIdentity>> Look(Deadline deadline);
+  // Gives up early, with kTimeout, once `unless_readable` can be read.
+  Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
-  Status Ask(SessionId session, Deadline deadline);
-  Result<NeighbourhoodMessage> Hear(SessionId session, Deadline deadline);
+  Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
+  Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 

@@ -202,4 +202,35 @@ inline Event NumberedEvent(std::uint64_t seq) {
   return event;
 }
 
+// The same, for streams that can be folded: allocations come, are exported and go; a few are there at any time.
+inline Event LegalEvent(std::uint64_t seq) {
+  Event event{SequenceNumber{seq}, seq * 1000 + 7, 9, {}};
+  if (seq == 1) {
+    SessionOpened opened;
+    opened.session = SessionId{0xabc};
+    opened.host = "host";
+    event.body = opened;
+    return event;
+  }
+  const AllocationId id{(seq - 2) / 4 + 1};
+  switch ((seq - 2) % 4) {
+    case 0:
+      event.body = AllocationCreated{id, 2 << 20, {1, 1, {LocationType::kDevice, 0}, 0, 1, 0, 0}, 0, DriverHandle{seq}, {}, {}};
+      break;
+    case 1:
+      event.body = Exported{id, 1};
+      break;
+    case 2:
+      event.body = PassedThrough{"cuMemGetAddressRange", "", 0};
+      break;
+    default:
+      if (id.value > 8) {
+        event.body = AllocationReleased{AllocationId{id.value - 8}};
+      } else {
+        event.body = GroupChanged{static_cast<std::int64_t>(seq)};
+      }
+  }
+  return event;
+}
+
 }  // namespace amem::test

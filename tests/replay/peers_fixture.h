@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -18,6 +19,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "replay/peers.h"
@@ -188,6 +190,16 @@ inline std::size_t OpenDescriptors() {
   return count;
 }
 
+// The service closes its ends a moment after the caller has what it wanted.
+inline std::size_t DescriptorsAtRest() {
+  std::size_t last = 0, now = OpenDescriptors();
+  for (int i = 0; i < 200 && now != last; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * kFew));
+    last = std::exchange(now, OpenDescriptors());
+  }
+  return now;
+}
+
 // A child process that runs `work` and exits with what it returns. Fork before starting threads.
 class Child {
  public:
@@ -198,6 +210,11 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
   void Kill(int signal) const { ::kill(pid_, signal); }
+  void StopRunning() const {  // and until it has stopped
+    int status = 0;
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, &status, WUNTRACED);
+  }
   int Wait() {
     if (pid_ > 0) {
       int status = 0;

@@ -97,6 +97,17 @@ TEST_F(BoardTest, withdrawing_tells_who_was_missing) {
   EXPECT_NE(Said<BegunMessage>(2), nullptr);
 }
 
+TEST_F(BoardTest, those_who_gave_up_together_are_not_missed_by_each_other) {
+  Arrive(1, {1, 2, 3});
+  Arrive(3, {1, 2, 3});
+  board_.Withdrew(1);
+  board_.Withdrew(3);
+  EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({2}));
+  Arrive(3, {1, 2, 3});  // a new gathering, where the first is missed again
+  board_.Withdrew(3);
+  EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({1, 2}));
+}
+
 TEST_F(BoardTest, withdrawing_in_the_moment_of_beginning_is_too_late) {
   Begin({1, 2});
   board_.Withdrew(1);

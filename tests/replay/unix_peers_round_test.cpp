@@ -44,7 +44,7 @@ class RoundTest : public ::testing::Test {
 
 TEST_F(RoundTest, a_session_without_neighbours_votes_alone) {
   Rank& rank = Join(0);
-  const std::size_t before = OpenDescriptors();
+  const std::size_t before = DescriptorsAtRest();
   auto round = rank.peers->Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round);
   EXPECT_EQ(OpenDescriptors(), before);
@@ -87,11 +87,9 @@ TEST_F(RoundTest, two_hundred_rounds_leave_no_descriptor_behind) {
       ASSERT_TRUE(round) << round.status().message();
       ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
     });
-    if (i == 0) before = OpenDescriptors();
+    if (i == 0) before = DescriptorsAtRest();
   }
-  // The service closes its ends when it hears of it, which may be a moment later.
-  for (int i = 0; i < 500 && OpenDescriptors() > before; ++i) std::this_thread::sleep_for(milliseconds(2));
-  EXPECT_LE(OpenDescriptors(), before);
+  EXPECT_LE(DescriptorsAtRest(), before);
 }
 
 TEST_F(RoundTest, sets_follow_references_through_others) {

@@ -122,13 +122,13 @@ TEST_F(UnixPeersTest, importing_again_is_all_or_an_error_and_leaks_nothing) {
     requests.push_back({AllocationId{i}, AllocationId{5000 + i}});
   }
   requests[requests.size() / 3].as = AllocationId{4};  // not a reference of ours
-  const std::size_t before = OpenDescriptors();
+  const std::size_t before = DescriptorsAtRest();
   for (int i = 0; i < 3; ++i) {
     auto again = importer.peers->Reimport(owner.identity.session, requests);
     ASSERT_FALSE(again);
     EXPECT_EQ(again.status().code(), Code::kRefused);
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(DescriptorsAtRest(), before);
   EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{9000}, AllocationId{9001}));  // the connection is still good
 }
 
@@ -337,12 +337,12 @@ TEST_F(UnixPeersTest, sockets_of_the_dead_are_swept_and_those_of_the_living_stay
 }
 
 TEST_F(UnixPeersTest, nothing_is_left_open_or_lying_about) {
-  const std::size_t before = OpenDescriptors();
+  const std::size_t before = DescriptorsAtRest();
   for (int i = 0; i < 10; ++i) {
     Rank owner(directory_, 0), importer(directory_, 1);
     ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{5}));
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(DescriptorsAtRest(), before);
   EXPECT_TRUE(std::filesystem::is_empty(directory_.sockets()));
 }
 

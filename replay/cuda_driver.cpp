@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "replay/cuda_driver_core.h"
+#include "replay/cuda_sparse.h"
 
 namespace amem {
 namespace {
@@ -267,8 +268,11 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 }
 
 Status CudaDriver::FinishCopies(DeviceOrdinal device) {
-  return OnStream(device, "cuStreamSynchronize", {}, 0,
-                  [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
+  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0, [&](void* stream) -> int {
+    return core_->calls.stream_synchronize(static_cast<CUstream>(stream));
+  });
+  Status parts = sparse_->Finish(device);
+  return whole.ok() ? parts : whole;
 }
 
 }  // namespace amem

@@ -40,6 +40,17 @@ std::vector<Extent> ExtentsOf(std::span<const Backup::Item> items) {
   return extents;
 }
 
+// Calls one(batch) for some items after the other, of about `bytes` each.
+Status InBatches(std::span<const Backup::Item> items, Bytes bytes, const auto& one) {
+  while (!items.empty()) {
+    std::size_t count = 0;
+    for (Bytes sum = 0; count < items.size() && sum < bytes; ++count) sum += items[count].bytes;
+    AMEM_TRY(one(items.first(count)));
+    items = items.subspan(count);
+  }
+  return {};
+}
+
 }  // namespace
 
 class Backup::Queue {
@@ -106,13 +117,7 @@ Status Backup::Save(std::span<const Item> items) {
 }
 
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
-  while (!items.empty()) {
-    std::size_t count = 0;
-    for (Bytes bytes = 0; count < items.size() && bytes < options_.batch; ++count) bytes += items[count].bytes;
-    AMEM_TRY(SaveBatch(device, items.first(count)));
-    items = items.subspan(count);
-  }
-  return {};
+  return InBatches(items, options_.batch, [&](std::span<const Item> batch) { return SaveBatch(device, batch); });
 }
 
 Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items) {
@@ -207,6 +212,10 @@ Status Backup::Restore(std::span<const Item> items) {
 
 Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
+  return InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); });
+}
+
+Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
   AMEM_TRY(driver_.ClearAll(device, ExtentsOf(items)));
   Queue queue(driver_, device, false);
   for (const Item& item : items) {
@@ -220,14 +229,19 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
 
 Status Backup::Finish() {
   Status first;
+  const bool any = !queued_.empty();
+  std::set<DeviceOrdinal> unfinished;  // ForgetAll waits for them once more, before their host memory is used again
   for (const DeviceOrdinal device : queued_) {
-    if (Status done = driver_.FinishCopies(device); !done.ok() && first.ok()) first = std::move(done);
+    Status done = driver_.FinishCopies(device);
+    if (done.ok()) continue;
+    unfinished.insert(device);
+    if (first.ok()) first = std::move(done);
   }
-  if (!queued_.empty()) {
+  if (any) {
     const std::lock_guard lock(mutex_);
     (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = Now() - began_ns_;
   }
-  queued_.clear();
+  queued_ = std::move(unfinished);
   if (contents_ == Contents::kQueued) contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
   Rest(false);
   return first;
@@ -235,6 +249,7 @@ Status Backup::Finish() {
 
 void Backup::ForgetAll() {
   if (!queued_.empty()) static_cast<void>(Finish());  // no copy may be under way to memory that is used again
+  queued_.clear();
   saved_.clear();
   pieces_.clear();
   contents_ = Contents::kNone;
@@ -257,14 +272,15 @@ Bytes Backup::Expected(Bytes contents) const {
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + options_.chunk);
 }
 
-void Backup::Prepare(Bytes expected, std::span<const DeviceOrdinal> devices) {
+void Backup::Prepare(Bytes expected) {
   if (InChild()) return;
   const std::lock_guard threads(thread_mutex_);
   {
     const std::lock_guard lock(mutex_);
     target_ = std::min(expected, options_.prepare_limit);
     statistics_.not_prepared.clear();
-    if (preparing_) return;  // the thread sees the new target; the devices are the same ones
+    changed_.notify_all();
+    if (preparing_) return;  // the thread sees the new target
     preparing_ = true;
   }
   if (thread_ != nullptr) thread_->join();
@@ -274,7 +290,7 @@ void Backup::Prepare(Bytes expected, std::span<const DeviceOrdinal> devices) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::make_unique<std::thread>(&Backup::PinInBackground, this, std::vector(devices.begin(), devices.end()));
+    thread_ = std::make_unique<std::thread>(&Backup::PinInBackground, this);
   } catch (const std::system_error& failure) {
     const std::lock_guard lock(mutex_);
     preparing_ = false;
@@ -283,33 +299,25 @@ void Backup::Prepare(Bytes expected, std::span<const DeviceOrdinal> devices) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Backup::PinInBackground(std::vector<DeviceOrdinal> devices) {
+void Backup::PinInBackground() {
   static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness));
   std::unique_lock lock(mutex_);
-  while (statistics_.pinned_bytes < target_ || (target_ > 0 && !devices.empty())) {
+  while (statistics_.pinned_bytes < target_) {
     if (resting_) {
       changed_.wait(lock);
       continue;
     }
     pinning_ = true;
     lock.unlock();
-    Status prepared;
-    Result<std::unique_ptr<PinnedBuffer>> buffer = std::unique_ptr<PinnedBuffer>();
-    if (!devices.empty()) {
-      prepared = driver_.PrepareParts(devices.back());
-      devices.pop_back();
-    } else {
-      buffer = driver_.AllocatePinned(options_.chunk);
-      prepared = buffer.status();
-    }
+    auto buffer = driver_.AllocatePinned(options_.chunk);
     lock.lock();
     pinning_ = false;
-    if (!prepared.ok()) {
-      statistics_.not_prepared = prepared.message();
-      if (!buffer.ok()) target_ = 0;
-    } else if (*buffer != nullptr) {
+    if (buffer.ok()) {
       statistics_.pinned_bytes += (*buffer)->size();
       buffers_.push_back(*std::move(buffer));
+    } else {
+      statistics_.not_prepared = buffer.status().message();
+      target_ = 0;
     }
     changed_.notify_all();
   }

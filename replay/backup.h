@@ -25,7 +25,7 @@ namespace amem {
 struct BackupOptions {
   Bytes block = 4096;                       // the unit of "not zero"; a power of two from 4096
   Bytes chunk = Bytes{64} << 20;            // host memory is pinned in such pieces
-  Bytes batch = Bytes{1} << 30;             // looked at in one go, while what was found before is copied
+  Bytes batch = Bytes{1} << 30;             // looked at or cleared in one go, while what came before is copied
   Bytes prepare_limit = Bytes{4} << 30;     // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
 
@@ -57,7 +57,7 @@ class Backup {
   };
 
   explicit Backup(Driver& driver, BackupOptions options = {});
-  ~Backup();  // gives the pinned memory back. In a forked child it touches nothing.
+  ~Backup();  // gives the pinned memory back, as Trim. In a forked child it touches nothing.
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
 
@@ -74,12 +74,13 @@ class Backup {
 
   // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
   [[nodiscard]] Bytes Expected(Bytes contents) const;
-  // Begins to pin host memory, in a thread of its own, until `expected` bytes or the limit are there, and loads what the devices
-  // need. Returns at once; a call replaces the one before. The thread rests while contents are queued, ends when it has done
-  // its work and is never begun in a forked child.
-  void Prepare(Bytes expected, std::span<const DeviceOrdinal> devices = {});
-  void StopPreparing();  // waits for the piece that is being pinned, some 20 ms
-  // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing.
+  // Begins to pin host memory, in a thread of its own, until `expected` bytes or the limit are there. Returns at once; a call
+  // replaces the one before. The thread rests while contents are queued, ends when it has done its work and is never begun in
+  // a forked child. What it does neither waits for kernels that run nor holds them up.
+  void Prepare(Bytes expected);
+  void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
+  // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
+  // kernels that run: for quiet times, such as the end of a pause.
   void Trim(Bytes keep);
 
   [[nodiscard]] BackupStatistics Statistics() const;
@@ -107,10 +108,11 @@ class Backup {
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
   Status SaveBatch(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
+  Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
   Status Place(Queue& queue, const Extent& run, Bytes offset);
   Result<Room> Take(Bytes wanted);  // at most that much
   void Rest(bool resting);
-  void PinInBackground(std::vector<DeviceOrdinal> devices);
+  void PinInBackground();
   [[nodiscard]] bool InChild() const;
 
   Driver& driver_;

@@ -56,7 +56,6 @@ class CudaDriver final : public Driver {
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
-  Status PrepareParts(DeviceOrdinal device) override;
 
   // How the contents of parts travel. For measurements; to be called before anything was queued.
   struct Parts {
@@ -66,8 +65,8 @@ class CudaDriver final : public Driver {
       kRuns,    // one copy for every part, no kernels
     };
     Way way = Way::kStaged;        // and where that cannot be had, the next
-    Bytes slot = Bytes{8} << 20;   // of the buffer on the device, for each lane
-    std::size_t lanes = 4;         // streams, each with a slot
+    Bytes slot = Bytes{16} << 20;  // of the buffer on the device, for each lane
+    std::size_t lanes = 2;         // streams, each with a slot
   };
   void SetParts(const Parts& parts);
 

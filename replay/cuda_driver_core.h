@@ -53,8 +53,9 @@ namespace amem {
 
 // Null where the driver does not have them: only speed depends on these.
 #define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
+  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
+  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
   X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
-  X(module_unload, "cuModuleUnload", cuModuleUnload)             \
   X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
   X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
   X(event_create, "cuEventCreate", cuEventCreate)                \

@@ -77,7 +77,6 @@ CudaDriver::Sparse::Device::~Device() {
   if (current.result() != CUDA_SUCCESS) return;
   for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
   if (main_event_ != nullptr) calls_.event_destroy(main_event_);
-  if (module_ != nullptr) calls_.module_unload(module_);
 }
 
 Status CudaDriver::Sparse::Device::Failure(CUresult result, const char* tried) const {
@@ -214,13 +213,6 @@ Result<std::byte*> CudaDriver::Sparse::Device::Table(Bytes bytes) {
   std::byte* at = tables_[filling_]->data() + filled_;
   filled_ += bytes;
   return at;
-}
-
-Status CudaDriver::Sparse::Device::Prepare() {
-  const std::lock_guard lock(mutex_);
-  AMEM_TRY(Load());
-  auto table = Table(0);
-  return table.ok() ? Status{} : table.status();
 }
 
 Status CudaDriver::Sparse::Device::Finish() {
@@ -468,8 +460,6 @@ Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, con
 Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   return sparse_->On(device).ClearAll(extents);
 }
-
-Status CudaDriver::PrepareParts(DeviceOrdinal device) { return sparse_->On(device).Prepare(); }
 
 void CudaDriver::SetParts(const Parts& parts) { sparse_->SetParts(parts); }
 

@@ -31,6 +31,4 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   return {};
 }
 
-Status Driver::PrepareParts(DeviceOrdinal) { return {}; }
-
 }  // namespace amem

@@ -81,7 +81,8 @@ class Driver {
   virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
   virtual Status FinishCopies(DeviceOrdinal device) = 0;
 
-  // Contents in parts. The same demands as above; addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
+  // Contents in parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
+  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
   // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and nothing
   // that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work, slower,
   // where that cannot be had. The defaults use the calls above and take all extents for not zero.
@@ -92,8 +93,6 @@ class Driver {
   virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);          // without gaps at `to`
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);   // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
-  // Makes ready what the calls above need, so that the first of them is as fast as later ones. Never needed.
-  virtual Status PrepareParts(DeviceOrdinal device);
 };
 
 }  // namespace amem

@@ -244,13 +244,16 @@ void Poison(CudaDriver& driver, const Memory& memory, PinnedBuffer& pattern) {
 struct Variant {
   const char* name;
   CudaDriver::Parts parts;
-  Bytes block;
+  Bytes block = 4096;
+  Bytes batch = kGiB;
 };
 
+enum class Between { kNothing, kPoison, kAnew, kAnewAndPoison };  // of saving and restoring
+
 void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& pattern, const Variant& variant, int cycles,
-            bool give_back) {
+            Between between = Between::kAnewAndPoison) {
   driver.SetParts(variant.parts);
-  Backup backup(driver, {.block = variant.block});
+  Backup backup(driver, {.block = variant.block, .batch = variant.batch});
   const auto items = memory.Items();
   double first = 0;
   std::vector<double> scan, queue, save, restore_queue, restore;
@@ -262,11 +265,11 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
     if (!Ok(backup.Finish(), "finish saving")) return;
     const double saved = MsSince(began);
     statistics = backup.Statistics();
-    if (give_back) {
+    if (between == Between::kAnew || between == Between::kAnewAndPoison) {
       memory.Down();
       memory.Up();
     }
-    Poison(driver, memory, pattern);
+    if (between == Between::kPoison || between == Between::kAnewAndPoison) Poison(driver, memory, pattern);
     began = Clock::now();
     if (!Ok(backup.Restore(items), "restore")) return;
     const double restore_queued = MsSince(began);
@@ -329,35 +332,60 @@ void Clears(CudaDriver& driver, const Memory& memory, const char* layout) {
               extents.size(), Median(memsets));
 }
 
-// Memory calls beside copies: what would imports and mappings of the resume pay?
+// What imports and mappings of a resume pay beside copies, and what the copies pay.
+struct Imports {
+  std::vector<UniqueFd> descriptors;
+  std::vector<Address> addresses;
+};
+
+double ImportAndMap(CudaDriver& driver, const Imports& imports, Bytes bytes, std::vector<DriverHandle>& handles) {
+  const auto began = Clock::now();
+  const AccessDescriptor access{Properties().location, 3};
+  for (std::size_t i = 0; i < imports.descriptors.size(); ++i) {
+    handles.push_back(Get(driver.Import(imports.descriptors[i]), "import"));
+    Ok(driver.Map(imports.addresses[i], bytes, 0, handles.back(), 0), "map");
+    Ok(driver.SetAccess(imports.addresses[i], bytes, std::span(&access, 1)), "access");
+  }
+  return MsSince(began);
+}
+
+void Drop(CudaDriver& driver, const Imports& imports, Bytes bytes, std::vector<DriverHandle>& handles) {
+  for (const Address address : imports.addresses) Ok(driver.Unmap(address, bytes), "unmap");
+  for (const DriverHandle handle : handles) Ok(driver.Release(handle), "release");
+  handles.clear();
+}
+
 void Beside(CudaDriver& driver, const Memory& memory, const Variant& variant) {
   driver.SetParts(variant.parts);
   Backup backup(driver, {.block = variant.block});
   const auto items = memory.Items();
   if (!Ok(backup.Save(items), "save") || !Ok(backup.Finish(), "finish")) return;
-  const std::vector<Bytes> sizes(8, 256 * kMiB);
-  std::vector<double> alone_up, alone_down, up, down, restore;
-  for (int i = 0; i < 5; ++i) {
-    auto began = Clock::now();
-    auto other = std::make_unique<Memory>(driver, sizes);
-    alone_up.push_back(MsSince(began));
-    began = Clock::now();
-    other.reset();
-    alone_down.push_back(MsSince(began));
-    const auto all = Clock::now();
-    if (!Ok(backup.Restore(items), "restore")) return;
-    began = Clock::now();
-    other = std::make_unique<Memory>(driver, sizes);
-    up.push_back(MsSince(began));
-    began = Clock::now();
-    other.reset();
-    down.push_back(MsSince(began));
-    if (!Ok(backup.Finish(), "finish")) return;
-    restore.push_back(MsSince(all));
+  constexpr Bytes kSlab = 256 * kMiB;
+  const Memory owner(driver, std::vector<Bytes>(16, kSlab));
+  Imports imports;
+  for (const Part& part : owner.parts()) {
+    imports.descriptors.push_back(Get(driver.Export(part.handle), "export"));
+    imports.addresses.push_back(Get(driver.Reserve(kSlab, 0, {}, 0), "reserve"));
   }
-  std::printf("%-34s 8 slabs of 256 MiB up/down alone %.2f / %.2f ms, while contents come back %.2f / %.2f ms; contents then "
-              "take %.2f ms\n",
-              variant.name, Median(alone_up), Median(alone_down), Median(up), Median(down), Median(restore));
+  std::vector<double> alone, only, beside, restore;
+  std::vector<DriverHandle> handles;
+  for (int i = 0; i < 5; ++i) {
+    alone.push_back(ImportAndMap(driver, imports, kSlab, handles));
+    Drop(driver, imports, kSlab, handles);
+    auto began = Clock::now();
+    if (!Ok(backup.Restore(items), "restore") || !Ok(backup.Finish(), "finish")) return;
+    only.push_back(MsSince(began));
+    began = Clock::now();
+    if (!Ok(backup.Restore(items), "restore")) return;
+    beside.push_back(ImportAndMap(driver, imports, kSlab, handles));
+    if (!Ok(backup.Finish(), "finish")) return;
+    restore.push_back(MsSince(began));
+    Drop(driver, imports, kSlab, handles);
+  }
+  for (const Address address : imports.addresses) Ok(driver.FreeRange(address, kSlab), "free range");
+  std::printf("%-34s import, map and access of 16 slabs of 256 MiB: alone %.2f ms, while contents come back %.2f ms; contents "
+              "alone %.2f ms, beside %.2f ms\n",
+              variant.name, Median(alone), Median(beside), Median(only), Median(restore));
 }
 
 // ---- pinning, and what a running kernel does to it ------------------------------------------------------------------------
@@ -408,7 +436,7 @@ void* Mapped(Bytes bytes, bool huge) {
   return at;
 }
 
-void Pinning(Raw& raw) {
+void Pinning(CudaDriver& driver, Raw& raw) {
   constexpr Bytes kBytes = 512 * kMiB;
   for (int round = 0; round < 2; ++round) {
     auto began = Clock::now();
@@ -418,6 +446,13 @@ void Pinning(Raw& raw) {
     began = Clock::now();
     for (void* one : allocated) raw.host_free(one);
     std::printf("pin 512 MiB, cuMemHostAlloc 8 x 64 MiB: %.1f ms, free %.1f ms\n", alloc, MsSince(began));
+    began = Clock::now();
+    std::vector<std::unique_ptr<PinnedBuffer>> buffers;
+    for (int i = 0; i < 8; ++i) buffers.push_back(Get(driver.AllocatePinned(kBytes / 8), "pin"));
+    const double ours = MsSince(began);
+    began = Clock::now();
+    buffers.clear();
+    std::printf("pin 512 MiB, AllocatePinned 8 x 64 MiB: %.1f ms, free %.1f ms\n", ours, MsSince(began));
     for (const bool huge : {false, true}) {
       void* at = Mapped(kBytes, huge);
       began = Clock::now();
@@ -492,7 +527,7 @@ void Full(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patter
   const auto left = driver.Memory(kGpu);
   std::printf("device filled with %zu handles; %.0f MiB free\n", ballast.size(),
               left.ok() ? static_cast<double>(left->free) / static_cast<double>(kMiB) : -1);
-  Cycles(driver, memory, mover, pattern, {"full device", {}, 4096}, cycles, false);
+  Cycles(driver, memory, mover, pattern, {"full device", {}}, cycles, Between::kPoison);
   for (const DriverHandle handle : ballast) Ok(driver.Release(handle), "release");
 }
 
@@ -519,7 +554,7 @@ int Main(int argc, char** argv) {
   CUcontext context = nullptr;
   raw.retain(&context, 0);
   raw.set_current(context);
-  Pinning(raw);
+  Pinning(driver, raw);
   if (hazards) Hazards(raw);
 
   std::vector<Bytes> slabs(33, 256 * kMiB), allocations(1180, 2 * kMiB);
@@ -534,9 +569,8 @@ int Main(int argc, char** argv) {
     std::printf("layout direct, %zu allocations, %llu MiB\n", memory.parts().size(),
                 static_cast<unsigned long long>(memory.total() / kMiB));
     Stages(driver, memory, "direct");
-    Cycles(driver, memory, mover, *pattern, {"direct: staged 4 x 8 MiB", {}, 4096}, cycles, true);
-    Cycles(driver, memory, mover, *pattern, {"direct: staged 4 x 8 MiB", {}, 65536}, cycles, true);
-    Cycles(driver, memory, mover, *pattern, {"direct: copy per run", {.way = Way::kRuns}, 65536}, cycles, true);
+    Cycles(driver, memory, mover, *pattern, {"direct: staged 2 x 16 MiB", {}}, cycles);
+    Cycles(driver, memory, mover, *pattern, {"direct: direct kernel", {.way = Way::kDirect}}, cycles);
     Clears(driver, memory, "direct");
   }
   Memory memory(driver, slabs);
@@ -545,35 +579,37 @@ int Main(int argc, char** argv) {
               static_cast<unsigned long long>(memory.total() / kMiB));
   Stages(driver, memory, "slabs");
   const Variant variants[] = {
-      {"staged 4 x 8 MiB", {}, 4096},
-      {"staged 4 x 8 MiB", {}, 16384},
-      {"staged 4 x 8 MiB", {}, 65536},
-      {"staged 2 x 16 MiB", {.slot = 16 * kMiB, .lanes = 2}, 4096},
-      {"staged 4 x 16 MiB", {.slot = 16 * kMiB, .lanes = 4}, 4096},
-      {"staged 3 x 4 MiB", {.slot = 4 * kMiB, .lanes = 3}, 4096},
-      {"staged 8 x 2 MiB", {.slot = 2 * kMiB, .lanes = 8}, 4096},
-      {"direct kernel", {.way = Way::kDirect}, 4096},
-      {"direct kernel", {.way = Way::kDirect}, 65536},
-      {"copy per run, 4 streams", {.way = Way::kRuns}, 4096},
-      {"copy per run, 4 streams", {.way = Way::kRuns}, 65536},
-      {"copy per run, 2 streams", {.way = Way::kRuns, .lanes = 2}, 65536},
+      {"staged 2 x 16 MiB", {}},
+      {"staged 2 x 16 MiB", {}, 16384},
+      {"staged 2 x 16 MiB", {}, 65536},
+      {"staged 2 x 16 MiB, batch 256 MiB", {}, 4096, 256 * kMiB},
+      {"staged 2 x 16 MiB, one batch", {}, 4096, 1024 * kGiB},
+      {"staged 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
+      {"staged 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
+      {"staged 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
+      {"direct kernel", {.way = Way::kDirect}},
+      {"direct kernel, one batch", {.way = Way::kDirect}, 4096, 1024 * kGiB},
+      {"copy per run, 4 streams", {.way = Way::kRuns, .lanes = 4}, 65536},
   };
-  for (const Variant& variant : variants) Cycles(driver, memory, mover, *pattern, variant, cycles, true);
-  Beside(driver, memory, {"staged 4 x 8 MiB", {}, 4096});
-  Beside(driver, memory, {"direct kernel", {.way = Way::kDirect}, 4096});
+  for (const Variant& variant : variants) Cycles(driver, memory, mover, *pattern, variant, cycles);
+  std::printf("restored at once when the memory is made anew:\n");
+  for (const Variant& variant : {Variant{"staged 2 x 16 MiB, anew", {}}, Variant{"direct kernel, anew", {.way = Way::kDirect}},
+                                 Variant{"staged 2 x 16 MiB, anew, one batch", {}, 4096, 1024 * kGiB}}) {
+    Cycles(driver, memory, mover, *pattern, variant, cycles, Between::kAnew);
+  }
+  Beside(driver, memory, {"staged 2 x 16 MiB", {}});
+  Beside(driver, memory, {"direct kernel", {.way = Way::kDirect}});
   Full(driver, memory, mover, *pattern, 1);
   {  // the first pause with everything prepared
     driver.SetParts({});
     Backup backup(driver);
-    const DeviceOrdinal devices[] = {kGpu};
     auto began = Clock::now();
-    backup.Prepare(backup.Expected(memory.total()), devices);
-    while (backup.pinned_bytes() < backup.Expected(memory.total()) - 128 * kMiB) {
+    backup.Prepare(backup.Expected(memory.total()));
+    while (backup.pinned_bytes() < backup.Expected(memory.total())) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     std::printf("prepared %llu MiB in %.1f ms\n", static_cast<unsigned long long>(backup.pinned_bytes() / kMiB),
                 MsSince(began));
-    backup.StopPreparing();
     for (int i = 0; i < 3; ++i) {
       began = Clock::now();
       Ok(backup.Save(memory.Items()), "save");

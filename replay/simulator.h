@@ -87,10 +87,11 @@ std::string ToText(const SimulatorSnapshot&);
 class Simulator final : public Driver {
  public:
   // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
-  static constexpr std::array<std::string_view, 19> kCalls = {
+  static constexpr std::array<std::string_view, 23> kCalls = {
       "Create",         "Release",    "Reserve",      "FreeRange", "Map",         "Unmap",      "SetAccess",
       "Export",         "Import",     "Granularity",  "Memory",    "DeviceCount", "DeviceUuid", "Synchronize",
-      "AllocatePinned", "CopyToHost", "CopyToDevice", "Clear",     "FinishCopies"};
+      "AllocatePinned", "CopyToHost", "CopyToDevice", "Clear",     "FinishCopies",
+      "FindNonZero",    "Gather",     "Scatter",      "ClearAll"};
 
   static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
   ~Simulator() override;  // gives everything back; its pinned buffers may outlive it
@@ -117,6 +118,12 @@ class Simulator final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device) override;
+  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
+  // something that writes to the device is queued.
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
 
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
   Result<DriverHandle> Retain(Address address);  // one more reference to the handle that is mapped there
@@ -161,7 +168,11 @@ class Simulator final : public Driver {
     kCopyToHost,
     kCopyToDevice,
     kClear,
-    kFinishCopies
+    kFinishCopies,
+    kFindNonZero,
+    kGather,
+    kScatter,
+    kClearAll
   };
   struct Physical;  // memory, as this simulator holds it
   struct Mapped {
@@ -171,7 +182,7 @@ class Simulator final : public Driver {
   };
   struct PinnedRegistry;
   class SimulatedPinnedBuffer;
-  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear };
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook };
   struct Copy {
     CopyKind kind{};
     Address device_address;
@@ -207,7 +218,7 @@ class Simulator final : public Driver {
   [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
   Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
-  Status Queue(Call call, DeviceOrdinal device, const Copy& copy);
+  Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
 

@@ -509,6 +509,8 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
   const Block block = MakeBlock(*sim);
   const auto pinned = *sim->AllocatePinned(kPage);
   const auto descriptor = *sim->Export(block.handle);
+  const Extent extent{block.address, kPage};
+  const auto extents = std::span(&extent, 1);
   const SimulatorSnapshot before = sim->Snapshot();
   std::string asked;
   sim->SetHook([&](std::string_view call, std::uint64_t) {
@@ -535,6 +537,10 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->CopyToDevice(kGpu0, block.address, pinned->data(), kPage); },
       [&] { return sim->Clear(kGpu0, block.address, kPage); },
       [&] { return sim->FinishCopies(kGpu0); },
+      [&] { return sim->FindNonZero(kGpu0, extents, 4096).status(); },
+      [&] { return sim->Gather(kGpu0, pinned->data(), extents); },
+      [&] { return sim->Scatter(kGpu0, extents, pinned->data()); },
+      [&] { return sim->ClearAll(kGpu0, extents); },
   };
   ASSERT_EQ(calls.size(), Simulator::kCalls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {

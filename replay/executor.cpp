@@ -192,13 +192,8 @@ Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
   return {};
 }
 
-Status Executor::CopyAt(const Step& step, Address address) {
-  return step.kind == StepKind::kSave ? backup_.Save(step.allocation, step.device, address, step.bytes)
-                                      : backup_.Restore(step.allocation, step.device, address);
-}
-
-Status Executor::Copy(const Step& step) {
-  if (step.address) return CopyAt(step, step.address);
+Result<Backup::Item> Executor::Reach(const Step& step) {
+  if (step.address) return Backup::Item{step.allocation, step.device, step.address, step.bytes};
   // Not mapped for its own device: reach the contents through a mapping of our own for the time of the copy.
   const Allocation& a = ledger_.state().allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
@@ -211,7 +206,7 @@ Status Executor::Copy(const Step& step) {
   scratch_.push_back({*range, a.bytes});
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
-  return CopyAt(step, *range);
+  return Backup::Item{step.allocation, step.device, *range, step.bytes};
 }
 
 Status Executor::RunCopies(const std::vector<Step>& steps) {
@@ -219,13 +214,18 @@ Status Executor::RunCopies(const std::vector<Step>& steps) {
   Step culprit = steps.front();
   {
     const auto lock = ledger_.Lock();
+    std::vector<Backup::Item> saves, restores;
     for (const Step& step : steps) {
-      failed = Copy(step);
-      if (!failed.ok()) {
+      auto item = Reach(step);
+      if (!item.ok()) {
+        failed = item.status();
         culprit = step;
         break;
       }
+      (step.kind == StepKind::kSave ? saves : restores).push_back(*item);
     }
+    if (failed.ok() && !saves.empty()) failed = backup_.Save(saves);
+    if (failed.ok() && !restores.empty()) failed = backup_.Restore(restores);
   }
   Status finished = backup_.Finish();
   const auto lock = ledger_.Lock();

@@ -238,7 +238,7 @@ class LocalPeers final : public Peers {
         withdraw();
         return set.status();
       }
-      if (Clock::now() >= deadline) return TimedOut(*leader, kind);
+      if (Clock::now() >= deadline) return TimedOut(*leader);
       const SessionId lowest = set->front().session;
       if (leader && *leader != lowest) withdraw();
       leader = lowest;
@@ -264,15 +264,14 @@ class LocalPeers final : public Peers {
     return std::nullopt;
   }
 
-  Status TimedOut(SessionId leader, CycleKind kind) {
+  Status TimedOut(SessionId leader) {
     hub_->BoardOf(leader).Withdrew(session_.value);
     std::vector<PeerIdentity> missing;
     for (const auto& body : hub_->mail[session_.value]) {
       if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
     }
     hub_->mail.erase(session_.value);
-    return {Code::kTimeout, std::string(ToText(kind)) + ": waited " + std::to_string(hub_->timeout_ms) + " ms for " +
-                                ToText(missing) + " to come"};
+    return {Code::kTimeout, "waited " + std::to_string(hub_->timeout_ms) + " ms for " + ToText(missing) + " to come"};
   }
 
   std::shared_ptr<LocalNetwork::Hub> hub_;

@@ -124,7 +124,7 @@ Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const
 
 void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
   if (remote.owner != Self().session) return impl_->Owner(remote.owner)->Drop({remote.allocation, as});
-  (void)impl_->service().Run([&] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
+  impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
 }
 
 Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }

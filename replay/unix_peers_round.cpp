@@ -15,6 +15,7 @@ namespace {
 constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
+constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
 constexpr int kLeaderClosingsMax = 3;
 
 Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
@@ -35,6 +36,8 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   if (!service_.Run([&] { neighbours = delegate_.Neighbours(); }))
     return Status{Code::kRefused, "this process has stopped serving its peers"};
   std::erase(neighbours, service_.Self().session);
+  std::ranges::sort(neighbours);
+  neighbours.erase(std::ranges::unique(neighbours).begin(), neighbours.end());
   for (const SessionId session : neighbours) {
     if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
   }
@@ -91,42 +94,54 @@ Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t qu
   }
 }
 
+// All questions first, then all answers. When several do not answer all are named: the first may have gone because of the next.
+Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                            int unless_readable) {
+  std::map<SessionId, std::uint64_t> questions;
+  std::vector<NeighbourhoodMessage> answers;
+  Status failure;
+  const auto failed = [&](SessionId session, const Status& why) {
+    if (why.code() != Code::kTimeout) connections_.erase(session);
+    const Status named = Unreachable(session, why);
+    failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
+    deadline = std::min(deadline, In(kAfterFailure));
+  };
+  for (const SessionId session : sessions) {
+    auto question = Ask(session, deadline);
+    if (question) questions[session] = *question;
+    if (!question) failed(session, question.status());
+  }
+  for (const auto& [session, question] : questions) {
+    auto answer = Hear(session, question, deadline, unless_readable);
+    if (answer) answers.push_back(*std::move(answer));
+    // Who has no time left because of another's failure is not to blame.
+    if (!answer && (failure.ok() || answer.status().code() != Code::kTimeout)) failed(session, answer.status());
+  }
+  if (!failure.ok()) return failure;
+  return answers;
+}
+
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
-  auto own = OwnNeighbours();
-  if (!own) return own.status();
+  auto frontier = OwnNeighbours();
+  if (!frontier) return frontier.status();
   const PeerIdentity self = service_.Self();
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // who shares memory with it
-  std::vector<SessionId> frontier = *std::move(own);
-  for (const SessionId session : frontier) through[session] = self.session;
-  while (!frontier.empty()) {
-    std::map<SessionId, std::uint64_t> questions;
-    const auto failed = [&](SessionId session, const Status& why) {
-      if (why.code() != Code::kTimeout) connections_.erase(session);
-      return Unreachable(session, why);
-    };
-    for (const SessionId session : frontier) {  // all questions first, then all answers
-      auto question = Ask(session, deadline);
-      if (!question) return failed(session, question.status());
-      questions[session] = *question;
-    }
-    std::vector<SessionId> next;
-    std::optional<Status> refused;
-    for (const SessionId session : frontier) {
-      auto answer = Hear(session, questions.at(session), deadline, unless_readable);
-      if (!answer) return failed(session, answer.status());
-      known_[session] = answer->self;
-      if (answer->self.group != self.group && !refused) refused = OtherGroup(through[session], answer->self);
-      set[session] = answer->self;
-      for (const auto& neighbour : answer->neighbours) {
+  for (const SessionId session : *frontier) through[session] = self.session;
+  while (!frontier->empty()) {
+    auto answers = AskAll(*frontier, deadline, unless_readable);
+    if (!answers) return answers.status();
+    frontier->clear();
+    for (const auto& answer : *answers) set[answer.self.session] = known_[answer.self.session] = answer.self;
+    for (const auto& answer : *answers) {
+      const SessionId session = answer.self.session;
+      if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
+      for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
-        if (set.contains(neighbour.session) || through.contains(neighbour.session)) continue;
-        through[neighbour.session] = session;
-        next.push_back(neighbour.session);
+        if (set.contains(neighbour.session) || !through.try_emplace(neighbour.session, session).second) continue;
+        frontier->push_back(neighbour.session);
       }
     }
-    if (refused) return *refused;
-    frontier = std::move(next);
   }
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;
@@ -234,7 +249,7 @@ class Arrival {
       if (looked.ok()) looked = WaitForNews();
       if (!looked.ok() && !begun_) looked = GiveUp(looked);
       if (begun_) return Begin();
-      if (!looked.ok()) return looked.Within(std::string(ToText(kind_)));
+      if (!looked.ok()) return looked;
     }
   }
 

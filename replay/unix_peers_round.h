@@ -34,6 +34,8 @@ class Discovery {
   Result<std::vector<SessionId>> OwnNeighbours();
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
+  Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                   int unless_readable);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 

@@ -150,11 +150,7 @@ bool PeerService::Run(const std::function<void()>& work) {
     const std::lock_guard lock(command_mutex_);
     if (stopping_) return false;
     commands_.emplace_back([this, wait, &work] {
-      bool stopping = false;
-      {
-        const std::lock_guard inner(command_mutex_);
-        stopping = stopping_;
-      }
+      const bool stopping = Stopping();
       if (!stopping) work();
       const std::lock_guard inner(wait->mutex);
       wait->done = true;
@@ -177,39 +173,41 @@ void PeerService::RunCommands() {
   for (const auto& command : commands) command();
 }
 
-void PeerService::FlushLater(std::shared_ptr<WatchedConnection> connection) {
+void PeerService::Post(std::function<void()> work) {
   {
     const std::lock_guard lock(command_mutex_);
     if (stopping_) return;
-    commands_.emplace_back([this, connection = std::move(connection)] {
-      for (const auto& [key, item] : watched_) {
-        if (item.second == connection) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP | EPOLLOUT);
-      }
+    commands_.emplace_back([this, work = std::move(work)] {
+      if (!Stopping()) work();
     });
   }
   Signal(command_.get());
 }
 
+void PeerService::FlushLater(std::shared_ptr<WatchedConnection> connection) {
+  Post([this, connection = std::move(connection)] {
+    for (const auto& [key, item] : watched_) {
+      if (item.second == connection) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP | EPOLLOUT);
+    }
+  });
+}
+
+bool PeerService::Stopping() {
+  const std::lock_guard lock(command_mutex_);
+  return stopping_;
+}
+
 // ---- the loop --------------------------------------------------------------------------------------------------------------
 
 void PeerService::Loop() {
-  while (true) {
-    {
-      const std::lock_guard lock(command_mutex_);
-      if (stopping_) return;
-    }
-    Turn();
-  }
+  while (!Stopping()) Turn();
 }
 
 void PeerService::Turn() {
   std::array<epoll_event, 32> events;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMilliseconds());
   for (int i = 0; i < n; ++i) {
-    {
-      const std::lock_guard lock(command_mutex_);
-      if (stopping_) return;
-    }
+    if (Stopping()) return;
     Guarded([&] { Dispatch(events[static_cast<std::size_t>(i)].data.u64, events[static_cast<std::size_t>(i)].events); });
   }
   Guarded([&] { Timers(Clock::now()); });

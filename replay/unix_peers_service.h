@@ -55,6 +55,8 @@ class PeerService {
 
   // Runs `work` on the service thread and waits until it is done; false: the service has stopped and it did not run.
   bool Run(const std::function<void()>& work);
+  // The same without waiting; dropped if the service has stopped.
+  void Post(std::function<void()> work);
   // On the service thread only (through Run): a connection to `peer` is open; from now on its end is noticed. The reason if the
   // session had been lost before.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
@@ -95,6 +97,7 @@ class PeerService {
     SessionId session;
   };
 
+  bool Stopping();
   void Loop();
   void Turn();
   void Dispatch(std::uint64_t key, std::uint32_t events);

@@ -303,6 +303,7 @@ void BoundNow(Rank& rank) { ShortCycles(rank, 2); }
 void Preloaded(Rank& rank) { ShortCycles(rank, 2); }
 
 void Communicators(Rank& rank) {
+  if (rank.nccl.CommSplit == nullptr) throw Skip("this libnccl has no ncclCommSplit");
   Workload work = MakeWorkload(rank);
   Communicator first = work.Create("first", World(rank));
   Communicator doomed = work.Create("doomed", World(rank));
@@ -642,6 +643,9 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});
   if (!options.stock.empty()) spec.arguments.insert(spec.arguments.end(), {"--stock", options.stock});
   spec.environment = test.environment;
+  // A directory for each test, so that its sessions can be checked against each other afterwards.
+  if (const char* journal = getenv("AMEM_JOURNAL_DIR"); journal != nullptr && *journal != '\0')
+    spec.environment["AMEM_JOURNAL_DIR"] = std::string(journal) + "/" + test.name;
   if (test.preload) spec.environment["LD_PRELOAD"] = options.amem_lib;
   spec.log_path = options.log;
   spec.verbose = options.verbose;

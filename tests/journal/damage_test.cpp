@@ -202,7 +202,7 @@ TEST_F(Damage, anywhere_in_the_store_never_does_more_than_lose_events) {
   const fs::path copy = session / "data.mdb";
   std::mt19937_64 random(4);
   int intact = 0;
-  for (int round = 0; round < (kSanitized ? 60 : 300); ++round) {
+  for (int round = 0; round < (kSanitized ? 30 : 300); ++round) {
     auto bytes = whole;
     if (round % 3 == 0) {  // the heads of pages
       for (int i = 0; i < 4; ++i) bytes[random() % (bytes.size() / 4096) * 4096 + random() % 64] = static_cast<std::byte>(random());

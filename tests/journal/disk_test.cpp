@@ -110,7 +110,7 @@ TEST(Disk, a_directory_that_is_not_writable_is_named) {
     if (geteuid() == 0 && seteuid(65534) != 0) return "cannot";
     auto writer = JournalWriter::Open(SmallJournal(directory.path()), SessionId{1});
     if (writer.ok()) return "it opened";
-    const std::string& message = writer.status().message();
+    const std::string message = writer.status().message();
     const bool good = writer.status().code() == Code::kIo && Contains(message, directory.path()) &&
                       Contains(message, "Permission denied") && Contains(message, "AMEM_JOURNAL_DIR");
     return good ? "" : message;
@@ -125,7 +125,7 @@ TEST(Disk, no_room_for_the_tail_is_told_at_open_and_leaves_nothing) {
     options.tail_bytes = 8 << 20;
     auto writer = JournalWriter::Open(options, SessionId{1});
     if (writer.ok()) return "it opened";
-    const std::string& message = writer.status().message();
+    const std::string message = writer.status().message();
     if (!Contains(message, "No space left") || !Contains(message, "tail")) return message;
     return fs::is_empty(directory.path()) ? "" : "something is left behind";
   });

@@ -11,6 +11,11 @@
 #include "statemachine/apply.h"
 #include "tests/journal/temporary.h"
 
+#ifdef __SANITIZE_THREAD__
+// A child that forks off a process with threads and then starts its own is what is to be tested here.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
+
 namespace amem::test {
 namespace {
 

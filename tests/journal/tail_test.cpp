@@ -90,8 +90,7 @@ TEST_F(TailTest, every_round_of_the_ring_is_read_back_whole) {
 TEST_F(TailTest, an_append_that_was_interrupted_is_torn_and_not_damage) {
   Tail tail = Create();
   Fill(tail, 1, 5);
-  auto* header = reinterpret_cast<TailHeader*>(ReadFile(path).data());
-  const std::uint64_t begun = header->begun.load() + 64;
+  const std::uint64_t begun = tail.Published() + 64;
   Overwrite(offsetof(TailHeader, begun), std::as_bytes(std::span(&begun, 1)));
   const TailContents contents = Read();
   EXPECT_TRUE(contents.torn);

@@ -128,6 +128,13 @@ std::string BytesInUse() {
   return std::to_string(reinterpret_cast<std::uint64_t (*)(int)>(dlsym(g_cuda, "amem_fake_cuda_bytes_in_use"))(kRank));
 }
 
+// A peer's last reference is dropped by a message, a moment after the peer let go.
+std::string BytesGone() {
+  for (int waited = 0; waited < 10'000 && BytesInUse() != "0"; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return BytesInUse();
+}
+
 std::string Stats() {
   const auto stats = Function<int(char*, std::size_t*)>("amem_stats_json");
   std::size_t length = 0;
@@ -209,10 +216,10 @@ std::string Die() {
 }
 
 const std::map<std::string, std::function<std::string()>> kCommands = {
-    {"cuda", StartCuda},        {"load", LoadNccl},         {"attach", Attach},     {"init", Init},     {"reduce", Reduce},
-    {"barrier", Barrier},       {"bytes", BytesInUse},      {"stats", Stats},       {"malloc", Malloc}, {"fork", Fork},
-    {"foreign", ImportForeign}, {"drivers", ImportDrivers}, {"destroy", Destroy},   {"pause", Pause},   {"resume", Resume},
-    {"memstats", PrintStats},   {"group", Group},           {"dlsym", OthersDlsym}, {"die", Die},
+    {"cuda", StartCuda},  {"load", LoadNccl},         {"attach", Attach},         {"init", Init},         {"reduce", Reduce},
+    {"barrier", Barrier}, {"bytes", BytesInUse},      {"gone", BytesGone},        {"stats", Stats},       {"malloc", Malloc},
+    {"fork", Fork},       {"foreign", ImportForeign}, {"drivers", ImportDrivers}, {"destroy", Destroy},   {"pause", Pause},
+    {"resume", Resume},   {"memstats", PrintStats},   {"group", Group},           {"dlsym", OthersDlsym}, {"die", Die},
 };
 
 }  // namespace

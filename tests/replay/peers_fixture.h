@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -70,7 +71,7 @@ class FakeSession : public PeerDelegate {
   }
 
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override {
-    const auto pause = import_takes;
+    const auto pause = import_takes.load();
     if (pause.count() != 0) std::this_thread::sleep_for(pause);
     const std::lock_guard lock(mutex_);
     const auto at = own_.find(token.allocation);
@@ -128,8 +129,8 @@ class FakeSession : public PeerDelegate {
     return changed_.wait_for(lock, patience, [&] { return references_.size() == count; });
   }
 
-  std::chrono::milliseconds import_takes{0};  // set before anybody imports
-  bool forget_lost = false;
+  std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
+  std::atomic<bool> forget_lost{false};
 
  private:
   struct Own {

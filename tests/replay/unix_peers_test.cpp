@@ -351,7 +351,7 @@ TEST_F(UnixPeersTest, a_session_may_import_from_itself) {
   ASSERT_TRUE(rank.ImportFrom(rank, AllocationId{1}, AllocationId{5}));
   EXPECT_TRUE(rank.peers->Reimport(rank.identity.session, {{AllocationId{1}, AllocationId{5}}}));
   rank.peers->DropReference({rank.identity.session, AllocationId{1}}, AllocationId{5});
-  EXPECT_EQ(rank.session.references(), 0u);
+  EXPECT_TRUE(rank.session.WaitForReferences(0));
   auto round = rank.peers->Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round);
   EXPECT_EQ((*round)->Members().size(), 1u);

@@ -167,7 +167,9 @@ class Contract : public testing::TestWithParam<Kind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Of, Contract, testing::Values(Kind::kSimulator, Kind::kFake, Kind::kReal), [](const auto& instance) {
-  return std::string(instance.param == Kind::kSimulator ? "simulator" : instance.param == Kind::kFake ? "fake_libcuda" : "real_driver");
+  return std::string(instance.param == Kind::kSimulator ? "simulator"
+                     : instance.param == Kind::kFake    ? "fake_libcuda"
+                                                        : "real_driver");
 });
 
 TEST_P(Contract, what_is_copied_in_comes_back) {
@@ -211,8 +213,9 @@ TEST_P(Contract, a_handle_is_mapped_whole) {
   ASSERT_TRUE(handle.ok() && range.ok());
   EXPECT_RESULT(driver_->Map(*range, page_, 0, *handle, 0), cuda::kNotSupported);
   EXPECT_RESULT(driver_->Map(*range, page_, page_, *handle, 0), cuda::kNotSupported);
-  EXPECT_RESULT(driver_->Map(*range, 5 * page_, 0, *handle, 0), cuda::kInvalidValue);
-  EXPECT_RESULT(driver_->Map(*range, 4 * page_, page_, *handle, 0), cuda::kInvalidValue);
+  EXPECT_RESULT(driver_->Map(*range, 5 * page_, 0, *handle, 0), cuda::kNotSupported);
+  EXPECT_RESULT(driver_->Map(*range, 4 * page_, page_, *handle, 0), cuda::kNotSupported);
+  EXPECT_RESULT(driver_->Map(*range, 4 * page_, 0, *handle, 1), cuda::kInvalidValue);
   ASSERT_OK(driver_->FreeRange(*range, 8 * page_));
   ASSERT_OK(driver_->Release(*handle));
 }
@@ -238,9 +241,12 @@ TEST_P(Contract, neighbouring_mappings_change_together) {
   ASSERT_OK(driver_->Clear(kGpu, *range + page_ / 2, 2 * page_));
   ASSERT_OK(driver_->FinishCopies(kGpu));
   ASSERT_OK(driver_->Unmap(*range + page_, page_));
-  EXPECT_RESULT(driver_->SetAccess(*range, 3 * page_, Access()), cuda::kInvalidValue);
+  ASSERT_OK(driver_->SetAccess(*range, 3 * page_, Access()));  // a hole is passed over
+  EXPECT_RESULT(driver_->SetAccess(*range, 2 * page_, Access()), cuda::kInvalidValue);
+  ASSERT_OK(driver_->Unmap(*range, 3 * page_));
   ASSERT_OK(driver_->Map(*range + page_, page_, 0, handles[1], 0));
   ASSERT_OK(driver_->Unmap(*range, 3 * page_));
+  ASSERT_OK(driver_->Unmap(*range, 3 * page_));  // nothing is left
   for (const DriverHandle handle : handles) ASSERT_OK(driver_->Release(handle));
   ASSERT_OK(driver_->FreeRange(*range, 3 * page_));
 }
@@ -264,8 +270,8 @@ TEST_P(Contract, a_range_with_something_mapped_in_it_is_not_freed) {
 TEST_P(Contract, what_is_not_there_is_refused) {
   const auto range = driver_->Reserve(2 * page_, 0, {}, 0);
   ASSERT_TRUE(range.ok());
-  EXPECT_RESULT(driver_->Unmap(*range, page_), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->SetAccess(*range, page_, Access()), cuda::kInvalidValue);
+  EXPECT_RESULT(driver_->Unmap(Address{page_}, page_), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->FreeRange(*range + page_, page_), cuda::kInvalidValue);
   ASSERT_OK(driver_->FreeRange(*range, 2 * page_));
   EXPECT_RESULT(driver_->FreeRange(*range, 2 * page_), cuda::kInvalidValue);
@@ -281,8 +287,10 @@ TEST_P(Contract, a_released_handle_is_nobodys) {
   ASSERT_TRUE(handle.ok() && range.ok());
   ASSERT_OK(driver_->Release(*handle));
   EXPECT_RESULT(driver_->Release(*handle), cuda::kInvalidValue);
-  EXPECT_RESULT(driver_->Map(*range, page_, 0, *handle, 0), cuda::kInvalidValue);
-  EXPECT_RESULT(driver_->Export(*handle).status(), cuda::kInvalidValue);
+  if (GetParam() != Kind::kReal) {  // which crashes
+    EXPECT_RESULT(driver_->Map(*range, page_, 0, *handle, 0), cuda::kInvalidValue);
+    EXPECT_RESULT(driver_->Export(*handle).status(), cuda::kInvalidValue);
+  }
   ASSERT_OK(driver_->FreeRange(*range, page_));
 }
 
@@ -293,6 +301,7 @@ TEST_P(Contract, sizes_and_flags_are_checked) {
   EXPECT_RESULT(driver_->Reserve(0, 0, {}, 0).status(), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->Reserve(page_, 3 * page_, {}, 0).status(), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->Reserve(page_, 0, {}, 1).status(), cuda::kInvalidValue);
+  EXPECT_RESULT(driver_->Reserve(page_, 0, Address{page_ * 1000 + 4096}, 0).status(), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->Create(page_, {.handle_types = 1, .location = {}}, 0).status(), cuda::kInvalidValue);
   EXPECT_RESULT(driver_->Create(page_, {.type = 77, .handle_types = 1, .location = {LocationType::kDevice, 0}}, 0).status(),
                 cuda::kInvalidValue);
@@ -337,22 +346,21 @@ TEST_P(Contract, a_descriptor_holds_the_memory_and_leads_back_to_it) {
   EXPECT_LT(Used(), block.bytes);
 }
 
-TEST_P(Contract, a_descriptor_can_be_passed_on_by_who_imported_it) {
+TEST_P(Contract, what_was_imported_cannot_be_exported_again) {
   const Block block = Keep();
   const auto descriptor = driver_->Export(block.handle);
   ASSERT_TRUE(descriptor.ok());
   const auto imported = driver_->Import(*descriptor);
   ASSERT_TRUE(imported.ok());
-  const auto again = driver_->Export(*imported);
-  EXPECT_TRUE(again.ok()) << again.status().message();
+  EXPECT_RESULT(driver_->Export(*imported).status(), cuda::kInvalidValue);
   ASSERT_OK(driver_->Release(*imported));
 }
 
 TEST_P(Contract, a_foreign_descriptor_is_refused) {
   const UniqueFd memfd(memfd_create("not-gpu-memory", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(memfd.get(), static_cast<off_t>(page_)), 0);
-  EXPECT_RESULT(driver_->Import(memfd).status(), cuda::kInvalidValue);
-  EXPECT_RESULT(driver_->Import(UniqueFd{}).status(), cuda::kInvalidValue);
+  EXPECT_RESULT(driver_->Import(memfd).status(), cuda::kUnknown);
+  EXPECT_RESULT(driver_->Import(UniqueFd{}).status(), cuda::kUnknown);
 }
 
 TEST_P(Contract, what_was_not_made_for_sharing_is_not_exported) {
@@ -384,6 +392,42 @@ TEST_P(Contract, a_range_is_aligned_as_asked_and_can_be_had_again) {
   EXPECT_NE(*elsewhere, *aligned);
   ASSERT_OK(driver_->FreeRange(*again, page_));
   ASSERT_OK(driver_->FreeRange(*elsewhere, page_));
+}
+
+TEST_P(Contract, neighbouring_ranges_count_as_one_for_a_mapping) {
+  const auto both = driver_->Reserve(2 * page_, 0, {}, 0);
+  ASSERT_TRUE(both.ok());
+  ASSERT_OK(driver_->FreeRange(*both, 2 * page_));
+  const auto first = driver_->Reserve(page_, 0, *both, 0), second = driver_->Reserve(page_, 0, *both + page_, 0);
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_EQ(*second, *first + page_);
+  const auto handle = driver_->Create(2 * page_, OnDevice(0), 0);
+  ASSERT_TRUE(handle.ok());
+  ASSERT_OK(driver_->Map(*first, 2 * page_, 0, *handle, 0));
+  ASSERT_OK(driver_->Unmap(*first, 2 * page_));
+  ASSERT_OK(driver_->Release(*handle));
+  ASSERT_OK(driver_->FreeRange(*first, page_));
+  ASSERT_OK(driver_->FreeRange(*second, page_));
+}
+
+TEST_P(Contract, access_is_for_devices_that_are_there) {
+  const Block block = Keep();
+  const auto set = [&](LocationType type, std::int32_t id, std::uint32_t flags) {
+    const std::array one = {AccessDescriptor{{type, id}, flags}};
+    return driver_->SetAccess(block.address, block.bytes, one);
+  };
+  EXPECT_RESULT(set(LocationType::kDevice, 0, 2), cuda::kInvalidValue);
+  EXPECT_RESULT(set(LocationType::kDevice, 99, 3), cuda::kInvalidValue);
+  EXPECT_RESULT(set(LocationType::kInvalid, 0, 3), cuda::kInvalidValue);
+  EXPECT_RESULT(set(LocationType::kHost, 0, 3), cuda::kNotSupported);
+  EXPECT_RESULT(set(LocationType::kHostNuma, 0, 3), cuda::kNotSupported);
+  EXPECT_RESULT(driver_->SetAccess(block.address, block.bytes, {}), cuda::kInvalidValue);
+  ASSERT_OK(set(LocationType::kDevice, 0, 1));
+  ASSERT_OK(set(LocationType::kDevice, 0, 0));
+  const auto pinned = Pinned(8);
+  if (GetParam() != Kind::kReal) {
+    EXPECT_RESULT(driver_->CopyToHost(kGpu, pinned->data(), block.address, 8), cuda::kInvalidValue);
+  }
 }
 
 TEST_P(Contract, host_memory_is_not_the_devices) {
@@ -545,15 +589,14 @@ TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_and_spares_one_on_a_b
   EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
 }
 
-TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_on_a_stream_of_its_own) {
+TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_on_a_non_blocking_stream_which_is_lost) {
   for (const CUstreamCaptureMode mode :
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     const CUstream stream = StartCapture(CU_STREAM_NON_BLOCKING, mode);
     Status status;
     std::thread([&] { status = driver_->Synchronize(kGpu); }).join();
     EXPECT_EQ(status.code(), Code::kRefused) << status.message();
-    std::fprintf(stderr, "capture mode %d: %s\n  end of the capture: %d\n", static_cast<int>(mode), status.message().c_str(),
-                 static_cast<int>(EndCapture(stream)));
+    EXPECT_EQ(EndCapture(stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) << "the driver offers no way to spare it";
     EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
   }
 }

@@ -125,7 +125,7 @@ FAKE_CUDA CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   }
   if (found == 0) {
     const auto mapping = fake->simulator->MappingAt(At(pointer));
-    if (!mapping.ok()) return CUDA_ERROR_NOT_FOUND;
+    if (!mapping.ok() || mapping->access.empty()) return CUDA_ERROR_NOT_FOUND;  // as measured: nobody may reach it
     found = mapping->address.value;
     found_bytes = mapping->bytes;
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "replay/cuda_driver_core.h"
+#include "replay/cuda_sparse.h"
 
 namespace amem {
 namespace {
@@ -201,41 +202,6 @@ Status CudaDriver::Synchronize(DeviceOrdinal device) {
 
 // ---- contents --------------------------------------------------------------------------------------------------------------
 
-class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
- public:
-  CudaPinnedBuffer(std::shared_ptr<Core> core, CUcontext context, std::byte* data, Bytes bytes)
-      : core_(std::move(core)), context_(context), data_(data), bytes_(bytes) {}
-  ~CudaPinnedBuffer() override {
-    const RelaxedCapture relaxed(core_->calls);
-    const CurrentContext current(core_->calls, context_);  // if its context is gone, so is the memory
-    core_->calls.host_free(data_);
-  }
-  CudaPinnedBuffer(const CudaPinnedBuffer&) = delete;
-  CudaPinnedBuffer& operator=(const CudaPinnedBuffer&) = delete;
-  [[nodiscard]] std::byte* data() override { return data_; }
-  [[nodiscard]] Bytes size() const override { return bytes_; }
-
- private:
-  std::shared_ptr<Core> core_;
-  CUcontext context_;
-  std::byte* data_;
-  Bytes bytes_;
-};
-
-Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
-  const auto context = core_->AnyContext();
-  if (!context.ok()) return context.status();
-  const RelaxedCapture relaxed(core_->calls);
-  const CurrentContext current(core_->calls, *context);
-  void* data = nullptr;
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = core_->calls.host_alloc(&data, bytes, CU_MEMHOSTALLOC_PORTABLE);
-  if (result != CUDA_SUCCESS)
-    return core_->Failure(result, "cuMemHostAlloc " + std::to_string(bytes) + " bytes of host memory");
-  return std::unique_ptr<PinnedBuffer>(
-      std::make_unique<CudaPinnedBuffer>(core_, *context, static_cast<std::byte*>(data), bytes));
-}
-
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {
   const auto opened = core_->Open(device);
@@ -267,8 +233,11 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 }
 
 Status CudaDriver::FinishCopies(DeviceOrdinal device) {
-  return OnStream(device, "cuStreamSynchronize", {}, 0,
-                  [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
+  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0, [&](void* stream) -> int {
+    return core_->calls.stream_synchronize(static_cast<CUstream>(stream));
+  });
+  Status parts = sparse_->Finish(device);
+  return whole.ok() ? parts : whole;
 }
 
 }  // namespace amem

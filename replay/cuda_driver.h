@@ -44,23 +44,42 @@ class CudaDriver final : public Driver {
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say
-  // kRefused, with 900: a capture is running. One on a stream that waits for the legacy stream is found before it can be
-  // disturbed; one on another stream is found by the driver itself.
+  // kRefused, with 900: a capture is running. One on a stream that waits for the legacy stream is found first and goes on; one
+  // on a non-blocking stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device) override;
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
+
+  // How the contents of parts travel. For measurements; to be called before anything was queued.
+  struct Parts {
+    enum class Way {
+      kStaged,  // kernels to and from a buffer on the device, large copies between that and the host
+      kDirect,  // kernels that reach host memory themselves
+      kRuns,    // one copy for every part, no kernels
+    };
+    Way way = Way::kStaged;        // and where that cannot be had, the next
+    Bytes slot = Bytes{16} << 20;  // of the buffer on the device, for each lane
+    std::size_t lanes = 2;         // streams, each with a slot
+  };
+  void SetParts(const Parts& parts);
 
  private:
   class Core;
+  class Sparse;
   class CudaPinnedBuffer;
   explicit CudaDriver(std::shared_ptr<Core> core);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);
 
   std::shared_ptr<Core> core_;
+  std::unique_ptr<Sparse> sparse_;
 };
 
 }  // namespace amem

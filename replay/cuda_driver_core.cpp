@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "replay/cuda_sparse.h"
+
 namespace amem {
 namespace {
 
@@ -31,6 +33,9 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
   };
 #define AMEM_CUDA_FIND(member, name, type) find(name, core->calls.member);
   AMEM_CUDA_CALLS(AMEM_CUDA_FIND)
+  const char* const needed = missing;
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_FIND)
+  missing = needed;
 #undef AMEM_CUDA_FIND
   if (missing == nullptr) return core;
   return Status(Code::kUnsupported,
@@ -151,7 +156,7 @@ Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
   return Load([library](const char* symbol) { return dlsym(library, symbol); });
 }
 
-CudaDriver::CudaDriver(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+CudaDriver::CudaDriver(std::shared_ptr<Core> core) : core_(std::move(core)), sparse_(std::make_unique<Sparse>(*this, core_)) {}
 CudaDriver::~CudaDriver() = default;
 
 }  // namespace amem

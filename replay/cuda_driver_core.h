@@ -51,9 +51,22 @@ namespace amem {
   X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
   X(fill, "cuMemsetD8Async", cuMemsetD8Async)
 
+// Null where the driver does not have them: only speed depends on these.
+#define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
+  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
+  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
+  X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
+  X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
+  X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
+  X(event_create, "cuEventCreate", cuEventCreate)                \
+  X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
+  X(event_record, "cuEventRecord", cuEventRecord)                \
+  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
+
 struct CudaCalls {
 #define AMEM_CUDA_MEMBER(member, name, type) decltype(&type) member = nullptr;
   AMEM_CUDA_CALLS(AMEM_CUDA_MEMBER)
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_MEMBER)
 #undef AMEM_CUDA_MEMBER
 };
 

@@ -36,6 +36,20 @@ class PinnedBuffer {
   [[nodiscard]] virtual Bytes size() const = 0;
 };
 
+// A part of device memory.
+struct Extent {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+// Which parts of some extents have a byte that is not zero.
+struct NonZero {
+  std::vector<Extent> runs;         // extent by extent, ascending; neighbours of one extent are one
+  std::vector<std::size_t> counts;  // for every extent, how many of the runs are its
+  std::string unscanned;            // not empty: why nobody looked, and every extent is a run of its own
+};
+
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -66,6 +80,19 @@ class Driver {
   virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
   virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
   virtual Status FinishCopies(DeviceOrdinal device) = 0;
+
+  // Contents in parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
+  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
+  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and nothing
+  // that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work, slower,
+  // where that cannot be had. The defaults use the calls above and take all extents for not zero.
+  //
+  // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
+  // all copies and clears queued before; waits for the answer.
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);          // without gaps at `to`
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);   // the reverse
+  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
 };
 
 }  // namespace amem

@@ -4,12 +4,18 @@
 // mprotect, an exported descriptor is a dup of the memfd that other processes import. The CPU can use mapped memory through its
 // address, as a kernel would. What is given back is really given back.
 //
-// It keeps the driver's rules as they were measured on the real one, and answers a broken rule with the driver's CUresult:
-//   * a handle is mapped whole: another size or offset is NOT_SUPPORTED (801), a range that is mapped already INVALID_VALUE (1)
-//   * unmapping a part of a mapping, or something not mapped, is INVALID_VALUE; so is access for a part
+// It keeps the driver's rules as they were measured (H200, driver 580), and answers a broken one with the driver's CUresult:
+//   * a handle is mapped whole: another size or offset is NOT_SUPPORTED (801); a range that is mapped already, or not reserved,
+//     INVALID_VALUE (1). Neighbouring reserved ranges count as one.
+//   * unmapping a part of a mapping is INVALID_VALUE. What is not mapped in a reserved range is passed over, and unmapping
+//     nothing at all succeeds.
+//   * access is set for whole mappings: it must begin with one and end with one; a hole between is passed over
 //   * a released handle is unknown at once; its memory stays until the last mapping and descriptor are gone
 //   * sizes and addresses that are no multiple of the granularity, flags, a range freed with mappings in it: INVALID_VALUE
-//   * a handle nobody has: INVALID_VALUE; a device nobody has: INVALID_DEVICE (101)
+//   * a handle nobody has: INVALID_VALUE (the real driver crashes in Map and Export); a device nobody has: INVALID_DEVICE (101)
+//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types and cannot be exported:
+//   INVALID_VALUE
+//   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
 // Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
@@ -43,7 +49,7 @@ struct SimulatorOptions {
   Bytes capacity_per_device = Bytes{16} << 30;  // likewise
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
-  bool physical = true;                         // false: the same rules, but addresses that are only numbers; no contents
+  bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 
 // ---- what a simulator holds, for tests -----------------------------------------------------------------------------------
@@ -81,10 +87,11 @@ std::string ToText(const SimulatorSnapshot&);
 class Simulator final : public Driver {
  public:
   // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
-  static constexpr std::array<std::string_view, 19> kCalls = {
+  static constexpr std::array<std::string_view, 23> kCalls = {
       "Create",         "Release",    "Reserve",      "FreeRange", "Map",         "Unmap",      "SetAccess",
       "Export",         "Import",     "Granularity",  "Memory",    "DeviceCount", "DeviceUuid", "Synchronize",
-      "AllocatePinned", "CopyToHost", "CopyToDevice", "Clear",     "FinishCopies"};
+      "AllocatePinned", "CopyToHost", "CopyToDevice", "Clear",     "FinishCopies",
+      "FindNonZero",    "Gather",     "Scatter",      "ClearAll"};
 
   static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
   ~Simulator() override;  // gives everything back; its pinned buffers may outlive it
@@ -111,6 +118,12 @@ class Simulator final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device) override;
+  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
+  // something that writes to the device is queued.
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
 
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
   Result<DriverHandle> Retain(Address address);  // one more reference to the handle that is mapped there
@@ -155,7 +168,11 @@ class Simulator final : public Driver {
     kCopyToHost,
     kCopyToDevice,
     kClear,
-    kFinishCopies
+    kFinishCopies,
+    kFindNonZero,
+    kGather,
+    kScatter,
+    kClearAll
   };
   struct Physical;  // memory, as this simulator holds it
   struct Mapped {
@@ -165,7 +182,7 @@ class Simulator final : public Driver {
   };
   struct PinnedRegistry;
   class SimulatedPinnedBuffer;
-  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear };
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook };
   struct Copy {
     CopyKind kind{};
     Address device_address;
@@ -189,16 +206,19 @@ class Simulator final : public Driver {
   [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   int CheckProperties(const AllocationProperties& properties) const;
-  int CheckAccess(const AccessDescriptor& access) const;
+  [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
   std::shared_ptr<Physical> Find(DriverHandle handle) const;  // with a reference; null: nobody has it
   DriverHandle Adopt(std::shared_ptr<Physical> memory);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
   Status EnsureDescriptor(Physical& memory) const;
-  Result<std::map<Address, Mapped>::iterator> FirstOfWhole(Address address, Bytes bytes, const char*& why);
-  std::map<Address, Bytes>::const_iterator RangeContaining(Address address, Bytes bytes) const;
+  using Mappings = std::map<Address, Mapped>;
+  [[nodiscard]] bool Splits(Address address, Bytes bytes) const;  // a mapping lies partly within and partly without
+  [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
+  int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
+  [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
   Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
-  Status Queue(Call call, DeviceOrdinal device, const Copy& copy);
+  Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
 
@@ -213,7 +233,7 @@ class Simulator final : public Driver {
   std::uint64_t next_address_ = 0;                                         // without physical memory
   std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_;  // by handle; kept while mapped
   std::map<Address, Bytes> ranges_;
-  std::map<Address, Mapped> mappings_;
+  Mappings mappings_;
   std::map<DeviceOrdinal, std::vector<Copy>> queued_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;

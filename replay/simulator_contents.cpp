@@ -76,42 +76,48 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
 }
 
 Status Simulator::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
-  return Queue(Simulator::kCopyToHost, device, {CopyKind::kToHost, from, to, bytes});
+  const Copy copy{CopyKind::kToHost, from, to, bytes};
+  return Queue(Simulator::kCopyToHost, device, std::span(&copy, 1));
 }
 
 Status Simulator::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
-  return Queue(Simulator::kCopyToDevice, device, {CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
+  const Copy copy{CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes};
+  return Queue(Simulator::kCopyToDevice, device, std::span(&copy, 1));
 }
 
 Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
-  return Queue(Simulator::kClear, device, {CopyKind::kClear, address, nullptr, bytes});
+  const Copy copy{CopyKind::kClear, address, nullptr, bytes};
+  return Queue(Simulator::kClear, device, std::span(&copy, 1));
 }
 
-Status Simulator::Queue(Call call, DeviceOrdinal device, const Copy& copy) {
+Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies) {
+  const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result,
-                            std::string(kCalls[call]) + " device " + std::to_string(device.value) + ", " +
-                                Hex(copy.device_address.value) + ", " + std::to_string(copy.bytes) + " bytes",
-                            why);
+    const std::string what = copies.empty() ? "" : ", " + Hex(at->device_address.value) + ", " + std::to_string(at->bytes) + " bytes";
+    return SimulatedFailure(result, std::string(kCalls[call]) + " device " + std::to_string(device.value) + what, why);
   };
   if (const int result = Enter(call)) return fail(result, WhyNotEntered(pid_));
-  if (!options_.physical) return fail(cuda::kNotSupported, "this simulator was made without physical memory");
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
-  if (copy.bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
   const std::lock_guard lock(mutex_);
-  const char* why = "";
-  if (!Resolve(device, copy, why).ok()) return fail(cuda::kInvalidValue, why);
-  queued_[device].push_back(copy);
+  for (; at != copies.data() + copies.size(); ++at) {
+    if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
+    const char* why = "";
+    if (!Resolve(device, *at, why).ok()) return fail(cuda::kInvalidValue, why);
+  }
+  if (!options_.physical) return {};  // the rules are kept and nothing is moved
+  auto& queue = queued_[device];
+  queue.insert(queue.end(), copies.begin(), copies.end());
   return {};
 }
 
 Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const {
   const Status invalid(Code::kInvalid, "");
-  if (copy.kind != CopyKind::kClear && !pinned_->Holds(copy.host, copy.bytes)) {
+  const bool copies = copy.kind == CopyKind::kToHost || copy.kind == CopyKind::kToDevice;
+  if (copies && !pinned_->Holds(copy.host, copy.bytes)) {
     why = "the host side lies in no pinned buffer";
     return invalid;
   }
-  const std::uint32_t needed = copy.kind == CopyKind::kToHost ? 1 : 3;
+  const std::uint32_t needed = copy.kind == CopyKind::kToDevice || copy.kind == CopyKind::kClear ? 3 : 1;
   std::vector<Piece> pieces;
   Address at = copy.device_address;
   Bytes left = copy.bytes;
@@ -179,6 +185,8 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
       case CopyKind::kClear:
         done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
         break;
+      case CopyKind::kLook:  // is never queued
+        return {Code::kInvalid, "looking is no copy"};
     }
     if (!done) return {Code::kIo, std::string("copy through the memfd: ") + std::strerror(errno)};
     if (host != nullptr) host += piece.bytes;

@@ -1,0 +1,24 @@
+// What amem-patch needs to know of a shared library on disk.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem::patch {
+
+struct LibraryFile {
+  std::filesystem::path path;
+  std::string soname;
+  std::vector<std::string> needed;
+  std::vector<std::string> search;  // DT_RUNPATH, or DT_RPATH without it, split at colons; $ORIGIN as it stands
+  bool is_nccl = false;             // by its soname, or by the functions that it defines
+  [[nodiscard]] bool Needs(const std::string& name) const;
+};
+
+// kIo: cannot be read; kCorrupt: not an ELF shared library of this machine, or one that contradicts itself.
+Result<LibraryFile> Inspect(const std::filesystem::path& path);
+
+}  // namespace amem::patch

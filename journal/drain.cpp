@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <system_error>
 
@@ -12,6 +13,8 @@ namespace {
 
 // How long records may wait for company before a commit. Nothing is lost while they wait; a reader finds them in the tail.
 constexpr std::uint32_t kGatherMs = 20;
+// In one commit, so that an appender that waits for room waits for a few milliseconds only.
+constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 constexpr std::uint64_t kRemoveAtOnce = 4096;  // old events; keeps a commit at a few milliseconds
 
 std::uint64_t SeqOf(std::span<const std::byte> frame) {
@@ -60,9 +63,9 @@ void Drain::Stop() {
   thread_.join();
 }
 
-void Drain::Wake() {
+void Drain::WakeFromIdle() {
   idle_ = false;
-  Hurry();
+  work_.Ring();
 }
 
 void Drain::Hurry() {
@@ -136,7 +139,7 @@ Status Drain::MoveAll() {
   return RemoveSome();
 }
 
-// One commit of at most a quarter of the tail, so that an appender that waits for room does not wait for all of it.
+// One commit.
 Status Drain::MoveSome(std::uint64_t up_to) {
   const RingStretch stretch = tail_.Drainable(up_to);
   const std::uint64_t from = tail_.DrainedUpTo();
@@ -145,7 +148,7 @@ Status Drain::MoveSome(std::uint64_t up_to) {
     Status status;
     const bool whole = WalkRing(stretch, [&](std::span<const std::byte> frame, std::uint64_t end) {
       status = writing.Append(Table::kEvents, SeqOf(frame), frame);
-      if (end < tail_.Capacity() / 4) return status.ok();
+      if (end < std::min(kMoveAtOnce, tail_.Capacity() / 4)) return status.ok();
       moved = end;
       return false;
     });

@@ -46,7 +46,8 @@ class Drain {
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
   void Appended() {
-    if (idle_ || (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4)) Wake();
+    if (idle_) WakeFromIdle();
+    if (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4) Hurry();
   }
   // Waits until everything before `position` of the tail is in LMDB.
   Status WaitFor(std::uint64_t position);
@@ -64,7 +65,7 @@ class Drain {
   Status Store(Direct direct);
 
  private:
-  void Wake();
+  void WakeFromIdle();
   void Hurry();
   void Run();
   void Gather();

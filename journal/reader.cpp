@@ -7,7 +7,7 @@
 #include "journal/journal.h"
 #include "journal/session_dir.h"
 #include "journal/snapshot.h"
-#include "journal/store.h"
+#include "journal/source.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
 
@@ -29,6 +29,7 @@ struct Batch {
   std::vector<std::byte> bytes;
   std::vector<Entry> entries;
   std::uint64_t first_kept = 0;  // the oldest event that LMDB has: what is missing before was let go
+  bool beyond = false;           // there are later ones than asked for
   bool more = false;
   [[nodiscard]] std::span<const std::byte> Frame(const Entry& e) const {
     return std::span(bytes).subspan(e.offset, e.bytes);
@@ -61,8 +62,8 @@ class Losses {
 
 class Reader final : public JournalReader {
  public:
-  Reader(fs::path directory, std::unique_ptr<Store> store, FileMeta meta)
-      : directory_(std::move(directory)), store_(std::move(store)), meta_(std::move(meta)) {}
+  Reader(fs::path directory, std::unique_ptr<RecordSource> source, FileMeta meta)
+      : directory_(std::move(directory)), source_(std::move(source)), meta_(std::move(meta)) {}
   Result<JournalInfo> Info() override;
   using Visitor = std::function<bool(const Event&)>;
   Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override;
@@ -81,10 +82,10 @@ class Reader final : public JournalReader {
   static void NoteDamagedTail(const View& view, Losses& losses);
   Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
   Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
-  [[nodiscard]] std::string WhyNot(const State& reached, const Status& failed, const ReadReport& report) const;
+  [[nodiscard]] std::string WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const;
 
   const fs::path directory_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<RecordSource> source_;
   const FileMeta meta_;
 };
 
@@ -93,12 +94,9 @@ Result<Reader::View> Reader::Look() const {
   auto tail = ReadTail(directory_ / "tail");
   if (!tail) return tail.status();
   view.tail = std::move(*tail);
-  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
-    const auto last = reading.LastKey(Table::kEvents);
-    if (!last) return last.status();
-    view.stored_last = last->value_or(0);
-    return {};
-  }));
+  const auto last = source_->LastKey(Table::kEvents);
+  if (!last) return last.status();
+  view.stored_last = last->value_or(0);
   view.last = view.stored_last;
   if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
   return view;
@@ -106,21 +104,22 @@ Result<Reader::View> Reader::Look() const {
 
 Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
   Batch batch;
-  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
-    const auto first = reading.FirstKey(Table::kEvents);
-    if (!first) return first.status();
-    batch.first_kept = first->value_or(0);
-    return reading.Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
-      if (seq > to) return false;
-      if (batch.bytes.size() >= kBatchBytes || batch.entries.size() >= kBatchRecords) {
-        batch.more = true;
-        return false;
-      }
-      batch.entries.push_back({seq, batch.bytes.size(), frame.size()});
-      batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
-      return true;
-    });
+  AMEM_TRY(source_->Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
+    if (seq > to) {
+      batch.beyond = true;
+      return false;
+    }
+    if (batch.bytes.size() >= kBatchBytes || batch.entries.size() >= kBatchRecords) {
+      batch.more = true;
+      return false;
+    }
+    batch.entries.push_back({seq, batch.bytes.size(), frame.size()});
+    batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
+    return true;
   }));
+  const auto first = source_->FirstKey(Table::kEvents);  // after: what goes meanwhile is not taken for lost
+  if (!first) return first.status();
+  batch.first_kept = first->value_or(0);
   return batch;
 }
 
@@ -146,6 +145,7 @@ Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const
   ReadReport report;
   Losses losses(report);
   report.torn_tail = view->tail.torn && !WriterIsAlive(directory_ / "tail");
+  if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
   const std::uint64_t to = std::min(last.value, view->last);
   std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
   for (bool more = true; more && next <= to;) {
@@ -158,6 +158,8 @@ Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const
       const auto event = DecodeStored(batch->Frame(entry), entry.seq, losses);
       if (event && !visit(*event)) return report;
     }
+    if (batch->beyond && next <= to && next > batch->first_kept) losses.Gap(next, to);
+    if (batch->beyond) return report;
   }
   if (!ReadFromTail(*view, next, to, losses, visit)) return report;
   if (last.value > view->last) NoteDamagedTail(*view, losses);
@@ -186,24 +188,16 @@ void Reader::NoteDamagedTail(const View& view, Losses& losses) {
 }
 
 Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
-  struct Found {
-    std::uint64_t through;
-    std::vector<std::byte> frame;
-  };
   std::vector<std::uint64_t> candidates;
-  AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
-    return reading.Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
-      if (through <= at) candidates.push_back(through);
-      return through < at;
-    });
+  AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+    if (through <= at) candidates.push_back(through);
+    return through < at;
   }));
   for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {  // newest first
     std::vector<std::byte> frame;
-    AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
-      return reading.Scan(Table::kSnapshots, *it, [&](std::uint64_t through, std::span<const std::byte> value) {
-        if (through == *it) frame.assign(value.begin(), value.end());
-        return false;
-      });
+    AMEM_TRY(source_->Scan(Table::kSnapshots, *it, [&](std::uint64_t through, std::span<const std::byte> value) {
+      if (through == *it) frame.assign(value.begin(), value.end());
+      return false;
     }));
     if (frame.empty()) continue;  // let go meanwhile
     const auto record = ReadRecord(frame);
@@ -232,18 +226,15 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   report.corrupt_records += read->corrupt_records;
   if (report.corruption.empty()) report.corruption = read->corruption;
   if (failed.ok()) return state;
-  return Status{Code::kCorrupt, WhyNot(state, failed, report)};
+  return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
 }
 
-std::string Reader::WhyNot(const State& reached, const Status& failed, const ReadReport& report) const {
+// Why the event after `reached` could not be had.
+std::string Reader::WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
   if (report.corrupt_records != 0) return report.corruption;
-  std::uint64_t first = 0;
-  (void)store_->Read([&](const Store::Reading& reading) -> Status {
-    const auto key = reading.FirstKey(Table::kEvents);
-    if (key) first = key->value_or(0);
-    return key.status();
-  });
-  if (first <= reached.last.value + 1) return failed.message();
+  const auto key = source_->FirstKey(Table::kEvents);
+  const std::uint64_t first = key ? key->value_or(0) : 0;
+  if (first <= reached.last.value + 1) return otherwise;
   return "the events before " + std::to_string(first) + " were let go; a later snapshot stands for them, ask for a later state";
 }
 
@@ -265,8 +256,8 @@ Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* repo
   }
   if (!state) return state.status().Within(doing);
   if (!at || state->last == *at) return state;
-  if (out.corrupt_records != 0) return Status{Code::kCorrupt, doing + ": " + out.corruption};
-  return Status{Code::kNotFound, doing + ": there is no such event; the last one is " + std::to_string(state->last.value)};
+  const std::string missing = "there is no such event; the last one is " + std::to_string(state->last.value);
+  return Status{out.corrupt_records != 0 ? Code::kCorrupt : Code::kNotFound, doing + ": " + WhyNot(*state, missing, out)};
 }
 
 Result<JournalInfo> Reader::Info() {
@@ -281,26 +272,20 @@ Result<JournalInfo> Reader::Info() {
   info.broken_reason = BrokenReason(directory_);
   if (info.broken_reason.empty()) info.broken_reason = view->tail.broken_reason;
   if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
-  std::uint64_t stored = 0;
-  std::uint64_t first = 0;
-  AMEM_TRY(store_->Read([&](const Store::Reading& reading) -> Status {
-    const auto first_key = reading.FirstKey(Table::kEvents);
-    const auto count = reading.Count(Table::kEvents);
-    if (!first_key || !count) return first_key ? count.status() : first_key.status();
-    first = first_key->value_or(0);
-    stored = *count;
-    return reading.Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
-      info.snapshots.emplace_back(through);
-      return true;
-    });
+  const auto first_key = source_->FirstKey(Table::kEvents);
+  const auto stored = source_->Count(Table::kEvents);
+  if (!first_key || !stored) return first_key ? stored.status() : first_key.status();
+  AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+    info.snapshots.emplace_back(through);
+    return true;
   }));
   const auto& records = view->tail.records;
   const auto unstored = std::find_if(records.begin(), records.end(),
                                      [&](const Record& r) { return r.seq > view->stored_last; });
-  if (first == 0 && unstored != records.end()) first = unstored->seq;
-  info.first = SequenceNumber{first};
+  const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
+  info.first = SequenceNumber{first_key->value_or(first_in_tail)};
   info.last = SequenceNumber{view->last};
-  info.events = stored + static_cast<std::uint64_t>(records.end() - unstored);
+  info.events = *stored + static_cast<std::uint64_t>(records.end() - unstored);
   const auto data = File::Open(directory_ / "data.mdb", O_RDONLY);
   if (!data) return data.status();
   const auto bytes = data->Size();
@@ -309,13 +294,11 @@ Result<JournalInfo> Reader::Info() {
   return info;
 }
 
-Result<FileMeta> ReadMeta(const Store& store, const fs::path& directory) {
+Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {
   std::vector<std::byte> frame;
-  AMEM_TRY(store.Read([&](const Store::Reading& reading) {
-    return reading.Scan(Table::kMeta, 1, [&](std::uint64_t, std::span<const std::byte> value) {
-      frame.assign(value.begin(), value.end());
-      return false;
-    });
+  AMEM_TRY(source.Scan(Table::kMeta, 1, [&](std::uint64_t, std::span<const std::byte> value) {
+    frame.assign(value.begin(), value.end());
+    return false;
   }));
   const auto record = ReadRecord(frame);
   const auto name = SessionOfName(directory.filename().string());
@@ -342,11 +325,11 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        ": it is no session directory (there is no data.mdb in it); a journal directory holds "
                                        "one directory a session"};
   }
-  auto store = Store::Open(directory, WriterIsAlive(directory / "tail"));
-  if (!store) return store.status();
-  auto meta = ReadMeta(**store, directory);
+  auto source = OpenSource(directory, WriterIsAlive(directory / "tail"));
+  if (!source) return source.status();
+  auto meta = ReadMeta(**source, directory);
   if (!meta) return meta.status();
-  return std::unique_ptr<JournalReader>(new Reader(directory, std::move(*store), std::move(*meta)));
+  return std::unique_ptr<JournalReader>(new Reader(directory, std::move(*source), std::move(*meta)));
 }
 
 }  // namespace amem

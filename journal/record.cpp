@@ -12,7 +12,7 @@ constexpr std::size_t kChecked = offsetof(RecordHeader, length);  // the checksu
 void WriteRecord(std::byte* at, RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
   RecordHeader header{.length = static_cast<std::uint32_t>(payload.size()), .type = type, .seq = seq};
   std::memcpy(at, &header, sizeof header);
-  std::memcpy(at + sizeof header, payload.data(), payload.size());
+  if (!payload.empty()) std::memcpy(at + sizeof header, payload.data(), payload.size());
   header.crc = Crc32c({at + kChecked, sizeof header - kChecked + payload.size()});
   std::memcpy(at + offsetof(RecordHeader, crc), &header.crc, sizeof header.crc);
 }

@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <lmdb.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -21,9 +23,22 @@ namespace {
 constexpr const char* kTableNames[kTables] = {"meta", "events", "snapshots"};
 constexpr Bytes kLockFileBytes = 16384;  // LMDB takes what is there as room for readers: about 250
 
+// LMDB says EIO for a write that was cut short, which is how a disk that is nearly full shows.
+int Exactly(int error, const std::filesystem::path& path) {
+  constexpr Bytes kNearly = Bytes{1} << 20;
+  if (error != EIO) return error;
+  struct statvfs disk{};
+  if (statvfs(path.c_str(), &disk) == 0 && Bytes{disk.f_bavail} * disk.f_frsize < kNearly) return ENOSPC;
+  struct stat file{};
+  rlimit limit{};
+  const bool limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  if (limited && stat(path.c_str(), &file) == 0 && static_cast<Bytes>(file.st_size) + kNearly > limit.rlim_cur) return EFBIG;
+  return error;
+}
+
 Status Failure(std::string_view doing, const std::filesystem::path& directory, int rc) {
   const auto path = directory / "data.mdb";
-  if (rc > 0) return SystemFailure(doing, path, rc);
+  if (rc > 0) return SystemFailure(doing, path, Exactly(rc, path));
   const char* advice = "";
   if (rc == MDB_MAP_FULL) advice = "; the journal reached the limit of its size (JournalOptions::map_bytes)";
   if (rc == MDB_VERSION_MISMATCH || rc == MDB_INVALID) advice = "; it is no journal, or its first pages are damaged";
@@ -232,6 +247,8 @@ Status Store::Sync() {
   const int rc = mdb_env_sync(environment_->env, 1);
   return rc == 0 ? Status{} : Failure("sync", environment_->directory, rc);
 }
+
+void Store::MovedTo(const std::filesystem::path& directory) { environment_->directory = directory; }
 
 void Store::ForgetDeadReaders() {
   int dead = 0;

@@ -65,6 +65,8 @@ class Store {
   Status Read(const std::function<Status(const Reading&)>& body) const;
   // Makes what was committed survive the operating system.
   Status Sync();
+  // The directory was given another name; for messages. Before any other thread uses it.
+  void MovedTo(const std::filesystem::path& directory);
   // Frees what dead readers of this journal held.
   void ForgetDeadReaders();
 

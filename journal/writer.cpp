@@ -210,6 +210,7 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions&
   AMEM_TRY(Introduce(**store, session).Within("open a journal"));
   const auto directory = fresh->Publish();
   if (!directory) return directory.status().Within("open a journal");
+  (*store)->MovedTo(*directory);
   auto core = std::make_unique<Core>(*directory, std::move(*tail), std::move(*store));
   AMEM_TRY(core->drain.Start().Within("open a journal"));
   return std::unique_ptr<JournalWriter>(new Writer(std::move(core), options));

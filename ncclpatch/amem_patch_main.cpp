@@ -34,11 +34,13 @@ int Patch(const amem::patch::Request& request) {
 int Check(const std::filesystem::path& library) {
   const auto file = amem::patch::Inspect(library);
   if (!file) return Complain(file.status().message());
-  if (!file->Needs(amem::patch::kPartner)) return Complain(library.string() + " is not patched: it does not need " + amem::patch::kPartner);
+  if (!file->Needs(amem::patch::kPartner))
+    return Complain(library.string() + " is not patched: it does not need " + amem::patch::kPartner);
   const auto partner = amem::patch::FindPartner(*file);
   if (!partner)
-    return Complain(library.string() + " is patched, but " + amem::patch::kPartner +
-                    " is not where it looks (its own directory, LD_LIBRARY_PATH); a program with it will not start. Run amem-patch again");
+    return Complain(
+        library.string() + " is patched, but " + amem::patch::kPartner +
+        " is not where it looks (its own directory, LD_LIBRARY_PATH); a program with it will not start. Run amem-patch again");
   std::printf("%s is patched and finds %s\n", library.c_str(), partner->c_str());
   return kFine;
 }

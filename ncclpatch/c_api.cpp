@@ -11,22 +11,36 @@
 namespace amem {
 namespace {
 
-enum NcclResult : int { kOk = 0, kCudaError = 1, kSystemError = 2, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6 };
+enum NcclResult : int {
+  kOk = 0,
+  kCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6
+};
 
 NcclResult ToNccl(Code code) {
   switch (code) {
-    case Code::kOk: return kOk;
+    case Code::kOk:
+      return kOk;
     case Code::kOutOfMemory:
-    case Code::kDriver: return kCudaError;
+    case Code::kDriver:
+      return kCudaError;
     case Code::kIo:
-    case Code::kCorrupt: return kSystemError;
-    case Code::kBroken: return kInternalError;
+    case Code::kCorrupt:
+      return kSystemError;
+    case Code::kBroken:
+      return kInternalError;
     case Code::kInvalid:
     case Code::kNotFound:
     case Code::kRefused:
-    case Code::kUnsupported: return kInvalidUsage;
+    case Code::kUnsupported:
+      return kInvalidUsage;
     case Code::kTimeout:
-    case Code::kPeerLost: return kRemoteError;
+    case Code::kPeerLost:
+      return kRemoteError;
   }
   return kInternalError;
 }
@@ -74,8 +88,8 @@ std::string Mebibytes(Bytes bytes) { return std::to_string(bytes >> 20) + " MiB"
 
 std::string ForPeople(const State& state) {
   const Holdings held = Measure(state);
-  std::string text = "AMem " AMEM_VERSION ", session " + Hex(state.session.session.value) + ", " + std::string(ToText(state.lifecycle)) +
-                     ", " + std::to_string(state.cycles) + " pauses\n";
+  std::string text = "AMem " AMEM_VERSION ", session " + Hex(state.session.session.value) + ", " +
+                     std::string(ToText(state.lifecycle)) + ", " + std::to_string(state.cycles) + " pauses\n";
   text += "  own device memory   " + Mebibytes(held.own_device) + " in " + std::to_string(held.own_count) + " allocations, " +
           Mebibytes(held.own_device_backed) + " of it on the device now\n";
   text += "  imported from peers " + Mebibytes(held.imported) + " in " + std::to_string(held.imported_count) + " allocations\n";

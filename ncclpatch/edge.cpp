@@ -7,18 +7,28 @@ namespace {
 
 CUresult ByCode(Code code) {
   switch (code) {
-    case Code::kOk: return CUDA_SUCCESS;
-    case Code::kInvalid: return CUDA_ERROR_INVALID_VALUE;
-    case Code::kNotFound: return CUDA_ERROR_NOT_FOUND;
-    case Code::kOutOfMemory: return CUDA_ERROR_OUT_OF_MEMORY;
-    case Code::kIo: return CUDA_ERROR_OPERATING_SYSTEM;
-    case Code::kTimeout: return CUDA_ERROR_TIMEOUT;
-    case Code::kPeerLost: return CUDA_ERROR_OPERATING_SYSTEM;
-    case Code::kRefused: return CUDA_ERROR_ILLEGAL_STATE;
-    case Code::kUnsupported: return CUDA_ERROR_NOT_SUPPORTED;
+    case Code::kOk:
+      return CUDA_SUCCESS;
+    case Code::kInvalid:
+      return CUDA_ERROR_INVALID_VALUE;
+    case Code::kNotFound:
+      return CUDA_ERROR_NOT_FOUND;
+    case Code::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case Code::kIo:
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    case Code::kTimeout:
+      return CUDA_ERROR_TIMEOUT;
+    case Code::kPeerLost:
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    case Code::kRefused:
+      return CUDA_ERROR_ILLEGAL_STATE;
+    case Code::kUnsupported:
+      return CUDA_ERROR_NOT_SUPPORTED;
     case Code::kDriver:
     case Code::kCorrupt:
-    case Code::kBroken: return CUDA_ERROR_UNKNOWN;
+    case Code::kBroken:
+      return CUDA_ERROR_UNKNOWN;
   }
   return CUDA_ERROR_UNKNOWN;
 }

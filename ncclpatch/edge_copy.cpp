@@ -33,7 +33,8 @@ struct Copy {
     if (session == nullptr || !session->paused()) [[likely]]
       return real(arguments...);
     if (!touches(Touch{*session}, arguments...)) return real(arguments...);
-    g_refusals.Error(std::string(kName) + " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first");
+    g_refusals.Error(std::string(kName) +
+                     " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first");
     return CUDA_ERROR_ILLEGAL_STATE;
   }
 };
@@ -81,41 +82,53 @@ constexpr auto kFillPlane = [](Touch touch, CUdeviceptr to, size_t pitch, auto, 
 using Memcpy = Copy<"cuMemcpy", "cuMemcpy", CUresult(CUdeviceptr, CUdeviceptr, size_t), kBoth>;
 using MemcpyAsync = Copy<"cuMemcpyAsync", "cuMemcpyAsync", CUresult(CUdeviceptr, CUdeviceptr, size_t, CUstream), kBoth>;
 using MemcpyDtoD = Copy<"cuMemcpyDtoD", "cuMemcpyDtoD_v2", CUresult(CUdeviceptr, CUdeviceptr, size_t), kBoth>;
-using MemcpyDtoDAsync = Copy<"cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2", CUresult(CUdeviceptr, CUdeviceptr, size_t, CUstream), kBoth>;
+using MemcpyDtoDAsync =
+    Copy<"cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2", CUresult(CUdeviceptr, CUdeviceptr, size_t, CUstream), kBoth>;
 using MemcpyHtoD = Copy<"cuMemcpyHtoD", "cuMemcpyHtoD_v2", CUresult(CUdeviceptr, const void*, size_t), kTo>;
-using MemcpyHtoDAsync = Copy<"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", CUresult(CUdeviceptr, const void*, size_t, CUstream), kTo>;
+using MemcpyHtoDAsync =
+    Copy<"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", CUresult(CUdeviceptr, const void*, size_t, CUstream), kTo>;
 using MemcpyDtoH = Copy<"cuMemcpyDtoH", "cuMemcpyDtoH_v2", CUresult(void*, CUdeviceptr, size_t), kFrom>;
-using MemcpyDtoHAsync = Copy<"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2", CUresult(void*, CUdeviceptr, size_t, CUstream), kFrom>;
-using MemcpyPeer = Copy<"cuMemcpyPeer", "cuMemcpyPeer", CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t), kPeer>;
-using MemcpyPeerAsync =
-    Copy<"cuMemcpyPeerAsync", "cuMemcpyPeerAsync", CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream), kPeer>;
+using MemcpyDtoHAsync =
+    Copy<"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2", CUresult(void*, CUdeviceptr, size_t, CUstream), kFrom>;
+using MemcpyPeer =
+    Copy<"cuMemcpyPeer", "cuMemcpyPeer", CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t), kPeer>;
+using MemcpyPeerAsync = Copy<"cuMemcpyPeerAsync", "cuMemcpyPeerAsync",
+                             CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream), kPeer>;
 using Memcpy2D = Copy<"cuMemcpy2D", "cuMemcpy2D_v2", CUresult(const CUDA_MEMCPY2D*), kPlane>;
 using Memcpy2DUnaligned = Copy<"cuMemcpy2DUnaligned", "cuMemcpy2DUnaligned_v2", CUresult(const CUDA_MEMCPY2D*), kPlane>;
 using Memcpy2DAsync = Copy<"cuMemcpy2DAsync", "cuMemcpy2DAsync_v2", CUresult(const CUDA_MEMCPY2D*, CUstream), kPlane>;
 using Memcpy3D = Copy<"cuMemcpy3D", "cuMemcpy3D_v2", CUresult(const CUDA_MEMCPY3D*), kVolume>;
 using Memcpy3DAsync = Copy<"cuMemcpy3DAsync", "cuMemcpy3DAsync_v2", CUresult(const CUDA_MEMCPY3D*, CUstream), kVolume>;
 using Memcpy3DPeer = Copy<"cuMemcpy3DPeer", "cuMemcpy3DPeer", CUresult(const CUDA_MEMCPY3D_PEER*), kVolume>;
-using Memcpy3DPeerAsync = Copy<"cuMemcpy3DPeerAsync", "cuMemcpy3DPeerAsync", CUresult(const CUDA_MEMCPY3D_PEER*, CUstream), kVolume>;
+using Memcpy3DPeerAsync =
+    Copy<"cuMemcpy3DPeerAsync", "cuMemcpy3DPeerAsync", CUresult(const CUDA_MEMCPY3D_PEER*, CUstream), kVolume>;
 // The attributes' type is left opaque: it appeared with 12.8, and a pointer is a pointer.
-using MemcpyBatchV1 = Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
-                           CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch>;
+using MemcpyBatchV1 =
+    Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
+         CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch>;
 using MemcpyBatch = Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2",
                          CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream), kBatch>;
 using MemsetD8 = Copy<"cuMemsetD8", "cuMemsetD8_v2", CUresult(CUdeviceptr, unsigned char, size_t), kFill<1>>;
 using MemsetD16 = Copy<"cuMemsetD16", "cuMemsetD16_v2", CUresult(CUdeviceptr, unsigned short, size_t), kFill<2>>;
 using MemsetD32 = Copy<"cuMemsetD32", "cuMemsetD32_v2", CUresult(CUdeviceptr, unsigned int, size_t), kFill<4>>;
-using MemsetD8Async = Copy<"cuMemsetD8Async", "cuMemsetD8Async", CUresult(CUdeviceptr, unsigned char, size_t, CUstream), kFill<1>>;
-using MemsetD16Async = Copy<"cuMemsetD16Async", "cuMemsetD16Async", CUresult(CUdeviceptr, unsigned short, size_t, CUstream), kFill<2>>;
-using MemsetD32Async = Copy<"cuMemsetD32Async", "cuMemsetD32Async", CUresult(CUdeviceptr, unsigned int, size_t, CUstream), kFill<4>>;
-using MemsetD2D8 = Copy<"cuMemsetD2D8", "cuMemsetD2D8_v2", CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t), kFillPlane>;
-using MemsetD2D16 = Copy<"cuMemsetD2D16", "cuMemsetD2D16_v2", CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t), kFillPlane>;
-using MemsetD2D32 = Copy<"cuMemsetD2D32", "cuMemsetD2D32_v2", CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t), kFillPlane>;
-using MemsetD2D8Async =
-    Copy<"cuMemsetD2D8Async", "cuMemsetD2D8Async", CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t, CUstream), kFillPlane>;
-using MemsetD2D16Async =
-    Copy<"cuMemsetD2D16Async", "cuMemsetD2D16Async", CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t, CUstream), kFillPlane>;
-using MemsetD2D32Async =
-    Copy<"cuMemsetD2D32Async", "cuMemsetD2D32Async", CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream), kFillPlane>;
+using MemsetD8Async =
+    Copy<"cuMemsetD8Async", "cuMemsetD8Async", CUresult(CUdeviceptr, unsigned char, size_t, CUstream), kFill<1>>;
+using MemsetD16Async =
+    Copy<"cuMemsetD16Async", "cuMemsetD16Async", CUresult(CUdeviceptr, unsigned short, size_t, CUstream), kFill<2>>;
+using MemsetD32Async =
+    Copy<"cuMemsetD32Async", "cuMemsetD32Async", CUresult(CUdeviceptr, unsigned int, size_t, CUstream), kFill<4>>;
+using MemsetD2D8 =
+    Copy<"cuMemsetD2D8", "cuMemsetD2D8_v2", CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t), kFillPlane>;
+using MemsetD2D16 =
+    Copy<"cuMemsetD2D16", "cuMemsetD2D16_v2", CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t), kFillPlane>;
+using MemsetD2D32 =
+    Copy<"cuMemsetD2D32", "cuMemsetD2D32_v2", CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t), kFillPlane>;
+using MemsetD2D8Async = Copy<"cuMemsetD2D8Async", "cuMemsetD2D8Async",
+                             CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t, CUstream), kFillPlane>;
+using MemsetD2D16Async = Copy<"cuMemsetD2D16Async", "cuMemsetD2D16Async",
+                              CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t, CUstream), kFillPlane>;
+using MemsetD2D32Async = Copy<"cuMemsetD2D32Async", "cuMemsetD2D32Async",
+                              CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream), kFillPlane>;
 
 }  // namespace
 }  // namespace amem::edge
@@ -123,37 +136,18 @@ using MemsetD2D32Async =
 namespace amem::symbols {
 std::span<const Replacement> CopyReplacements() {
   using namespace edge;
-  static const std::array table = {Replace<Memcpy>(),
-                                   Replace<MemcpyAsync>(),
-                                   Replace<MemcpyDtoD>(),
-                                   Replace<MemcpyDtoDAsync>(),
-                                   Replace<MemcpyHtoD>(),
-                                   Replace<MemcpyHtoDAsync>(),
-                                   Replace<MemcpyDtoH>(),
-                                   Replace<MemcpyDtoHAsync>(),
-                                   Replace<MemcpyPeer>(),
-                                   Replace<MemcpyPeerAsync>(),
-                                   Replace<Memcpy2D>(),
-                                   Replace<Memcpy2DUnaligned>(),
-                                   Replace<Memcpy2DAsync>(),
-                                   Replace<Memcpy3D>(),
-                                   Replace<Memcpy3DAsync>(),
-                                   Replace<Memcpy3DPeer>(),
-                                   Replace<Memcpy3DPeerAsync>(),
-                                   Replace<MemcpyBatchV1>(12080, 13000),
-                                   Replace<MemcpyBatch>(13000),
-                                   Replace<MemsetD8>(),
-                                   Replace<MemsetD16>(),
-                                   Replace<MemsetD32>(),
-                                   Replace<MemsetD8Async>(),
-                                   Replace<MemsetD16Async>(),
-                                   Replace<MemsetD32Async>(),
-                                   Replace<MemsetD2D8>(),
-                                   Replace<MemsetD2D16>(),
-                                   Replace<MemsetD2D32>(),
-                                   Replace<MemsetD2D8Async>(),
-                                   Replace<MemsetD2D16Async>(),
-                                   Replace<MemsetD2D32Async>()};
+  static const std::array table = {
+      Replace<Memcpy>(),           Replace<MemcpyAsync>(),       Replace<MemcpyDtoD>(),
+      Replace<MemcpyDtoDAsync>(),  Replace<MemcpyHtoD>(),        Replace<MemcpyHtoDAsync>(),
+      Replace<MemcpyDtoH>(),       Replace<MemcpyDtoHAsync>(),   Replace<MemcpyPeer>(),
+      Replace<MemcpyPeerAsync>(),  Replace<Memcpy2D>(),          Replace<Memcpy2DUnaligned>(),
+      Replace<Memcpy2DAsync>(),    Replace<Memcpy3D>(),          Replace<Memcpy3DAsync>(),
+      Replace<Memcpy3DPeer>(),     Replace<Memcpy3DPeerAsync>(), Replace<MemcpyBatchV1>(12080, 13000),
+      Replace<MemcpyBatch>(13000), Replace<MemsetD8>(),          Replace<MemsetD16>(),
+      Replace<MemsetD32>(),        Replace<MemsetD8Async>(),     Replace<MemsetD16Async>(),
+      Replace<MemsetD32Async>(),   Replace<MemsetD2D8>(),        Replace<MemsetD2D16>(),
+      Replace<MemsetD2D32>(),      Replace<MemsetD2D8Async>(),   Replace<MemsetD2D16Async>(),
+      Replace<MemsetD2D32Async>()};
   return table;
 }
 }  // namespace amem::symbols

@@ -14,13 +14,15 @@ bool Refused(const char* call) {
   const Session* session = Runtime::Get().started();
   if (session == nullptr || !session->paused()) [[likely]]
     return false;
-  g_refusals.Error(std::string(call) + " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
+  g_refusals.Error(std::string(call) +
+                   " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
   return true;
 }
 
 struct LaunchKernel {
   static constexpr const char *kName = "cuLaunchKernel", *kExported = kName;
-  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**);
+  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
+                            void**);
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
     return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);

@@ -121,8 +121,8 @@ struct IpcCloseMemHandle {
 namespace amem::symbols {
 std::span<const Replacement> LegacyReplacements() {
   using namespace edge;
-  static const std::array table = {Replace<MemAlloc>(), Replace<MemFree>(), Replace<IpcGetMemHandle>(), Replace<IpcOpenMemHandle>(),
-                                   Replace<IpcCloseMemHandle>()};
+  static const std::array table = {Replace<MemAlloc>(), Replace<MemFree>(), Replace<IpcGetMemHandle>(),
+                                   Replace<IpcOpenMemHandle>(), Replace<IpcCloseMemHandle>()};
   return table;
 }
 }  // namespace amem::symbols

@@ -11,8 +11,8 @@ namespace {
 struct MemCreate {
   static constexpr const char *kName = "cuMemCreate", *kExported = kName;
   using Function = CUresult(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
-                       unsigned long long flags) {
+  static CUresult Call(Function* real, CUmemGenericAllocationHandle* handle, size_t bytes,
+                       const CUmemAllocationProp* properties, unsigned long long flags) {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, bytes, properties, flags);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -22,7 +22,8 @@ CUmemGenericAllocationHandle Real(Session& session, CUmemGenericAllocationHandle
 
 // Makes the call with the driver's handle, and records `event` if it worked and the multicast object is ours.
 template <class MakeCall, class MakeEvent>
-CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call, const MakeEvent& make_event) {
+CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call,
+                  const MakeEvent& make_event) {
   Session* session = Runtime::Get().session();
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   CUresult result{};
@@ -62,21 +63,26 @@ struct MulticastAddDevice {
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device) {
     return OnObject(
         kName, object, [&](Session*, CUmemGenericAllocationHandle handle) { return real(handle, device); },
-        [&](AllocationId id) { return MulticastDeviceAdded{id, DeviceOrdinal{device}}; });
+        [&](AllocationId id) {
+          return MulticastDeviceAdded{id, DeviceOrdinal{device}};
+        });
   }
 };
 
 struct MulticastBindMem {
   static constexpr const char *kName = "cuMulticastBindMem", *kExported = kName;
-  using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t object_offset, CUmemGenericAllocationHandle memory,
-                       size_t memory_offset, size_t bytes, unsigned long long flags) {
+  using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+                            unsigned long long);
+  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t object_offset,
+                       CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, unsigned long long flags) {
     const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
       const CUmemGenericAllocationHandle real_memory = session == nullptr ? memory : Real(*session, memory);
-      return real_memory == 0 ? CUDA_ERROR_INVALID_HANDLE : real(handle, object_offset, real_memory, memory_offset, bytes, flags);
+      return real_memory == 0 ? CUDA_ERROR_INVALID_HANDLE
+                              : real(handle, object_offset, real_memory, memory_offset, bytes, flags);
     };
     return OnObject(kName, object, bind, [&](AllocationId id) {
-      return MulticastBound{id, object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset, bytes, Address{}};
+      return MulticastBound{id,    object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset,
+                            bytes, Address{}};
     });
   }
 };
@@ -99,7 +105,9 @@ struct MulticastUnbind {
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes) {
     return OnObject(
         kName, object, [&](Session*, CUmemGenericAllocationHandle handle) { return real(handle, device, offset, bytes); },
-        [&](AllocationId id) { return MulticastUnbound{id, DeviceOrdinal{device}, offset, bytes}; });
+        [&](AllocationId id) {
+          return MulticastUnbound{id, DeviceOrdinal{device}, offset, bytes};
+        });
   }
 };
 

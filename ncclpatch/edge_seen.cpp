@@ -124,8 +124,8 @@ struct MemFreeAsync {
 namespace amem::symbols {
 std::span<const Replacement> SeenReplacements() {
   using namespace edge;
-  static const std::array table = {Replace<MemHostAlloc>(),      Replace<MemAllocHost>(),  Replace<MemFreeHost>(),
-                                   Replace<MemHostRegister>(),   Replace<MemHostUnregister>(), Replace<MemAllocAsync>(),
+  static const std::array table = {Replace<MemHostAlloc>(),          Replace<MemAllocHost>(),      Replace<MemFreeHost>(),
+                                   Replace<MemHostRegister>(),       Replace<MemHostUnregister>(), Replace<MemAllocAsync>(),
                                    Replace<MemAllocFromPoolAsync>(), Replace<MemFreeAsync>()};
   return table;
 }

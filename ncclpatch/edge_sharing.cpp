@@ -38,7 +38,8 @@ struct MemImportFromShareableHandle {
     if (session == nullptr) return real(handle, shareable, type);
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return PassedOn(*session, kName, subject, real(handle, shareable, type));
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      return PassedOn(*session, kName, subject, real(handle, shareable, type));
     const auto imported = session->Import(static_cast<int>(subject), CaptureCallSite());
     if (imported.status().code() == Code::kNotFound) return PassedOn(*session, kName, subject, real(handle, shareable, type));
     if (!imported) return ToDriver(kName, imported.status());

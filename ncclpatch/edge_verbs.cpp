@@ -97,7 +97,8 @@ struct RegMrIova2 {
 struct RegDmabufMr {
   static constexpr const char *kName = "ibv_reg_dmabuf_mr", *kExported = kName;
   using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int);
-  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor, int access) {
+  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
+                    int access) {
     const Part whole = Registrations::Get().ExportedAs(descriptor);
     void* region = real(domain, offset, bytes, iova, descriptor, access);
     if (whole.bytes != 0) Registrations::Get().Add(region, {whole.address + offset, bytes}, "dma-buf");

@@ -87,20 +87,38 @@ void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
   for (; entry->d_tag != DT_NULL; ++entry) {
     const ElfW(Addr) value = entry->d_un.d_ptr;
     switch (entry->d_tag) {
-      case DT_SYMTAB: symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value)); break;
-      case DT_STRTAB: strings_ = reinterpret_cast<const char*>(Absolute(value)); break;
-      case DT_SONAME: soname_offset = value; break;
-      case DT_VERSYM: versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value)); break;
-      case DT_GNU_HASH: gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value)); break;
-      case DT_HASH: sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value)); break;
-      case DT_JMPREL: plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value)); break;
-      case DT_PLTRELSZ: plt_bytes_ = value; break;
-      case DT_RELA: relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value)); break;
-      case DT_RELASZ: relocation_bytes_ = value; break;
-      case DT_BIND_NOW: bind_now_ = true; break;
-      case DT_FLAGS: bind_now_ = bind_now_ || (value & DF_BIND_NOW) != 0; break;
-      case DT_FLAGS_1: bind_now_ = bind_now_ || (value & DF_1_NOW) != 0; break;
-      default: break;
+      case DT_SYMTAB:
+        symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value));
+        break;
+      case DT_STRTAB:
+        strings_ = reinterpret_cast<const char*>(Absolute(value));
+        break;
+      case DT_SONAME:
+        soname_offset = value;
+        break;
+      case DT_VERSYM:
+        versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value));
+        break;
+      case DT_GNU_HASH:
+        gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_HASH:
+        sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_JMPREL:
+        plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_PLTRELSZ:
+        plt_bytes_ = value;
+        break;
+      case DT_RELA:
+        relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_RELASZ:
+        relocation_bytes_ = value;
+        break;
+      default:
+        break;
     }
   }
   if (soname_offset != 0 && strings_ != nullptr) soname_ = strings_ + soname_offset;
@@ -189,6 +207,20 @@ ElfImage::Slot ElfImage::ScanRelocations(const ElfW(Rela) * table, std::size_t b
 ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
   const Slot slot = ScanRelocations(plt_relocations_, plt_bytes_, name);
   return slot ? slot : ScanRelocations(relocations_, relocation_bytes_, name);
+}
+
+// Whatever the library's own compiler put around its variables is read like the rest.
+__attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(const ElfImage& other) const {
+  for (std::size_t i = 0; i < header_count_; ++i) {
+    if (headers_[i].p_type != PT_LOAD || (headers_[i].p_flags & PF_W) == 0) continue;
+    const std::uintptr_t from = base_ + headers_[i].p_vaddr, to = from + headers_[i].p_memsz;
+    const auto* end = reinterpret_cast<const volatile std::uintptr_t*>(to / sizeof(void*) * sizeof(void*));
+    for (const auto* at =
+             reinterpret_cast<const volatile std::uintptr_t*>((from + sizeof(void*) - 1) / sizeof(void*) * sizeof(void*));
+         at < end; ++at)
+      if (other.InText(*at)) return true;
+  }
+  return false;
 }
 
 Status ElfImage::Write(const Slot& slot, const void* target) const {

@@ -20,8 +20,8 @@ class ElfImage {
   // Calls `visit(image)` for every loaded object until it returns true; true when one did.
   template <class Visit>
   static bool ForEach(Visit&& visit) {
-    return Iterate([](const ElfImage& image, void* context) { return static_cast<bool>((*static_cast<Visit*>(context))(image)); },
-                   &visit);
+    return Iterate(
+        [](const ElfImage& image, void* context) { return static_cast<bool>((*static_cast<Visit*>(context))(image)); }, &visit);
   }
   // The object whose segments contain `address`.
   static bool Containing(const void* address, ElfImage* found);
@@ -33,9 +33,8 @@ class ElfImage {
   [[nodiscard]] std::uintptr_t text_begin() const { return text_begin_; }
   [[nodiscard]] std::uintptr_t text_end() const { return text_end_; }
   [[nodiscard]] bool InText(std::uintptr_t address) const { return address >= text_begin_ && address < text_end_; }
-  [[nodiscard]] bool BoundAtLoad() const { return bind_now_; }  // linked with -z now: its slots never stay unbound
-  [[nodiscard]] bool Needs(const char* soname) const;           // has it as DT_NEEDED
-  [[nodiscard]] std::string BuildId() const;                    // in hex, empty if it has none
+  [[nodiscard]] bool Needs(const char* soname) const;  // has it as DT_NEEDED
+  [[nodiscard]] std::string BuildId() const;           // in hex, empty if it has none
 
   // The address of a symbol that this object defines in its dynamic table (its default version, if it has several).
   [[nodiscard]] void* Find(const char* name) const;
@@ -49,6 +48,8 @@ class ElfImage {
   [[nodiscard]] Slot ImportSlot(const char* name) const;
   // A slot that nobody called through yet still points back into its own object.
   [[nodiscard]] bool Unbound(const Slot& slot) const { return slot.plt && InText(*slot.where); }
+  // Whether its writable data has an address in the code of `other`: for a library that looks functions up, whether it has.
+  [[nodiscard]] bool HoldsCodeOf(const ElfImage& other) const;
   // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
   Status Write(const Slot& slot, const void* target) const;
 
@@ -78,7 +79,6 @@ class ElfImage {
   const ElfW(Rela) * plt_relocations_ = nullptr;
   const ElfW(Rela) * relocations_ = nullptr;
   std::size_t plt_bytes_ = 0, relocation_bytes_ = 0;
-  bool bind_now_ = false;
 };
 
 }  // namespace amem

@@ -14,7 +14,7 @@
 #include "ncclpatch/symbols.h"
 
 extern "C" {
-void amem_dlsym_stub();   // route_stub.S
+void amem_dlsym_stub();  // route_stub.S
 void amem_dlvsym_stub();
 __attribute__((visibility("hidden"))) void* amem_route_dlsym(void* return_address, void* handle, const char* name);
 __attribute__((visibility("hidden"))) void* amem_route_dlvsym(void* return_address, void* handle, const char* name);
@@ -70,7 +70,11 @@ const Library* Register(const ElfImage& image, const char* way) {
   return &g_libraries[count];
 }
 
-const char* WayOf(const ElfImage& image) { return image.Needs("libamem_nccl.so") ? "patched" : "preload"; }
+const char* WayOf(const ElfImage& image) {
+  if (image.Needs("libamem_nccl.so")) return "patched";
+  const char* preloaded = std::getenv("LD_PRELOAD");
+  return preloaded != nullptr && std::strstr(preloaded, "libamem_nccl") != nullptr ? "preload" : "attach";
+}
 
 bool FromNccl(void* return_address) {
   if (LibraryAt(reinterpret_cast<std::uintptr_t>(return_address)) != nullptr) return true;
@@ -114,17 +118,17 @@ Status Patch(const ElfImage& image, const char* way) {
   return Status::Ok();
 }
 
+bool HasLookedUpTheDriver(const ElfImage& image, const ElfImage::Slot& dlsym_slot) {
+  if (image.Unbound(dlsym_slot)) return false;
+  return ElfImage::ForEach(
+      [&](const ElfImage& other) { return std::strncmp(other.soname(), "libcuda.so", 10) == 0 && image.HoldsCodeOf(other); });
+}
+
 Status TooLate(const ElfImage& image) {
-  constexpr const char* kAdvice =
-      "Start the process with LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
-      "(import torch) and before its first call";
-  const std::string name = image.path();
-  if (image.BoundAtLoad() || std::getenv("LD_BIND_NOW") != nullptr)
-    return {Code::kRefused, "attach to " + name +
-                                ": its imports were bound when it was loaded (BIND_NOW), so AMem cannot tell whether it has called "
-                                "the driver already. Start the process with LD_PRELOAD=libamem_nccl.so, or use a copy made by amem-patch"};
-  return {Code::kRefused,
-          "attach to " + name + ": too late, it has looked up the driver's functions already (its dlsym is bound). " + kAdvice};
+  return {Code::kRefused, std::string("attach to ") + image.path() +
+                              ": too late, it has looked up the driver's functions already. Start the process with "
+                              "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
+                              "(import torch) and before its first call"};
 }
 
 Status AttachTo(const ElfImage& image) {
@@ -134,7 +138,7 @@ Status AttachTo(const ElfImage& image) {
     Register(image, WayOf(image));
     return Status::Ok();
   }
-  return image.Unbound(slot) ? Patch(image, "attach") : TooLate(image);
+  return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
 }
 
 // The loader's lock is held while objects are listed, and mprotect or logging under it would be rude: copy first.
@@ -161,8 +165,7 @@ bool IsNccl(const ElfImage& image) {
 void PatchAtLoad() {
   for (const ElfImage& image : LoadedNccls()) {
     const ElfImage::Slot slot = image.ImportSlot("dlsym");
-    const bool patched_copy = image.Needs("libamem_nccl.so");
-    if (!slot || LeadsHere(*slot.where) || !(patched_copy || image.Unbound(slot))) continue;
+    if (!slot || LeadsHere(*slot.where) || HasLookedUpTheDriver(image, slot)) continue;
     if (const Status status = Patch(image, WayOf(image)); !status) log::Error(status.message());
   }
 }
@@ -170,7 +173,8 @@ void PatchAtLoad() {
 Status Attach() {
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
-    return {Code::kNotFound, "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
+    return {Code::kNotFound,
+            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
   for (const ElfImage& image : libraries) AMEM_TRY(AttachTo(image));
   Enable();
   return Status::Ok();

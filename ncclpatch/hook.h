@@ -19,12 +19,16 @@ bool enabled();
 // Object that is NCCL: has the soname libnccl.so.*, or defines NCCL's entry points (a build under another name).
 bool IsNccl(const ElfImage& image);
 
-// Patches the libnccls that are loaded and cannot have called the driver yet: those whose slots are unbound, and those that need
-// libamem_nccl.so, whose own constructors come after AMem's. Others are left alone. For the ELF constructor.
+// Patches the libnccls that are loaded and have not looked up the driver's functions. Others are left alone. For the ELF
+// constructor.
+//
+// Whether one has is told by its slot for dlsym, while the loader has not bound it; by there being no libcuda in the process;
+// and else by its data, which holds addresses inside libcuda from then on. (Python binds everything when it loads a library, so
+// that a bound slot alone says nothing.)
 void PatchAtLoad();
 
-// Patches every loaded libnccl, or says why that is impossible: kNotFound (none is loaded), kRefused (too late, or bound at load
-// so that this cannot be told), kUnsupported (does not import dlsym). Fine if all of them lead to AMem already.
+// Patches every loaded libnccl, or says why that is impossible: kNotFound (none is loaded), kRefused (too late), kUnsupported
+// (does not import dlsym). Fine if all of them lead to AMem already.
 Status Attach();
 
 // The libnccls under AMem, in the order in which they came.

@@ -2,9 +2,7 @@
 
 namespace amem {
 
-void LegacyPool::AddBlock(const LegacyBlock& block) { blocks_[block.address] = {block, {{0, block.bytes}}, {}}; }
-
-std::optional<std::pair<LegacyBlock, Address>> LegacyPool::TakeIn(Entry& entry, Bytes bytes) {
+std::optional<Address> LegacyPool::TakeIn(Entry& entry, Bytes bytes) {
   const Bytes rounded = bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
   for (auto it = entry.free.begin(); it != entry.free.end(); ++it) {
     const auto [offset, room] = *it;
@@ -12,21 +10,22 @@ std::optional<std::pair<LegacyBlock, Address>> LegacyPool::TakeIn(Entry& entry, 
     entry.free.erase(it);
     if (room > rounded) entry.free.emplace(offset + rounded, room - rounded);
     entry.used.emplace(offset, rounded);
-    return std::pair{entry.block, entry.block.address + offset};
+    return entry.block.address + offset;
   }
   return std::nullopt;
+}
+
+Address LegacyPool::AddBlock(const LegacyBlock& block, Bytes bytes) {
+  Entry& entry = blocks_[block.address] = {block, {{0, block.bytes}}, {}};
+  return TakeIn(entry, bytes).value_or(block.address);
 }
 
 std::optional<std::pair<LegacyBlock, Address>> LegacyPool::Take(Bytes bytes, DeviceOrdinal device) {
   for (auto& [address, entry] : blocks_) {
     if (entry.block.device != device) continue;
-    if (auto place = TakeIn(entry, bytes)) return place;
+    if (const auto place = TakeIn(entry, bytes)) return std::pair{entry.block, *place};
   }
   return std::nullopt;
-}
-
-std::optional<std::pair<LegacyBlock, Address>> LegacyPool::TakeFrom(Address block, Bytes bytes) {
-  return TakeIn(blocks_.at(block), bytes);
 }
 
 std::optional<LegacyBlock> LegacyPool::Give(Address address) {

@@ -24,11 +24,10 @@ class LegacyPool {
   // A request that should have a block of its own.
   [[nodiscard]] static bool IsLarge(Bytes bytes) { return bytes > kBlockBytes / 2; }
 
-  void AddBlock(const LegacyBlock& block);
+  // Adds a block and takes its first piece, which must fit.
+  Address AddBlock(const LegacyBlock& block, Bytes bytes);
   // The block and address of `bytes` on `device`; nullopt: add a block first.
   std::optional<std::pair<LegacyBlock, Address>> Take(Bytes bytes, DeviceOrdinal device);
-  // The same from one block, which must have the room.
-  std::optional<std::pair<LegacyBlock, Address>> TakeFrom(Address block, Bytes bytes);
   // Gives a piece back. Returns the block when it is empty now; the pool has forgotten it then.
   std::optional<LegacyBlock> Give(Address address);
   [[nodiscard]] std::optional<LegacyBlock> BlockAt(Address address) const;
@@ -40,7 +39,7 @@ class LegacyPool {
     std::map<Bytes, Bytes> free;  // offset -> bytes
     std::map<Bytes, Bytes> used;
   };
-  static std::optional<std::pair<LegacyBlock, Address>> TakeIn(Entry& entry, Bytes bytes);
+  static std::optional<Address> TakeIn(Entry& entry, Bytes bytes);
 
   std::map<Address, Entry> blocks_;
 };

@@ -25,11 +25,16 @@ spdlog::logger& Logger() {
 
 spdlog::level::level_enum ToSpdlog(Level level) {
   switch (level) {
-    case Level::kTrace: return spdlog::level::trace;
-    case Level::kDebug: return spdlog::level::debug;
-    case Level::kInfo: return spdlog::level::info;
-    case Level::kWarn: return spdlog::level::warn;
-    case Level::kError: return spdlog::level::err;
+    case Level::kTrace:
+      return spdlog::level::trace;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarn:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::err;
 }
@@ -40,7 +45,9 @@ void Configure(const std::string& level, int rank) noexcept {
   try {
     spdlog::logger& logger = Logger();
     logger.set_pattern(rank >= 0 ? "[amem %P rank " + std::to_string(rank) + "] %l %v" : std::string("[amem %P] %l %v"));
-    logger.set_level(level == "warn" ? spdlog::level::warn : level == "error" ? spdlog::level::err : spdlog::level::from_str(level));
+    logger.set_level(level == "warn"    ? spdlog::level::warn
+                     : level == "error" ? spdlog::level::err
+                                        : spdlog::level::from_str(level));
     spdlog::set_default_logger(std::shared_ptr<spdlog::logger>(&logger, [](auto*) {}));
   } catch (...) {  // a log that cannot be set up is no reason to fail
   }
@@ -55,7 +62,8 @@ void Write(Level level, std::string_view message) noexcept {
 
 void Limited::Error(std::string_view message) noexcept {
   static std::mutex mutex;
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
   unsigned long long left_out = 0;
   {
     const std::lock_guard lock(mutex);
@@ -67,8 +75,9 @@ void Limited::Error(std::string_view message) noexcept {
     left_out = std::exchange(left_out_, 0);
   }
   try {
-    Write(Level::kError, left_out == 0 ? std::string(message)
-                                       : std::string(message) + " (" + std::to_string(left_out) + " more such calls in between)");
+    Write(Level::kError, left_out == 0
+                             ? std::string(message)
+                             : std::string(message) + " (" + std::to_string(left_out) + " more such calls in between)");
   } catch (...) {
   }
 }

@@ -15,9 +15,10 @@
 namespace amem {
 namespace {
 
-constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG", "AMEM_JOURNAL_DIR",
-                               "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",       "AMEM_CONTENT",               "AMEM_TIMEOUT_MS",
-                               "AMEM_LOG",          "AMEM_LIBRARY"};
+constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG",
+                               "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
+                               "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
+                               "AMEM_LIBRARY"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -76,7 +77,8 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
 Status ParseLayout(const Lookup& get, Options& options) {
   const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"direct", "slab"});
   if (!layout) return layout.status();
-  if (*layout == 1) return {Code::kUnsupported, "AMEM_LAYOUT=slab is not offered by this version; leave it unset, or set it to direct"};
+  if (*layout == 1)
+    return {Code::kUnsupported, "AMEM_LAYOUT=slab is not offered by this version; leave it unset, or set it to direct"};
   options.layout = Layout::kDirect;
   return Status::Ok();
 }
@@ -91,7 +93,8 @@ Status ParseContent(const Lookup& get, Options& options) {
   if (tag != 0 && tag != 7)
     return Unknown("AMEM_NCCL_OFFLOAD_FREE_TAG", std::to_string(tag), "0 (preserve), 7 (discard P2P payload)");
   // People have this set for the original plugin. Preserving is a superset of what they asked for, so their jobs go on.
-  if (tag == 7) log::Warn("AMEM_NCCL_OFFLOAD_FREE_TAG=7 asks to discard P2P payload; this version preserves all contents instead");
+  if (tag == 7)
+    log::Warn("AMEM_NCCL_OFFLOAD_FREE_TAG=7 asks to discard P2P payload; this version preserves all contents instead");
   options.content = Content::kPreserve;
   return Status::Ok();
 }
@@ -109,7 +112,10 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
-    if (!name.starts_with("AMEM_") || std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
+    // AMEM_SIM_: the simulator's own, for tests and demos.
+    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") ||
+        std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end())
+      continue;
     std::string_view nearest = kKnown[0];
     for (const std::string_view known : kKnown)
       if (Distance(name, known) < Distance(name, nearest)) nearest = known;
@@ -133,7 +139,8 @@ Result<Options> ParseOptions(const Lookup& get) {
   if (!log) return log.status();
   if (const char* level = get("AMEM_LOG"); level != nullptr && *level != '\0') options.log_level = level;
 
-  AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(), options.group));
+  AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(),
+                                         options.group));
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
   AMEM_TRY(ParseLayout(get, options));
   AMEM_TRY(ParseContent(get, options));

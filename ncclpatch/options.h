@@ -32,7 +32,8 @@ struct Options {
 // the value and the known ones. What this build knows and does not offer yet is kUnsupported and says so.
 Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
 
-// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and are none of ours, with the likely meaning.
+// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and are none of ours, with the likely
+// meaning.
 std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace amem

@@ -79,7 +79,8 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
 
   Result<std::unique_ptr<JournalWriter>> journal = JournalWriter::Open(options.journal, *session);
   if (!journal)
-    return journal.status().Within("opening a journal in " + options.journal.directory.string() + " (AMEM_JOURNAL_DIR chooses another place)");
+    return Status{Code::kIo, "opening a journal in " + options.journal.directory.string() +
+                                 " (AMEM_JOURNAL_DIR chooses another place): " + journal.status().message()};
 
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;

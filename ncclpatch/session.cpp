@@ -59,9 +59,10 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
                                      const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
-  const auto lock = ledger_.Lock();
   auto handle = driver_.Create(bytes, properties, flags);
   if (!handle.ok()) return handle.status();
+  const auto lock = ledger_.Lock();
+
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.SetHandle(id, *handle);
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
@@ -110,9 +111,10 @@ Result<AllocationId> Session::Retain(Address address) {
 Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("reserve an address range"));
-  const auto lock = ledger_.Lock();
   auto address = driver_.Reserve(bytes, alignment, hint, flags);
-  if (address.ok()) ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site});
+  if (!address.ok()) return address;
+  const auto lock = ledger_.Lock();
+  ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site});
   return address;
 }
 
@@ -128,10 +130,12 @@ Status Session::FreeRange(Address address, Bytes bytes) {
 Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("map " + At(address)));
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   const DriverHandle handle = ledger_.HandleOf(allocation);
   if (!handle) return Wrong("map " + At(address) + ": " + Name(allocation) + " does not exist");
+  lock.unlock();
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
+  lock.lock();
   ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
   return {};
 }
@@ -171,10 +175,12 @@ Status Session::Unmap(Address address, Bytes bytes) {
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("set access to " + At(address)));
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   if (!ledger_.state().mappings.contains(address))
     return NotOurs("set access to " + At(address) + ": NCCL mapped nothing there");
+  lock.unlock();
   AMEM_TRY(driver_.SetAccess(address, bytes, access));
+  lock.lock();
   ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}});
   return {};
 }
@@ -250,19 +256,20 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
   auto shared = peers_->Import(token, as);
   if (!shared.ok()) return shared.status();
   const RemoteAllocation remote{token.session, token.allocation};
-  const auto lock = ledger_.Lock();
   auto handle = driver_.Import(shared->descriptor);
   if (!handle.ok()) {
     peers_->DropReference(remote, as);
     return handle.status();
   }
+  const auto lock = ledger_.Lock();
+
   ledger_.SetHandle(as, *handle);
   ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}});
   return as;
 }
 
 Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   const auto it = ledger_.state().allocations.find(token.allocation);
   const auto secret = secrets_.find(token.allocation);
   if (it == ledger_.state().allocations.end() || secret == secrets_.end()) {
@@ -282,24 +289,38 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
                   Name(token.allocation) + " is paused at its owner, " + ToText(peers_->Self()) + "; call ncclResume there",
                   cuda::kIllegalState};
   }
-  auto descriptor = driver_.Export(ledger_.HandleOf(token.allocation));
-  if (!descriptor.ok()) return descriptor.status();
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties};
+  const DriverHandle handle = ledger_.HandleOf(token.allocation);
+  // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
-  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties};
+  lock.unlock();
+  auto descriptor = driver_.Export(handle);
+  if (!descriptor.ok()) {
+    OnReferenceDropped(by, token.allocation, as);
+    return descriptor.status();
+  }
+  shared.descriptor = *std::move(descriptor);
+  return shared;
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   const auto it = ledger_.state().allocations.find(request.allocation);
   if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
                   ToText(by) + " holds no reference to " + Name(request.allocation) + " as " + Name(request.as)};
   }
-  if (!it->second.backed)
+  if (!it->second.backed) {
     return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
-  auto descriptor = driver_.Export(ledger_.HandleOf(request.allocation));
+  }
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties};
+  const DriverHandle handle = ledger_.HandleOf(request.allocation);
+  // Own memory stays until every member has voted, and the one that asks has not.
+  lock.unlock();
+  auto descriptor = driver_.Export(handle);
   if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
-  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties};
+  shared.descriptor = *std::move(descriptor);
+  return shared;
 }
 
 void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
@@ -419,14 +440,15 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (bytes == 0) return Wrong("cuMemAlloc of zero bytes");
   const auto lock = ledger_.Lock();
   OpenLegacyTo(device);
-  auto place = LegacyPool::IsLarge(bytes) ? std::nullopt : legacy_.Take(bytes, device);
-  if (!place) {
-    auto block = NewLegacyBlock(bytes, device, site);
-    if (!block.ok()) return block.status();
-    legacy_.AddBlock(*block);
-    place = legacy_.TakeFrom(block->address, bytes);
+  if (!LegacyPool::IsLarge(bytes)) {
+    if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, site);
   }
-  const auto& [block, address] = *place;
+  auto block = NewLegacyBlock(bytes, device, site);
+  if (!block.ok()) return block.status();
+  return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, site);
+}
+
+Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site) {
   ledger_.Record(LegacyAllocated{address, bytes, block.allocation, address.value - block.address.value, {}, site});
   return address;
 }

@@ -101,6 +101,7 @@ class Session final : public PeerDelegate {
   Status UnmapOne(Address address);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
   Status DropLegacyBlock(const LegacyBlock& block);
   void OpenLegacyTo(DeviceOrdinal device);
   Result<Secret> SecretOf(AllocationId allocation);
@@ -113,8 +114,8 @@ class Session final : public PeerDelegate {
   std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
   LegacyPool legacy_;                       // ledger's lock
   std::set<DeviceOrdinal> legacy_devices_;  // that may reach legacy memory; ledger's lock
-  std::mutex cycle_mutex_;   // one pause or resume at a time
-  std::shared_mutex gate_;   // NCCL's calls share it; a pause or resume has it alone
+  std::mutex cycle_mutex_;                  // one pause or resume at a time
+  std::shared_mutex gate_;                  // NCCL's calls share it; a pause or resume has it alone
   std::atomic<bool> paused_{false};
   bool closed_ = false;
 };

@@ -8,9 +8,9 @@ namespace {
 
 template <class Match>
 const Replacement* FindIf(const Match& match) {
-  static const std::array tables = {LookupReplacements(),    MemoryReplacements(), SharingReplacements(),
-                                    LegacyReplacements(),    SeenReplacements(),   MulticastReplacements(),
-                                    LaunchReplacements(),    CopyReplacements(),   VerbsReplacements()};
+  static const std::array tables = {LookupReplacements(), MemoryReplacements(), SharingReplacements(),
+                                    LegacyReplacements(), SeenReplacements(),   MulticastReplacements(),
+                                    LaunchReplacements(), CopyReplacements(),   VerbsReplacements()};
   for (const auto& table : tables)
     for (const Replacement& replacement : table)
       if (match(replacement)) return &replacement;
@@ -27,7 +27,8 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
   if (replacement == nullptr || real == nullptr) return real;
   for (std::size_t variant = 0; variant < kVariants; ++variant) {
     void* known = nullptr;
-    if (real != replacement->entries[variant] && !replacement->reals[variant].compare_exchange_strong(known, real) && known != real)
+    if (real != replacement->entries[variant] && !replacement->reals[variant].compare_exchange_strong(known, real) &&
+        known != real)
       continue;
     if (replaced != nullptr) *replaced = true;
     return replacement->entries[variant];
@@ -39,7 +40,8 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
 
 void* Bind(const char* name, int cuda_version, void* real, bool* replaced) {
   const std::string_view asked(name), base = WithoutStream(asked);
-  const Replacement* found = FindIf([&](const Replacement& r) { return r.exported == base && r.exported != std::string_view(r.name); });
+  const Replacement* found =
+      FindIf([&](const Replacement& r) { return r.exported == base && r.exported != std::string_view(r.name); });
   if (found == nullptr)
     found = FindIf([&](const Replacement& r) { return r.name == base && cuda_version >= r.since && cuda_version < r.before; });
   return BindTo(found, real, replaced);

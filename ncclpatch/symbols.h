@@ -65,7 +65,11 @@ struct Thunk<E, R(A...)> {
 template <class E>
 Replacement Replace(int since = 3020, int before = kNoBound) {  // 3.2: the first version with 64-bit device pointers
   using T = Thunk<E>;
-  return {E::kName, E::kExported, since, before, std::span<std::atomic<void*>, kVariants>(T::reals),
+  return {E::kName,
+          E::kExported,
+          since,
+          before,
+          std::span<std::atomic<void*>, kVariants>(T::reals),
           std::span<void* const, kVariants>(T::Entries(), kVariants)};
 }
 

@@ -116,8 +116,8 @@ void PrintText(Output& out, const Facts& facts) {
            (facts.report.torn_tail ? ", the last append was cut short" : ""));
   Line(out, "kinds", Counts(facts.state));
   Line(out, "state",
-       std::string(ToText(facts.state.lifecycle)) + ", " + Grouped(facts.state.cycles) + " pauses, digest " +
-           Hex(Digest(facts.state)));
+       std::string(ToText(facts.state.lifecycle)) + ", " + Grouped(facts.state.cycles) +
+           (facts.state.cycles == 1 ? " pause" : " pauses") + ", digest " + Hex(Digest(facts.state)));
   Line(out, "memory", Memory(facts.state));
   Line(out, "failure", facts.state.cycle.failure);
   Line(out, "broken", info.broken_reason.empty() ? facts.state.broken : info.broken_reason);
@@ -155,7 +155,7 @@ int RunList(const ListOptions& options, Output& out) {
   const std::vector<std::filesystem::path> sessions = FindSessions({directory}, failed);
   Json list = Json::array();
   if (!options.json && !sessions.empty()) {
-    out << "SESSION           STATUS   RANK  PID      EVENTS    STATE     ON DEVICE   OPENED                   HOST\n";
+    out << "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST\n";
   }
   for (const auto& session : sessions) {
     const Result<Facts> facts = Gather(session);

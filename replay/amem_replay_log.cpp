@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "replay/amem_replay_command.h"
@@ -87,7 +88,7 @@ class Filter {
  public:
   Filter(const LogOptions& options, const std::array<bool, kEventKinds>& kinds, std::uint64_t opened_ns)
       : kinds_(kinds), from_(options.from.value_or(1)) {
-    if (options.allocation) follower_.emplace(AllocationId{*options.allocation});
+    if (options.allocation) follower_ = std::make_unique<AllocationFollower>(AllocationId{*options.allocation});
     if (options.since) since_ns_ = At(opened_ns, *options.since);
     if (options.until) until_ns_ = At(opened_ns, *options.until);
   }
@@ -113,7 +114,7 @@ class Filter {
   }
 
   const std::array<bool, kEventKinds>& kinds_;
-  std::optional<AllocationFollower> follower_;
+  std::unique_ptr<AllocationFollower> follower_;
   std::uint64_t from_;
   std::uint64_t since_ns_ = 0, until_ns_ = kEnd;
 };

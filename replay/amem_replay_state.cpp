@@ -10,7 +10,8 @@ namespace {
 
 void PrintCycle(Output& out, const State& state) {
   const Cycle& cycle = state.cycle;
-  out << "lifecycle  " << ToText(state.lifecycle) << ", " << state.cycles << " pauses begun\n";
+  out << "lifecycle  " << ToText(state.lifecycle) << ", " << state.cycles
+      << (state.cycles == 1 ? " pause begun\n" : " pauses begun\n");
   const bool running = state.lifecycle == Lifecycle::kPausing || state.lifecycle == Lifecycle::kResuming;
   if (running)
     out << "cycle      " << ToText(cycle.kind) << " " << cycle.number << " of " << cycle.members.size() << " sessions\n";

@@ -46,66 +46,72 @@ Status Executor::Fail(const Step& step, Status why) {
   return why;
 }
 
+// Steps that take something from the driver, or wait for it, run without the ledger's lock: this thread has the session to
+// itself but for the service thread, which must be able to answer peers meanwhile.
+bool Executor::NeedsLock(StepKind kind) {
+  return kind == StepKind::kUnmap || kind == StepKind::kReleaseImport || kind == StepKind::kReleaseOwn ||
+         kind == StepKind::kVerify;
+}
+
 Status Executor::RunOne(const Step& step) {
-  // The lock is held over the driver call and its events, as everywhere; waiting for a device is not under it.
-  if (step.kind == StepKind::kQuiesce) {
-    auto lock = ledger_.Lock();
-    ledger_.Record(StepBegun{step});
-    lock.unlock();
-    Status idle = driver_.Synchronize(step.device);
-    lock.lock();
-    if (!idle.ok()) return Fail(step, std::move(idle));
-    ledger_.Record(StepDone{step});
-    return {};
-  }
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   ledger_.Record(StepBegun{step});
-  Status done;
-  const State& state = ledger_.state();
-  switch (step.kind) {
-    case StepKind::kUnmap:
-      done = driver_.Unmap(step.address, state.mappings.at(step.address).bytes);
-      break;
-    case StepKind::kReleaseImport:
-    case StepKind::kReleaseOwn:
-      done = driver_.Release(ledger_.HandleOf(step.allocation));
-      if (done.ok()) ledger_.ForgetHandle(step.allocation);
-      break;
-    case StepKind::kCheckMemory:
-      done = CheckMemory(step);
-      break;
-    case StepKind::kCreate: {
-      const Allocation& a = state.allocations.at(step.allocation);
-      auto handle = driver_.Create(a.bytes, a.properties, a.flags);
-      if (handle.ok()) {
-        ledger_.SetHandle(step.allocation, *handle);
-      } else {
-        done = handle.status();
-      }
-      break;
-    }
-    case StepKind::kImport:
-      done = Import(step);
-      break;
-    case StepKind::kMap: {
-      const Mapping& m = state.mappings.at(step.address);
-      done = driver_.Map(step.address, m.bytes, m.offset, ledger_.HandleOf(step.allocation), m.flags);
-      break;
-    }
-    case StepKind::kSetAccess: {
-      const Mapping& m = state.mappings.at(step.address);
-      done = driver_.SetAccess(step.address, m.bytes, m.access);
-      break;
-    }
-    case StepKind::kVerify:
-      done = Verify();
-      break;
-    default:
-      done = {Code::kInvalid, "no such step"};
-  }
-  if (!done.ok()) return Fail(step, std::move(done));
+  const Target target = TargetOf(step);
+  if (!NeedsLock(step.kind)) lock.unlock();
+  auto handle = Perform(step, target);
+  if (!lock.owns_lock()) lock.lock();
+  if (!handle.ok()) return Fail(step, handle.status());
+  if (*handle) ledger_.SetHandle(step.allocation, *handle);
+  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
   ledger_.Record(StepDone{step});
   return {};
+}
+
+Executor::Target Executor::TargetOf(const Step& step) const {
+  Target target;
+  const State& state = ledger_.state();
+  if (step.allocation) {
+    target.handle = ledger_.HandleOf(step.allocation);
+    if (const auto it = state.allocations.find(step.allocation); it != state.allocations.end()) {
+      target.bytes = it->second.bytes;
+      target.properties = it->second.properties;
+      target.flags = it->second.flags;
+    }
+  }
+  if (step.address) {
+    if (const auto it = state.mappings.find(step.address); it != state.mappings.end()) target.mapping = it->second;
+  }
+  return target;
+}
+
+Result<DriverHandle> Executor::Perform(const Step& step, const Target& target) {
+  const auto done = [](Status status) {
+    return status.ok() ? Result<DriverHandle>(DriverHandle{}) : Result<DriverHandle>(std::move(status));
+  };
+  const Mapping& m = target.mapping;
+  switch (step.kind) {
+    case StepKind::kQuiesce:
+      return done(driver_.Synchronize(step.device));
+    case StepKind::kCheckMemory:
+      return done(CheckMemory(step));
+    case StepKind::kUnmap:
+      return done(driver_.Unmap(step.address, m.bytes));
+    case StepKind::kReleaseImport:
+    case StepKind::kReleaseOwn:
+      return done(driver_.Release(target.handle));
+    case StepKind::kCreate:
+      return driver_.Create(target.bytes, target.properties, target.flags);
+    case StepKind::kImport:
+      return Import(step);
+    case StepKind::kMap:
+      return done(driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags));
+    case StepKind::kSetAccess:
+      return done(driver_.SetAccess(step.address, m.bytes, m.access));
+    case StepKind::kVerify:
+      return done(Verify());
+    default:
+      return Status{Code::kInvalid, "no such step"};
+  }
 }
 
 Status Executor::CheckMemory(const Step& step) {
@@ -120,14 +126,12 @@ Status Executor::CheckMemory(const Step& step) {
           cuda::kOutOfMemory};
 }
 
-Status Executor::Import(const Step& step) {
+Result<DriverHandle> Executor::Import(const Step& step) {
   const auto fetched = fetched_.find(step.allocation);
-  if (fetched == fetched_.end()) return {Code::kInvalid, "the owner's descriptor was not fetched"};
+  if (fetched == fetched_.end()) return Status{Code::kInvalid, "the owner's descriptor was not fetched"};
   auto handle = driver_.Import(fetched->second);
   fetched_.erase(fetched);
-  if (!handle.ok()) return handle.status();
-  ledger_.SetHandle(step.allocation, *handle);
-  return {};
+  return handle;
 }
 
 Status Executor::Verify() {

@@ -25,9 +25,19 @@ class Executor {
 
  private:
   Status RunSteps(const std::vector<Step>& steps);
+  struct Target {  // what a step works on, as it was when the step began
+    DriverHandle handle;
+    Bytes bytes = 0;
+    AllocationProperties properties;
+    std::uint64_t flags = 0;
+    Mapping mapping;
+  };
+  static bool NeedsLock(StepKind kind);
   Status RunOne(const Step& step);
+  [[nodiscard]] Target TargetOf(const Step& step) const;
+  Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
   Result<Backup::Item> Reach(const Step& step);
-  Status Import(const Step& step);
+  Result<DriverHandle> Import(const Step& step);
   Status CheckMemory(const Step& step);
   Status Verify();
   // Copies are queued together and their steps are done when all copies are; keeps the steps in the journal in order.

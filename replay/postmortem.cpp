@@ -12,10 +12,9 @@ namespace {
 
 constexpr SequenceNumber kEnd{std::numeric_limits<std::uint64_t>::max()};
 
-// CheckInvariants walks the whole state. Doing that after each event is quadratic in a large job, so a large state is checked
-// every so many events and at the end; events that change the layout are rare there compared with the steps of a cycle.
-constexpr std::size_t kSmallState = 64;
-constexpr std::uint64_t kCheckEvery = 64;
+// CheckInvariants walks the whole state; after each event of a large job that would be quadratic. A state of so many objects is
+// checked after each event, one of twice as many after every second one, and so on, and in any case at the end.
+constexpr std::size_t kObjectsPerEvent = 8;
 
 // A message in flight when the receiver closed is not a disagreement.
 constexpr std::uint64_t kInFlight_ns = 1'000'000'000;
@@ -61,11 +60,14 @@ class Fold {
     for (AllocationId id : touched) EndIfGone(id, event);
     ++found_.events;
     found_.last_ns = event.time_ns;
-    const bool small = found_.state.allocations.size() + found_.state.ranges.size() <= kSmallState;
-    return small || event.seq.value % kCheckEvery == 0 ? Check() : true;
+    ++unchecked_;
+    const State& now = found_.state;
+    const std::size_t objects = now.allocations.size() + now.ranges.size() + now.mappings.size();
+    return unchecked_ * kObjectsPerEvent >= objects ? Check() : true;
   }
 
   bool Check() {
+    unchecked_ = 0;
     const Status status = CheckInvariants(found_.state);
     if (!status) Violate(found_.state.last, "after this event: " + status.message());
     return status.ok();
@@ -145,6 +147,7 @@ class Fold {
 
   JournalFindings& found_;
   std::optional<Violation> gap_;
+  std::uint64_t unchecked_ = 0;  // events since the invariants were checked
 };
 
 // ---- references between journals -------------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ struct JournalFindings {
   std::map<ReferenceKey, std::vector<ReferenceRecord>> references;
 };
 
-// Folds every event through Apply and CheckInvariants, and looks for gaps in the sequence. Folding stops at the first violation
-// of order: what came after it would be its consequences. A failure means that the journal could not be read at all.
+// Folds every event through Apply, checks the invariants (of a large state not after each event, but always at the end), and
+// looks for gaps in the sequence. Folding stops at the first violation of order: what came after it would be its consequences.
+// A failure means that the journal could not be read at all.
 Result<JournalFindings> VerifyJournal(JournalReader& reader);
 
 struct JobFindings {

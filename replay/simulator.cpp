@@ -24,6 +24,7 @@ constexpr int kOperatingSystem = 304;
 
 constexpr std::string_view kNoSuchHandle = "nobody has this handle (released, or never made)";
 constexpr std::string_view kNotGranular = "address and size must be multiples of the granularity, and not zero";
+constexpr std::string_view kPartOfMapping = "it contains a part of a mapping, and a mapping cannot be split";
 constexpr std::string_view kNoSuchDevice = "there is no such device";
 
 std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
@@ -151,9 +152,9 @@ int Simulator::CheckProperties(const AllocationProperties& properties) const {
   return cuda::kInvalidValue;
 }
 
-int Simulator::CheckAccess(const AccessDescriptor& access) const {
-  if (access.flags != 0 && access.flags != 1 && access.flags != 3) return cuda::kInvalidValue;
-  return CheckProperties({.location = access.location});
+bool Simulator::AccessExists(const AccessDescriptor& access) const {
+  const bool known = access.flags == 0 || access.flags == 1 || access.flags == 3;
+  return known && CheckProperties({.location = access.location}) == 0;
 }
 
 std::shared_ptr<Simulator::Physical> Simulator::Find(DriverHandle handle) const {
@@ -185,35 +186,27 @@ Status Simulator::EnsureDescriptor(Physical& memory) const {
   return {};
 }
 
-std::map<Address, Bytes>::const_iterator Simulator::RangeContaining(Address address, Bytes bytes) const {
-  auto it = ranges_.upper_bound(address);
-  if (it == ranges_.begin()) return ranges_.end();
-  --it;
-  const Bytes before = address.value - it->first.value;
-  return before <= it->second && bytes <= it->second - before ? it : ranges_.end();
+bool Simulator::Reserved(Address address, Bytes bytes) const {
+  const std::uint64_t end = address.value + bytes;
+  std::uint64_t at = address.value;
+  while (at < end) {  // neighbouring ranges count as one
+    auto it = ranges_.upper_bound(Address{at});
+    if (it == ranges_.begin()) return false;
+    --it;
+    if (at - it->first.value >= it->second) return false;
+    at = it->first.value + it->second;
+  }
+  return true;
 }
 
-// The first of the mappings that make up exactly this range.
-Result<std::map<Address, Simulator::Mapped>::iterator> Simulator::FirstOfWhole(Address address, Bytes bytes, const char*& why) {
-  const Status invalid(Code::kInvalid, "");
-  const auto first = mappings_.find(address);
-  if (first == mappings_.end()) {
-    why = "no mapping begins here";
-    return invalid;
-  }
-  Address end = address;
-  for (auto it = first; end.value - address.value < bytes; ++it) {
-    if (it == mappings_.end() || it->first != end) {
-      why = "something in this range is not mapped";
-      return invalid;
-    }
-    end = end + it->second.bytes;
-  }
-  if (end.value - address.value != bytes) {
-    why = "this is a part of a mapping, and a mapping cannot be split";
-    return invalid;
-  }
-  return first;
+bool Simulator::Splits(Address address, Bytes bytes) const {
+  const auto splits_at = [&](Address border) {
+    auto it = mappings_.lower_bound(border);
+    if (it == mappings_.begin()) return false;
+    --it;
+    return it->first.value + it->second.bytes > border.value;
+  };
+  return splits_at(address) || splits_at(address + bytes);
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
@@ -287,6 +280,7 @@ Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, s
     return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
   if (alignment != 0 && !std::has_single_bit(alignment))
     return fail(cuda::kInvalidValue, "the alignment must be a power of two");
+  if (!Granular(hint.value)) return fail(cuda::kInvalidValue, "the hint must be a multiple of the granularity");
   if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
   const std::lock_guard lock(mutex_);
   const auto address = ReserveAddresses(bytes, std::max(alignment, options_.granularity), hint);
@@ -341,8 +335,7 @@ Status Simulator::FreeRange(Address address, Bytes bytes) {
   const std::lock_guard lock(mutex_);
   const auto range = ranges_.find(address);
   if (range == ranges_.end() || range->second != bytes) return fail(cuda::kInvalidValue, "no such range was reserved");
-  const auto mapped = mappings_.lower_bound(address);
-  if (mapped != mappings_.end() && mapped->first.value - address.value < bytes) {
+  if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
     return fail(cuda::kInvalidValue, "something is mapped in it");
   }
   if (options_.physical) munmap(Pointer(address), bytes);
@@ -361,12 +354,9 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
   const std::lock_guard lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
-  if (offset > memory->bytes || bytes > memory->bytes - offset) return fail(cuda::kInvalidValue, "the handle has less memory");
-  if (bytes != memory->bytes) return fail(cuda::kNotSupported, "a handle is mapped whole");
-  if (RangeContaining(address, bytes) == ranges_.end()) return fail(cuda::kInvalidValue, "this range was not reserved");
-  const auto after = mappings_.lower_bound(address);
-  if ((after != mappings_.end() && after->first.value - address.value < bytes) ||
-      (after != mappings_.begin() && std::prev(after)->first.value + std::prev(after)->second.bytes > address.value)) {
+  if (bytes != memory->bytes || offset != 0) return fail(cuda::kNotSupported, "a handle is mapped whole");
+  if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
+  if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
     return fail(cuda::kInvalidValue, "something is mapped in this range already");
   }
   if (options_.physical) {
@@ -388,13 +378,13 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
   if (const int result = Enter(kUnmap)) return fail(result, WhyNotEntered(pid_));
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   const std::lock_guard lock(mutex_);
-  const char* why = "";
-  const auto first = FirstOfWhole(address, bytes, why);
-  if (!first.ok()) return fail(cuda::kInvalidValue, why);
+  if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
+  if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
   if (options_.physical && !MapNothing(address, bytes)) {
     return fail(kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
   }
-  for (auto it = *first; it != mappings_.end() && it->first.value - address.value < bytes;) {
+  const auto end = End(address, bytes);
+  for (auto it = mappings_.lower_bound(address); it != end;) {
     const auto memory = std::move(it->second.memory);
     it = mappings_.erase(it);
     --memory->mappings;
@@ -411,23 +401,38 @@ Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const Access
   if (const int result = Enter(kSetAccess)) return fail(result, WhyNotEntered(pid_));
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   if (access.empty()) return fail(cuda::kInvalidValue, "no location was given");
-  for (const AccessDescriptor& one : access) {
-    if (const int result = CheckAccess(one)) return fail(result, "there is no such location, or no such access");
+  if (!std::all_of(access.begin(), access.end(), [&](const AccessDescriptor& one) { return AccessExists(one); })) {
+    return fail(cuda::kInvalidValue, "there is no such location, or no such access");
   }
   const std::lock_guard lock(mutex_);
-  const char* why = "";
-  const auto first = FirstOfWhole(address, bytes, why);
-  if (!first.ok()) return fail(cuda::kInvalidValue, why);
-  for (auto it = *first; it != mappings_.end() && it->first.value - address.value < bytes; ++it) {
-    Mapped& mapping = it->second;
-    const int before = Protection(mapping.access);
-    for (const AccessDescriptor& one : access) Merge(mapping.access, one);
-    const int now = Protection(mapping.access);
-    if (options_.physical && now != before && mprotect(Pointer(it->first), mapping.bytes, now) != 0) {
-      return fail(kOperatingSystem, std::string("mprotect: ") + std::strerror(errno));
+  if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
+  const auto first = mappings_.find(address);
+  const auto end = End(address, bytes);
+  if (first == mappings_.end() || std::prev(end)->first + std::prev(end)->second.bytes != address + bytes) {
+    return fail(cuda::kInvalidValue, "it must begin with a mapping and end with one");
+  }
+  for (auto it = first; it != end; ++it) {
+    if (const int result = ChangeAccess(it->first, it->second, access)) {
+      return fail(result,
+                  result == cuda::kNotSupported ? "the host cannot have access to device memory" : std::strerror(errno));
     }
   }
   return {};
+}
+
+int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const {
+  const bool on_device = mapping.memory->properties.location.type == LocationType::kDevice;
+  auto changed = mapping.access;
+  for (const AccessDescriptor& one : access) {
+    if (on_device && one.location.type != LocationType::kDevice) return cuda::kNotSupported;
+    Merge(changed, one);
+  }
+  const int now = Protection(changed);
+  if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0) {
+    return kOperatingSystem;
+  }
+  mapping.access = std::move(changed);
+  return 0;
 }
 
 // ---- sharing ---------------------------------------------------------------------------------------------------------------
@@ -441,7 +446,8 @@ Result<UniqueFd> Simulator::Export(DriverHandle handle) {
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
   if ((memory->properties.handle_types & kPosixDescriptor) == 0) {
-    return fail(cuda::kInvalidValue, "it was not created to be exported as a descriptor");
+    return fail(cuda::kInvalidValue, memory->imported ? "an imported handle cannot be exported again"
+                                                      : "it was not created to be exported as a descriptor");
   }
   if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(kOperatingSystem, made.message());
   UniqueFd copy(fcntl(memory->descriptor.get(), F_DUPFD_CLOEXEC, 0));
@@ -456,11 +462,12 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   };
   if (const int result = Enter(kImport)) return fail(result, WhyNotEntered(pid_));
   const auto shared = ReadTaggedMemfd(descriptor.get());
-  if (!shared) return fail(cuda::kInvalidValue, "this is no descriptor of device memory");
-  if (shared->tag.world != world_->id()) return fail(cuda::kInvalidValue, "this memory belongs to another simulated world");
+  if (!shared) return fail(cuda::kUnknown, "this is no descriptor of device memory");
+  if (shared->tag.world != world_->id()) return fail(cuda::kUnknown, "this memory belongs to another simulated world");
   auto memory = std::make_shared<Physical>();
   memory->bytes = shared->bytes;
   memory->properties = shared->tag.properties;
+  memory->properties.handle_types = 0;  // as the driver says of imported handles
   memory->imported = true;
   if (memory->properties.location.type == LocationType::kDevice) {
     memory->world_device = memory->properties.location.id;

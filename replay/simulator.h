@@ -4,12 +4,18 @@
 // mprotect, an exported descriptor is a dup of the memfd that other processes import. The CPU can use mapped memory through its
 // address, as a kernel would. What is given back is really given back.
 //
-// It keeps the driver's rules as they were measured on the real one, and answers a broken rule with the driver's CUresult:
-//   * a handle is mapped whole: another size or offset is NOT_SUPPORTED (801), a range that is mapped already INVALID_VALUE (1)
-//   * unmapping a part of a mapping, or something not mapped, is INVALID_VALUE; so is access for a part
+// It keeps the driver's rules as they were measured (H200, driver 580), and answers a broken one with the driver's CUresult:
+//   * a handle is mapped whole: another size or offset is NOT_SUPPORTED (801); a range that is mapped already, or not reserved,
+//     INVALID_VALUE (1). Neighbouring reserved ranges count as one.
+//   * unmapping a part of a mapping is INVALID_VALUE. What is not mapped in a reserved range is passed over, and unmapping
+//     nothing at all succeeds.
+//   * access is set for whole mappings: it must begin with one and end with one; a hole between is passed over
 //   * a released handle is unknown at once; its memory stays until the last mapping and descriptor are gone
 //   * sizes and addresses that are no multiple of the granularity, flags, a range freed with mappings in it: INVALID_VALUE
-//   * a handle nobody has: INVALID_VALUE; a device nobody has: INVALID_DEVICE (101)
+//   * a handle nobody has: INVALID_VALUE (the real driver crashes in Map and Export); a device nobody has: INVALID_DEVICE (101)
+//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types and cannot be exported:
+//   INVALID_VALUE
+//   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
 // Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
@@ -43,7 +49,7 @@ struct SimulatorOptions {
   Bytes capacity_per_device = Bytes{16} << 30;  // likewise
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
-  bool physical = true;                         // false: the same rules, but addresses that are only numbers; no contents
+  bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 
 // ---- what a simulator holds, for tests -----------------------------------------------------------------------------------
@@ -200,13 +206,16 @@ class Simulator final : public Driver {
   [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   int CheckProperties(const AllocationProperties& properties) const;
-  int CheckAccess(const AccessDescriptor& access) const;
+  [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
   std::shared_ptr<Physical> Find(DriverHandle handle) const;  // with a reference; null: nobody has it
   DriverHandle Adopt(std::shared_ptr<Physical> memory);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
   Status EnsureDescriptor(Physical& memory) const;
-  Result<std::map<Address, Mapped>::iterator> FirstOfWhole(Address address, Bytes bytes, const char*& why);
-  std::map<Address, Bytes>::const_iterator RangeContaining(Address address, Bytes bytes) const;
+  using Mappings = std::map<Address, Mapped>;
+  [[nodiscard]] bool Splits(Address address, Bytes bytes) const;  // a mapping lies partly within and partly without
+  [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
+  int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
+  [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
   Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
   Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
@@ -224,7 +233,7 @@ class Simulator final : public Driver {
   std::uint64_t next_address_ = 0;                                         // without physical memory
   std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_;  // by handle; kept while mapped
   std::map<Address, Bytes> ranges_;
-  std::map<Address, Mapped> mappings_;
+  Mappings mappings_;
   std::map<DeviceOrdinal, std::vector<Copy>> queued_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;

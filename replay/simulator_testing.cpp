@@ -78,8 +78,11 @@ Result<SimulatedMapping> Simulator::MappingAt(Address address) {
 
 Result<SimulatedRange> Simulator::RangeAt(Address address) {
   const std::lock_guard lock(mutex_);
-  const auto it = RangeContaining(address, 1);
-  if (it == ranges_.end()) return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
+  auto it = ranges_.upper_bound(address);
+  if (it == ranges_.begin() || address.value - std::prev(it)->first.value >= std::prev(it)->second) {
+    return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
+  }
+  --it;
   return SimulatedRange{it->first, it->second};
 }
 

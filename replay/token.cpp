@@ -58,9 +58,10 @@ std::string Describe(const struct stat& info, const std::string& link) {
 }
 
 Status NotAToken(int fd, const std::string& what) {
-  return {Code::kInvalid, "import of descriptor " + std::to_string(fd) + ": it is " + what +
-                              ", neither a token of AMem nor memory of the driver; most likely the NCCL of the peer that sent it is not "
-                              "under AMem: load AMem in every process of the job"};
+  return {Code::kInvalid,
+          "import of descriptor " + std::to_string(fd) + ": it is " + what +
+              ", neither a token of AMem nor memory of the driver; most likely the NCCL of the peer that sent it is not "
+              "under AMem: load AMem in every process of the job"};
 }
 
 }  // namespace
@@ -78,12 +79,15 @@ std::array<std::byte, kTokenBytes> Encode(const Token& token) {
 }
 
 Result<Token> Decode(std::span<const std::byte> bytes) {
-  if (!StartsWith(bytes, kMagic.substr(0, kFamilyLength))) return Status{Code::kNotFound, "these bytes are not a token of AMem"};
+  if (!StartsWith(bytes, kMagic.substr(0, kFamilyLength)))
+    return Status{Code::kNotFound, "these bytes are not a token of AMem"};
   if (bytes.size() != kTokenBytes) {
-    return Status{Code::kCorrupt, "a token of AMem has " + std::to_string(kTokenBytes) + " bytes, this one has " + std::to_string(bytes.size())};
+    return Status{Code::kCorrupt, "a token of AMem has " + std::to_string(kTokenBytes) + " bytes, this one has " +
+                                      std::to_string(bytes.size())};
   }
   if (!StartsWith(bytes, kMagic)) {
-    return Status{Code::kCorrupt, "a token of another version of AMem ('" + std::string(1, static_cast<char>(bytes[kFamilyLength])) +
+    return Status{Code::kCorrupt, "a token of another version of AMem ('" +
+                                      std::string(1, static_cast<char>(bytes[kFamilyLength])) +
                                       "', this build reads '1'), or a damaged one: use one version of AMem in the whole job"};
   }
   if (GetNumber(bytes.subspan(kChecksumAt)) != Checksum(bytes.first(kChecksumAt))) {
@@ -94,7 +98,8 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
   token.allocation = AllocationId{GetNumber(bytes.subspan(16))};
   std::memcpy(token.secret.data(), &bytes[24], token.secret.size());
   token.offset = GetNumber(bytes.subspan(40));
-  if (!token.session || !token.allocation) return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
+  if (!token.session || !token.allocation)
+    return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
   return token;
 }
 
@@ -111,16 +116,18 @@ Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
 
 Result<Token> ReadTokenDescriptor(int fd) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return Status{Code::kInvalid, "import of descriptor " + std::to_string(fd) + ": " + SystemError()};
+  if (::fstat(fd, &info) != 0)
+    return Status{Code::kInvalid, "import of descriptor " + std::to_string(fd) + ": " + SystemError()};
   const std::string link = LinkOf(fd);
   if (link.starts_with("/dev/nvidia")) return Status{Code::kNotFound, "a descriptor of the driver (" + link + ")"};
   if (link.starts_with("/memfd:amem-sim")) return Status{Code::kNotFound, "a descriptor of the simulator (" + link + ")"};
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !link.starts_with("/memfd:amem-token")) return NotAToken(fd, Describe(info, link));
   if (info.st_size != static_cast<off_t>(kTokenBytes) || (seals & kSeals) != kSeals) {
-    return Status{Code::kCorrupt, "import of descriptor " + std::to_string(fd) + ": " + link + " has " + std::to_string(info.st_size) +
-                                      " bytes and seals " + Hex(static_cast<std::uint64_t>(seals)) + "; a token has " +
-                                      std::to_string(kTokenBytes) + " and " + Hex(kSeals)};
+    return Status{Code::kCorrupt, "import of descriptor " + std::to_string(fd) + ": " + link + " has " +
+                                      std::to_string(info.st_size) + " bytes and seals " +
+                                      Hex(static_cast<std::uint64_t>(seals)) + "; a token has " + std::to_string(kTokenBytes) +
+                                      " and " + Hex(kSeals)};
   }
   std::array<std::byte, kTokenBytes> bytes{};
   if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {

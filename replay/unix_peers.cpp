@@ -71,7 +71,8 @@ class UnixPeers::Impl {
 
 UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options, PeerDelegate& delegate) {
+Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options,
+                                                    PeerDelegate& delegate) {
   auto directory = OpenSocketDirectory(options.socket_directory);
   if (!directory) return directory.status();
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -123,7 +124,7 @@ Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const
 
 void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
   if (remote.owner != Self().session) return impl_->Owner(remote.owner)->Drop({remote.allocation, as});
-  (void)impl_->service().Run([&] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
+  impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
 }
 
 Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }

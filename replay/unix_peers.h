@@ -36,7 +36,8 @@ struct UnixPeersOptions {
 class UnixPeers final : public Peers {
  public:
   // `delegate` must outlive what comes back; calls to it may come before this returns.
-  static Result<std::unique_ptr<UnixPeers>> Start(const PeerIdentity& self, const UnixPeersOptions& options, PeerDelegate& delegate);
+  static Result<std::unique_ptr<UnixPeers>> Start(const PeerIdentity& self, const UnixPeersOptions& options,
+                                                  PeerDelegate& delegate);
   // Stops. In a forked child it leaves everything to the parent.
   ~UnixPeers() override;
 

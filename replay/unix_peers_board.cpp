@@ -11,7 +11,8 @@ std::string ToText(const std::vector<PeerIdentity>& peers) {
 }
 
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason) {
-  return {reason.code(), ToText(who) + " failed in phase " + std::string(ToText(phase)) + ": " + reason.message(), reason.driver_result()};
+  return {reason.code(), ToText(who) + " failed in phase " + std::string(ToText(phase)) + ": " + reason.message(),
+          reason.driver_result()};
 }
 
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
@@ -25,6 +26,7 @@ void RoundBoard::Arrived(ConnectionId connection, const PeerIdentity& who, const
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
   gathering_[who.session] = newcomer;
+  gave_up_.erase(who.session);
   BeginIfComplete();
 }
 
@@ -32,11 +34,13 @@ void RoundBoard::RefuseMixture(const Arrival& newcomer) {
   std::vector<PeerIdentity> waiting;
   for (const auto& [session, arrival] : gathering_) waiting.push_back(arrival.who);
   const std::string waiting_kind(ToText(gathering_.begin()->second.kind)), kind(ToText(newcomer.kind));
-  const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind + " was begun by " + ToText(waiting) +
+  const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind +
+                                           " was begun by " + ToText(waiting) +
                                            ": call the same on all ranks that share memory"};
   say_(newcomer.connection, FailureMessage{mixture});
   for (const auto& [session, arrival] : gathering_) say_(arrival.connection, FailureMessage{mixture});
   gathering_.clear();
+  gave_up_.clear();
 }
 
 std::map<SessionId, PeerIdentity> RoundBoard::Expected() const {
@@ -56,6 +60,19 @@ std::vector<PeerIdentity> RoundBoard::Missing() const {
   return missing;
 }
 
+// When all run out of patience together, each is told of those who did not come at all, not of each other.
+std::vector<PeerIdentity> RoundBoard::NeverCame() const {
+  const auto missing = Missing();
+  auto never = missing;
+  std::erase_if(never, [&](const PeerIdentity& who) { return gave_up_.contains(who.session); });
+  return never.empty() ? missing : never;
+}
+
+void RoundBoard::ForgetArrival(ConnectionId connection) {
+  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  if (gathering_.empty()) gave_up_.clear();
+}
+
 void RoundBoard::BeginIfComplete() {
   if (!Missing().empty()) return;
   Ongoing round;
@@ -68,14 +85,18 @@ void RoundBoard::BeginIfComplete() {
     begun.members.push_back(arrival.who);
   }
   gathering_.clear();
+  gave_up_.clear();
   for (const auto& [session, member] : round.members) say_(member.connection, begun);
   rounds_[round.id] = std::move(round);
 }
 
 void RoundBoard::Withdrew(ConnectionId connection) {
   if (places_.contains(connection)) return;
-  const auto missing = Missing();
-  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  const auto missing = NeverCame();
+  for (const auto& [session, arrival] : gathering_) {
+    if (arrival.connection == connection) gave_up_.insert(session);
+  }
+  ForgetArrival(connection);
   say_(connection, WithdrawnMessage{missing});
 }
 
@@ -118,18 +139,23 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   if (!absent.empty() && gone.empty() && !late) return;
   if (ballot.first_failure) {
     const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
-    return Decide(round, *ballot.first_failure, FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
+    return Decide(round, *ballot.first_failure,
+                  FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
   }
   if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
   if (!absent.empty()) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - ballot.opened).count();
     return Decide(round, absent.front().session,
-                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase + ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
+                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase +
+                                       ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
   }
   for (const auto& [session, vote] : ballot.votes) {
     if (vote.phase == phase) continue;
-    return Decide(round, session, {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) + " while " +
-                                                       ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " + std::string(ToText(phase))});
+    return Decide(
+        round, session,
+        {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) +
+                             " while " + ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " +
+                             std::string(ToText(phase))});
   }
   Decide(round, SessionId{}, {});
 }
@@ -155,7 +181,7 @@ void RoundBoard::Left(ConnectionId connection, std::uint64_t round) {
 
 void RoundBoard::Closed(ConnectionId connection, const std::string& how) {
   // In a gathering it is just not there any more: those who wait find out who is missing, and whether it still lives.
-  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  ForgetArrival(connection);
   Went(connection, how);
 }
 

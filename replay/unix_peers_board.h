@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,8 @@ class RoundBoard {
 
   [[nodiscard]] std::map<SessionId, PeerIdentity> Expected() const;
   [[nodiscard]] std::vector<PeerIdentity> Missing() const;
+  [[nodiscard]] std::vector<PeerIdentity> NeverCame() const;
+  void ForgetArrival(ConnectionId connection);
   void RefuseMixture(const Arrival& newcomer);
   void BeginIfComplete();
   void Went(ConnectionId connection, const std::string& how);
@@ -82,6 +85,7 @@ class RoundBoard {
 
   Say say_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
+  std::set<SessionId> gave_up_;             // came to this gathering and went again: not whom the others waited for
   std::map<std::uint64_t, Ongoing> rounds_;
   std::map<ConnectionId, Place> places_;  // of members of ongoing rounds
   std::uint64_t last_round_ = 0;

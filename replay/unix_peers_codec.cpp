@@ -37,13 +37,15 @@ unsigned Bounded(std::size_t size, std::size_t most) { return static_cast<unsign
 
 template <class List>
 const List& Within(const List& list, std::size_t most) {
-  if (list.size() > most) throw OutOfBounds{"a list of " + std::to_string(list.size()) + " where at most " + std::to_string(most) + " are allowed"};
+  if (list.size() > most)
+    throw OutOfBounds{"a list of " + std::to_string(list.size()) + " where at most " + std::to_string(most) + " are allowed"};
   return list;
 }
 
 template <class Enum>
 Enum Known(std::uint8_t value, Enum last) {
-  if (value > static_cast<std::uint8_t>(last)) throw OutOfBounds{"a value of " + std::to_string(value) + " that this build does not know"};
+  if (value > static_cast<std::uint8_t>(last))
+    throw OutOfBounds{"a value of " + std::to_string(value) + " that this build does not know"};
   return static_cast<Enum>(value);
 }
 
@@ -139,7 +141,9 @@ void PutBody(wire::Message::Builder to, const MessageBody& body) {
             const auto token = Encode(m.token);
             b.setToken(kj::arrayPtr(reinterpret_cast<const kj::byte*>(token.data()), token.size()));
           },
-          [&](const ReimportMessage& m) { PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references); },
+          [&](const ReimportMessage& m) {
+            PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references);
+          },
           [&](const SharedMessage& m) { PutAll(to.initShared(Bounded(m.items.size(), kDescriptorsMax)), m.items); },
           [&](const DroppedMessage& m) { PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references); },
           [&](const AskNeighboursMessage&) { to.setAskNeighbours(); },
@@ -192,7 +196,8 @@ MessageBody GetBody(wire::Message::Reader from) {
   switch (from.which()) {
     case wire::Message::HELLO: {
       auto b = from.getHello();
-      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRound), Get(b.getSelf()), SessionId{b.getTo()}};
+      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRound), Get(b.getSelf()),
+                          SessionId{b.getTo()}};
     }
     case wire::Message::WELCOME:
       return WelcomeMessage{from.getWelcome().getVersion(), Get(from.getWelcome().getSelf())};
@@ -224,7 +229,8 @@ MessageBody GetBody(wire::Message::Reader from) {
       return WithdrawnMessage{GetAll<PeerIdentity>(from.getWithdrawn(), kMembersMax)};
     case wire::Message::VOTE: {
       auto b = from.getVote();
-      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getTimeoutMs(), Get(b.getOutcome())};
+      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getTimeoutMs(),
+                         Get(b.getOutcome())};
     }
     case wire::Message::DECISION: {
       auto b = from.getDecision();
@@ -248,7 +254,8 @@ Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
     auto words = capnp::messageToFlatArray(builder);
     auto bytes = words.asBytes();
     if (bytes.size() > kMessageBytesMax) {
-      return Status{Code::kInvalid, "a message to a peer of " + std::to_string(bytes.size()) + " bytes, more than " + std::to_string(kMessageBytesMax)};
+      return Status{Code::kInvalid, "a message to a peer of " + std::to_string(bytes.size()) + " bytes, more than " +
+                                        std::to_string(kMessageBytesMax)};
     }
     std::vector<std::byte> out(bytes.size());
     std::memcpy(out.data(), bytes.begin(), bytes.size());
@@ -274,7 +281,8 @@ Result<Message> DecodeMessage(std::span<const std::byte> bytes) {
   } catch (const OutOfBounds& e) {
     return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what};
   } catch (const kj::Exception& e) {
-    return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.getDescription().cStr()};
+    return Status{Code::kCorrupt,
+                  std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.getDescription().cStr()};
   } catch (const std::exception& e) {
     return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what()};
   }

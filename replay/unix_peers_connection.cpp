@@ -45,7 +45,11 @@ int MillisecondsUntil(Deadline deadline) {
 }
 
 PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process)
-    : context_(context), to_(to), socket_(std::move(socket)), process_(std::move(process)), buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
+    : context_(context),
+      to_(to),
+      socket_(std::move(socket)),
+      process_(std::move(process)),
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
 
 PeerConnection::~PeerConnection() { (void)::shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -56,7 +60,8 @@ Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionCo
   auto who = CredentialsOf(socket->get());
   if (!who) return who.status();
   if (who->uid != context.uid) {
-    return Status{Code::kRefused, "its socket belongs to user " + std::to_string(who->uid) + " and not to user " + std::to_string(context.uid)};
+    return Status{Code::kRefused,
+                  "its socket belongs to user " + std::to_string(who->uid) + " and not to user " + std::to_string(context.uid)};
   }
   std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(who->pid)));
   HelloMessage hello;
@@ -73,7 +78,8 @@ Result<PeerIdentity> PeerConnection::AwaitWelcome(Deadline deadline) {
   if (const auto* failure = std::get_if<FailureMessage>(&answer->message.body)) return failure->status;
   const auto* welcome = std::get_if<WelcomeMessage>(&answer->message.body);
   if (welcome == nullptr) return Status{Code::kCorrupt, "it did not answer the greeting as AMem does"};
-  if (welcome->self.session != to_) return Status{Code::kCorrupt, "its socket is answered by another session, " + Hex(welcome->self.session.value)};
+  if (welcome->self.session != to_)
+    return Status{Code::kCorrupt, "its socket is answered by another session, " + Hex(welcome->self.session.value)};
   return welcome->self;
 }
 
@@ -119,7 +125,8 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   if (!message) return message.status().Within("it sent");
   if (packet.descriptors_lost) {
     // Said as a failure of that request, so that a caller who waits for more answers can still take those.
-    message->body = FailureMessage{{Code::kIo, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
+    message->body = FailureMessage{
+        {Code::kIo, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
     packet.descriptors.clear();
   }
   return std::optional<Incoming>(Incoming{*std::move(message), std::move(packet.descriptors)});
@@ -134,11 +141,12 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
   }
 }
 
-Status PeerConnection::Wait(Until until, Deadline deadline) {
+Status PeerConnection::Wait(Until until, Deadline deadline, int or_readable) {
   const int events = until == Until::kReadable ? POLLIN : until == Until::kWritable ? POLLOUT : POLLIN | POLLOUT;
-  std::array<pollfd, 3> polled{{{socket_.get(), static_cast<short>(events), 0},
+  std::array<pollfd, 4> polled{{{socket_.get(), static_cast<short>(events), 0},
                                 {context_.stop, POLLIN, 0},
-                                {process_.get(), POLLIN, 0}}};
+                                {process_.get(), POLLIN, 0},
+                                {or_readable, POLLIN, 0}}};
   while (true) {
     const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(deadline));
     if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
@@ -146,7 +154,7 @@ Status PeerConnection::Wait(Until until, Deadline deadline) {
       if (Passed(deadline)) return TimedOut();
       continue;
     }
-    if (polled[0].revents != 0) return {};  // what it said last counts, even if it is dead by now
+    if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // what it said last counts, even if it is dead by now
     if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
     if (polled[2].revents != 0) return Lost(0);
   }

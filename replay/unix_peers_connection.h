@@ -48,7 +48,8 @@ class PeerConnection {
   Result<Incoming> Receive(Deadline deadline);
   Result<std::optional<Incoming>> TryReceive();
   enum class Until { kReadable, kWritable, kEither };
-  Status Wait(Until until, Deadline deadline);
+  // With `or_readable`, also until that descriptor can be read.
+  Status Wait(Until until, Deadline deadline, int or_readable = -1);
 
   [[nodiscard]] int fd() const { return socket_.get(); }
   [[nodiscard]] int process_fd() const { return process_.get(); }  // a pidfd, or -1

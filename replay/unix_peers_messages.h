@@ -13,12 +13,12 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 1;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocol = 1;  // the newest and the oldest that this build speaks
 inline constexpr std::uint32_t kPeerProtocolLeast = 1;
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
-inline constexpr std::size_t kDescriptorsMax = 250;     // beside one message; the kernel's limit is 253
-inline constexpr std::size_t kMembersMax = 512;         // sessions in one message
-inline constexpr std::size_t kReferencesMax = 4096;     // in one message
+inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
+inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
+inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
   kData = 0,   // import, reimport, dropped; its closing means that the peer is gone
@@ -91,9 +91,9 @@ struct LeaveMessage {
   std::uint64_t round = 0;
 };
 
-using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
-                                 AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage, WithdrawMessage,
-                                 WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage>;
+using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
+                                 DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
+                                 WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage>;
 
 struct Message {
   std::uint64_t request = 0;

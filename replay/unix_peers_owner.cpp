@@ -50,7 +50,8 @@ Status OwnerConnection::Failed(const std::string& doing, const Status& why) cons
   const auto known = service_.Known(owner_);
   const std::string text = doing + " from " + (known ? ToText(*known) : "session " + Hex(owner_.value)) + ": ";
   if (why.code() == Code::kTimeout) {
-    return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) + " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
+    return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
+                                " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
   }
   return {why.code(), text + why.message(), why.driver_result()};
 }
@@ -144,7 +145,8 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vecto
   const std::size_t batches = (requests.size() + kDescriptorsMax - 1) / kDescriptorsMax;
   const auto batch_at = [&](std::size_t i) {
     const auto begin = requests.begin() + static_cast<std::ptrdiff_t>(i * kDescriptorsMax);
-    return ReimportMessage{{begin, begin + static_cast<std::ptrdiff_t>(std::min(kDescriptorsMax, requests.size() - i * kDescriptorsMax))}};
+    return ReimportMessage{
+        {begin, begin + static_cast<std::ptrdiff_t>(std::min(kDescriptorsMax, requests.size() - i * kDescriptorsMax))}};
   };
   std::vector<SharedAllocation> all;
   all.reserve(requests.size());

@@ -48,11 +48,11 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   std::condition_variable turn_changed_;
   bool busy_ = false;  // a request is under way
 
-  mutable std::mutex send_mutex_;                // for what follows, and for the order of sending
-  std::unique_ptr<PeerConnection> connection_;   // set once, by Connect
+  mutable std::mutex send_mutex_;               // for what follows, and for the order of sending
+  std::unique_ptr<PeerConnection> connection_;  // set once, by Connect
   bool connected_ = false;
   std::optional<std::string> lost_;
-  std::vector<ShareRequest> drops_;              // that wait for room
+  std::vector<ShareRequest> drops_;  // that wait for room
 };
 
 }  // namespace amem

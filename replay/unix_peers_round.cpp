@@ -15,11 +15,17 @@ namespace {
 constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
+constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
 constexpr int kLeaderClosingsMax = 3;
 
 Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
 
 std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
+
+bool CanBeRead(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
+}
 
 }  // namespace
 
@@ -27,8 +33,11 @@ std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   std::vector<SessionId> neighbours;
-  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); })) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); }))
+    return Status{Code::kRefused, "this process has stopped serving its peers"};
   std::erase(neighbours, service_.Self().session);
+  std::ranges::sort(neighbours);
+  neighbours.erase(std::ranges::unique(neighbours).begin(), neighbours.end());
   for (const SessionId session : neighbours) {
     if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
   }
@@ -37,72 +46,102 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
   const auto known = known_.find(session);
-  const std::string who = known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
-  return {why.code(), "asking " + who + " with whom it shares memory: " + why.message()};
+  const std::string who =
+      known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
+  const std::string what =
+      why.code() == Code::kTimeout ? "no answer within " + std::to_string(timeout_ms_) + " ms" : why.message();
+  return {why.code(), "asking " + who + " with whom it shares memory: " + what};
 }
 
 Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
   const PeerIdentity self = service_.Self();
   const auto at = known_.find(by);
   const PeerIdentity& sharer = at == known_.end() ? self : at->second;
-  return {Code::kRefused, ToText(self.session == by ? self : sharer) + " of group " + std::to_string(self.group) + " shares memory with " + ToText(other) + " of group " +
-                              std::to_string(other.group) + ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
+  return {Code::kRefused,
+          ToText(self.session == by ? self : sharer) + " of group " + std::to_string(self.group) + " shares memory with " +
+              ToText(other) + " of group " + std::to_string(other.group) +
+              ": sessions that share memory pause together; give them one group (AMEM_GROUPID, ncclSetGroupID)"};
 }
 
-Status Discovery::Ask(SessionId session, Deadline deadline) {
-  auto& connection = connections_[session];
-  const bool fresh = connection == nullptr;
-  if (fresh) {
+Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
+  auto at = connections_.find(session);
+  if (at == connections_.end()) {
     auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.Self(), deadline);
     if (!begun) return begun.status();
-    connection = *std::move(begun);
+    at = connections_.emplace(session, *std::move(begun)).first;
   }
-  return connection->Send({connection->NextRequest(), AskNeighboursMessage{}}, deadline);
+  const std::uint64_t question = at->second->NextRequest();
+  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
+  return question;
 }
 
-Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, Deadline deadline) {
+Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t question, Deadline deadline,
+                                             int unless_readable) {
+  PeerConnection& connection = *connections_.at(session);
   while (true) {
-    auto answer = connections_.at(session)->Receive(deadline);
+    auto answer = connection.TryReceive();
     if (!answer) return answer.status();
-    if (auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&answer->message.body)) return std::move(*neighbourhood);
-    if (const auto* failure = std::get_if<FailureMessage>(&answer->message.body)) return failure->status;
-    // What is left is the welcome, which came first.
+    if (!answer->has_value()) {
+      if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
+      AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
+      continue;
+    }
+    Message& message = (*answer)->message;
+    if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
+    auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
+    // What else comes is the welcome, or the answer to a question that was given up.
+    if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
   }
 }
 
-Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline) {
-  auto own = OwnNeighbours();
-  if (!own) return own.status();
+// All questions first, then all answers. When several do not answer all are named: the first may have gone because of the next.
+Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                            int unless_readable) {
+  std::map<SessionId, std::uint64_t> questions;
+  std::vector<NeighbourhoodMessage> answers;
+  Status failure;
+  const auto failed = [&](SessionId session, const Status& why) {
+    if (why.code() != Code::kTimeout) connections_.erase(session);
+    const Status named = Unreachable(session, why);
+    failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
+    deadline = std::min(deadline, In(kAfterFailure));
+  };
+  for (const SessionId session : sessions) {
+    auto question = Ask(session, deadline);
+    if (question) questions[session] = *question;
+    if (!question) failed(session, question.status());
+  }
+  for (const auto& [session, question] : questions) {
+    auto answer = Hear(session, question, deadline, unless_readable);
+    if (answer) answers.push_back(*std::move(answer));
+    // Who has no time left because of another's failure is not to blame.
+    if (!answer && (failure.ok() || answer.status().code() != Code::kTimeout)) failed(session, answer.status());
+  }
+  if (!failure.ok()) return failure;
+  return answers;
+}
+
+Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
+  auto frontier = OwnNeighbours();
+  if (!frontier) return frontier.status();
   const PeerIdentity self = service_.Self();
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // who shares memory with it
-  std::vector<SessionId> frontier = *std::move(own);
-  for (const SessionId session : frontier) through[session] = self.session;
-  while (!frontier.empty()) {
-    const auto failed = [&](SessionId session, const Status& why) {
-      connections_.erase(session);
-      return Unreachable(session, why);
-    };
-    for (const SessionId session : frontier) {  // all questions first, then all answers
-      if (Status asked = Ask(session, deadline); !asked.ok()) return failed(session, asked);
-    }
-    std::vector<SessionId> next;
-    std::optional<Status> refused;
-    for (const SessionId session : frontier) {
-      auto answer = Hear(session, deadline);
-      if (!answer) return failed(session, answer.status());
-      known_[session] = answer->self;
-      if (answer->self.group != self.group && !refused) refused = OtherGroup(through[session], answer->self);
-      set[session] = answer->self;
-      for (const auto& neighbour : answer->neighbours) {
+  for (const SessionId session : *frontier) through[session] = self.session;
+  while (!frontier->empty()) {
+    auto answers = AskAll(*frontier, deadline, unless_readable);
+    if (!answers) return answers.status();
+    frontier->clear();
+    for (const auto& answer : *answers) set[answer.self.session] = known_[answer.self.session] = answer.self;
+    for (const auto& answer : *answers) {
+      const SessionId session = answer.self.session;
+      if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
+      for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
-        if (set.contains(neighbour.session) || through.contains(neighbour.session)) continue;
-        through[neighbour.session] = session;
-        next.push_back(neighbour.session);
+        if (set.contains(neighbour.session) || !through.try_emplace(neighbour.session, session).second) continue;
+        frontier->push_back(neighbour.session);
       }
     }
-    if (refused) return *refused;
-    frontier = std::move(next);
   }
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;
@@ -132,7 +171,11 @@ class LonelyRound final : public Round {  // nobody shares memory with this sess
 class UnixRound final : public Round {
  public:
   UnixRound(const RoundContext& context, std::unique_ptr<PeerConnection> leader, const BegunMessage& begun)
-      : timeout_ms_(context.timeout_ms), busy_(context.busy), leader_(std::move(leader)), id_(begun.round), members_(begun.members) {
+      : timeout_ms_(context.timeout_ms),
+        busy_(context.busy),
+        leader_(std::move(leader)),
+        id_(begun.round),
+        members_(begun.members) {
     std::ranges::sort(members_, {}, &PeerIdentity::session);
   }
   ~UnixRound() override {
@@ -174,7 +217,8 @@ class UnixRound final : public Round {
   }
   [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase) const {
     if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
-    return {Code::kTimeout, "waited " + std::to_string(timeout_ms_ + Grace(timeout_ms_).count()) + " ms for " + About(phase) + ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
+    return {Code::kTimeout, "waited " + std::to_string(timeout_ms_ + Grace(timeout_ms_).count()) + " ms for " + About(phase) +
+                                ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
   }
 
   const std::uint32_t timeout_ms_;
@@ -195,7 +239,7 @@ class Arrival {
         kind_(kind),
         cycle_(cycle),
         deadline_(In(std::chrono::milliseconds(context.timeout_ms))),
-        discovery_(context.connection, *context.service, *context.delegate) {}
+        discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms) {}
 
   Result<std::unique_ptr<Round>> Run() {
     while (true) {
@@ -205,16 +249,22 @@ class Arrival {
       if (looked.ok()) looked = WaitForNews();
       if (!looked.ok() && !begun_) looked = GiveUp(looked);
       if (begun_) return Begin();
-      if (!looked.ok()) return looked.Within(std::string(ToText(kind_)));
+      if (!looked.ok()) return looked;
     }
   }
 
  private:
-  Result<std::unique_ptr<Round>> Begin() { return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_)); }
+  Result<std::unique_ptr<Round>> Begin() {
+    return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_));
+  }
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
   Status LookAndArrive() {
-    auto set = discovery_.Look(deadline_);
+    // The leader's word comes first; and nobody is to blame who just had no time left to answer.
+    const auto superseded = [&] { return leader_ != nullptr && (TooLate() || CanBeRead(leader_->fd())); };
+    if (superseded()) return {};
+    auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
+    if (!set && superseded()) return {};
     if (!set) return set.status();
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};
@@ -233,7 +283,8 @@ class Arrival {
 
   Status Arrive(SessionId leader) {
     if (leader_ == nullptr) {
-      auto connection = PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
+      auto connection =
+          PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
       if (!connection) return connection.status().Within(NameOf(leader));
       leader_ = *std::move(connection);
     }
@@ -250,9 +301,8 @@ class Arrival {
       answer = leader_->TryReceive();
     }
     if (!answer) return LeaderClosed(answer.status());
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= deadline_) return {Code::kTimeout, ""};
-    const Deadline look_again = std::min(deadline_, now + pause_);
+    if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+    const Deadline look_again = std::min(deadline_, In(pause_));
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
     return Poll(look_again);
   }
@@ -276,7 +326,10 @@ class Arrival {
 
   Status Poll(Deadline until) {
     const int change = context_.service->change_fd();
-    std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0}, {context_.connection.stop, POLLIN, 0}, {change, POLLIN, 0}, {leader_->process_fd(), POLLIN, 0}};
+    std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0},
+                               {context_.connection.stop, POLLIN, 0},
+                               {change, POLLIN, 0},
+                               {leader_->process_fd(), POLLIN, 0}};
     for (const auto& [session, connection] : discovery_.connections()) {
       polled.push_back({connection->fd(), POLLIN, 0});
       polled.push_back({connection->process_fd(), POLLIN, 0});
@@ -311,9 +364,12 @@ class Arrival {
     if (begun_ || why.code() != Code::kTimeout || !why.message().empty()) return begun_ ? Status{} : why;
     const std::string waited = "waited " + std::to_string(context_.timeout_ms) + " ms for ";
     const std::string advice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
-    if (!withdrawn.ok() && leader_ != nullptr) return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
+    if (!withdrawn.ok() && leader_ != nullptr)
+      return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
     return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
   }
+
+  [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
 
   [[nodiscard]] std::string NameOf(SessionId session) const {
     const auto at = std::ranges::find(said_, session, &PeerIdentity::session);

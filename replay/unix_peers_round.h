@@ -20,24 +20,29 @@ namespace amem {
 // Finds the set of a session by asking its neighbours for theirs. Keeps the connections, so that to look again is cheap.
 class Discovery {
  public:
-  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate)
-      : context_(context), service_(service), delegate_(delegate) {}
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms)
+      : context_(context), service_(service), delegate_(delegate), timeout_ms_(timeout_ms) {}
 
-  // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not answer.
-  Result<std::vector<PeerIdentity>> Look(Deadline deadline);
+  // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
+  // answer.
+  // Gives up early, with kTimeout, once `unless_readable` can be read.
+  Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
-  Status Ask(SessionId session, Deadline deadline);
-  Result<NeighbourhoodMessage> Hear(SessionId session, Deadline deadline);
+  Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
+  Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
+  Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                   int unless_readable);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 
   ConnectionContext context_;
   PeerService& service_;
   PeerDelegate& delegate_;
+  const std::uint32_t timeout_ms_;  // for messages
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
 };

@@ -22,10 +22,10 @@ constexpr std::uint64_t kListenerKey = 1, kCommandKey = 2, kStopKey = 3, kFirstK
 constexpr auto kHelloPatience = std::chrono::seconds(5);
 constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
-constexpr std::size_t kStrangersMax = 64;      // connections that have not said hello
+constexpr std::size_t kStrangersMax = 64;  // connections that have not said hello
 constexpr std::size_t kConnectionsMax = 1024;
-constexpr std::size_t kQueueMax = 64;          // messages that wait for a slow peer
-constexpr int kMessagesATurn = 16;             // from one peer, before the others have theirs
+constexpr std::size_t kQueueMax = 64;  // messages that wait for a slow peer
+constexpr int kMessagesATurn = 16;     // from one peer, before the others have theirs
 
 void Signal(int event_fd) {
   const std::uint64_t one = 1;
@@ -150,11 +150,7 @@ bool PeerService::Run(const std::function<void()>& work) {
     const std::lock_guard lock(command_mutex_);
     if (stopping_) return false;
     commands_.emplace_back([this, wait, &work] {
-      bool stopping = false;
-      {
-        const std::lock_guard inner(command_mutex_);
-        stopping = stopping_;
-      }
+      const bool stopping = Stopping();
       if (!stopping) work();
       const std::lock_guard inner(wait->mutex);
       wait->done = true;
@@ -177,39 +173,41 @@ void PeerService::RunCommands() {
   for (const auto& command : commands) command();
 }
 
-void PeerService::FlushLater(std::shared_ptr<WatchedConnection> connection) {
+void PeerService::Post(std::function<void()> work) {
   {
     const std::lock_guard lock(command_mutex_);
     if (stopping_) return;
-    commands_.emplace_back([this, connection = std::move(connection)] {
-      for (const auto& [key, item] : watched_) {
-        if (item.second == connection) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP | EPOLLOUT);
-      }
+    commands_.emplace_back([this, work = std::move(work)] {
+      if (!Stopping()) work();
     });
   }
   Signal(command_.get());
 }
 
+void PeerService::FlushLater(std::shared_ptr<WatchedConnection> connection) {
+  Post([this, connection = std::move(connection)] {
+    for (const auto& [key, item] : watched_) {
+      if (item.second == connection) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP | EPOLLOUT);
+    }
+  });
+}
+
+bool PeerService::Stopping() {
+  const std::lock_guard lock(command_mutex_);
+  return stopping_;
+}
+
 // ---- the loop --------------------------------------------------------------------------------------------------------------
 
 void PeerService::Loop() {
-  while (true) {
-    {
-      const std::lock_guard lock(command_mutex_);
-      if (stopping_) return;
-    }
-    Turn();
-  }
+  while (!Stopping()) Turn();
 }
 
 void PeerService::Turn() {
   std::array<epoll_event, 32> events;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMilliseconds());
   for (int i = 0; i < n; ++i) {
-    {
-      const std::lock_guard lock(command_mutex_);
-      if (stopping_) return;
-    }
+    if (Stopping()) return;
     Guarded([&] { Dispatch(events[static_cast<std::size_t>(i)].data.u64, events[static_cast<std::size_t>(i)].events); });
   }
   Guarded([&] { Timers(Clock::now()); });
@@ -231,7 +229,8 @@ void PeerService::Dispatch(std::uint64_t key, std::uint32_t events) {
     if ((events & EPOLLOUT) != 0) WriteQueue(connection);
     if (!connection.doomed && connection.queue.empty()) Readable(connection);
     // Nothing is read from a peer that does not take its answers, but its end counts.
-    if (!connection.doomed && !connection.queue.empty() && (events & (EPOLLHUP | EPOLLERR)) != 0) Doom(connection, HowItEnded(context_, connection.peer.session));
+    if (!connection.doomed && !connection.queue.empty() && (events & (EPOLLHUP | EPOLLERR)) != 0)
+      Doom(connection, HowItEnded(context_, connection.peer.session));
   } catch (const std::exception& e) {  // no memory: this peer pays, the process goes on
     Doom(connection, std::string("was dropped: ") + e.what());
   }
@@ -357,11 +356,13 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
   };
   const PeerIdentity self = Self();
   if (hello->least_version > kPeerProtocol || hello->version < kPeerProtocolLeast) {
-    return refuse(Code::kUnsupported, ToText(self) + " speaks versions " + std::to_string(kPeerProtocolLeast) + " to " + std::to_string(kPeerProtocol) +
-                                          " of AMem's protocol, " + ToText(hello->self) + " speaks " + std::to_string(hello->least_version) + " to " +
+    return refuse(Code::kUnsupported, ToText(self) + " speaks versions " + std::to_string(kPeerProtocolLeast) + " to " +
+                                          std::to_string(kPeerProtocol) + " of AMem's protocol, " + ToText(hello->self) +
+                                          " speaks " + std::to_string(hello->least_version) + " to " +
                                           std::to_string(hello->version) + ": use one version of AMem in the whole job");
   }
-  if (hello->to != self.session || !hello->self.session) return refuse(Code::kNotFound, "this is session " + Hex(self.session.value));
+  if (hello->to != self.session || !hello->self.session)
+    return refuse(Code::kNotFound, "this is session " + Hex(self.session.value));
   connection.peer = hello->self;
   connection.purpose = hello->purpose;
   if (hello->purpose == Purpose::kData) {
@@ -376,16 +377,27 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
 
 void PeerService::HandleData(Inbound& connection, const Message& message) {
   if (const auto* import = std::get_if<ImportMessage>(&message.body)) return Import(connection, message.request, *import);
-  if (const auto* reimport = std::get_if<ReimportMessage>(&message.body)) return Reimport(connection, message.request, *reimport);
+  if (const auto* reimport = std::get_if<ReimportMessage>(&message.body))
+    return Reimport(connection, message.request, *reimport);
   if (const auto* dropped = std::get_if<DroppedMessage>(&message.body)) return Dropped(connection, *dropped);
   Doom(connection, "sent a message that has no place on a connection for data");
 }
 
+namespace {
+
+Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
+  if (shared && !shared->descriptor) return Status{Code::kInvalid, "the export gave no descriptor"};
+  return shared;
+}
+
+}  // namespace
+
 void PeerService::Import(Inbound& connection, std::uint64_t request, const ImportMessage& import) {
   if (import.token.session != Self().session) {
-    return Reply(connection, request, FailureMessage{{Code::kInvalid, "the token names another session, " + Hex(import.token.session.value)}});
+    return Reply(connection, request,
+                 FailureMessage{{Code::kInvalid, "the token names another session, " + Hex(import.token.session.value)}});
   }
-  auto shared = delegate_.OnImport(connection.peer, import.as, import.token);
+  auto shared = Checked(delegate_.OnImport(connection.peer, import.as, import.token));
   if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
   sessions_[connection.peer.session].references.emplace(import.token.allocation.value, import.as.value);
   std::vector<UniqueFd> descriptors;
@@ -398,7 +410,7 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
   SharedMessage answer;
   std::vector<UniqueFd> descriptors;
   for (const auto& reference : reimport.references) {
-    auto shared = delegate_.OnReimport(connection.peer, reference);
+    auto shared = Checked(delegate_.OnReimport(connection.peer, reference));
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
     answer.items.push_back({shared->bytes, shared->properties});
     descriptors.push_back(std::move(shared->descriptor));
@@ -429,7 +441,8 @@ NeighbourhoodMessage PeerService::Neighbourhood() {
 
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
   if (std::holds_alternative<AskNeighboursMessage>(message.body)) return Reply(connection, message.request, Neighbourhood());
-  if (const auto* arrival = std::get_if<ArriveMessage>(&message.body)) return board_.Arrived(connection.id, connection.peer, *arrival);
+  if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))
+    return board_.Arrived(connection.id, connection.peer, *arrival);
   if (std::holds_alternative<WithdrawMessage>(message.body)) return board_.Withdrew(connection.id);
   if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return board_.Voted(connection.id, *vote, Clock::now());
   if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return board_.Left(connection.id, leave->round);
@@ -474,7 +487,8 @@ void PeerService::SetInterest(Inbound& connection) {
 Status PeerService::Connected(const PeerIdentity& peer) {
   SessionRecord& record = sessions_[peer.session];
   if (record.lost) {
-    return {Code::kPeerLost, ToText(peer) + " was lost before by " + ToText(Self()) + " (it " + *record.lost + "), its references are gone"};
+    return {Code::kPeerLost,
+            ToText(peer) + " was lost before by " + ToText(Self()) + " (it " + *record.lost + "), its references are gone"};
   }
   record.identity = peer;
   {

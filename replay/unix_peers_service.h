@@ -55,6 +55,8 @@ class PeerService {
 
   // Runs `work` on the service thread and waits until it is done; false: the service has stopped and it did not run.
   bool Run(const std::function<void()>& work);
+  // The same without waiting; dropped if the service has stopped.
+  void Post(std::function<void()> work);
   // On the service thread only (through Run): a connection to `peer` is open; from now on its end is noticed. The reason if the
   // session had been lost before.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
@@ -77,17 +79,17 @@ class PeerService {
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
     std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;             // what epoll watches
-    std::optional<Clock::time_point> retry; // of a send that the kernel refused for now
-    std::optional<std::string> doomed;      // why it will be closed at the end of this turn
+    std::uint32_t interest = 0;              // what epoll watches
+    std::optional<Clock::time_point> retry;  // of a send that the kernel refused for now
+    std::optional<std::string> doomed;       // why it will be closed at the end of this turn
   };
   struct SessionRecord {
     PeerIdentity identity;
     bool connected = false;
     std::optional<std::string> lost;
     std::set<std::pair<std::uint64_t, std::uint64_t>> references;  // allocation of ours, the peer's id
-    std::set<std::uint64_t> watched;                                // keys in watched_
-    std::uint64_t process = 0;                                      // key in processes_, 0: not watched
+    std::set<std::uint64_t> watched;                               // keys in watched_
+    std::uint64_t process = 0;                                     // key in processes_, 0: not watched
   };
   struct WatchedProcess {  // of a connection that came in, or of a session
     UniqueFd descriptor;
@@ -95,6 +97,7 @@ class PeerService {
     SessionId session;
   };
 
+  bool Stopping();
   void Loop();
   void Turn();
   void Dispatch(std::uint64_t key, std::uint32_t events);

@@ -94,10 +94,12 @@ Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
   if (::fstat(fd.get(), &info) != 0) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
   if (info.st_uid != ::geteuid()) {
     return Status{Code::kRefused, "socket directory " + path.string() + " belongs to user " + std::to_string(info.st_uid) +
-                                      ", this process runs as user " + std::to_string(::geteuid()) + ": remove it or choose another"};
+                                      ", this process runs as user " + std::to_string(::geteuid()) +
+                                      ": remove it or choose another"};
   }
   if ((info.st_mode & 077) != 0) {
-    return Status{Code::kRefused, "socket directory " + path.string() + " is open to other users: chmod 700 it, or choose another"};
+    return Status{Code::kRefused,
+                  "socket directory " + path.string() + " is open to other users: chmod 700 it, or choose another"};
   }
   return fd;
 }
@@ -117,7 +119,8 @@ Result<UniqueFd> ListenAt(int directory, SessionId session) {
   if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return Status{Code::kIo, "bind of this session's socket " + name + ": " + ErrnoText(errno)};
   }
-  if (::listen(fd->get(), kBacklog) != 0) return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
+  if (::listen(fd->get(), kBacklog) != 0)
+    return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
   // link + unlink, not rename: another session's socket of that name must not be taken over.
   const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
   const int error = errno;
@@ -139,7 +142,7 @@ void SweepSockets(int directory) {
   if (!again) return;
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(again.get()), [](DIR* d) { return ::closedir(d); });
   if (!listing) return;
-  (void)again.Release();  // closedir closes it
+  (void)again.Release();                                    // closedir closes it
   while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
     const std::string name = entry->d_name;
     const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
@@ -154,7 +157,9 @@ Result<UniqueFd> ConnectTo(int directory, SessionId session) {
   while (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
-    if (errno == ENOENT) return Status{Code::kPeerLost, "it has no socket any more: it has ended, or its AMem runs on another host or in another directory"};
+    if (errno == ENOENT)
+      return Status{Code::kPeerLost,
+                    "it has no socket any more: it has ended, or its AMem runs on another host or in another directory"};
     if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
     return Status{Code::kIo, "connect: " + ErrnoText(errno)};
   }
@@ -164,7 +169,8 @@ Result<UniqueFd> ConnectTo(int directory, SessionId session) {
 Result<PeerCredentials> CredentialsOf(int socket) {
   ucred who{};
   socklen_t size = sizeof(who);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return Status{Code::kIo, "SO_PEERCRED: " + ErrnoText(errno)};
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
+    return Status{Code::kIo, "SO_PEERCRED: " + ErrnoText(errno)};
   return PeerCredentials{who.pid, who.uid};
 }
 
@@ -187,7 +193,8 @@ Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const in
   while (true) {
     if (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::kDone;
     if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return errno == EAGAIN ? Sent::kWouldBlock : Sent::kTooManyInFlight;
+    if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM)
+      return errno == EAGAIN ? Sent::kWouldBlock : Sent::kTooManyInFlight;
     if (errno == ETOOMANYREFS) return Sent::kTooManyInFlight;
     return Sent::kClosed;
   }

@@ -250,7 +250,7 @@ TEST_F(Tool, log_filters_by_kind_number_time_and_count) {
   EXPECT_EQ(count("--kind mapped,allocation-created,access_set"), 30u);
   EXPECT_EQ(count("--from 11"), 31u);
   EXPECT_EQ(count("--from 11 --to 20"), 10u);
-  EXPECT_EQ(count("--since 0.0105"), 31u);  // event 11 is 10 ms after the first, and so on
+  EXPECT_EQ(count("--since 0.0095"), 31u);  // event 11 is 10 ms after the first, and so on
   EXPECT_EQ(count("--since 0.0095 --until 0.0195"), 10u);
   EXPECT_EQ(count("--until -1"), 0u);
   EXPECT_EQ(count("--last 7"), 7u);

@@ -336,7 +336,7 @@ int Main(int ranks, const std::filesystem::path& directory) {
     const Report& r = shared->ranks[rank];
     std::printf("%4d  %11lu  %8lu  %12lu  %10lu  %11lu  %8.1f  %9.1f  %013lx   %013lx\n", rank, r.allocations, r.held / kMiB,
                 r.imported / kMiB, r.paused_held / kMiB, r.resumed_held / kMiB, r.pause_ms, r.resume_ms,
-                r.before & 0xfffffffffffffULL, r.after & 0xfffffffffffffULL);
+                r.before & 0xfffffffffffffUL, r.after & 0xfffffffffffffUL);
     held += r.held;
     freed += r.held - r.paused_held;
     back = back && r.resumed_held == r.held && r.paused_held == 0;

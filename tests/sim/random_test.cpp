@@ -70,8 +70,8 @@ class Job {
   }
 
   void RunSequence() {
-    const int calls = 6 + Pick(14);
-    for (int i = 0; i < calls && !::testing::Test::HasFailure(); ++i)
+    const int length = 6 + Pick(14);
+    for (int i = 0; i < length && !::testing::Test::HasFailure(); ++i)
       OneCall(*ranks_[static_cast<std::size_t>(Pick(kSessions))]);
     if (Pick(200) == 0) CycleAll();
     for (auto& rank : ranks_) Compare(*rank);
@@ -303,7 +303,7 @@ class Job {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-void Run(std::uint64_t seed) {
+void RunSeed(std::uint64_t seed) {
   seed = FromEnvironment("AMEM_RANDOM_SEED", seed);
 #ifdef AMEM_SANITIZED
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 1'000);
@@ -319,10 +319,10 @@ void Run(std::uint64_t seed) {
 }
 
 // Together four hundred thousand sequences; four tests, so that they can run side by side.
-TEST(RandomSequences, state_and_simulator_agree_seed_1) { Run(1); }
-TEST(RandomSequences, state_and_simulator_agree_seed_2) { Run(2); }
-TEST(RandomSequences, state_and_simulator_agree_seed_3) { Run(3); }
-TEST(RandomSequences, state_and_simulator_agree_seed_4) { Run(4); }
+TEST(RandomSequences, state_and_simulator_agree_seed_1) { RunSeed(1); }
+TEST(RandomSequences, state_and_simulator_agree_seed_2) { RunSeed(2); }
+TEST(RandomSequences, state_and_simulator_agree_seed_3) { RunSeed(3); }
+TEST(RandomSequences, state_and_simulator_agree_seed_4) { RunSeed(4); }
 
 }  // namespace
 }  // namespace amem

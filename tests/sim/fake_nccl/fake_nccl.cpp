@@ -1,8 +1,8 @@
 // A small stand-in for libnccl.so.2 that uses the driver the way the real one does, for tests without a GPU.
 //
 // It reaches the driver through dlopen, dlsym("cuGetProcAddress_v2") and nothing else, at its first call; allocates, exports,
-// imports and frees buffers in NCCL's order of calls; passes descriptors between ranks over Unix sockets from a proxy thread; and
-// adds floats in a ring through mapped peer memory, in a "kernel" that goes through cuLaunchKernel. Ranks are processes.
+// imports and frees buffers in NCCL's order of calls; passes descriptors between ranks over Unix sockets from a proxy thread;
+// and adds floats in a ring through mapped peer memory, in a "kernel" that goes through cuLaunchKernel. Ranks are processes.
 //
 //   FAKE_NCCL_BUFFERS   buffers of a communicator (default 6): 2 MiB, every third 10 MiB; two of three are exported
 //   NCCL_CUMEM_ENABLE   0: cuMemAlloc and cuIpc* in place of the calls above
@@ -26,11 +26,21 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sim/fake_cuda/fake_cuda.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::seconds(60);
-enum Result : int { kSuccess = 0, kUnhandledCuda = 1, kSystem = 2, kInternal = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6 };
+enum Result : int {
+  kSuccess = 0,
+  kUnhandledCuda = 1,
+  kSystem = 2,
+  kInternal = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemote = 6
+};
 
 // ---- the driver, reached as NCCL does ----------------------------------------------------------------------------------
 
@@ -108,8 +118,8 @@ Result Check(const char* what, CUresult result) {
   return kUnhandledCuda;
 }
 
-#define TRY(expr)                                    \
-  do {                                               \
+#define TRY(expr)                                         \
+  do {                                                    \
     if (const Result r = (expr); r != kSuccess) return r; \
   } while (false)
 #define CU(call) TRY(Check(#call, call))
@@ -127,7 +137,8 @@ struct Buffer {
   bool imported = false;
 };
 
-Result MapAt(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, size_t alignment, CUdeviceptr& address) {
+Result MapAt(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, size_t alignment,
+             CUdeviceptr& address) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -294,7 +305,8 @@ Result StartProxy(ncclComm& comm) {
   comm.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   socklen_t length = 0;
   const sockaddr_un address = AddressOf(comm.job, comm.rank, length);
-  if (bind(comm.listener, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(comm.listener, 16) != 0) return kSystem;
+  if (bind(comm.listener, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(comm.listener, 16) != 0)
+    return kSystem;
   comm.proxy = std::thread(&RunProxy, &comm);
   return kSuccess;
 }
@@ -434,7 +446,9 @@ bool RingPart(const RingWork& work, std::uint64_t begin, std::uint64_t elements,
   const auto send = [&](std::uint64_t i) { return sum[i]; };
   if (!first && !Take(work, chunk, elements, add)) return false;
   if (!Put(work, chunk, elements, send)) return false;
-  if (!Take(work, first ? chunk : chunk + 1, elements, [&](std::uint64_t i, float value) { if (first || !last) keep(i, value); }))
+  if (!Take(work, first ? chunk : chunk + 1, elements, [&](std::uint64_t i, float value) {
+        if (first || !last) keep(i, value);
+      }))
     return false;
   if (!Put(work, chunk + 1, elements, send)) return false;
   if (first && !Take(work, chunk + 1, elements, [](std::uint64_t, float) {})) return false;
@@ -442,12 +456,13 @@ bool RingPart(const RingWork& work, std::uint64_t begin, std::uint64_t elements,
   return true;
 }
 
-// As a kernel gets them: pointers to its arguments.
+// As a kernel gets them: pointers to its arguments. The fake libcuda runs it before cuLaunchKernel returns.
 void RingKernel(void** parameters) {
   const RingWork& work = **static_cast<const RingWork**>(parameters[0]);
   std::uint64_t chunk = work.first_chunk;
   for (std::uint64_t begin = 0; begin < work.count; chunk += 2) {
-    const std::uint64_t elements = std::min<std::uint64_t>(work.count - begin, static_cast<std::uint64_t>(work.element_capacity));
+    const std::uint64_t elements =
+        std::min<std::uint64_t>(work.count - begin, static_cast<std::uint64_t>(work.element_capacity));
     if (!RingPart(work, begin, elements, chunk)) {
       *work.failed = 1;
       return;
@@ -510,7 +525,8 @@ EXPORT int ncclCommUserRank(ncclComm_t comm, int* rank) {
 }
 
 // Float sum only. `send` and `receive` may be any memory that the kernel can reach, host memory included. Done when it returns.
-EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int /*type*/, int /*op*/, ncclComm_t comm, CUstream stream) {
+EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int /*type*/, int /*op*/, ncclComm_t comm,
+                         CUstream stream) {
   if (comm == nullptr || send == nullptr || receive == nullptr) return kInvalidArgument;
   int failed = 0;
   RingWork work{};
@@ -526,7 +542,8 @@ EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int /*ty
   work.failed = &failed;
   const RingWork* argument = &work;
   void* parameters[] = {&argument};
-  CU(comm->cu->launch(reinterpret_cast<CUfunction>(&RingKernel), 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
+  static FakeKernel kernel{&RingKernel};
+  CU(comm->cu->launch(reinterpret_cast<CUfunction>(&kernel), 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
   if (failed != 0) return kRemote;
   const auto capacity = static_cast<std::uint64_t>(work.element_capacity);
   comm->chunks += 2 * ((count + capacity - 1) / capacity);
@@ -550,6 +567,23 @@ EXPORT int ncclMemFree(void* pointer) {
   Buffer buffer;
   buffer.address = reinterpret_cast<CUdeviceptr>(pointer);
   return Free(*driver, buffer);
+}
+
+// For tests: imports any descriptor as NCCL would, and calls back from inside this library's code.
+EXPORT int fakeNcclImport(int descriptor) {
+  Driver* driver = TheDriver();
+  if (driver == nullptr) return kInvalidUsage;
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver->import_handle(&handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  return result == CUDA_SUCCESS ? driver->release(handle) : result;
+}
+
+EXPORT int fakeNcclCallBack(int depth, int (*callback)()) {
+  static int (*volatile self)(int, int (*)()) = &fakeNcclCallBack;  // volatile: each level stays a frame of its own
+  const int result = depth <= 1 ? callback() : self(depth - 1, callback);
+  asm volatile("" ::: "memory");
+  return result;
 }
 
 EXPORT const char* ncclGetErrorString(int result) { return result == 0 ? "no error" : "an error"; }

@@ -1,0 +1,33 @@
+// Where a reader gets the records of a journal from: LMDB, or a damaged file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "journal/store.h"
+
+namespace amem {
+
+class RecordSource {
+ public:
+  using Visitor = std::function<bool(std::uint64_t key, std::span<const std::byte> frame)>;
+  virtual ~RecordSource() = default;
+  // As Store::Reading; each call sees the table as it is then.
+  virtual Status Scan(Table table, std::uint64_t from, const Visitor& visit) const = 0;
+  [[nodiscard]] virtual Result<std::uint64_t> Count(Table table) const = 0;
+  [[nodiscard]] virtual Result<std::optional<std::uint64_t>> FirstKey(Table table) const = 0;
+  [[nodiscard]] virtual Result<std::optional<std::uint64_t>> LastKey(Table table) const = 0;
+  // In words, when the file itself is damaged and this is what could be collected from it; else empty.
+  [[nodiscard]] virtual std::string Damage() const { return {}; }
+};
+
+// The records in `directory`/data.mdb. Of a dead journal whose file LMDB cannot walk, whole records are collected, which carry
+// their own lengths and checksums.
+Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live);
+
+}  // namespace amem

@@ -1,0 +1,90 @@
+"""AMem: give back the GPU memory that NCCL holds, and bring it back at the same addresses with the same contents.
+
+    import torch, amem          # amem after torch, before the first collective; or start with LD_PRELOAD
+
+    with amem.paused():         # collective: every rank that shares NCCL memory with this one does the same
+        generate_rollouts()
+
+Importing puts a loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what
+to do. Without NCCL in the process, import it first and call attach().
+"""
+
+import contextlib
+import ctypes
+import json
+import warnings
+
+from . import _library
+
+__all__ = ["AmemError", "attach", "pause", "paused", "resume", "set_group", "stats", "version"]
+
+
+class AmemError(RuntimeError):
+    """A call that failed. `code` is an ncclResult_t; the text says what happened and what to do."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+_lib = _library.load()
+
+
+def _check(code):
+    if code != 0:
+        raise AmemError(code, _lib.amem_last_error().decode(errors="replace"))
+
+
+def attach():
+    """Puts the NCCL of this process under AMem. Harmless if it is already; AmemError if it is too late, or none is loaded."""
+    _check(_lib.amem_attach())
+
+
+def pause():
+    """Gives NCCL's GPU memory back. Collective; already paused: does nothing. If it fails, nothing is paused."""
+    _check(_lib.ncclPause(None))
+
+
+def resume():
+    """Brings NCCL's GPU memory back. Collective; not paused: does nothing. If it fails, it can be tried again."""
+    _check(_lib.ncclResume(None))
+
+
+@contextlib.contextmanager
+def paused():
+    """Pauses, and resumes on the way out, also after an exception."""
+    pause()
+    try:
+        yield
+    finally:
+        resume()
+
+
+def stats():
+    """Statistics as a dict; {"session": None, ...} before NCCL has used memory."""
+    length = ctypes.c_size_t(0)
+    _check(_lib.amem_stats_json(None, ctypes.byref(length)))
+    while True:
+        buffer = ctypes.create_string_buffer(length.value + 1024)  # it may grow between the two calls
+        length.value = len(buffer)
+        code = _lib.amem_stats_json(buffer, ctypes.byref(length))
+        if code == 0:
+            return json.loads(buffer.value)
+        if length.value <= len(buffer):
+            _check(code)
+
+
+def set_group(group):
+    """Only processes with equal groups pause together; default AMEM_GROUPID, or 0."""
+    _check(_lib.ncclSetGroupID(group))
+
+
+def version():
+    return _lib.amem_version().decode()
+
+
+if _library.nccl_is_loaded():
+    try:
+        attach()
+    except AmemError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)

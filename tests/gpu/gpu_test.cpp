@@ -1,0 +1,730 @@
+// amem-gpu-test: claims about a patched libnccl on real GPUs. Each test is a job of its own processes with a time limit of its
+// own, and passes, FAILs or is SKIPPED (waived) with a reason. Exit code 0 only when nothing failed.
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "tests/gpu/workload.h"
+
+namespace amem::gpu {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
+  --nccl PATH        libnccl as amem-patch wrote it
+  --stock PATH       an unpatched libnccl, and
+  --amem-lib PATH    libamem_nccl.so, for the test that preloads it; without them that test is skipped
+  --gpus N           default: all
+  --cycles N         of the reference workload, default 20
+  --only A,B         tests whose names contain one of these
+  --list             names of the tests
+  --json FILE        results for programs
+  --log FILE         output of all ranks is appended there
+  --budget S         tests that would end later than S seconds from now are skipped (default: no limit)
+  --elements A,B,…   message sizes in floats; default 256,65536,1048576,33554432
+  --ops LIST         all (the default), reference, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
+  --verbose          show the output of the ranks
+exit codes: 0 nothing failed, 1 something failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 everything was skipped
+)";
+
+struct Options {
+  std::string nccl, stock, amem_lib, json, log;
+  int gpus = 0, cycles = 20;
+  double budget_s = 0;
+  bool verbose = false, list = false;
+  std::vector<std::string> only;
+  std::vector<std::size_t> elements = kReferenceSizes;
+  std::string ops = "all";
+  std::string child_test;  // what a rank is to run
+};
+
+std::vector<std::string> Words(const std::string& list) {
+  std::vector<std::string> words;
+  std::stringstream stream(list);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+std::optional<Options> Parse(int argc, char** argv) {
+  Options options;
+  const auto bad = [](const std::string& text) {
+    fprintf(stderr, "amem-gpu-test: %s\n%s", text.c_str(), kUsage);
+    return std::nullopt;
+  };
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--verbose")
+      options.verbose = true;
+    else if (word == "--list")
+      options.list = true;
+    else if (word == "--help" || word == "-h") {
+      printf("%s", kUsage);
+      exit(0);
+    } else {
+      if (i + 1 >= argc) return bad(word + " is unknown or lacks its value");
+      const std::string value = argv[++i];
+      if (word == "--nccl")
+        options.nccl = value;
+      else if (word == "--stock")
+        options.stock = value;
+      else if (word == "--amem-lib")
+        options.amem_lib = value;
+      else if (word == "--json")
+        options.json = value;
+      else if (word == "--log")
+        options.log = value;
+      else if (word == "--gpus")
+        options.gpus = atoi(value.c_str());
+      else if (word == "--cycles")
+        options.cycles = atoi(value.c_str());
+      else if (word == "--budget")
+        options.budget_s = atof(value.c_str());
+      else if (word == "--ops")
+        options.ops = value;
+      else if (word == "--only")
+        options.only = Words(value);
+      else if (word == "--run")
+        options.child_test = value;
+      else if (word == "--elements") {
+        options.elements.clear();
+        for (const std::string& item : Words(value)) options.elements.push_back(std::strtoull(item.c_str(), nullptr, 10));
+      } else
+        return bad("unknown option " + word);
+    }
+  }
+  if (options.list) return options;
+  if (options.nccl.empty()) return bad("--nccl PATH is needed");
+  if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
+  if (options.gpus < 0 || options.cycles < 1 || options.elements.empty() ||
+      *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
+    return bad("a number is out of range");
+  return options;
+}
+
+// ---- what the tests share ------------------------------------------------------------------------------------------------
+
+struct Rank {
+  const Options& options;
+  Child& child;
+  const Nccl& nccl;
+  Amem amem;
+  Json details = Json::object();  // shown beside the result
+
+  void Expect(bool holds, const std::string& otherwise) const {
+    if (!holds) throw Failure(otherwise);
+  }
+  void Pause(const std::string& when = "") {
+    child.Stage("ncclPause " + when);
+    amem.Check(amem.Pause(nullptr), nccl, "ncclPause " + when);
+  }
+  void Resume(const std::string& when = "") {
+    child.Stage("ncclResume " + when);
+    amem.Check(amem.Resume(nullptr), nccl, "ncclResume " + when);
+  }
+};
+
+double MibBetween(std::uint64_t more, std::uint64_t less) {
+  return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20);
+}
+
+Workload MakeWorkload(Rank& rank, bool single_process = false, bool small = true) {
+  WorkloadOptions options;
+  options.gpus = rank.options.gpus;
+  options.single_process = single_process;
+  options.ops = *ParseOps(rank.options.ops);
+  options.collective_limit_s = 30;
+  options.sizes = rank.options.elements;
+  // LL, LL128 and a little of Simple are enough where a test is not about the protocols.
+  if (small) {
+    std::erase_if(options.sizes, [](std::size_t size) { return size > 1'048'576; });
+    if (options.sizes.empty()) options.sizes = {256};
+  }
+  return Workload(rank.child, rank.nccl, options);
+}
+
+std::vector<int> World(const Rank& rank) {
+  std::vector<int> world(static_cast<std::size_t>(rank.options.gpus));
+  std::iota(world.begin(), world.end(), 0);
+  return world;
+}
+
+void ExpectSame(const Workload& work, const std::vector<std::uint64_t>& now, const std::vector<std::uint64_t>& before,
+                const std::string& when) {
+  const std::string difference = Difference(now, before, work.names());
+  if (!difference.empty()) throw Failure(when + ": " + difference);
+}
+
+struct Freed {
+  std::vector<std::uint64_t> running, paused;
+  [[nodiscard]] double LeastMib() const {
+    double least = 1e18;
+    for (std::size_t i = 0; i < running.size(); ++i) least = std::min(least, MibBetween(paused[i], running[i]));
+    return least;
+  }
+};
+
+// Pause, look at the memory with every rank paused, resume. Collective.
+Freed Cycle(Rank& rank, const Workload& work, const std::string& when) {
+  Freed freed;
+  rank.child.Barrier("before the pause");
+  freed.running = work.FreeBytes();
+  rank.child.Barrier("memory read");
+  rank.Pause(when);
+  rank.child.Barrier("all paused");
+  freed.paused = work.FreeBytes();
+  rank.child.Barrier("memory read while paused");
+  rank.Resume(when);
+  rank.child.Barrier("all resumed");
+  return freed;
+}
+
+Json Stats(const Rank& rank) {
+  const std::string text = rank.amem.StatsJson();
+  if (text.empty()) return nullptr;
+  Json parsed = Json::parse(text, nullptr, false);
+  if (parsed.is_discarded()) throw Failure("amem_stats_json gives no JSON: " + text.substr(0, 300));
+  return parsed;
+}
+
+// AMem's account of a pause against the driver's: what it says it gave back must be free, and what it did not give back must
+// have a reason. `freed_mib` is what cuMemGetInfo showed, over the devices of this process.
+void CheckStatistics(Rank& rank, const Json& stats, double freed_mib, int cycle, const std::string& when) {
+  if (!stats.is_object() || !stats.contains("released_bytes")) {
+    rank.details["statistics"] = "name no released bytes; cuMemGetInfo alone was looked at";
+    return;
+  }
+  const double released_mib = stats["released_bytes"].get<double>() / (1 << 20);
+  // In the first cycle AMem may load a kernel or take scratch memory of its own.
+  const double slack_mib = cycle == 1 ? 64 : 8;
+  rank.Expect(freed_mib + slack_mib >= released_mib,
+              Format("%s: AMem says it released %.1f MiB, cuMemGetInfo shows %.1f MiB more free", when.c_str(), released_mib,
+                     freed_mib));
+  double kept_mib = 0;
+  if (const auto kept = stats.find("kept_bytes"); kept != stats.end() && kept->is_object()) {
+    for (const auto& [reason, bytes] : kept->items()) kept_mib += bytes.get<double>() / (1 << 20);
+  }
+  const double backed_mib = stats.value("own_device_backed_bytes", 0.0) / (1 << 20);
+  rank.Expect(std::abs(backed_mib - kept_mib) < 0.01,
+              Format("%s: %.1f MiB stay on the device, %.1f MiB of them with a reason", when.c_str(), backed_mib, kept_mib));
+  if (cycle <= 2) {
+    rank.details[Format("cycle_%d", cycle)] = {{"cuMemGetInfo_freed_mib", freed_mib},
+                                               {"amem_released_mib", released_mib},
+                                               {"amem_kept", stats.value("kept_bytes", Json::object())},
+                                               {"amem_legacy_kept_mib", stats.value("legacy_kept_bytes", 0.0) / (1 << 20)}};
+  }
+}
+
+// ---- tests ---------------------------------------------------------------------------------------------------------------
+
+void ReferenceCycles(Rank& rank, bool single_process, int cycles) {
+  Workload work = MakeWorkload(rank, single_process, false);
+  rank.child.Barrier("buffers filled");
+  const auto before = work.FreeBytes();
+  rank.child.Barrier("memory read before start-up");
+  work.CreateAll();
+  work.RunAll();
+  const auto reference = work.VerifyAll();
+  rank.child.Barrier("first results");
+  rank.details["results_checked_per_cycle"] = reference.size();
+  std::vector<std::uint64_t> after_first;
+  for (int cycle = 1; cycle <= cycles; ++cycle) {
+    const std::string when = Format("in cycle %d", cycle);
+    rank.child.Barrier("before the pause");
+    const auto running = work.FreeBytes();
+    rank.child.Barrier("memory read");
+    rank.Pause(when);
+    rank.child.Barrier("all paused");
+    const auto paused = work.FreeBytes();
+    const Json stats = Stats(rank);
+    rank.child.Barrier("memory read while paused");
+    rank.Resume(when);
+    rank.child.Barrier("all resumed");
+    ExpectSame(work, work.VerifyAll(), reference, when);
+    rank.child.Barrier("results checked");
+    const auto after = work.FreeBytes();
+    if (cycle == 1) after_first = after;
+
+    double freed = 0;
+    double held = 0;
+    double left = 0;
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      freed += MibBetween(paused[i], running[i]);
+      held += MibBetween(before[i], running[i]);
+      left += MibBetween(before[i], paused[i]);
+    }
+    rank.Expect(freed > 0 || rank.options.gpus < 2, Format("%s: nothing was freed (%.1f MiB)", when.c_str(), freed));
+    CheckStatistics(rank, stats, freed, cycle, when);
+    if (cycle == 1) {
+      rank.details["held_mib"] = held;
+      rank.details["freed_mib"] = freed;
+      rank.details["left_while_paused_mib"] = left;
+    }
+    if (cycle == cycles) {
+      rank.details["after_cycle_1_free_mib"] = MibBetween(after_first[0], 0);
+      rank.details["after_last_cycle_free_mib"] = MibBetween(after[0], 0);
+      for (std::size_t i = 0; i < after.size(); ++i)
+        rank.Expect(after[i] == after_first[i],
+                    Format("device %d has %.1f MiB free after cycle %d, %.1f MiB after cycle 1", work.lanes()[i].device.ordinal,
+                           MibBetween(after[i], 0), cycle, MibBetween(after_first[i], 0)));
+    }
+  }
+  work.DestroyAll();
+}
+
+void ReferenceWorkload(Rank& rank) { ReferenceCycles(rank, false, rank.options.cycles); }
+void SingleProcess(Rank& rank) { ReferenceCycles(rank, true, std::min(rank.options.cycles, 5)); }
+void Legacy(Rank& rank) { ReferenceCycles(rank, false, std::min(rank.options.cycles, 3)); }
+
+void ShortCycles(Rank& rank, int cycles) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  for (int cycle = 1; cycle <= cycles; ++cycle) {
+    const Freed freed = Cycle(rank, work, Format("in cycle %d", cycle));
+    if (cycle == 1) rank.details["freed_mib"] = freed.LeastMib();
+    rank.Expect(rank.options.gpus < 2 || freed.LeastMib() > 0, Format("cycle %d freed nothing", cycle));
+    ExpectSame(work, work.Verify(world), reference, Format("after cycle %d", cycle));
+  }
+  work.Destroy(world);
+}
+void BoundNow(Rank& rank) { ShortCycles(rank, 2); }
+void Preloaded(Rank& rank) { ShortCycles(rank, 2); }
+
+void Communicators(Rank& rank) {
+  if (rank.nccl.CommSplit == nullptr) throw Skip("this libnccl has no ncclCommSplit");
+  Workload work = MakeWorkload(rank);
+  Communicator first = work.Create("first", World(rank));
+  Communicator doomed = work.Create("doomed", World(rank));
+  Communicator parts = work.Split(first, "parts of first", 2);
+  const auto of_first = work.Verify(first);
+  work.Verify(doomed);
+  const auto of_parts = work.Verify(parts);
+  work.Destroy(doomed);
+  rank.child.Barrier("one destroyed before the first cycle");
+  Cycle(rank, work, "in cycle 1");
+  ExpectSame(work, work.Verify(first), of_first, "first, after cycle 1");
+  ExpectSame(work, work.Verify(parts), of_parts, "its split, after cycle 1");
+
+  Communicator second = work.Create("second", World(rank));
+  Communicator late_split = work.Split(second, "split of second", 2);
+  const auto of_second = work.Verify(second);
+  const auto of_late_split = work.Verify(late_split);
+  work.Abort(second);
+  rank.child.Barrier("one aborted between cycles");
+  Cycle(rank, work, "in cycle 2");
+  ExpectSame(work, work.Verify(first), of_first, "first, after cycle 2");
+  ExpectSame(work, work.Verify(late_split), of_late_split, "split of an aborted communicator, after cycle 2");
+  ExpectSame(work, of_second, of_first, "a communicator made between cycles");
+
+  Communicator from_resumed = work.Split(first, "split after two cycles", 1);
+  ExpectSame(work, work.Verify(from_resumed), of_first, "a split of a communicator that was paused twice");
+  work.Abort(from_resumed);
+  work.Destroy(parts);
+  work.Destroy(late_split);
+  work.Destroy(first);
+  rank.child.Barrier("all gone");
+  const Freed empty = Cycle(rank, work, "with no communicator left");
+  rank.details["freed_without_communicators_mib"] = empty.LeastMib();
+  Communicator last = work.Create("last", World(rank));
+  ExpectSame(work, work.Verify(last), of_first, "a communicator made after all cycles");
+  Cycle(rank, work, "at the end");
+  ExpectSame(work, work.Verify(last), of_first, "the last communicator, after a cycle");
+  work.Destroy(last);
+}
+
+void UserMemory(Rank& rank) {
+  if (rank.nccl.MemAlloc == nullptr || rank.nccl.MemFree == nullptr) throw Skip("this libnccl has no ncclMemAlloc");
+  const Cuda& cuda = Cuda::Get();
+  Workload work = MakeWorkload(rank);
+  const Lane& lane = work.lanes()[0];
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  const double without = Cycle(rank, work, "without user memory").LeastMib();
+  const std::size_t most = *std::max_element(work.options().sizes.begin(), work.options().sizes.end());
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  void* memory = nullptr;
+  rank.nccl.Check(rank.nccl.MemAlloc(&memory, kBytes), "ncclMemAlloc of 64 MiB");
+  const auto address = reinterpret_cast<CUdeviceptr>(memory);
+  const std::size_t bytes = std::min(kBytes, most * 4);
+  auto* values = static_cast<float*>(lane.host);
+  for (std::size_t i = 0; i < bytes / 4; ++i) values[i] = Value(lane.world_rank + 100, i);
+  const std::uint64_t sum = Checksum(values, bytes);
+  cuda.Check(cuda.MemsetD8Async(address, 0x5A, kBytes, lane.stream), "filling user memory");
+  cuda.Check(cuda.MemcpyHtoDAsync(address, values, bytes, lane.stream), "copying into user memory");
+  work.Wait("filling user memory");
+  const auto read = [&](const std::string& when) {
+    std::memset(lane.host, 0, bytes);
+    cuda.Check(cuda.MemcpyDtoHAsync(lane.host, address, bytes, lane.stream), "reading user memory " + when);
+    work.Wait("reading user memory " + when);
+    rank.Expect(Checksum(lane.host, bytes) == sum, "the contents of ncclMemAlloc'd memory changed " + when);
+    cuda.Check(cuda.MemcpyDtoHAsync(lane.host, address + kBytes - 256, 256, lane.stream), "reading its end");
+    work.Wait("reading the end of user memory");
+    const auto* end = static_cast<const unsigned char*>(lane.host);
+    if (bytes < kBytes)
+      rank.Expect(std::all_of(end, end + 256, [](unsigned char byte) { return byte == 0x5A; }),
+                  "the end of user memory changed " + when);
+  };
+  read("before the pause");
+  const double with = Cycle(rank, work, "with user memory").LeastMib();
+  rank.details["user_mib"] = kBytes >> 20;
+  rank.details["freed_more_with_it_mib"] = with - without;
+  read("after the resume");
+  // It must also still be memory that NCCL can use.
+  const std::size_t count = std::min<std::size_t>(65'536, most);
+  rank.nccl.Check(rank.nccl.AllReduce(memory, reinterpret_cast<void*>(lane.receive), count, kNcclFloat32, kNcclSum,
+                                      world.handles[0], lane.stream),
+                  "all-reduce out of user memory");
+  work.Wait("all-reduce out of user memory", &world);
+  read("after a collective that reads it");
+  cuda.Check(cuda.MemcpyHtoDAsync(address, lane.host, 4, lane.stream), "writing user memory");
+  ExpectSame(work, work.Verify(world), reference, "after the cycle");
+  rank.nccl.Check(rank.nccl.MemFree(memory), "ncclMemFree");
+  Cycle(rank, work, "with user memory freed");
+  ExpectSame(work, work.Verify(world), reference, "with user memory freed");
+  work.Destroy(world);
+}
+
+void RefusedWhilePaused(Rank& rank) {
+  const Cuda& cuda = Cuda::Get();
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  for (const Op op : {Op::kAllReduce, Op::kAllToAll}) {
+    if (std::find(work.options().ops.begin(), work.options().ops.end(), op) == work.options().ops.end()) continue;
+    rank.child.Stage(Format("trying %s while paused", OpText(op)));
+    const ncclResult_t result = work.Launch(world, op, work.options().sizes.front());
+    rank.Expect(result != 0 || rank.options.gpus < 2, Format("%s while paused was accepted", OpText(op)));
+    rank.details[std::string(OpText(op)) + " while paused"] = rank.nccl.Describe(result);
+  }
+  work.lanes()[0].device.MakeCurrent();
+  cuda.Check(cuda.CtxSynchronize(), "cuCtxSynchronize after the refused launches: the GPU must not have faulted");
+  cuda.Check(cuda.MemsetD8Async(work.lanes()[0].receive, 0, 4096, work.lanes()[0].stream), "using own memory while paused");
+  work.Wait("using own memory while paused");
+  rank.child.Barrier("refused");
+  rank.Resume();
+  rank.child.Barrier("all resumed");
+  ExpectSame(work, work.Verify(world), reference, "after a refused launch and the resume");
+  Cycle(rank, work, "once more");
+  ExpectSame(work, work.Verify(world), reference, "one cycle later");
+  work.Destroy(world);
+}
+
+void Idempotent(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  const auto running = work.FreeBytes();
+  rank.Resume("when nothing is paused");
+  rank.child.Barrier("resumed while running");
+  rank.Expect(work.FreeBytes() == running, "ncclResume of a running process changed its memory");
+  ExpectSame(work, work.Verify(world), reference, "after ncclResume of a running process");
+  rank.child.Barrier("checked");
+  rank.Pause("the first time");
+  rank.child.Barrier("all paused");
+  const auto paused = work.FreeBytes();
+  rank.child.Barrier("memory read");
+  rank.Pause("the second time");
+  rank.child.Barrier("all paused again");
+  rank.Expect(work.FreeBytes() == paused, "a second ncclPause changed the memory");
+  rank.child.Barrier("memory read");
+  rank.Resume("the first time");
+  rank.child.Barrier("all resumed");
+  rank.Resume("the second time");
+  rank.child.Barrier("all resumed again");
+  ExpectSame(work, work.Verify(world), reference, "after two pauses and two resumes");
+  // The calls of the original plugin that PyNccl wrappers also make.
+  if (rank.amem.MemStats != nullptr) rank.amem.Check(rank.amem.MemStats(), rank.nccl, "ncclMemStats");
+  if (rank.amem.GetGroupId != nullptr) {
+    int group = -1;
+    rank.amem.Check(rank.amem.GetGroupId(&group), rank.nccl, "ncclGetGroupID");
+    rank.details["group"] = group;
+  }
+  work.Destroy(world);
+}
+
+void BeforeAnyCommunicator(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  rank.Pause("before NCCL was used");
+  rank.Resume("before NCCL was used");
+  rank.child.Barrier("paused and resumed with nothing");
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  Cycle(rank, work, "after first use");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle");
+  work.Destroy(world);
+}
+
+void WorkInFlight(Rank& rank) {
+  Workload work = MakeWorkload(rank, false, false);
+  Communicator world = work.Create("world", World(rank));
+  const std::size_t count = work.options().sizes.back();
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  work.Poison(world, Op::kAllReduce, count);
+  for (int i = 0; i < 30; ++i) rank.nccl.Check(work.Launch(world, Op::kAllReduce, count), "all-reduce before the pause");
+  // Work is still running. AMem may wait for it, or refuse; it must not pull the memory away under it.
+  const ncclResult_t paused = rank.amem.Pause(nullptr);
+  const double worst = rank.child.Maximum(paused != 0 ? 1 : 0);
+  rank.details["ncclPause with work in flight"] = paused == 0 ? "waited" : "refused: " + rank.amem.LastError();
+  if (paused == 0) rank.Resume("after a pause with work in flight");
+  rank.child.Barrier("resumed");
+  rank.Expect((paused != 0) == (worst != 0), "some ranks paused and others refused: " + rank.amem.LastError());
+  work.Check(world, Op::kAllReduce, count);
+  ExpectSame(work, work.Verify(world), reference, "after a pause with work in flight");
+  Cycle(rank, work, "with idle streams");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle with idle streams");
+  work.Destroy(world);
+}
+
+void OtherThread(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  // A thread that never touched CUDA, as a Python server's are. The reason of a failure is the thread's own.
+  const auto elsewhere = [&](ncclResult_t (*call)(ncclComm_t*), const std::string& what) {
+    rank.child.Stage(what);
+    std::string failure;
+    std::thread([&] {
+      try {
+        rank.amem.Check(call(nullptr), rank.nccl, what);
+      } catch (const Failure& thrown) {
+        failure = thrown.what();
+      }
+    }).join();
+    rank.Expect(failure.empty(), failure);
+  };
+  elsewhere(rank.amem.Pause, "ncclPause in another thread");
+  rank.child.Barrier("all paused");
+  elsewhere(rank.amem.Resume, "ncclResume in another thread");
+  rank.child.Barrier("all resumed");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle made by another thread");
+  work.Destroy(world);
+}
+
+void LateRank(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  const bool late = rank.child.rank() == rank.child.processes() - 1;
+  if (late) sleep(2);
+  rank.Pause("with one rank two seconds late");
+  if (late) sleep(2);
+  rank.Resume("with one rank two seconds late");
+  rank.child.Barrier("all resumed");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle with a late rank");
+  work.Destroy(world);
+}
+
+void AbsentRank(Rank& rank) {
+  if (rank.child.processes() < 2) throw Skip("needs two processes");
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  const bool absent = rank.child.rank() == rank.child.processes() - 1;
+  if (!absent) {
+    rank.child.Stage("ncclPause while one rank stays away");
+    const double start = Now();
+    const ncclResult_t result = rank.amem.Pause(nullptr);
+    const double waited = Now() - start;
+    rank.Expect(result != 0, "ncclPause succeeded although a rank with shared memory did not come");
+    rank.Expect(waited < 20, Format("AMEM_TIMEOUT_MS is 3000, ncclPause took %.1f s", waited));
+    rank.details["after_s"] = waited;
+    rank.details["message"] = rank.amem.LastError();
+  }
+  rank.child.Barrier("the pause failed");
+  ExpectSame(work, work.Verify(world), reference, "after a pause that failed");
+  Cycle(rank, work, "with everybody");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle with everybody");
+  work.Destroy(world);
+}
+
+struct Test {
+  const char* name;
+  void (*body)(Rank&);
+  double limit_s;
+  bool single_process = false;
+  bool preload = false;
+  bool bind_now = false;
+  int least_gpus = 1;
+  std::map<std::string, std::string> environment = {};
+};
+
+const std::vector<Test>& Tests() {
+  static const std::vector<Test> tests{
+      {"pause_before_any_communicator_is_fine", BeforeAnyCommunicator, 60},
+      {"pause_twice_and_resume_when_running_change_nothing", Idempotent, 60},
+      {"reference_workload_is_bit_identical_over_all_cycles", ReferenceWorkload, 240},
+      {"communicators_come_and_go_before_between_and_after_cycles", Communicators, 90},
+      {"user_memory_keeps_address_and_contents", UserMemory, 60},
+      {"collective_while_paused_is_refused_and_works_after", RefusedWhilePaused, 60},
+      {"work_in_flight_is_not_harmed", WorkInFlight, 90},
+      {"any_thread_may_pause", OtherThread, 60},
+      {"late_rank_is_waited_for", LateRank, 60},
+      {"absent_rank_fails_the_pause_and_nothing_is_lost",
+       AbsentRank,
+       90,
+       false,
+       false,
+       false,
+       2,
+       {{"AMEM_TIMEOUT_MS", "3000"}}},
+      {"one_process_drives_all_gpus", SingleProcess, 150, true},
+      {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
+      {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},
+      {"libamem_preloaded_beside_a_stock_libnccl", Preloaded, 60, false, true},
+  };
+  return tests;
+}
+
+int RunRank(const Options& options, int region_fd, int rank_number) {
+  return RunChild(region_fd, rank_number, [&](Child& child) {
+    const auto& tests = Tests();
+    const auto test = std::find_if(tests.begin(), tests.end(), [&](const Test& one) { return options.child_test == one.name; });
+    if (test == tests.end()) throw Failure("no test named " + options.child_test);
+    const Cuda& cuda = Cuda::Get();
+    if (cuda.devices < options.gpus) throw Skip(Format("%d GPUs needed, the driver reports %d", options.gpus, cuda.devices));
+    const Nccl& nccl = Nccl::Load(test->preload ? options.stock : options.nccl, test->bind_now);
+    const auto amem = Amem::Find(nccl);
+    if (!amem) throw Failure(nccl.path + " offers no ncclPause: is it the copy that amem-patch made?");
+    Rank rank{options, child, nccl, *amem};
+    test->body(rank);
+    child.Result(rank.details.dump(-1, ' ', false, Json::error_handler_t::replace));
+    child.Barrier("the end");
+  });
+}
+
+// ---- the parent ----------------------------------------------------------------------------------------------------------
+
+struct Row {
+  std::string name;
+  Outcome outcome;
+  std::string reason;
+  Json details;
+  double seconds;
+};
+
+Row RunTest(const Test& test, const Options& options, double budget_ends) {
+  if (options.gpus < test.least_gpus) return {test.name, Outcome::kSkipped, Format("needs %d GPUs", test.least_gpus), {}, 0};
+  if (test.preload && (options.stock.empty() || options.amem_lib.empty()))
+    return {test.name, Outcome::kSkipped, "needs --stock and --amem-lib", {}, 0};
+  JobSpec spec;
+  spec.name = test.name;
+  spec.processes = test.single_process ? 1 : options.gpus;
+  spec.time_limit_s = test.limit_s;
+  if (budget_ends > 0) {
+    const double left = budget_ends - Now();
+    if (left < 20) return {test.name, Outcome::kSkipped, "no time left (--budget)", {}, 0};
+    spec.time_limit_s = std::min(spec.time_limit_s, left);
+  }
+  spec.arguments = {"--run",    test.name,
+                    "--nccl",   options.nccl,
+                    "--gpus",   std::to_string(options.gpus),
+                    "--cycles", std::to_string(options.cycles)};
+  std::string elements;
+  for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
+  spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});
+  if (!options.stock.empty()) spec.arguments.insert(spec.arguments.end(), {"--stock", options.stock});
+  spec.environment = test.environment;
+  // A directory for each test, so that its sessions can be checked against each other afterwards.
+  if (const char* journal = getenv("AMEM_JOURNAL_DIR"); journal != nullptr && *journal != '\0')
+    spec.environment["AMEM_JOURNAL_DIR"] = std::string(journal) + "/" + test.name;
+  if (test.preload) spec.environment["LD_PRELOAD"] = options.amem_lib;
+  spec.log_path = options.log;
+  spec.verbose = options.verbose;
+  const JobResult job = RunJob(spec);
+  Row row{test.name, job.outcome, job.reason, {}, job.seconds};
+  if (job.outcome == Outcome::kPass && !job.results.empty()) row.details = Json::parse(job.results[0], nullptr, false);
+  return row;
+}
+
+int Main(int argc, char** argv) {
+  int region_fd = -1;
+  int rank = 0;
+  const bool child = IsChild(argc, argv, region_fd, rank);
+  std::optional<Options> parsed = Parse(argc, argv);
+  if (!parsed) return kExitUsage;
+  Options options = *parsed;
+  if (options.list) {
+    for (const Test& test : Tests()) printf("%s\n", test.name);
+    return kExitPass;
+  }
+  if (RefusedForNvls("amem-gpu-test")) return kExitUsage;
+  if (child) return RunRank(options, region_fd, rank);
+
+  int devices = 0;
+  try {
+    devices = Cuda::Get().devices;
+  } catch (const Skip& skip) {
+    printf("SKIPPED: %s\n", skip.what());
+    return kExitSkipped;
+  }
+  if (options.gpus == 0) options.gpus = devices;
+  const double budget_ends = options.budget_s > 0 ? Now() + options.budget_s : 0;
+  std::vector<Row> rows;
+  for (const Test& test : Tests()) {
+    const auto wanted = [&](const std::string& part) { return std::string(test.name).find(part) != std::string::npos; };
+    if (!options.only.empty() && std::none_of(options.only.begin(), options.only.end(), wanted)) continue;
+    printf("[ run  ] %s (%d GPUs)\n", test.name, options.gpus);
+    fflush(stdout);
+    rows.push_back(RunTest(test, options, budget_ends));
+    const Row& row = rows.back();
+    printf("[%-6s] %s (%.1f s)%s%s%s%s\n", OutcomeText(row.outcome), row.name.c_str(), row.seconds,
+           row.reason.empty() ? "" : ": ", row.reason.c_str(), row.details.empty() ? "" : " ",
+           row.details.empty() ? "" : row.details.dump().c_str());
+    fflush(stdout);
+  }
+  int count[3] = {0, 0, 0};
+  printf("\n%-60s %-8s %7s  %s\n", Format("tests on %d GPUs", options.gpus).c_str(), "result", "s", "reason");
+  Json results = Json::array();
+  for (const Row& row : rows) {
+    ++count[static_cast<int>(row.outcome)];
+    printf("%-60s %-8s %7.1f  %s\n", row.name.c_str(), OutcomeText(row.outcome), row.seconds, row.reason.c_str());
+    results.push_back({{"name", row.name},
+                       {"gpus", options.gpus},
+                       {"outcome", OutcomeText(row.outcome)},
+                       {"reason", row.reason},
+                       {"details", row.details},
+                       {"seconds", row.seconds}});
+  }
+  printf("%d passed, %d FAILED, %d skipped\n", count[0], count[1], count[2]);
+  if (!options.json.empty()) {
+    std::ofstream file(options.json);
+    file << Json{{"program", "amem-gpu-test"}, {"gpus", options.gpus}, {"tests", results}}.dump(1) << "\n";
+    if (!file.flush()) {
+      fprintf(stderr, "amem-gpu-test: cannot write %s\n", options.json.c_str());
+      return kExitFail;
+    }
+  }
+  if (count[1] > 0 || rows.empty()) return kExitFail;
+  return count[0] > 0 ? kExitPass : kExitSkipped;
+}
+
+}  // namespace
+}  // namespace amem::gpu
+
+int main(int argc, char** argv) {
+  try {
+    return amem::gpu::Main(argc, argv);
+  } catch (const std::exception& failure) {
+    fprintf(stderr, "amem-gpu-test: %s\n", failure.what());
+    return amem::gpu::kExitFail;
+  }
+}

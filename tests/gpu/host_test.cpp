@@ -1,0 +1,236 @@
+// The GPU programs on stand-ins for the driver and NCCL: that they pass on a library that behaves, that each check of theirs
+// fails on one that does not, that nothing hangs, and that what cannot run is skipped visibly. It is what makes a pass on real
+// GPUs mean something.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/workload.h"
+
+namespace amem::gpu {
+namespace {
+
+struct Ran {
+  int code = -1;
+  std::string output;
+  double seconds = 0;
+};
+
+class Programs : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "amem-gpu-host-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // `variables` come before the command, in the shell's way.
+  Ran Run(const std::string& command, const std::string& variables = "") {
+    const std::string line =
+        "env NCCL_NVLS_ENABLE=0 LD_LIBRARY_PATH=" AMEM_FAKE_DIRECTORY " AMEM_FAKE_STATE=" + (directory_ / "state").string() +
+        " " + variables + " " + command + " 2>&1";
+    const double start = Now();
+    Ran ran;
+    FILE* pipe = popen(line.c_str(), "r");
+    if (pipe == nullptr) return ran;
+    char buffer[4096];
+    while (fgets(buffer, sizeof buffer, pipe) != nullptr) ran.output += buffer;
+    const int status = pclose(pipe);
+    ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    ran.seconds = Now() - start;
+    return ran;
+  }
+  Ran Bench(const std::string& arguments, const std::string& variables = "") {
+    return Run(AMEM_GPU_BENCH " --time-limit 40 --elements 256,65536 --nccl " AMEM_FAKE_DIRECTORY "/libnccl.so.2 " + arguments,
+               variables);
+  }
+  Ran Tests(const std::string& only, const std::string& fault = "none") {
+    return Run(
+        AMEM_GPU_TEST " --nccl " AMEM_FAKE_DIRECTORY "/libnccl.so.2 --elements 256,65536 --cycles 3 --budget 50 --only " + only,
+        "AMEM_FAKE_FAULT=" + fault);
+  }
+  nlohmann::json Json(const std::string& name) {
+    std::ifstream file(directory_ / name);
+    return nlohmann::json::parse(file, nullptr, false);
+  }
+
+  std::filesystem::path directory_;
+};
+
+TEST(ReferenceData, a_flipped_bit_anywhere_changes_the_checksum) {
+  std::vector<unsigned char> data(1003);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>(i * 7);
+  const std::uint64_t sum = Checksum(data.data(), data.size());
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      data[i] ^= static_cast<unsigned char>(1 << bit);
+      EXPECT_NE(Checksum(data.data(), data.size()), sum) << "byte " << i << " bit " << bit;
+      data[i] ^= static_cast<unsigned char>(1 << bit);
+    }
+  }
+  EXPECT_EQ(Checksum(data.data(), data.size()), sum);
+}
+
+TEST(ReferenceData, swapped_words_and_other_lengths_change_the_checksum) {
+  std::vector<std::uint64_t> words(64);
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = i * i;
+  const std::uint64_t sum = Checksum(words.data(), 512);
+  EXPECT_NE(Checksum(words.data(), 504), sum);
+  std::swap(words[3], words[11]);  // the same lane of the checksum
+  EXPECT_NE(Checksum(words.data(), 512), sum);
+  std::swap(words[3], words[11]);
+  std::swap(words[3], words[4]);  // two lanes
+  EXPECT_NE(Checksum(words.data(), 512), sum);
+}
+
+TEST(ReferenceData, checksum_does_not_slow_the_workload_down) {
+  const std::vector<char> data(std::size_t{64} << 20, 3);
+  const double start = Now();
+  volatile std::uint64_t sum = Checksum(data.data(), data.size());
+  (void)sum;
+  EXPECT_LT(Now() - start, 0.5);  // more than 128 MiB/s even on a busy machine; some GB/s are usual
+}
+
+TEST(ReferenceData, values_depend_on_rank_and_index_and_stay_in_range) {
+  int same = 0;
+  for (std::size_t i = 0; i < 10'000; ++i) {
+    EXPECT_GE(Value(0, i), -1.0F);
+    EXPECT_LT(Value(0, i), 1.0F);
+    same += Value(0, i) == Value(1, i) ? 1 : 0;
+    same += Value(0, i) == Value(0, i + 1) ? 1 : 0;
+  }
+  EXPECT_LT(same, 5);
+}
+
+TEST_F(Programs, refuse_to_start_unless_nvls_is_off) {
+  for (const char* value : {"NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE="}) {
+    EXPECT_EQ(Bench("--mode stock", value).code, 2);
+    EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", value).code, 2);
+    EXPECT_EQ(Run("python3 " AMEM_GPU_SOURCES "/run_gpu_tests", value).code, 2);
+  }
+  EXPECT_NE(Bench("--mode floor", "NCCL_NVLS_ENABLE=2").output.find("NCCL_NVLS_ENABLE=0"), std::string::npos);
+}
+
+TEST_F(Programs, wrong_usage_is_told_from_failure) {
+  EXPECT_EQ(Bench("--mode quick").code, 2);
+  EXPECT_EQ(Bench("--mode amem --cycles").code, 2);
+  EXPECT_EQ(Bench("--mode native --single-process").code, 2);
+  EXPECT_EQ(Bench("--mode stock --nccl /no/such/libnccl.so.2").code, 1);
+}
+
+TEST_F(Programs, skip_visibly_where_there_is_no_gpu) {
+  const Ran bench = Bench("--mode floor", "AMEM_FAKE_GPUS=0");
+  EXPECT_EQ(bench.code, 77);
+  EXPECT_NE(bench.output.find("SKIPPED"), std::string::npos);
+  EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", "AMEM_FAKE_GPUS=0").code, 77);
+  const Ran all = Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD, "AMEM_FAKE_GPUS=0");
+  EXPECT_EQ(all.code, 0) << all.output;
+  EXPECT_NE(all.output.find("SKIPPED"), std::string::npos);
+}
+
+TEST_F(Programs, every_mode_gives_numbers_for_each_cycle) {
+  for (const std::string mode :
+       {"amem", "recreate", "floor --scale 32", "floor --scale 32 --slab-mib 64", "amem --single-process",
+        "recreate --single-process", "amem --gpus 2 --ops all", "floor --scale 32 --gpus 3"}) {
+    const Ran ran = Bench("--mode " + mode + " --cycles 3 --json " + (directory_ / "run.json").string());
+    ASSERT_EQ(ran.code, 0) << mode << "\n" << ran.output;
+    const auto run = Json("run.json");
+    ASSERT_EQ(run["cycles"].size(), 3U) << mode;
+    EXPECT_TRUE(run["identical"].get<bool>()) << mode;
+    EXPECT_TRUE(run["memory_after_cycles"]["equal"].get<bool>()) << mode;
+    EXPECT_GT(run["median"]["freed_mib"].get<double>(), 0.0) << mode;
+    EXPECT_EQ(run["median"]["freed_mib"], run["held_mib"]) << mode;
+    EXPECT_EQ(run["held_destroyed_mib"].get<double>(), 0.0) << mode;
+  }
+}
+
+TEST_F(Programs, native_mode_needs_a_library_that_has_it) {
+  const Ran without = Bench("--mode native");
+  EXPECT_EQ(without.code, 77);
+  EXPECT_NE(without.output.find("no ncclCommSuspend"), std::string::npos) << without.output;
+  const Ran with = Bench("--mode native --nccl " AMEM_FAKE_DIRECTORY "/libnccl_native.so.2 --cycles 2");
+  EXPECT_EQ(with.code, 0) << with.output;
+}
+
+TEST_F(Programs, floor_makes_the_reference_workloads_allocations) {
+  const Ran ran = Bench("--mode floor --cycles 1 --gpus 4 --json " + (directory_ / "run.json").string());
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  const auto run = Json("run.json");
+  EXPECT_EQ(run["allocations"], 1772);
+  EXPECT_EQ(run["imports"], 1184);
+  EXPECT_EQ(run["own_mib"], 8280.0);
+}
+
+TEST_F(Programs, tests_pass_on_a_library_that_behaves) {
+  const Ran ran = Tests("before_any,twice,reference,communicators,user,refused,flight,thread,one_process,legacy,RTLD");
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("11 passed, 0 FAILED, 0 skipped"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, test_of_an_absent_rank_passes_when_the_others_give_up) { EXPECT_EQ(Tests("absent").code, 0); }
+
+TEST_F(Programs, corrupt_results_are_found) {
+  const Ran ran = Tests("reference", "corrupt");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_NE(ran.output.find("not bit-identical"), std::string::npos) << ran.output;
+  EXPECT_NE(ran.output.find("all-reduce of 256 floats"), std::string::npos) << ran.output;
+  EXPECT_EQ(Bench("--mode amem --cycles 1", "AMEM_FAKE_FAULT=corrupt").code, 1);
+}
+
+TEST_F(Programs, growing_memory_is_found) {
+  const Ran ran = Tests("reference", "leak");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_NE(ran.output.find("after cycle 1"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, pause_that_does_nothing_is_found) { EXPECT_EQ(Tests("reference", "silent").code, 1); }
+
+TEST_F(Programs, launch_accepted_while_paused_is_found) {
+  const Ran ran = Tests("refused", "accept");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_NE(ran.output.find("was accepted"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, rank_that_dies_is_named_with_what_it_did) {
+  const Ran ran = Tests("thread", "crash");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_NE(ran.output.find("rank 1: signal 11"), std::string::npos) << ran.output;
+  EXPECT_NE(ran.output.find("ncclPause"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, hang_ends_at_the_time_limit) {
+  const Ran ran = Bench("--mode stock --time-limit 2", "AMEM_FAKE_FAULT=hang");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_LT(ran.seconds, 15);
+  EXPECT_NE(ran.output.find("hangs"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, one_command_runs_everything_and_leaves_results) {
+  const Ran ran = Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD " --nccl " AMEM_FAKE_DIRECTORY
+                      "/libnccl.so.2 --patched " AMEM_FAKE_DIRECTORY
+                      "/libnccl.so.2 --gpus 2,9 --only bench,startup,test --cycles 2"
+                      " --bench-cycles 2 --startup-runs 1 --elements 256,65536 --scale 32 --tests twice,RTLD --out " +
+                      (directory_ / "out").string());
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find(" 0 FAILED"), std::string::npos) << ran.output;
+  const auto results = Json("out/results.json");
+  ASSERT_TRUE(results.is_object());
+  int skipped = 0;
+  for (const auto& step : results["steps"]) skipped += step["outcome"] == "SKIPPED" ? 1 : 0;
+  EXPECT_EQ(skipped, 5);  // native, the stand-in's journals, and three parts with more GPUs than there are
+  EXPECT_TRUE(std::filesystem::exists(directory_ / "out/summary.txt"));
+  EXPECT_TRUE(std::filesystem::exists(directory_ / "out/summary.md"));
+}
+
+}  // namespace
+}  // namespace amem::gpu

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""From the benchmark's JSON to a table and a picture.
+
+    plot.py RESULTS.json [MORE.json ...] [--out DIR]
+
+Takes results.json of run_gpu_tests or files of amem-gpu-bench --json. Writes summary.md (a Markdown table, also printed) and, where
+matplotlib is installed, plot.svg.
+"""
+import argparse
+import json
+import os
+import sys
+
+
+def load(paths):
+    """All benchmark runs in the files that have cycles, in their order."""
+    runs = []
+    for path in paths:
+        with open(path) as file:
+            data = json.load(file)
+        found = [step["data"] for step in data["steps"] if step["part"] == "bench" and step["data"]] if "steps" in data else [data]
+        runs += [run for run in found if run.get("program") == "amem-gpu-bench" and run.get("cycles")]
+    return runs
+
+
+def title(run):
+    if run["mode"] == "amem":
+        text = f"AMem, {run['layout']}"
+    elif run["mode"] == "floor":
+        text = f"raw driver calls, {run['slab_mib']} MiB slabs" if run["slab_mib"] else "raw driver calls, one handle each"
+    else:
+        text = {"recreate": "destroy and recreate", "native": "ncclCommSuspend/Resume"}[run["mode"]]
+    return text + (", one process" if run["single_process"] else "")
+
+
+def number(value):
+    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.1f}"
+
+
+def table(runs):
+    lines = ["| GPUs | | start-up, ms | first pause, ms | later pauses, ms | first resume, ms | later resumes, ms | + first collectives, ms "
+             "| freed per GPU, MiB | held, MiB | bit-identical |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    for run in runs:
+        first, later = run["first"], run["median"] or run["first"]
+        checked = "-" if run["mode"] == "floor" else "yes" if run["identical"] else "NO"
+        cells = [str(run["gpus"]), title(run), number(run["startup"]["total_ms"]), number(first["pause_ms"]), number(later["pause_ms"]),
+                 number(first["resume_ms"]), number(later["resume_ms"]), number(later["first_collectives_ms"]), number(later["freed_mib"]),
+                 number(run["held_mib"]), checked]
+        lines.append("| " + " | ".join(cells) + " |")
+    if runs:
+        versions = sorted({run["nccl_version"] for run in runs if run.get("nccl_version")})
+        lines += ["", f"{runs[0]['gpu']}, driver {runs[0]['driver']}, NCCL {', '.join(versions) or '-'}; times are the slowest rank's; "
+                      f"'later' is the median of {len(runs[0]['cycles']) - 1} cycles after the first."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs, path):
+    try:
+        import matplotlib
+    except ImportError:
+        print("plot.py: no matplotlib here, so no picture", file=sys.stderr)
+        return
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    labels = [f"{title(run)} ({run['gpus']} GPUs)" for run in runs]
+    parts = [("pause", "#4c72b0", lambda m: m["pause_ms"]), ("resume", "#dd8452", lambda m: m["resume_ms"]),
+             ("first collectives after it", "#c9a27e", lambda m: m["first_collectives_ms"])]
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.5 * len(runs)))
+    left = [0.0] * len(runs)
+    for name, color, pick in parts:
+        values = [pick(run["median"] or run["first"]) for run in runs]
+        axes.barh(labels, values, left=left, label=name, color=color)
+        left = [a + b for a, b in zip(left, values)]
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {number(total)} ms", va="center", fontsize=8)
+    axes.set_xlim(0, max(left) * 1.15 or 1)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms, slowest rank, median without the first cycle")
+    axes.set_title("Giving NCCL's GPU memory back and taking it again")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", help="JSON files of run_gpu_tests or amem-gpu-bench")
+    parser.add_argument("--out", default=".", help="directory for summary.md and plot.svg (default: here)")
+    options = parser.parse_args()
+    runs = load(options.results)
+    if not runs:
+        print("plot.py: no benchmark with cycles in these files; nothing to draw", file=sys.stderr)
+        return 0
+    text = table(runs)
+    print(text)
+    with open(os.path.join(options.out, "summary.md"), "w") as file:
+        file.write(text)
+    draw(runs, os.path.join(options.out, "plot.svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

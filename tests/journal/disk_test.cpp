@@ -1,0 +1,201 @@
+// Disks that are full, files that may not grow, directories that are none.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <fstream>
+
+#include "tests/journal/temporary.h"
+
+namespace amem::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kCannot = 77;  // what a child returns when the machine does not let it try
+
+// Runs `body` in a process of its own, whose expectations count here. A text that is not empty is a failure.
+template <class Body>
+int InChild(const Body& body, std::string& complaint) {
+  int pipe_ends[2];
+  if (pipe(pipe_ends) != 0) return -1;
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string text = body();
+    if (text == "cannot") _exit(kCannot);
+    (void)!write(pipe_ends[1], text.data(), text.size());
+    _exit(text.empty() ? 0 : 1);
+  }
+  close(pipe_ends[1]);
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(pipe_ends[0], buffer, sizeof buffer)) > 0;) complaint.append(buffer, static_cast<std::size_t>(n));
+  close(pipe_ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) complaint = "killed by signal " + std::to_string(WTERMSIG(status));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+#define EXPECT_FINE_IN_CHILD(...)                                                             \
+  do {                                                                                        \
+    std::string complaint;                                                                    \
+    const int rc = InChild((__VA_ARGS__), complaint);                                         \
+    if (rc == kCannot) GTEST_SKIP() << "WAIVED: needs the right to mount a file system here"; \
+    EXPECT_EQ(rc, 0) << complaint;                                                            \
+    EXPECT_EQ(complaint, "");                                                                 \
+  } while (false)
+
+bool MountTmpfs(const fs::path& where, const char* size) {
+  return unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("tmpfs", where.c_str(), "tmpfs", 0, (std::string("mode=0700,size=") + size).c_str()) == 0;
+}
+
+bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Appends until it fails, which it must within `most` events; then everything is as the contract says. The text says what is not.
+std::string AppendUntilBroken(const JournalOptions& options, std::uint64_t most, const std::string& expected_reason) {
+  auto writer = JournalWriter::Open(options, SessionId{1});
+  if (!writer) return "open: " + writer.status().message();
+  Status failure;
+  std::uint64_t acknowledged = 0;
+  for (std::uint64_t seq = 1; seq <= most && failure.ok(); ++seq) {
+    failure = (*writer)->Append(NumberedEvent(seq));
+    if (failure.ok()) acknowledged = seq;
+  }
+  if (failure.ok()) return "nothing failed";
+  if (!Contains(failure.message(), expected_reason)) return "reason: " + failure.message();
+  if ((*writer)->Append(NumberedEvent(acknowledged + 1)) != failure) return "append does not repeat the reason";
+  if ((*writer)->Flush() != failure) return "flush does not repeat the reason";
+  if ((*writer)->Close() != failure) return "close does not repeat the reason";
+  for (const bool alive : {true, false}) {
+    if (!alive) writer->reset();
+    const fs::path session = options.directory / "0000000000000001";
+    auto reader = JournalReader::Open(session);
+    if (!reader) return "reader: " + reader.status().message();
+    const auto info = (*reader)->Info();
+    if (!info) return "info: " + info.status().message();
+    if (info->status != SessionStatus::kBroken) return "status is " + std::string(ToText(info->status));
+    if (info->broken_reason.empty()) return "no reason is told";
+    const Contents contents = ReadAll(session);
+    if (!contents.status.ok()) return "read: " + contents.status.message();
+    if (contents.events.size() < acknowledged) {
+      return std::to_string(contents.events.size()) + " of " + std::to_string(acknowledged) + " are left";
+    }
+    if (contents.report.corrupt_records != 0) return contents.report.corruption;
+    if (const std::string wrong = NotNumbered(contents.events); !wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+TEST(Disk, a_file_in_place_of_the_directory_is_named) {
+  const TemporaryDirectory directory;
+  JournalOptions options = SmallJournal(directory.path() / "file");
+  std::ofstream(options.directory) << "x";
+  auto writer = JournalWriter::Open(options, SessionId{1});
+  ASSERT_FALSE(writer.ok());
+  EXPECT_EQ(writer.status().code(), Code::kIo);
+  EXPECT_TRUE(Contains(writer.status().message(), options.directory)) << writer.status().message();
+  EXPECT_TRUE(Contains(writer.status().message(), "Not a directory")) << writer.status().message();
+  options.directory /= "below";
+  EXPECT_EQ(JournalWriter::Open(options, SessionId{1}).status().code(), Code::kIo);
+}
+
+TEST(Disk, a_directory_that_is_not_writable_is_named) {
+  const TemporaryDirectory directory;
+  chmod(directory.path().c_str(), 0555);
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (geteuid() == 0 && seteuid(65534) != 0) return "cannot";
+    auto writer = JournalWriter::Open(SmallJournal(directory.path()), SessionId{1});
+    if (writer.ok()) return "it opened";
+    const std::string message = writer.status().message();
+    const bool good = writer.status().code() == Code::kIo && Contains(message, directory.path()) &&
+                      Contains(message, "Permission denied") && Contains(message, "AMEM_JOURNAL_DIR");
+    return good ? "" : message;
+  });
+}
+
+TEST(Disk, no_room_for_the_tail_is_told_at_open_and_leaves_nothing) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountTmpfs(directory.path(), "1m")) return "cannot";
+    JournalOptions options = SmallJournal(directory.path());
+    options.tail_bytes = 8 << 20;
+    auto writer = JournalWriter::Open(options, SessionId{1});
+    if (writer.ok()) return "it opened";
+    const std::string message = writer.status().message();
+    if (!Contains(message, "No space left") || !Contains(message, "tail")) return message;
+    return fs::is_empty(directory.path()) ? "" : "something is left behind";
+  });
+}
+
+// Room for the tail and for a few pages of the rest: every way to run out of it at open must be a failed call.
+TEST(Disk, a_disk_that_fills_up_while_a_journal_is_made_never_kills) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountTmpfs(directory.path(), "1m")) return "cannot";
+    std::string reasons;
+    for (int pages = 0; pages < 24; ++pages) {
+      JournalOptions options = SmallJournal(directory.path() / "j");
+      options.tail_bytes = (1 << 20) - static_cast<Bytes>(pages) * 4096;
+      auto writer = JournalWriter::Open(options, SessionId{1});
+      if (!writer && !Contains(writer.status().message(), "No space left")) return writer.status().message();
+      if (writer) {
+        Status status;
+        for (std::uint64_t seq = 1; seq <= 200 && status.ok(); ++seq) status = (*writer)->Append(NumberedEvent(seq));
+        (void)(*writer)->Flush();
+        const Contents contents = ReadAll((*writer)->Directory());
+        if (!contents.status.ok()) return contents.status.message();
+      }
+      writer = Status{Code::kIo, ""};
+      fs::remove_all(options.directory);
+    }
+    return {};
+  });
+}
+
+TEST(Disk, a_disk_that_fills_up_breaks_the_journal_and_loses_nothing_acknowledged) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountTmpfs(directory.path(), "1m")) return "cannot";
+    JournalOptions options = SmallJournal(directory.path());
+    options.tail_bytes = 64 << 10;
+    return AppendUntilBroken(options, 100'000, "No space left");
+  });
+}
+
+TEST(Disk, a_full_map_breaks_the_journal_and_loses_nothing_acknowledged) {
+  const TemporaryDirectory directory;
+  JournalOptions options = SmallJournal(directory.path());
+  options.tail_bytes = 64 << 10;
+  options.map_bytes = 512 << 10;
+  EXPECT_EQ(AppendUntilBroken(options, 100'000, "map_bytes"), "");
+}
+
+TEST(Disk, a_full_map_is_told_to_who_waits_for_the_commit) {
+  const TemporaryDirectory directory;
+  JournalOptions options = SmallJournal(directory.path());
+  options.sync = SyncMode::kFull;
+  options.map_bytes = 64 << 10;
+  EXPECT_EQ(AppendUntilBroken(options, 100'000, "map_bytes"), "");
+}
+
+TEST(Disk, a_limit_of_file_sizes_fails_and_does_not_kill) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    JournalOptions options = SmallJournal(directory.path());
+    options.tail_bytes = 64 << 10;
+    const rlimit limit{400 << 10, 400 << 10};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return "cannot";
+    JournalOptions large = options;
+    large.tail_bytes = 1 << 20;
+    const auto refused = JournalWriter::Open(large, SessionId{2});
+    if (refused.ok() || !Contains(refused.status().message(), "ulimit -f")) return "large: " + refused.status().message();
+    return AppendUntilBroken(options, 100'000, "File too large");
+  });
+}
+
+}  // namespace
+}  // namespace amem::test

@@ -1,0 +1,272 @@
+#include "journal/tail.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "journal/fork_guard.h"
+#include "tests/journal/temporary.h"
+
+namespace amem::test {
+namespace {
+
+std::vector<std::byte> Payload(std::uint64_t seq) { return std::vector<std::byte>(seq * 37 % 900, static_cast<std::byte>(seq)); }
+
+class TailTest : public testing::Test {
+ protected:
+  TemporaryDirectory directory;
+  std::filesystem::path path = directory.path() / "tail";
+
+  Tail Create(Bytes bytes = 32 << 10) {
+    auto tail = Tail::Create(path, bytes, SessionId{77});
+    EXPECT_TRUE(tail.ok()) << tail.status().message();
+    return std::move(*tail);
+  }
+  TailContents Read() {
+    auto contents = ReadTail(path);
+    EXPECT_TRUE(contents.ok()) << contents.status().message();
+    return contents ? std::move(*contents) : TailContents{};
+  }
+  void Overwrite(Bytes offset, std::span<const std::byte> bytes) {
+    auto all = ReadFile(path);
+    std::copy(bytes.begin(), bytes.end(), all.begin() + static_cast<std::ptrdiff_t>(offset));
+    WriteFile(path, all);
+  }
+};
+
+std::vector<std::uint64_t> Numbers(const TailContents& contents) {
+  std::vector<std::uint64_t> numbers;
+  for (const Record& r : contents.records) numbers.push_back(r.seq);
+  return numbers;
+}
+void Fill(Tail& tail, std::uint64_t first, std::uint64_t last) {
+  for (std::uint64_t seq = first; seq <= last; ++seq) ASSERT_TRUE(tail.Append(RecordType::kEvent, seq, Payload(seq)));
+}
+
+TEST_F(TailTest, what_is_appended_is_read) {
+  Tail tail = Create();
+  Fill(tail, 1, 20);
+  const TailContents contents = Read();
+  ASSERT_EQ(contents.records.size(), 20U);
+  for (std::size_t i = 0; i < 20; ++i) {
+    const auto expected = Payload(i + 1);
+    EXPECT_EQ(contents.records[i].seq, i + 1);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), contents.records[i].payload.begin(), contents.records[i].payload.end()));
+  }
+  EXPECT_FALSE(contents.torn);
+  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_EQ(contents.session, SessionId{77});
+  EXPECT_EQ(contents.pid, getpid());
+}
+
+TEST_F(TailTest, every_round_of_the_ring_is_read_back_whole) {
+  Tail tail = Create(16 << 10);
+  std::mt19937_64 random(3);
+  std::deque<std::uint64_t> expected;
+  std::uint64_t seq = 0;
+  for (int i = 0; i < 400; ++i) {
+    while (tail.Append(RecordType::kEvent, seq + 1, Payload(seq + 1))) expected.push_back(++seq);
+    const TailContents contents = Read();
+    ASSERT_EQ(Numbers(contents), std::vector(expected.begin(), expected.end()));
+    ASSERT_EQ(contents.damaged_bytes, 0U);
+    const std::size_t take = 1 + random() % expected.size();  // drains some
+    std::size_t taken = 0;
+    std::uint64_t end = 0;
+    ASSERT_TRUE(WalkRing(tail.Drainable(tail.Published()), [&](std::span<const std::byte> frame, std::uint64_t upto) {
+      const auto record = ReadRecord(frame);
+      EXPECT_TRUE(record && record->seq == expected.front());
+      expected.pop_front();
+      end = upto;
+      return ++taken < take;
+    }));
+    tail.Drained(tail.DrainedUpTo() + end);
+  }
+  EXPECT_GT(seq, 3000U);
+}
+
+TEST_F(TailTest, an_append_that_was_interrupted_is_torn_and_not_damage) {
+  Tail tail = Create();
+  Fill(tail, 1, 5);
+  const std::uint64_t begun = tail.Published() + 64;
+  Overwrite(offsetof(TailHeader, begun), std::as_bytes(std::span(&begun, 1)));
+  const TailContents contents = Read();
+  EXPECT_TRUE(contents.torn);
+  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_EQ(contents.records.size(), 5U);
+}
+
+TEST_F(TailTest, a_flipped_bit_costs_one_record) {
+  Tail tail = Create();
+  Fill(tail, 1, 40);
+  const auto whole = ReadFile(path);
+  std::uint64_t at = kTailHeaderBytes;
+  for (std::uint64_t seq = 1; seq <= 40; ++seq) {
+    const std::uint64_t next = at + RecordBytes(Payload(seq).size());
+    auto bytes = whole;
+    bytes[at + (seq * 5) % (sizeof(RecordHeader) + Payload(seq).size())] ^= std::byte{16};
+    WriteFile(path, bytes);
+    const TailContents contents = Read();
+    std::vector<std::uint64_t> expected;
+    for (std::uint64_t i = 1; i <= 40; ++i) {
+      if (i != seq) expected.push_back(i);
+    }
+    EXPECT_EQ(Numbers(contents), expected) << "damaged " << seq;
+    EXPECT_EQ(contents.damaged_bytes, next - at);
+    EXPECT_EQ(contents.damaged_at_end, seq == 40);
+    EXPECT_FALSE(contents.torn);
+    at = next;
+  }
+}
+
+TEST_F(TailTest, any_bytes_are_read_without_harm) {
+  Tail tail = Create(16 << 10);
+  Fill(tail, 1, 24);
+  const auto whole = ReadFile(path);
+  std::mt19937_64 random(5);
+  for (int round = 0; round < (kSanitized ? 200 : 2000); ++round) {
+    auto bytes = whole;
+    switch (round % 4) {
+      case 0:  // the header
+        bytes[random() % sizeof(TailHeader)] = static_cast<std::byte>(random());
+        break;
+      case 1:  // positions
+        for (int i = 0; i < 8; ++i) bytes[64 + random() % 80] = static_cast<std::byte>(random());
+        break;
+      case 2:  // cut off
+        bytes.resize(random() % bytes.size());
+        break;
+      default:
+        for (int i = 0; i < 100; ++i) bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    }
+    WriteFile(path, bytes);
+    const auto contents = ReadTail(path);
+    ASSERT_TRUE(contents.ok()) << contents.status().message();
+    for (const Record& r : contents->records) {
+      const auto expected = Payload(r.seq);
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), r.payload.begin(), r.payload.end()));
+    }
+  }
+}
+
+TEST_F(TailTest, a_tail_with_a_damaged_header_gives_up_its_records) {
+  Tail tail = Create();
+  Fill(tail, 1, 40);
+  auto bytes = ReadFile(path);
+  bytes[3] ^= std::byte{1};
+  WriteFile(path, bytes);
+  const TailContents contents = Read();
+  EXPECT_EQ(contents.records.size(), 40U);
+  EXPECT_NE(contents.damage.find("header"), std::string::npos);
+}
+
+TEST_F(TailTest, one_that_is_not_there_is_no_failure) {
+  const TailContents contents = Read();
+  EXPECT_FALSE(contents.present);
+  EXPECT_TRUE(contents.records.empty());
+}
+
+TEST_F(TailTest, its_blocks_are_there_from_the_beginning) {
+  const Tail tail = Create(1 << 20);
+  struct stat st{};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  EXPECT_EQ(st.st_size, 1 << 20);
+  EXPECT_GE(st.st_blocks * 512, 1 << 20);
+}
+
+TEST_F(TailTest, the_reason_of_a_break_is_in_it) {
+  Tail tail = Create();
+  tail.MarkBroken("the disk " + std::string(1000, 'x'));
+  EXPECT_EQ(Read().broken_reason.substr(0, 12), "the disk xxx");
+}
+
+TEST_F(TailTest, a_reader_beside_appender_and_drain_sees_an_unbroken_row) {
+  Tail tail = Create(64 << 10);
+  std::atomic<std::uint64_t> drained_seq{0};
+  std::atomic<std::uint64_t> appended{0};
+  std::atomic<bool> stop{false};
+  std::thread appender([&] {
+    for (std::uint64_t seq = 1; !stop; ++seq) {
+      while (!tail.Append(RecordType::kEvent, seq, Payload(seq)) && !stop) std::this_thread::yield();
+      appended = seq;
+    }
+  });
+  std::thread drain([&] {
+    while (!stop) {
+      const std::uint64_t up_to = tail.Published();
+      std::uint64_t last = 0;
+      WalkRing(tail.Drainable(up_to), [&](std::span<const std::byte> frame, std::uint64_t) {
+        last = ReadRecord(frame)->seq;
+        return true;
+      });
+      if (last != 0) drained_seq = last;  // it is in the "store" before it leaves the tail
+      tail.Drained(up_to);
+    }
+  });
+  for (int i = 0; i < (kSanitized ? 100 : 1000); ++i) {
+    const std::uint64_t before = appended;
+    const auto contents = ReadTail(path);
+    const std::uint64_t stored = drained_seq;
+    ASSERT_TRUE(contents.ok());
+    ASSERT_EQ(contents->damaged_bytes, 0U);
+    std::uint64_t next = contents->records.empty() ? 0 : contents->records.front().seq;
+    ASSERT_LE(next, stored + 1);
+    for (const Record& r : contents->records) {
+      ASSERT_EQ(r.seq, next++);
+      ASSERT_EQ(r.payload.size(), Payload(r.seq).size());
+    }
+    ASSERT_GE(std::max(stored + 1, next), before + 1);
+  }
+  stop = true;
+  appender.join();
+  drain.join();
+}
+
+TEST_F(TailTest, lives_as_long_as_its_process) {
+  EXPECT_FALSE(WriterIsAlive(path));
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto tail = Tail::Create(path, 32 << 10, SessionId{1});
+    const pid_t grandchild = fork();  // keeps the lock's descriptor, as a data loader's worker would
+    if (grandchild == 0) {
+      pause();
+      _exit(0);
+    }
+    (void)!write(ready[1], &grandchild, sizeof grandchild);
+    pause();
+    _exit(0);
+  }
+  pid_t grandchild = 0;
+  ASSERT_EQ(read(ready[0], &grandchild, sizeof grandchild), static_cast<ssize_t>(sizeof grandchild));
+  EXPECT_TRUE(WriterIsAlive(path));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_FALSE(WriterIsAlive(path));
+  kill(grandchild, SIGKILL);
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST(ForkGuardTest, knows_a_child_and_a_grandchild) {
+  const ForkGuard guard;
+  EXPECT_FALSE(guard.InChild());
+  const pid_t child = fork();
+  if (child == 0) {
+    const pid_t grandchild = fork();
+    if (grandchild == 0) _exit(guard.InChild() ? 1 : 0);
+    int status = 0;
+    waitpid(grandchild, &status, 0);
+    _exit(guard.InChild() && WEXITSTATUS(status) == 1 ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_FALSE(guard.InChild());
+}
+
+}  // namespace
+}  // namespace amem::test

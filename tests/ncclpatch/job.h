@@ -1,0 +1,41 @@
+// Running jobs of several rank processes (job_rank.cpp) on the fake driver and the fake NCCL, for the end-to-end tests.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace amem::job {
+
+struct Rank {
+  int status = 0;  // exit status, or 256 + the signal that killed it
+  std::string out, err;
+  // What the `nth` run of a command printed; "(not run)" if it was not.
+  [[nodiscard]] std::string Said(const std::string& command, int nth = 0) const;
+};
+
+using Environment = std::map<std::string, std::string>;
+
+// A directory of its own for each job: journals, the simulated world, patched copies. Removed at the end.
+class Job {
+ public:
+  Job();
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  Environment environment;  // added to what the ranks get
+  [[nodiscard]] const std::filesystem::path& directory() const { return directory_; }
+  [[nodiscard]] std::filesystem::path journals() const { return directory_ / "journal"; }
+  // Runs the commands in `ranks` processes at once and waits for them, at most a minute and a half.
+  std::vector<Rank> Run(int ranks, const std::vector<std::string>& commands);
+
+ private:
+  std::filesystem::path directory_;
+};
+
+// Any program, its output, its status.
+Rank RunProgram(const std::vector<std::string>& command, const Environment& environment, const std::filesystem::path& scratch);
+
+}  // namespace amem::job

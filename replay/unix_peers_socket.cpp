@@ -20,6 +20,7 @@
 #ifndef XFS_SUPER_MAGIC
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
+#include <thread>
 
 namespace amem {
 namespace {
@@ -80,6 +81,11 @@ bool NobodyListens(int directory, const std::string& name) {
 }
 
 }  // namespace
+
+bool HasIdleCores() {
+  static const bool many = std::thread::hardware_concurrency() >= 8;
+  return many;
+}
 
 std::string ErrnoText(int error) {
   std::array<char, 128> buffer{};

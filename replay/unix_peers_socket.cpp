@@ -14,13 +14,13 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "replay/unix_peers_messages.h"
 
 #ifndef XFS_SUPER_MAGIC
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
-#include <thread>
 
 namespace amem {
 namespace {

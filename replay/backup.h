@@ -4,6 +4,7 @@
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -23,25 +24,26 @@
 namespace amem {
 
 struct BackupOptions {
-  Bytes block = 4096;                       // the unit of "not zero"; a power of two from 4096
-  Bytes chunk = Bytes{64} << 20;            // host memory is pinned in such pieces
-  Bytes batch = Bytes{1} << 30;             // looked at or cleared in one go, while what came before is copied
-  Bytes prepare_limit = Bytes{4} << 30;     // Prepare pins no more than this; a Save that needs more pins it nevertheless
+  Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
+  Bytes chunk = Bytes{64} << 20;         // host memory is pinned in such pieces
+  Bytes batch = Bytes{1} << 30;          // looked at or cleared in one go, while what came before is copied
+  std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
+  Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
 
 // Of the contents that are saved or were saved last, and of the calls that saved them and brought them back.
 struct BackupStatistics {
-  Bytes bytes_total = 0;   // of contents
-  Bytes bytes_saved = 0;   // of those, not zero and thus copied
-  Bytes bytes_zero = 0;    // the rest
-  Bytes pinned_bytes = 0;  // host memory held, used or not
-  Bytes pinned_in_save = 0;         // of those, what preparing had not provided
-  std::uint64_t scan_ns = 0;        // waiting for FindNonZero
-  std::uint64_t pin_ns = 0;         // pinning in Save
-  std::uint64_t save_copy_ns = 0;   // from the first copy that Save queued to the end of Finish
-  std::uint64_t restore_ns = 0;     // from the beginning of Restore to the end of Finish
-  std::string unscanned;            // not empty: why contents were copied whole
-  std::string not_prepared;         // not empty: why preparing stopped early
+  Bytes bytes_total = 0;           // of contents
+  Bytes bytes_saved = 0;           // of those, not zero and thus copied
+  Bytes bytes_zero = 0;            // the rest
+  Bytes pinned_bytes = 0;          // host memory held, used or not
+  Bytes pinned_in_save = 0;        // of those, what preparing had not provided
+  std::uint64_t scan_ns = 0;       // waiting for FindNonZero
+  std::uint64_t pin_ns = 0;        // pinning in Save
+  std::uint64_t save_copy_ns = 0;  // from the first copy that Save queued to the end of Finish
+  std::uint64_t restore_ns = 0;    // from the beginning of Restore to the end of Finish
+  std::string unscanned;           // not empty: why contents were copied whole
+  std::string not_prepared;        // not empty: why preparing stopped early
 };
 
 // Save, Restore, Finish and ForgetAll are called by one thread at a time; everything else by any.
@@ -68,8 +70,8 @@ class Backup {
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
-  Status Finish();   // waits for all that is queued
-  void ForgetAll();  // waits too; the memory stays pinned for the next cycle
+  Status Finish();                                        // waits for all that is queued
+  void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
   [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
 
   // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
@@ -134,9 +136,10 @@ class Backup {
   std::size_t filling_ = 0;
   Bytes filled_ = 0;
   BackupStatistics statistics_;
-  Bytes target_ = 0;      // of preparing
-  bool resting_ = false;  // preparing waits for Finish
-  bool pinning_ = false;  // preparing is inside the driver
+  Bytes target_ = 0;  // of preparing
+  std::chrono::steady_clock::time_point asked_;
+  bool resting_ = false;    // preparing waits for Finish
+  bool pinning_ = false;    // preparing is inside the driver
   bool preparing_ = false;  // the thread has not reached its end
 };
 

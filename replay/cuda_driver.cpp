@@ -233,9 +233,8 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 }
 
 Status CudaDriver::FinishCopies(DeviceOrdinal device) {
-  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0, [&](void* stream) -> int {
-    return core_->calls.stream_synchronize(static_cast<CUstream>(stream));
-  });
+  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0,
+                          [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
   Status parts = sparse_->Finish(device);
   return whole.ok() ? parts : whole;
 }

@@ -1,5 +1,6 @@
 // Page-locked host memory. Large buffers are huge pages of our own that the driver only registers: a third of the time that
-// cuMemHostAlloc takes (measured on an H200 host: 145 against 290 to 540 ms per GiB), and all but a tenth of it outside the driver.
+// cuMemHostAlloc takes (measured on an H200 host: 145 against 290 to 540 ms per GiB), and all but a tenth of it outside the
+// driver.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -26,7 +26,7 @@ constexpr std::size_t kTableExtents = 16384;  // at once; more are done one tabl
 constexpr std::uint32_t kTableUnits = 65536;  // 8 GiB, likewise
 constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
 constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t);
-constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
+constexpr Bytes kTablesBytes = Bytes{2} << 20;   // pinned at once
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
@@ -300,8 +300,7 @@ Status CudaDriver::Sparse::Device::ClearAll(std::span<const Extent> extents) {
   const std::lock_guard lock(mutex_);
   if (parts_.way == Parts::Way::kStaged && Load().ok()) OpenBuffer();
   if (buffer_.slot == 0) return driver_.Driver::ClearAll(device_, extents);
-  return InTables(extents,
-                  [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
+  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
 }
 
 Status CudaDriver::Sparse::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {

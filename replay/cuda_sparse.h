@@ -1,10 +1,11 @@
-// The CUDA driver's copies of contents in parts: kernels that find what is not zero and pack it, and a buffer on the device from
-// which the copy engines take it to the host at the full speed of the link. Nobody but the CUDA driver includes this.
+// The CUDA driver's copies of contents in parts: kernels that find what is not zero and pack it, and a buffer on the device
+// from which the copy engines take it to the host at the full speed of the link. Nobody but the CUDA driver includes this.
 //
 // What one device needs:
 //   kernels   loaded at first need, from the fatbin (0.1 ms), else from PTX (some 40 ms once). Where neither loads, everything
 //             works without kernels. Not earlier, and never unloaded: the driver makes both wait for all kernels that run.
-//   lanes     streams of our own, each with a slot of the buffer: a lane packs into its slot and copies that to the host (or the
+//   lanes     streams of our own, each with a slot of the buffer: a lane packs into its slot and copies that to the host (or
+//   the
 //             reverse), in the order of its stream, while the other lanes do the same; nobody waits on the host.
 //   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
 //             one is tried where memory is short; without any, the kernels reach the host's memory themselves.
@@ -64,9 +65,9 @@ class CudaDriver::Sparse::Device {
     Address address;
     Bytes reserved = 0;
     DriverHandle handle;
-    Bytes mapped = 0, slot = 0;       // slot: 0 while there is no buffer
+    Bytes mapped = 0, slot = 0;  // slot: 0 while there is no buffer
     CUdeviceptr extents = 0, cleared = 0, bitmap = 0;
-    bool refused = false;             // until Finish
+    bool refused = false;  // until Finish
   };
   Status Ready();  // lanes; why they cannot be had
   Status Load();   // kernels; why they cannot be had
@@ -100,7 +101,7 @@ class CudaDriver::Sparse::Device {
   std::vector<Lane> lanes_;
   std::size_t next_lane_ = 0;
   Buffer buffer_;
-  std::unique_ptr<PinnedBuffer> scan_;                  // a table of extents and the bitmap
+  std::unique_ptr<PinnedBuffer> scan_;                 // a table of extents and the bitmap
   std::vector<std::unique_ptr<PinnedBuffer>> tables_;  // filled in order, until Finish
   std::size_t filling_ = 0;
   Bytes filled_ = 0;

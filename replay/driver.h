@@ -83,15 +83,15 @@ class Driver {
 
   // Contents in parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
   // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
-  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and nothing
-  // that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work, slower,
-  // where that cannot be had. The defaults use the calls above and take all extents for not zero.
+  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
+  // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
+  // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
   //
   // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
   // all copies and clears queued before; waits for the answer.
   virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
-  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);          // without gaps at `to`
-  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);   // the reverse
+  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
 };
 

@@ -93,7 +93,8 @@ Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies) {
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
-    const std::string what = copies.empty() ? "" : ", " + Hex(at->device_address.value) + ", " + std::to_string(at->bytes) + " bytes";
+    const std::string what =
+        copies.empty() ? "" : ", " + Hex(at->device_address.value) + ", " + std::to_string(at->bytes) + " bytes";
     return SimulatedFailure(result, std::string(kCalls[call]) + " device " + std::to_string(device.value) + what, why);
   };
   if (const int result = Enter(call)) return fail(result, WhyNotEntered(pid_));

@@ -1,4 +1,5 @@
-// What the backup promises: every byte is back whatever was zero, host memory is kept and bounded, failures leave nothing behind.
+// What the backup promises: every byte is back whatever was zero, host memory is kept and bounded, failures leave nothing
+// behind.
 #include "replay/backup.h"
 
 #include <gtest/gtest.h>
@@ -144,9 +145,9 @@ TEST_F(Contents, random_contents_come_back_to_the_last_bit_cycle_after_cycle) {
 TEST_F(Contents, only_what_is_not_zero_is_copied) {
   Block& first = Add(64 * kPage);
   Add(64 * kPage);
-  Write(first, 0, std::byte{1});                    // first byte of all
-  Write(first, 17 * kPage + 4095, std::byte{1});    // last of a page
-  Write(first, 64 * kPage - 1, std::byte{0x80});    // last of all
+  Write(first, 0, std::byte{1});                  // first byte of all
+  Write(first, 17 * kPage + 4095, std::byte{1});  // last of a page
+  Write(first, 64 * kPage - 1, std::byte{0x80});  // last of all
   Backup backup(*sim_);
   Cycle(backup);
   const BackupStatistics seen = backup.Statistics();
@@ -376,7 +377,9 @@ class Plain final : public Driver {
   Status Synchronize(DeviceOrdinal d) override { return sim_.Synchronize(d); }
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes b) override { return sim_.AllocatePinned(b); }
   Status CopyToHost(DeviceOrdinal d, std::byte* t, Address f, Bytes b) override { return sim_.CopyToHost(d, t, f, b); }
-  Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override { return sim_.CopyToDevice(d, t, f, b); }
+  Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override {
+    return sim_.CopyToDevice(d, t, f, b);
+  }
   Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
   Status FinishCopies(DeviceOrdinal d) override { return sim_.FinishCopies(d); }
 

@@ -152,7 +152,7 @@ Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId all
 }
 
 // Forgets one mapping, on the driver where it is present, and its allocation with it if nobody else holds that.
-Status Session::UnmapOne(Address address) {
+Status Session::UnmapOne(Address address, std::vector<DroppedImport>& dropped) {
   const Mapping mapping = ledger_.state().mappings.at(address);
   const Allocation& a = ledger_.state().allocations.at(mapping.allocation);
   if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
@@ -163,12 +163,19 @@ Status Session::UnmapOne(Address address) {
     secrets_.erase(mapping.allocation);
   }
   ledger_.Record(Unmapped{address, mapping.bytes});
-  if (remote) peers_->DropReference(*remote, mapping.allocation);
+  if (remote) dropped.push_back({*remote, mapping.allocation});
   return {};
 }
 
 Status Session::Unmap(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
+  std::vector<DroppedImport> dropped;
+  const Status status = UnmapAll(address, bytes, dropped);
+  for (const DroppedImport& d : dropped) peers_->DropReference(d.remote, d.as);
+  return status;
+}
+
+Status Session::UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport>& dropped) {
   const auto lock = ledger_.Lock();
   const auto& mappings = ledger_.state().mappings;
   std::vector<Address> whole;
@@ -179,7 +186,7 @@ Status Session::Unmap(Address address, Bytes bytes) {
   }
   if (whole.empty()) return NotOurs("unmap " + At(address) + ": NCCL mapped nothing there");
   if (at != address + bytes) return Wrong("unmap " + At(address) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
-  for (const Address one : whole) AMEM_TRY(UnmapOne(one));
+  for (const Address one : whole) AMEM_TRY(UnmapOne(one, dropped));
   return {};
 }
 
@@ -465,7 +472,8 @@ Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes b
 }
 
 Status Session::DropLegacyBlock(const LegacyBlock& block) {
-  AMEM_TRY(UnmapOne(block.address));
+  std::vector<DroppedImport> none;  // a block is own memory
+  AMEM_TRY(UnmapOne(block.address, none));
   AMEM_TRY(driver_.FreeRange(block.address, block.bytes));
   ledger_.Record(RangeFreed{block.address, block.bytes});
   const Allocation& a = ledger_.state().allocations.at(block.allocation);
@@ -542,7 +550,8 @@ Status Session::LegacyClose(Address address) {
     const Address base = mapping->first;
     const Bytes bytes = mapping->second.bytes;
     ledger_.Record(LegacyClosed{address});
-    AMEM_TRY(UnmapOne(base));
+    std::vector<DroppedImport> none;  // NCCL's reference is dropped below
+    AMEM_TRY(UnmapOne(base, none));
     AMEM_TRY(driver_.FreeRange(base, bytes));
     ledger_.Record(RangeFreed{base, bytes});
     remote = ledger_.state().allocations.at(id).remote;

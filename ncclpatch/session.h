@@ -99,7 +99,12 @@ class Session final : public PeerDelegate {
   Status RefuseWhilePaused(const std::string& doing) const;
   // With the ledger's lock held: what NCCL or a peer is about to let go of; gives the driver handle back if nobody is left.
   Status ReleaseHandle(AllocationId allocation);
-  Status UnmapOne(Address address);
+  struct DroppedImport {  // to be told to its owner, once no lock is held
+    RemoteAllocation remote;
+    AllocationId as;
+  };
+  Status UnmapOne(Address address, std::vector<DroppedImport>& dropped);
+  Status UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport>& dropped);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);

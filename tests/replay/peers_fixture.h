@@ -87,6 +87,7 @@ class FakeSession : public PeerDelegate {
     return Share(own_.at(request.allocation));
   }
   void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override {
+    ++drops;
     const std::lock_guard lock(mutex_);
     references_.erase({allocation, by.session, as});
     changed_.notify_all();
@@ -131,6 +132,7 @@ class FakeSession : public PeerDelegate {
 
   std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
   std::atomic<bool> forget_lost{false};
+  std::atomic<int> drops{0};  // that reached this session
 
  private:
   struct Own {

@@ -166,6 +166,7 @@ TEST_F(UnixPeersTest, a_drop_of_what_was_never_given_does_not_reach_the_owner) {
   ASSERT_TRUE(other.ImportFrom(owner, AllocationId{2}, AllocationId{200}));
   other.peers->DropReference({owner.identity.session, AllocationId{1}}, AllocationId{100});
   ASSERT_TRUE(other.ImportFrom(owner, AllocationId{3}, AllocationId{201}));  // behind the drop
+  EXPECT_EQ(owner.session.drops, 0);
   EXPECT_EQ(owner.session.references(), 3u);
 }
 

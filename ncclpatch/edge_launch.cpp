@@ -10,13 +10,16 @@ namespace {
 
 constinit log::Limited g_refusals;
 
-bool Refused(const char* call) {
-  const Session* session = Runtime::Get().started();
-  if (session == nullptr || !session->paused()) [[likely]]
-    return false;
+template <class Function, class... A>
+CUresult Launch(const char* call, Function* real, A... arguments) {
+  Session* session = Runtime::Get().started();
+  if (session == nullptr) return real(arguments...);
+  const auto entered = session->EnterLaunch();
+  if (entered.owns_lock()) [[likely]]
+    return real(arguments...);
   g_refusals.Error(std::string(call) +
                    " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
-  return true;
+  return CUDA_ERROR_ILLEGAL_STATE;
 }
 
 struct LaunchKernel {
@@ -25,7 +28,7 @@ struct LaunchKernel {
                             void**);
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+    return Launch(kName, real, arguments...);
   }
 };
 
@@ -34,7 +37,7 @@ struct LaunchKernelEx {
   using Function = CUresult(const CUlaunchConfig*, CUfunction, void**, void**);
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+    return Launch(kName, real, arguments...);
   }
 };
 
@@ -43,7 +46,7 @@ struct LaunchCooperativeKernel {
   using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**);
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+    return Launch(kName, real, arguments...);
   }
 };
 
@@ -52,7 +55,7 @@ struct GraphLaunch {
   using Function = CUresult(CUgraphExec, CUstream);
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return Refused(kName) ? CUDA_ERROR_ILLEGAL_STATE : real(arguments...);
+    return Launch(kName, real, arguments...);
   }
 };
 

@@ -586,6 +586,12 @@ Status Session::Cycle(CycleKind kind) {
 Status Session::Pause() { return Cycle(CycleKind::kPause); }
 Status Session::Resume() { return Cycle(CycleKind::kResume); }
 
+std::shared_lock<std::shared_mutex> Session::EnterLaunch() {
+  std::shared_lock entered(gate_, std::try_to_lock);
+  if (entered.owns_lock() && paused()) entered.unlock();
+  return entered;
+}
+
 bool Session::TouchesPaused(Address address, Bytes bytes) {
   if (!paused()) return false;
   const auto lock = ledger_.Lock();

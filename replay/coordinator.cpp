@@ -16,7 +16,11 @@ std::uint64_t Now() {
 constexpr std::chrono::milliseconds kQuiet{1000};
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
-    : ledger_(ledger), driver_(driver), peers_(peers), backup_(driver, {.quiet = kQuiet}), executor_(ledger, driver, peers, backup_) {}
+    : ledger_(ledger),
+      driver_(driver),
+      peers_(peers),
+      backup_(driver, {.quiet = kQuiet}),
+      executor_(ledger, driver, peers, backup_) {}
 
 CycleReport Coordinator::Last(CycleKind kind) const {
   const std::lock_guard lock(report_mutex_);
@@ -37,9 +41,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
                                        "; the job runs on, and its memory cannot be given back until it is restarted"};
     }
   }
-  auto round = peers_.Arrive(kind, CycleNumber(kind));
-  if (!round.ok()) return round.status().Within(ToText(kind));
-  return round;
+  return peers_.Arrive(kind, CycleNumber(kind));
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
@@ -70,8 +72,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   const Status undone = Undo(kind, round);
   const char* after =
       kind == CycleKind::kPause ? "; the session runs on as before" : "; the session stays paused, with its contents kept";
-  const std::string message =
-      std::string(ToText(kind)) + ": " + why.message() + (undone.ok() ? after : "; undoing it failed too: " + undone.message());
+  const std::string message = why.message() + (undone.ok() ? after : "; undoing it failed too: " + undone.message());
   const auto lock = ledger_.Lock();
   ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message});
   if (kind == CycleKind::kPause && undone.ok()) backup_.ForgetAll();

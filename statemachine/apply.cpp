@@ -35,8 +35,8 @@ class Fold {
     s_.lifecycle = Lifecycle::kRunning;
     return {};
   }
-  Status operator()(const SessionClosed&) {
-    AMEM_TRY(Open("close session"));
+  Status operator()(const SessionClosed&) {  // also while paused, or in the middle of a cycle: a process may end at any time
+    if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad("close session: it is not open");
     s_.lifecycle = Lifecycle::kClosed;
     return {};
   }

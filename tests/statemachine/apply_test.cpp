@@ -104,6 +104,14 @@ TEST(Apply, nothing_is_created_while_paused_but_everything_can_be_freed) {
   EXPECT_TRUE(f.state.allocations.empty());
 }
 
+TEST(Apply, a_session_may_end_while_it_is_paused_and_only_once) {
+  Folding f;
+  f.Allocate(kA);
+  f.Pause();
+  f.Ok(SessionClosed{"exit"});
+  f.Refused(SessionClosed{"exit"}, "not open");
+}
+
 TEST(Apply, a_registered_buffer_is_kept_and_named) {
   Folding f;
   const AllocationId id = f.Allocate(kA);

@@ -88,10 +88,9 @@ class Simulator final : public Driver {
  public:
   // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
   static constexpr std::array<std::string_view, 23> kCalls = {
-      "Create",         "Release",    "Reserve",      "FreeRange", "Map",         "Unmap",      "SetAccess",
-      "Export",         "Import",     "Granularity",  "Memory",    "DeviceCount", "DeviceUuid", "Synchronize",
-      "AllocatePinned", "CopyToHost", "CopyToDevice", "Clear",     "FinishCopies",
-      "FindNonZero",    "Gather",     "Scatter",      "ClearAll"};
+      "Create",       "Release",     "Reserve",      "FreeRange",   "Map",        "Unmap",       "SetAccess",      "Export",
+      "Import",       "Granularity", "Memory",       "DeviceCount", "DeviceUuid", "Synchronize", "AllocatePinned", "CopyToHost",
+      "CopyToDevice", "Clear",       "FinishCopies", "FindNonZero", "Gather",     "Scatter",     "ClearAll"};
 
   static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
   ~Simulator() override;  // gives everything back; its pinned buffers may outlive it

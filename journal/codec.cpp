@@ -17,8 +17,8 @@ namespace {
 void Put(capnp::Text::Builder to, const std::string& from) { std::memcpy(to.begin(), from.data(), from.size()); }
 
 // An empty text is left out: that is its default.
-#define AMEM_PUT_TEXT(builder, Name, value)                                                     \
-  do {                                                                                          \
+#define AMEM_PUT_TEXT(builder, Name, value)                                                        \
+  do {                                                                                             \
     if (!(value).empty()) Put((builder).init##Name(static_cast<unsigned>((value).size())), value); \
   } while (false)
 
@@ -29,9 +29,9 @@ std::string Get(capnp::Text::Reader from) { return {from.begin(), from.size()}; 
 
 template <class Enum>
 Enum GetEnum(std::uint8_t value, Enum last, const char* what) {
-  if (value > static_cast<std::uint8_t>(last)) Reject("it has " + std::string(what) + " " + std::to_string(value) +
-                                                      ", and this build knows none above " +
-                                                      std::to_string(static_cast<unsigned>(last)));
+  if (value > static_cast<std::uint8_t>(last))
+    Reject("it has " + std::string(what) + " " + std::to_string(value) + ", and this build knows none above " +
+           std::to_string(static_cast<unsigned>(last)));
   return static_cast<Enum>(value);
 }
 CycleKind GetCycleKind(std::uint8_t v) { return GetEnum(v, CycleKind::kResume, "cycle kind"); }
@@ -60,8 +60,8 @@ CallSite Get(wire::CallSite::Reader from) {
   return {{from.getFrame0(), from.getFrame1(), from.getFrame2(), from.getFrame3(), from.getFrame4()}};
 }
 // Most events that carry one have it; where it is all zero nothing is written.
-#define AMEM_PUT_SITE(builder, value) \
-  do {                                \
+#define AMEM_PUT_SITE(builder, value)                            \
+  do {                                                           \
     if ((value) != CallSite{}) Put((builder).initSite(), value); \
   } while (false)
 
@@ -132,11 +132,20 @@ void Put(wire::SessionOpened::Builder to, const SessionOpened& from) {
 SessionOpened Get(wire::SessionOpened::Reader from) {
   std::vector<std::string> uuids;
   for (const auto uuid : from.getGpuUuids()) uuids.push_back(Get(uuid));
-  return {SessionId{from.getSession()}, Get(from.getHost()),       from.getPid(),
-          Get(from.getBootId()),        Get(from.getAmemVersion()), Get(from.getDriverVersion()),
-          Get(from.getNcclVersion()),   std::move(uuids),          from.getGroup(),
-          from.getRank(),               from.getRealtimeNs(),      from.getMonotonicNs(),
-          Get(from.getLayout()),        Get(from.getContent())};
+  return {SessionId{from.getSession()},
+          Get(from.getHost()),
+          from.getPid(),
+          Get(from.getBootId()),
+          Get(from.getAmemVersion()),
+          Get(from.getDriverVersion()),
+          Get(from.getNcclVersion()),
+          std::move(uuids),
+          from.getGroup(),
+          from.getRank(),
+          from.getRealtimeNs(),
+          from.getMonotonicNs(),
+          Get(from.getLayout()),
+          Get(from.getContent())};
 }
 void Put(wire::SessionClosed::Builder to, const SessionClosed& from) {
   const auto& [reason] = from;
@@ -206,7 +215,7 @@ void Put(wire::AllocationCreated::Builder to, const AllocationCreated& from) {
   to.setCreated(created.value);
 }
 AllocationCreated Get(wire::AllocationCreated::Reader from) {
-  return {AllocationId{from.getAllocation()}, from.getBytes(),          Get(from.getProperties()), from.getFlags(),
+  return {AllocationId{from.getAllocation()}, from.getBytes(),     Get(from.getProperties()),        from.getFlags(),
           DriverHandle{from.getHandle()},     Get(from.getSite()), SequenceNumber{from.getCreated()}};
 }
 void Put(wire::AllocationRetained::Builder to, const AllocationRetained& from) {
@@ -361,9 +370,7 @@ void Put(wire::LegacyExported::Builder to, const LegacyExported& from) {
   to.setAddress(address.value);
   to.setBacking(backing.value);
 }
-LegacyExported Get(wire::LegacyExported::Reader from) {
-  return {Address{from.getAddress()}, AllocationId{from.getBacking()}};
-}
+LegacyExported Get(wire::LegacyExported::Reader from) { return {Address{from.getAddress()}, AllocationId{from.getBacking()}}; }
 void Put(wire::LegacyImported::Builder to, const LegacyImported& from) {
   const auto& [address, allocation] = from;
   to.setAddress(address.value);
@@ -556,7 +563,7 @@ Condensed Get(wire::Condensed::Reader from) {
 #define AMEM_COUNT(Type, NAME) +1
 static_assert(0 AMEM_EVENT_KINDS(AMEM_COUNT) == kEventKinds, "a kind of event is missing here and in journal.capnp");
 #undef AMEM_COUNT
-#define AMEM_SAME_NUMBER(Type, NAME)                                                                                        \
+#define AMEM_SAME_NUMBER(Type, NAME)                                                                                      \
   static_assert(std::is_same_v<std::variant_alternative_t<static_cast<std::size_t>(wire::Event::NAME), EventBody>, Type>, \
                 "the place of " #Type " in the schema's union is not its index in EventBody");
 AMEM_EVENT_KINDS(AMEM_SAME_NUMBER)
@@ -640,8 +647,8 @@ template <class Root, class Fill>
 std::span<const std::byte> Encoder::Build(const Fill& fill) {
   try {
     // The builder's destructor zeroes what it used of the first segment, so the bytes are copied out of it before.
-    capnp::MallocMessageBuilder builder(
-        kj::arrayPtr(reinterpret_cast<capnp::word*>(scratch_.data()), scratch_.size()), capnp::AllocationStrategy::FIXED_SIZE);
+    capnp::MallocMessageBuilder builder(kj::arrayPtr(reinterpret_cast<capnp::word*>(scratch_.data()), scratch_.size()),
+                                        capnp::AllocationStrategy::FIXED_SIZE);
     fill(builder.initRoot<Root>());
     const auto segments = builder.getSegmentsForOutput();
     if (segments.size() == 1) {

@@ -51,7 +51,7 @@ Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned m
 }
 
 Result<Bytes> File::Size() const {
-  struct stat st{};
+  struct stat st {};
   if (fstat(fd_, &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
   return static_cast<Bytes>(st.st_size);
 }

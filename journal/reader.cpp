@@ -31,9 +31,7 @@ struct Batch {
   std::uint64_t first_kept = 0;  // the oldest event that LMDB has: what is missing before was let go
   bool beyond = false;           // there are later ones than asked for
   bool more = false;
-  [[nodiscard]] std::span<const std::byte> Frame(const Entry& e) const {
-    return std::span(bytes).subspan(e.offset, e.bytes);
-  }
+  [[nodiscard]] std::span<const std::byte> Frame(const Entry& e) const { return std::span(bytes).subspan(e.offset, e.bytes); }
 };
 
 // Counts what is missing or damaged, and words the first of it.
@@ -56,7 +54,8 @@ class Losses {
   }
 
  private:
-  static constexpr const char* kAfterwards = "; the events around are used, the state after it cannot be told without a snapshot";
+  static constexpr const char* kAfterwards =
+      "; the events around are used, the state after it cannot be told without a snapshot";
   ReadReport& report_;
 };
 
@@ -127,7 +126,8 @@ Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
 std::optional<Event> Decode(const Record& record, Losses& losses) {
   auto event = DecodeEvent(record.payload);
   if (event && event->seq.value == record.seq) return std::move(*event);
-  const std::string why = event ? "calls itself " + std::to_string(event->seq.value) : "cannot be read, " + event.status().message();
+  const std::string why =
+      event ? "calls itself " + std::to_string(event->seq.value) : "cannot be read, " + event.status().message();
   losses.Event(record.seq, why, record.payload.size());
   return std::nullopt;
 }
@@ -171,8 +171,8 @@ bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to
   for (const Record& record : view.tail.records) {
     if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
     // Nothing is known to come before the first record of a journal that has nothing else, unless something there is damaged.
-    const bool anchored = view.stored_last != 0 ? next > view.stored_last
-                                                : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
+    const bool anchored =
+        view.stored_last != 0 ? next > view.stored_last : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
     next = std::max<std::uint64_t>(next, 1);
     if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
     next = record.seq + 1;
@@ -280,8 +280,8 @@ Result<JournalInfo> Reader::Info() {
     return true;
   }));
   const auto& records = view->tail.records;
-  const auto unstored = std::find_if(records.begin(), records.end(),
-                                     [&](const Record& r) { return r.seq > view->stored_last; });
+  const auto unstored =
+      std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view->stored_last; });
   const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
   info.first = SequenceNumber{first_key->value_or(first_in_tail)};
   info.last = SequenceNumber{view->last};

@@ -38,13 +38,13 @@ std::vector<std::string> NamesIn(DIR* dir) {
 }
 
 bool Exists(const fs::path& path) {
-  struct stat st{};
+  struct stat st {};
   return lstat(path.c_str(), &st) == 0;
 }
 
 // mkdir -p, with mode 0700 for what is made.
 Status MakeDirectories(const fs::path& directory) {
-  struct stat st{};
+  struct stat st {};
   if (stat(directory.c_str(), &st) == 0) {
     return S_ISDIR(st.st_mode) ? Status{} : SystemFailure("use as journal directory", directory, ENOTDIR);
   }
@@ -68,14 +68,12 @@ struct Ended {
   Bytes bytes = 0;
 };
 
-bool Before(const timespec& a, const timespec& b) {
-  return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
-}
+bool Before(const timespec& a, const timespec& b) { return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec; }
 
 // nullopt: not a session of ours.
 std::optional<Ended> Examine(int parent, const std::string& name) {
   const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  struct stat st{};
+  struct stat st {};
   if (dir.fd() < 0 || fstat(dir.fd(), &st) != 0 || st.st_uid != geteuid()) return std::nullopt;
   if (fstatat(dir.fd(), "data.mdb", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return std::nullopt;
   Ended ended{name, st.st_mtim, 0};
@@ -87,7 +85,7 @@ std::optional<Ended> Examine(int parent, const std::string& name) {
 
 // Left by a process that was killed while it made its directory.
 void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name) {
-  struct stat st{};
+  struct stat st {};
   if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -96,7 +94,7 @@ void RemoveStaleNew(int parent, const fs::path& directory, const std::string& na
 }
 
 timespec LastWritten(const fs::path& session) {
-  struct stat st{};
+  struct stat st {};
   return lstat((session / "data.mdb").c_str(), &st) == 0 ? st.st_mtim : timespec{};
 }
 
@@ -120,7 +118,7 @@ std::optional<SessionId> SessionOfName(std::string_view name) {
 }
 
 bool IsSessionDirectory(const fs::path& directory) {
-  struct stat st{};
+  struct stat st {};
   if (stat(directory.c_str(), &st) != 0 || !S_ISDIR(st.st_mode)) return false;
   return lstat((directory / "data.mdb").c_str(), &st) == 0 && S_ISREG(st.st_mode);
 }

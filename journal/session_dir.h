@@ -1,4 +1,5 @@
-// Sessions as directories: how they are named, made, marked, listed and removed. The first part of journal.h says what is in one.
+// Sessions as directories: how they are named, made, marked, listed and removed. The first part of journal.h says what is in
+// one.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@
 
 namespace amem {
 
-std::string DirectoryName(SessionId session);                    // 16 hex digits
-std::optional<SessionId> SessionOfName(std::string_view name);   // nullopt: not the name of a session directory
-bool IsSessionDirectory(const std::filesystem::path& directory); // it exists and holds data.mdb
+std::string DirectoryName(SessionId session);                     // 16 hex digits
+std::optional<SessionId> SessionOfName(std::string_view name);    // nullopt: not the name of a session directory
+bool IsSessionDirectory(const std::filesystem::path& directory);  // it exists and holds data.mdb
 
 // A session's directory while it is made, under another name, so that nobody meets one without its locked tail. Removed with
 // what is in it unless Publish() gave it its name.
@@ -29,7 +30,8 @@ class NewSessionDirectory {
   Result<std::filesystem::path> Publish();
 
  private:
-  NewSessionDirectory(std::filesystem::path path, std::filesystem::path name) : path_(std::move(path)), name_(std::move(name)) {}
+  NewSessionDirectory(std::filesystem::path path, std::filesystem::path name)
+      : path_(std::move(path)), name_(std::move(name)) {}
   std::filesystem::path path_, name_;
 };
 

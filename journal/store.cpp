@@ -27,9 +27,9 @@ constexpr Bytes kLockFileBytes = 16384;  // LMDB takes what is there as room for
 int Exactly(int error, const std::filesystem::path& path) {
   constexpr Bytes kNearly = Bytes{1} << 20;
   if (error != EIO) return error;
-  struct statvfs disk{};
+  struct statvfs disk {};
   if (statvfs(path.c_str(), &disk) == 0 && Bytes{disk.f_bavail} * disk.f_frsize < kNearly) return ENOSPC;
-  struct stat file{};
+  struct stat file {};
   rlimit limit{};
   const bool limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
   if (limited && stat(path.c_str(), &file) == 0 && static_cast<Bytes>(file.st_size) + kNearly > limit.rlim_cur) return EFBIG;
@@ -82,7 +82,7 @@ struct FileKey {  // which file, by whatever name
 };
 
 Result<FileKey> Identify(const std::filesystem::path& directory) {
-  struct stat st{};
+  struct stat st {};
   const auto path = directory / "data.mdb";
   if (::stat(path.c_str(), &st) != 0) return SystemFailure("open", path, errno);
   return FileKey{st.st_dev, st.st_ino};
@@ -190,8 +190,14 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
     return std::unique_ptr<Store>(new Store(std::move(shared)));
   }
   auto made = std::make_shared<Environment>();
-  const bool locks = live && access((directory / "lock.mdb").c_str(), W_OK) == 0;
-  const unsigned flags = MDB_NOTLS | MDB_RDONLY | (locks ? 0U : MDB_NOLOCK);
+  if (live && access((directory / "lock.mdb").c_str(), W_OK) != 0) {
+    // Without a place among LMDB's readers, pages would change under our hands.
+    return Status{Code::kRefused,
+                  "open " + (directory / "data.mdb").string() +
+                      ": it is being written, and to read it then lock.mdb beside it must be writable; copy the "
+                      "directory and read the copy, or wait until the session has ended"};
+  }
+  const unsigned flags = MDB_NOTLS | MDB_RDONLY | (live ? 0U : MDB_NOLOCK);
   if (const int rc = OpenEnvironment(&made->env, directory, 0, flags); rc != 0) return Failure("open", directory, rc);
   if (const int rc = OpenTables(made->env, made->tables, false); rc != 0) {
     mdb_env_close(made->env);

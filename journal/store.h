@@ -54,7 +54,7 @@ class Store {
   // Makes data.mdb and lock.mdb in `directory`, which exists and has none.
   static Result<std::unique_ptr<Store>> Create(const std::filesystem::path& directory, Bytes map_bytes, SyncMode sync);
   // Opens for reading only. `live`: a process may be writing to it, so LMDB's locks are taken, for which lock.mdb must be
-  // writable; otherwise no file is touched.
+  // writable; a copy needs none. Otherwise no file is touched.
   static Result<std::unique_ptr<Store>> Open(const std::filesystem::path& directory, bool live);
   ~Store();
   Store(const Store&) = delete;

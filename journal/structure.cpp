@@ -34,7 +34,8 @@ struct Tree {  // MDB_db
   std::uint16_t depth;
   std::uint64_t root;
   static Tree Read(std::span<const std::byte> bytes) {
-    return {At<std::uint32_t>(bytes, 0), At<std::uint16_t>(bytes, 4), At<std::uint16_t>(bytes, 6), At<std::uint64_t>(bytes, 40)};
+    return {At<std::uint32_t>(bytes, 0), At<std::uint16_t>(bytes, 4), At<std::uint16_t>(bytes, 6),
+            At<std::uint64_t>(bytes, 40)};
   }
 };
 struct Meta {  // MDB_meta
@@ -56,7 +57,8 @@ class Checker {
   Status Load(std::uint64_t number, Page& page) const;
   Result<Meta> ReadMeta(std::uint64_t number, Bytes offset) const;
   Status Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main);
-  Status CheckNode(std::uint64_t number, std::span<const std::byte> node, bool leaf, bool main, unsigned depth, const Tree& tree);
+  Status CheckNode(std::uint64_t number, std::span<const std::byte> node, bool leaf, bool main, unsigned depth,
+                   const Tree& tree);
   Status CheckKey(std::uint64_t number, std::span<const std::byte> node, bool leaf);
   Status CheckValue(std::uint64_t number, std::span<const std::byte> node, bool main);
   Status CheckOverflow(std::uint64_t number, std::uint64_t bytes) const;
@@ -64,7 +66,7 @@ class Checker {
   const File& file_;
   std::size_t page_bytes_ = 0;
   std::uint64_t last_page_ = 0;
-  std::uint64_t budget_ = 0;  // pages that may still be met: a tree with a loop in it ends
+  std::uint64_t budget_ = 0;     // pages that may still be met: a tree with a loop in it ends
   std::uint64_t least_key_ = 0;  // that may come next in this table
 };
 

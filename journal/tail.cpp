@@ -32,7 +32,7 @@ std::uint64_t ProcessStart(std::int32_t pid) {
 }
 
 std::uint64_t PidNamespace() {
-  struct stat st{};
+  struct stat st {};
   return stat("/proc/self/ns/pid", &st) == 0 ? static_cast<std::uint64_t>(st.st_ino) : 0;
 }
 
@@ -44,9 +44,7 @@ std::uint64_t BootNumber() {
   return number;
 }
 
-std::uint32_t HeaderCrc(const TailHeader& header) {
-  return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes});
-}
+std::uint32_t HeaderCrc(const TailHeader& header) { return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes}); }
 
 void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
   header.pid = getpid();
@@ -294,7 +292,8 @@ bool WriterIsAlive(const std::filesystem::path& path) {
   if (!file) return false;
   if (flock(file->fd(), LOCK_SH | LOCK_NB) == 0) return false;
   const bool locked = errno == EWOULDBLOCK;
-  // A child that the writer forked keeps the lock alive, so the process is looked at as well - where its number means something.
+  // A child that the writer forked keeps the lock alive, so the process is looked at as well - where its number means
+  // something.
   TailHeader header;
   std::array<std::byte, sizeof header> bytes;
   const auto n = file->ReadAt(0, bytes);

@@ -34,7 +34,7 @@ struct TailHeader {
   std::uint64_t magic = kMagic;
   std::uint32_t format = 1;
   std::int32_t pid = 0;
-  std::uint64_t capacity = 0;       // of the ring
+  std::uint64_t capacity = 0;  // of the ring
   std::uint64_t session = 0;
   std::uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; a pid means something only there
   std::uint64_t process_start = 0;  // field 22 of /proc/PID/stat; tells a reused pid
@@ -97,9 +97,10 @@ class Tail {
   std::uint64_t free_until_ = 0;  // the appender's copy of drained + capacity; refreshed when it does not suffice
 };
 
-// Splits a stretch into records. `visit` gets the bytes of a frame from its header on, and how much of the stretch ends with it;
-// false from it ends the walk. False: there is something that is no record.
-bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte> frame, std::uint64_t end)>& visit);
+// Splits a stretch into records. `visit` gets the bytes of a frame from its header on, and how much of the stretch ends with
+// it; false from it ends the walk. False: there is something that is no record.
+bool WalkRing(const RingStretch& stretch,
+              const std::function<bool(std::span<const std::byte> frame, std::uint64_t end)>& visit);
 
 // What a reader finds in a tail, whoever writes to it meanwhile.
 struct TailContents {

@@ -62,7 +62,8 @@ class Writer final : public JournalWriter {
 
  private:
   [[nodiscard]] Status Refused() const {
-    return {Code::kRefused, "journal " + directory_.string() + " belongs to the process that opened it; a forked child has none"};
+    return {Code::kRefused,
+            "journal " + directory_.string() + " belongs to the process that opened it; a forked child has none"};
   }
   [[nodiscard]] Status Unusable() const;  // append_mutex held
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);

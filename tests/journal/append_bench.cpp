@@ -1,6 +1,7 @@
-// What Append costs the calling thread, with the events of one rank of the reference workload in their proportions.
+// What Append costs the calling thread, with the events of one rank of the reference workload in their proportions, and what
+// reading them back costs.
 //   journal_append_bench [events] [directory]
-// Prints one line for people and, last, one for programs.
+// Prints lines for people and, last, one for programs.
 #include <time.h>
 
 #include <algorithm>
@@ -37,7 +38,8 @@ std::vector<EventBody> Mix() {
       {Mapped{at, bytes, 0, AllocationId{17}, 0}, 2956},
       {AccessSet{at, bytes, {{{LocationType::kDevice, 3}, 3}}}, 2956},
       {AllocationCreated{AllocationId{17}, bytes, properties, 0, DriverHandle{0x1b4fcdf0}, site, {}}, 1773},
-      {Imported{AllocationId{17}, {SessionId{5}, AllocationId{9}}, bytes, properties, 1, DriverHandle{0x1b4fcdf0}, site, {}}, 1184},
+      {Imported{AllocationId{17}, {SessionId{5}, AllocationId{9}}, bytes, properties, 1, DriverHandle{0x1b4fcdf0}, site, {}},
+       1184},
       {Exported{AllocationId{17}, 1}, 1184},
       {HostAllocated{at, bytes, 2, false}, 48},
   };
@@ -78,10 +80,21 @@ int main(int argc, char** argv) {
 
   std::sort(costs.begin(), costs.end());
   const auto at = [&](double q) { return costs[static_cast<std::size_t>(q * static_cast<double>(n - 1))]; };
-  std::printf("%zu appends: median %lu ns, 90%% %lu ns, 99%% %lu ns, 99.9%% %lu ns, longest %.3f ms; %.2f million a second\n", n,
-              at(0.5), at(0.9), at(0.99), at(0.999), static_cast<double>(costs.back()) / 1e6, static_cast<double>(n) / seconds / 1e6);
-  std::printf("ok events=%zu median_ns=%lu p99_ns=%lu max_ns=%lu\n", n, at(0.5), at(0.99), costs.back());
+  std::printf("%zu appends: median %lu ns, 90%% %lu ns, 99%% %lu ns, 99.9%% %lu ns, longest %.3f ms; %.2f million a second\n",
+              n, at(0.5), at(0.9), at(0.99), at(0.999), static_cast<double>(costs.back()) / 1e6,
+              static_cast<double>(n) / seconds / 1e6);
+  std::uint64_t read = 0;
+  const std::uint64_t reading = Now();
+  auto reader = JournalReader::Open((*writer)->Directory());
+  if (!reader) return Fail(reader.status());
+  const auto report =
+      (*reader)->Read(SequenceNumber{1}, SequenceNumber{n}, [&](const Event& e) { return e.seq.value == ++read; });
+  if (!report) return Fail(report.status());
+  const double each = static_cast<double>(Now() - reading) / static_cast<double>(n);
+  std::printf("%lu events read back: %.0f ns each\n", read, each);
+  std::printf("%s events=%zu median_ns=%lu p99_ns=%lu max_ns=%lu read_ns=%.0f\n", read == n ? "ok" : "failed", n, at(0.5),
+              at(0.99), costs.back(), each);
   std::error_code ignored;
   std::filesystem::remove_all((*writer)->Directory(), ignored);
-  return 0;
+  return read == n ? 0 : 1;
 }

@@ -72,7 +72,7 @@ TEST(Codec, events_of_any_size_come_back) {
 
 TEST(Codec, an_event_that_no_message_can_hold_is_refused) {
   Encoder encoder;
-  const Event event{SequenceNumber{1}, 0, 0, PassedThrough{"n", std::string(std::size_t{1} << 30, 'y'), 0}};
+  const Event event{SequenceNumber{1}, 0, 0, PassedThrough{"n", std::string(std::size_t{1} << 29, 'y'), 0}};
   EXPECT_TRUE(encoder.Encode(event).empty());
   const Event small{SequenceNumber{2}, 0, 0, AllocationReleased{AllocationId{5}}};
   const auto back = DecodeEvent(encoder.Encode(small));
@@ -104,9 +104,10 @@ TEST(Codec, a_kind_of_a_newer_version_is_named) {
 }
 
 TEST(Codec, an_unknown_enum_is_named) {
-  for (const EventBody& body : {EventBody{PhaseBegun{static_cast<PhaseKind>(77)}}, EventBody{CycleDone{static_cast<CycleKind>(77), 1, 1}},
-                                EventBody{StepBegun{{static_cast<StepKind>(77), {}, {}, 0, {}}}},
-                                EventBody{StepFailed{{}, static_cast<Code>(77), 0, ""}}}) {
+  for (const EventBody& body :
+       {EventBody{PhaseBegun{static_cast<PhaseKind>(77)}}, EventBody{CycleDone{static_cast<CycleKind>(77), 1, 1}},
+        EventBody{StepBegun{{static_cast<StepKind>(77), {}, {}, 0, {}}}},
+        EventBody{StepFailed{{}, static_cast<Code>(77), 0, ""}}}) {
     const auto back = DecodeEvent(Encoded({SequenceNumber{1}, 0, 0, body}));
     ASSERT_FALSE(back.ok());
     EXPECT_EQ(back.status().code(), Code::kCorrupt);

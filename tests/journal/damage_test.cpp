@@ -80,7 +80,8 @@ class Damage : public testing::Test {
 std::size_t Find(const std::vector<std::byte>& bytes, RecordType type, std::uint64_t seq) {
   std::size_t found = 0;
   ScanRecords(bytes, [&](const Record& r) {
-    if (r.type == type && r.seq == seq) found = static_cast<std::size_t>(r.payload.data() - bytes.data()) - sizeof(RecordHeader);
+    if (r.type == type && r.seq == seq)
+      found = static_cast<std::size_t>(r.payload.data() - bytes.data()) - sizeof(RecordHeader);
   });
   return found;
 }
@@ -115,7 +116,8 @@ TEST_F(Damage, of_an_event_in_the_tail_costs_that_event) {
   const Contents contents = ReadAll(session);
   EXPECT_EQ(contents.events.size(), kAll - 1);
   EXPECT_EQ(contents.report.corrupt_records, 1U);
-  EXPECT_NE(contents.report.corruption.find("event " + std::to_string(kStored + 9)), std::string::npos) << contents.report.corruption;
+  EXPECT_NE(contents.report.corruption.find("event " + std::to_string(kStored + 9)), std::string::npos)
+      << contents.report.corruption;
   EXPECT_FALSE(contents.report.torn_tail);
 }
 
@@ -205,7 +207,8 @@ TEST_F(Damage, anywhere_in_the_store_never_does_more_than_lose_events) {
   for (int round = 0; round < (kSanitized ? 30 : 300); ++round) {
     auto bytes = whole;
     if (round % 3 == 0) {  // the heads of pages
-      for (int i = 0; i < 4; ++i) bytes[random() % (bytes.size() / 4096) * 4096 + random() % 64] = static_cast<std::byte>(random());
+      for (int i = 0; i < 4; ++i)
+        bytes[random() % (bytes.size() / 4096) * 4096 + random() % 64] = static_cast<std::byte>(random());
     } else if (round % 3 == 1) {
       for (int i = 0; i < 50; ++i) bytes[random() % bytes.size()] ^= std::byte{1} << random() % 8;
     } else {

@@ -31,7 +31,8 @@ int InChild(const Body& body, std::string& complaint) {
   }
   close(pipe_ends[1]);
   char buffer[4096];
-  for (ssize_t n = 0; (n = read(pipe_ends[0], buffer, sizeof buffer)) > 0;) complaint.append(buffer, static_cast<std::size_t>(n));
+  for (ssize_t n = 0; (n = read(pipe_ends[0], buffer, sizeof buffer)) > 0;)
+    complaint.append(buffer, static_cast<std::size_t>(n));
   close(pipe_ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
@@ -55,7 +56,8 @@ bool MountTmpfs(const fs::path& where, const char* size) {
 
 bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Appends until it fails, which it must within `most` events; then everything is as the contract says. The text says what is not.
+// Appends until it fails, which it must within `most` events; then everything is as the contract says. The text says what is
+// not.
 std::string AppendUntilBroken(const JournalOptions& options, std::uint64_t most, const std::string& expected_reason) {
   auto writer = JournalWriter::Open(options, SessionId{1});
   if (!writer) return "open: " + writer.status().message();

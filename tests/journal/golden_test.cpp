@@ -1,8 +1,8 @@
 // Journals of every format version that was ever released must be readable for ever. If this fails, the reader is wrong: never
 // change a file under golden/. A field added since shows its default, and expected.txt may be given that.
-#include <gtest/gtest.h>
-
 #include "tests/journal/golden.h"
+
+#include <gtest/gtest.h>
 
 namespace amem::test {
 namespace {

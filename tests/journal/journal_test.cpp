@@ -63,10 +63,13 @@ TEST_F(Journal, a_reader_beside_the_writer_sees_each_event_at_once) {
       ASSERT_TRUE(writer->Flush().ok());
     }
     std::uint64_t last = 0;
-    ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) {
-      EXPECT_EQ(e.seq.value, ++last);
-      return true;
-    }).ok());
+    ASSERT_TRUE((*reader)
+                    ->Read(SequenceNumber{1}, SequenceNumber{~0ULL},
+                           [&](const Event& e) {
+                             EXPECT_EQ(e.seq.value, ++last);
+                             return true;
+                           })
+                    .ok());
     ASSERT_EQ(last, seq);
   }
 }
@@ -76,7 +79,8 @@ TEST_F(Journal, a_range_and_an_early_end_are_kept_to) {
   AppendNumbered(*writer, 1, 500);
   ASSERT_TRUE(writer->Flush().ok());
   AppendNumbered(*writer, 501, 520);
-  for (const auto& [first, last] : {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {100, 200}, {490, 510}, {505, 505}, {520, 9999}}) {
+  for (const auto& [first, last] :
+       {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {100, 200}, {490, 510}, {505, 505}, {520, 9999}}) {
     const Contents contents = ReadAll(writer->Directory(), first, last);
     ASSERT_EQ(contents.events.size(), std::min<std::uint64_t>(last, 520) - first + 1);
     EXPECT_EQ(NotNumbered(contents.events, first), "");
@@ -153,7 +157,9 @@ TEST_F(Journal, a_reader_outlives_the_writer) {
   ASSERT_TRUE(writer->Close().ok());
   writer.reset();
   std::uint64_t last = 0;
-  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; }).ok());
+  ASSERT_TRUE((*reader)
+                  ->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; })
+                  .ok());
   EXPECT_EQ(last, 20U);
 }
 
@@ -162,7 +168,7 @@ TEST_F(Journal, files_are_for_their_owner_only) {
   auto writer = Open();
   AppendNumbered(*writer, 1, 1);
   ASSERT_TRUE(writer->Close().ok());
-  struct stat st{};
+  struct stat st {};
   for (fs::path path = writer->Directory(); path != directory.path(); path = path.parent_path()) {
     ASSERT_EQ(stat(path.c_str(), &st), 0);
     EXPECT_EQ(st.st_mode & 0777, 0700U) << path;
@@ -287,7 +293,9 @@ TEST_F(Journal, a_forked_child_is_refused_and_changes_nothing) {
   AppendNumbered(*writer, 11, 2000);
   ASSERT_TRUE(writer->Flush().ok());
   std::uint64_t last = 0;
-  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; }).ok());
+  ASSERT_TRUE((*reader)
+                  ->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; })
+                  .ok());
   EXPECT_EQ(last, 2000U);
   ASSERT_TRUE(writer->Close().ok());
 }

@@ -1,5 +1,5 @@
-// Events for tests. Sample(kind) has a value that is not the default in every field of every struct, found by reflection: a field
-// or a kind that is added needs nothing here.
+// Events for tests. Sample(kind) has a value that is not the default in every field of every struct, found by reflection: a
+// field or a kind that is added needs nothing here.
 #pragma once
 
 #include <array>
@@ -129,7 +129,9 @@ class Dumper {
     if constexpr (kIsId<T>) {
       Dump(field.value);
     } else if constexpr (kIsVector<T>) {
-      Group("[", "]", [&] { for (const auto& element : field) Dump(element); });
+      Group("[", "]", [&] {
+        for (const auto& element : field) Dump(element);
+      });
     } else if constexpr (std::is_same_v<T, std::string>) {
       Word("\"" + Printable(field) + "\"");
     } else if constexpr (std::is_enum_v<T>) {
@@ -137,7 +139,9 @@ class Dumper {
     } else if constexpr (std::is_integral_v<T>) {
       Word(std::to_string(field));
     } else if constexpr (std::is_same_v<T, CallSite>) {
-      Group("<", ">", [&] { for (const auto frame : field.frames) Dump(frame); });
+      Group("<", ">", [&] {
+        for (const auto frame : field.frames) Dump(frame);
+      });
     } else {
       Group("(", ")", [&] { VisitFields(field, [this](const auto& inner) { Dump(inner); }); });
     }
@@ -173,7 +177,8 @@ inline std::string Dump(const Event& event) {
          std::to_string(event.body.index()) + " " + dumper.text;
 }
 
-// ---- a stream of events whose contents follow from their number --------------------------------------------------------------
+// ---- a stream of events whose contents follow from their number
+// --------------------------------------------------------------
 
 inline Event NumberedEvent(std::uint64_t seq) {
   Event event{SequenceNumber{seq}, seq * 1000 + 7, static_cast<std::uint32_t>(seq % 5 + 100), {}};
@@ -184,8 +189,8 @@ inline Event NumberedEvent(std::uint64_t seq) {
       event.body = RangeReserved{address, 2 << 20, 2 << 20, {}, 0, site};
       break;
     case 1:
-      event.body = AllocationCreated{AllocationId{seq}, 2 << 20, {1, 1, {LocationType::kDevice, 3}, 0, 1, 0, 0}, 0,
-                                     DriverHandle{seq * 16}, site, {}};
+      event.body = AllocationCreated{
+          AllocationId{seq}, 2 << 20, {1, 1, {LocationType::kDevice, 3}, 0, 1, 0, 0}, 0, DriverHandle{seq * 16}, site, {}};
       break;
     case 2:
       event.body = Mapped{address, 2 << 20, 0, AllocationId{seq}, 0};
@@ -197,7 +202,8 @@ inline Event NumberedEvent(std::uint64_t seq) {
       event.body = AllocationReleased{AllocationId{seq}};
       break;
     default:
-      event.body = PassedThrough{"call " + std::to_string(seq), std::string(seq % 90, 'x'), static_cast<std::int32_t>(seq % 1000)};
+      event.body =
+          PassedThrough{"call " + std::to_string(seq), std::string(seq % 90, 'x'), static_cast<std::int32_t>(seq % 1000)};
   }
   return event;
 }

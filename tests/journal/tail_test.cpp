@@ -13,7 +13,9 @@
 namespace amem::test {
 namespace {
 
-std::vector<std::byte> Payload(std::uint64_t seq) { return std::vector<std::byte>(seq * 37 % 900, static_cast<std::byte>(seq)); }
+std::vector<std::byte> Payload(std::uint64_t seq) {
+  return std::vector<std::byte>(seq * 37 % 900, static_cast<std::byte>(seq));
+}
 
 class TailTest : public testing::Test {
  protected:
@@ -54,7 +56,8 @@ TEST_F(TailTest, what_is_appended_is_read) {
   for (std::size_t i = 0; i < 20; ++i) {
     const auto expected = Payload(i + 1);
     EXPECT_EQ(contents.records[i].seq, i + 1);
-    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), contents.records[i].payload.begin(), contents.records[i].payload.end()));
+    EXPECT_TRUE(
+        std::equal(expected.begin(), expected.end(), contents.records[i].payload.begin(), contents.records[i].payload.end()));
   }
   EXPECT_FALSE(contents.torn);
   EXPECT_EQ(contents.damaged_bytes, 0U);
@@ -170,7 +173,7 @@ TEST_F(TailTest, one_that_is_not_there_is_no_failure) {
 
 TEST_F(TailTest, its_blocks_are_there_from_the_beginning) {
   const Tail tail = Create(1 << 20);
-  struct stat st{};
+  struct stat st {};
   ASSERT_EQ(stat(path.c_str(), &st), 0);
   EXPECT_EQ(st.st_size, 1 << 20);
   EXPECT_GE(st.st_blocks * 512, 1 << 20);

@@ -96,7 +96,8 @@ inline std::vector<std::byte> ReadFile(const std::filesystem::path& path) {
 }
 inline void WriteFile(const std::filesystem::path& path, std::span<const std::byte> bytes) {
   std::filesystem::remove(path);  // ext4 writes a truncated file out at once, which takes its time
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
 }  // namespace amem::test

@@ -10,6 +10,8 @@ namespace {
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
 std::string At(Address a) { return Hex(a.value); }
 
+constexpr Bytes kPrepareFrom = Bytes{64} << 20;
+
 Status NotOurs(std::string what) { return {Code::kNotFound, std::move(what), cuda::kInvalidValue}; }
 Status Wrong(std::string what, int driver_result = cuda::kInvalidValue) {
   return {Code::kInvalid, std::move(what), driver_result};
@@ -66,7 +68,16 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.SetHandle(id, *handle);
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
+  held_bytes_ += bytes;
+  PrepareContents();
   return id;
+}
+
+// Pinned host memory for contents follows what is held, in steps of a quarter.
+void Session::PrepareContents() {
+  if (coordinator_ == nullptr || held_bytes_ < prepared_bytes_ + prepared_bytes_ / 4 + kPrepareFrom) return;
+  prepared_bytes_ = held_bytes_;
+  coordinator_->Prepare(held_bytes_);
 }
 
 Status Session::ReleaseHandle(AllocationId allocation) {

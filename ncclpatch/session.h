@@ -95,6 +95,7 @@ class Session final : public PeerDelegate {
   Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
   Status Cycle(CycleKind kind);
+  void PrepareContents();
   Status RefuseWhilePaused(const std::string& doing) const;
   // With the ledger's lock held: what NCCL or a peer is about to let go of; gives the driver handle back if nobody is left.
   Status ReleaseHandle(AllocationId allocation);
@@ -117,6 +118,8 @@ class Session final : public PeerDelegate {
   std::mutex cycle_mutex_;                  // one pause or resume at a time
   std::shared_mutex gate_;                  // NCCL's calls share it; a pause or resume has it alone
   std::atomic<bool> paused_{false};
+  Bytes held_bytes_ = 0;      // created so far; only a hint of what a pause will have to save
+  Bytes prepared_bytes_ = 0;  // ledger's lock, both
   bool closed_ = false;
 };
 

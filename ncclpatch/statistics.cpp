@@ -22,6 +22,21 @@ json Phases(const CycleReport& report) {
           {"phases", phases}};
 }
 
+json Contents(const BackupStatistics& s) {
+  const auto ms = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e6; };
+  return {{"bytes", s.bytes_total},
+          {"saved_bytes", s.bytes_saved},
+          {"zero_bytes", s.bytes_zero},
+          {"pinned_bytes", s.pinned_bytes},
+          {"pinned_in_pause_bytes", s.pinned_in_save},
+          {"scan_ms", ms(s.scan_ns)},
+          {"pin_ms", ms(s.pin_ns)},
+          {"save_copy_ms", ms(s.save_copy_ns)},
+          {"restore_ms", ms(s.restore_ns)},
+          {"copied_whole_because", s.unscanned},
+          {"not_prepared_because", s.not_prepared}};
+}
+
 json ByCallSite(const State& state) {
   struct Sum {
     std::uint64_t count = 0;
@@ -91,7 +106,7 @@ std::string Session::StatisticsJson() {
               {"legacy_kept_bytes", held.legacy_kept},
               {"pool_bytes", held.async},
               {"host_bytes", held.host},
-              {"pinned_backup_bytes", coordinator_->pinned_bytes()},
+              {"contents", Contents(coordinator_->Contents())},
               {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
               {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},

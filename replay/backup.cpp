@@ -278,6 +278,7 @@ void Backup::Prepare(Bytes expected) {
   {
     const std::lock_guard lock(mutex_);
     target_ = std::min(expected, options_.prepare_limit);
+    asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
     changed_.notify_all();
     if (preparing_) return;  // the thread sees the new target
@@ -305,6 +306,10 @@ void Backup::PinInBackground() {
   while (statistics_.pinned_bytes < target_) {
     if (resting_) {
       changed_.wait(lock);
+      continue;
+    }
+    if (const auto quiet = asked_ + options_.quiet; std::chrono::steady_clock::now() < quiet) {
+      changed_.wait_until(lock, quiet);
       continue;
     }
     pinning_ = true;

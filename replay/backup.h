@@ -4,6 +4,7 @@
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,7 @@ struct BackupOptions {
   Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
   Bytes chunk = Bytes{64} << 20;         // host memory is pinned in such pieces
   Bytes batch = Bytes{1} << 30;          // looked at or cleared in one go, while what came before is copied
+  std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
 
@@ -134,7 +136,8 @@ class Backup {
   std::size_t filling_ = 0;
   Bytes filled_ = 0;
   BackupStatistics statistics_;
-  Bytes target_ = 0;        // of preparing
+  Bytes target_ = 0;  // of preparing
+  std::chrono::steady_clock::time_point asked_;
   bool resting_ = false;    // preparing waits for Finish
   bool pinning_ = false;    // preparing is inside the driver
   bool preparing_ = false;  // the thread has not reached its end

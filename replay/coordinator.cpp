@@ -12,8 +12,11 @@ std::uint64_t Now() {
 
 }  // namespace
 
+// Start-up is full of driver calls; pinning waits until it is over.
+constexpr std::chrono::milliseconds kQuiet{1000};
+
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
-    : ledger_(ledger), driver_(driver), peers_(peers), backup_(driver), executor_(ledger, driver, peers, backup_) {}
+    : ledger_(ledger), driver_(driver), peers_(peers), backup_(driver, {.quiet = kQuiet}), executor_(ledger, driver, peers, backup_) {}
 
 CycleReport Coordinator::Last(CycleKind kind) const {
   const std::lock_guard lock(report_mutex_);

@@ -39,7 +39,9 @@ class Coordinator {
   // and the message says who and why.
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
-  [[nodiscard]] Bytes pinned_bytes() const { return backup_.pinned_bytes(); }
+  // Pins host memory for contents of that size, in the background, once nothing has been asked for a second.
+  void Prepare(Bytes contents) { backup_.Prepare(backup_.Expected(contents)); }
+  [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:
   Status JournalIntact();

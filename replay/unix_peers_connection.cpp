@@ -1,6 +1,7 @@
 #include "replay/unix_peers_connection.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 namespace amem {
 namespace {
 
+constexpr auto kSpin = std::chrono::microseconds(300);  // awake, before waiting asleep
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
 bool Passed(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
@@ -133,6 +135,13 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
 }
 
 Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
+  // An answer usually comes sooner than a sleeping thread can be woken.
+  for (const Deadline spin = std::min(deadline, std::chrono::steady_clock::now() + (HasIdleCores() ? kSpin : kSpin.zero()));
+       std::chrono::steady_clock::now() < spin; ::sched_yield()) {
+    auto incoming = TryReceive();
+    if (!incoming) return incoming.status();
+    if (incoming->has_value()) return std::move(**incoming);
+  }
   while (true) {
     auto incoming = TryReceive();
     if (!incoming) return incoming.status();

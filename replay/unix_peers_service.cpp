@@ -1,6 +1,7 @@
 #include "replay/unix_peers_service.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::uint64_t kListenerKey = 1, kCommandKey = 2, kStopKey = 3, kFirstKey = 16;
 constexpr auto kHelloPatience = std::chrono::seconds(5);
+constexpr auto kSpin = std::chrono::milliseconds(1);  // awake, after the last event
 constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr std::size_t kStrangersMax = 64;  // connections that have not said hello
@@ -205,7 +207,11 @@ void PeerService::Loop() {
 
 void PeerService::Turn() {
   std::array<epoll_event, 32> events;
-  const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMilliseconds());
+  // Imports come in rows: whoever asked a moment ago asks again before this thread could fall asleep and be woken.
+  const bool spin = HasIdleCores() && Clock::now() - last_event_ < kSpin;
+  const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), spin ? 0 : WaitMilliseconds());
+  if (n > 0) last_event_ = Clock::now();
+  if (n == 0 && spin) ::sched_yield();
   for (int i = 0; i < n; ++i) {
     if (Stopping()) return;
     Guarded([&] { Dispatch(events[static_cast<std::size_t>(i)].data.u64, events[static_cast<std::size_t>(i)].events); });

@@ -135,6 +135,7 @@ class PeerService {
   UniqueFd listener_;
   PeerDelegate& delegate_;
   UniqueFd epoll_, command_, change_;
+  Clock::time_point last_event_;
   std::thread thread_;
 
   mutable std::mutex self_mutex_;

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "replay/unix_peers_messages.h"
 
@@ -80,6 +81,11 @@ bool NobodyListens(int directory, const std::string& name) {
 }
 
 }  // namespace
+
+bool HasIdleCores() {
+  static const bool many = std::thread::hardware_concurrency() >= 8;
+  return many;
+}
 
 std::string ErrnoText(int error) {
   std::array<char, 128> buffer{};

@@ -18,6 +18,9 @@ namespace amem {
 
 std::string ErrnoText(int error);
 
+// Whether a thread may wait awake for a moment: not where cores are few, as it would keep the one it waits for from running.
+bool HasIdleCores();
+
 // The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user and nobody else may
 // enter it. What comes back is a handle to exactly the directory that was checked.
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path);

@@ -137,6 +137,41 @@ TEST(EndToEnd, legacy_memory_pauses_and_resumes) {
   ExpectWholeCycle(job.Run(kRanks, kCycle));
 }
 
+TEST(EndToEnd, communicators_come_and_go_between_cycles) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks =
+        job.Run(kRanks, {"cuda",    "load",  "init",   "init",   "reduce",  "pause",   "resume",  "reduce",  "destroy",
+                         "reduce",  "pause", "bytes",  "resume", "barrier", "init",    "reduce",  "barrier", "pause",
+                         "barrier", "bytes", "resume", "reduce", "barrier", "destroy", "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.status, 0) << All(ranks);
+      for (int nth = 0; nth < 5; ++nth) EXPECT_EQ(rank.Said("reduce", nth), ranks[0].Said("reduce", 0)) << All(ranks);
+      for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(rank.Said("pause", nth) + rank.Said("resume", nth), "00") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 1), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
+TEST(EndToEnd, a_communicator_destroyed_while_paused_leaves_nothing_behind) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks = job.Run(kRanks, {"cuda", "load", "init", "init", "reduce", "barrier", "pause", "barrier", "destroy",
+                                        "barrier", "resume", "reduce", "barrier", "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.Said("destroy", 0), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("resume"), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("reduce", 1), ranks[0].Said("reduce", 0)) << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
 // ---- attaching ---------------------------------------------------------------------------------------------------------
 
 TEST(Attach, after_the_first_driver_call_is_too_late_and_says_what_to_do) {
@@ -276,6 +311,32 @@ TEST(Fork, a_child_is_inert_and_the_parent_goes_on) {
   EXPECT_EQ(ranks[0].Said("resume"), "0") << All(ranks);
   EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << All(ranks);
   EXPECT_EQ(ReadOne(job.journals()).status, SessionStatus::kClosed);
+}
+
+TEST(Pause, without_a_peer_times_out_names_it_and_leaves_everybody_running) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_TIMEOUT_MS"] = "800";
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "0:pause", "1:pause", "barrier", "reduce"});
+  for (const int waiting : {0, 1}) {
+    const std::string said = ranks[static_cast<std::size_t>(waiting)].Said("pause");
+    EXPECT_EQ(said.substr(0, 1), "6") << All(ranks);
+    EXPECT_NE(said.find("rank 2"), std::string::npos) << All(ranks);
+  }
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("reduce", 1), ranks[0].Said("reduce", 0)) << All(ranks);
+}
+
+TEST(Pause, that_a_peers_death_hits_says_who_died) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "2:die", "pause"});
+  EXPECT_EQ(ranks[2].status, 256 + 9);
+  for (const std::size_t alive : {0U, 1U}) {
+    const std::string said = ranks[alive].Said("pause");
+    if (said == "0") continue;  // the death was known before
+    EXPECT_TRUE(said.starts_with("6 ")) << All(ranks);
+    EXPECT_NE(said.find("rank "), std::string::npos) << All(ranks);
+  }
 }
 
 TEST(Stats, are_json_for_programs_and_text_on_stderr_for_people) {

@@ -1,5 +1,6 @@
 // One rank of a job for the end-to-end tests: does the commands of its command line in order, as a user's program would, and
-// prints "command: result" for each. Knows NCCL and AMem by name only (dlopen, dlsym), like a Python program does.
+// prints "command: result" for each. "1:pause" is for rank 1 only. Knows NCCL and AMem by name only (dlopen, dlsym), like a
+// Python program does.
 //
 // Environment: RANK, WORLD (ranks), JOB (unique id of the communicator), BARRIER (a file of 8 bytes, shared),
 //   JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
@@ -43,7 +44,7 @@ const int kRank = Number("RANK", 0), kWorld = Number("WORLD", 1);
 void* g_cuda = nullptr;
 void* g_nccl = nullptr;
 void* g_amem = nullptr;
-Comm g_comm = nullptr;
+std::vector<Comm> g_comms;  // init adds one, destroy takes the last
 
 // As ctypes finds it: in the library that was asked, then anywhere.
 template <class F>
@@ -84,9 +85,11 @@ std::string Attach() {
 }
 
 std::string Init() {
+  static int made = 0;
   ncclUniqueId id{};
-  std::strncpy(id.internal, Text("JOB", "job"), sizeof id.internal - 1);
-  return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comm, kWorld, id, kRank));
+  std::snprintf(id.internal, sizeof id.internal, "%s-%d", Text("JOB", "job"), made++);
+  g_comms.push_back(nullptr);
+  return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), kWorld, id, kRank));
 }
 
 // Two chunks through the ring; sums whose order shows in the last bits.
@@ -99,7 +102,7 @@ std::string Reduce() {
     value = static_cast<float>(random >> 8) * 1.1e-3F;
   }
   using AllReduce = int(const void*, void*, std::size_t, int, int, Comm, void*);
-  const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), kCount, 7, 0, g_comm, nullptr);
+  const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), kCount, 7, 0, g_comms.back(), nullptr);
   std::uint64_t hash = 14695981039346656037ULL;
   for (const float value : output) {
     std::uint32_t bits = 0;
@@ -185,7 +188,11 @@ std::string ImportDrivers() {
   return std::to_string(Function<int(int)>("fakeNcclImport")(descriptor));
 }
 
-std::string Destroy() { return std::to_string(Function<int(Comm)>("ncclCommDestroy")(g_comm)); }
+std::string Destroy() {
+  const Comm last = g_comms.back();
+  g_comms.pop_back();
+  return std::to_string(Function<int(Comm)>("ncclCommDestroy")(last));
+}
 std::string Pause() { return WithReason(Function<int(Comm*)>("ncclPause")(nullptr)); }
 std::string Resume() { return WithReason(Function<int(Comm*)>("ncclResume")(nullptr)); }
 std::string PrintStats() { return WithReason(Function<int()>("ncclMemStats")()); }
@@ -226,9 +233,14 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
 
 int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
-    const auto command = kCommands.find(argv[i]);
+    std::string name = argv[i];
+    if (const auto colon = name.find(':'); colon != std::string::npos) {  // "1:pause": rank 1 only
+      if (std::atoi(name.c_str()) != kRank) continue;
+      name = name.substr(colon + 1);
+    }
+    const auto command = kCommands.find(name);
     if (command == kCommands.end()) return 2;
-    std::printf("%s: %s\n", argv[i], command->second().c_str());
+    std::printf("%s: %s\n", name.c_str(), command->second().c_str());
     std::fflush(stdout);
   }
   return 0;

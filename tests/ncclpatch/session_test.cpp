@@ -234,7 +234,7 @@ TEST_F(SessionTest, out_of_memory_on_resume_says_what_is_needed_and_can_be_tried
 TEST_F(SessionTest, a_driver_error_in_any_call_of_a_pause_leaves_the_session_running_with_its_contents) {
   std::byte* mine = a.Place(a.Create());
   std::memset(mine, 0x33, k2M);
-  for (const char* call : {"Synchronize", "AllocatePinned", "CopyToHost", "FinishCopies", "Unmap", "Release"}) {
+  for (const char* call : {"Synchronize", "AllocatePinned", "FindNonZero", "Gather", "FinishCopies", "Unmap", "Release"}) {
     ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
     const Status failed = a.session->Pause();
     EXPECT_FALSE(failed.ok()) << call;
@@ -250,7 +250,7 @@ TEST_F(SessionTest, a_driver_error_in_any_call_of_a_resume_leaves_the_session_pa
   std::byte* mine = a.Place(a.Create());
   std::memset(mine, 0x33, k2M);
   EXPECT_TRUE(a.session->Pause().ok());
-  for (const char* call : {"Memory", "Create", "Map", "SetAccess", "CopyToDevice", "FinishCopies"}) {
+  for (const char* call : {"Memory", "Create", "Map", "SetAccess", "Scatter", "FinishCopies"}) {
     ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
     const Status failed = a.session->Resume();
     EXPECT_FALSE(failed.ok()) << call;

@@ -409,9 +409,13 @@ float* PayloadAt(CUdeviceptr buffer) { return reinterpret_cast<float*>(buffer + 
 
 bool WaitFor(const std::atomic<std::uint64_t>& flag, std::uint64_t value) {
   const auto deadline = Clock::now() + kPatience;
-  while (flag.load(std::memory_order_acquire) < value) {
+  for (int spins = 0; flag.load(std::memory_order_acquire) < value; ++spins) {
     if (Clock::now() > deadline) return false;
-    std::this_thread::yield();
+    if (spins < 200) {
+      std::this_thread::yield();
+    } else {  // more ranks than cores: let the others work
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
   return true;
 }

@@ -3,6 +3,15 @@ option(AMEM_CUDA_FATBIN "Compile the GPU kernels if a CUDA compiler is found" ON
 set(sparse_definitions AMEM_CUDA_SPARSE_PTX="${CMAKE_CURRENT_SOURCE_DIR}/cuda_sparse.ptx")
 set(sparse_inputs ${CMAKE_CURRENT_SOURCE_DIR}/cuda_sparse.ptx)
 
+file(READ ${CMAKE_CURRENT_SOURCE_DIR}/cuda_sparse.ptx ptx LIMIT 400)
+foreach(source cuda_sparse.cu cuda_sparse_kernels.h)
+  file(SHA256 ${CMAKE_CURRENT_SOURCE_DIR}/${source} hash)
+  if(NOT ptx MATCHES "${hash} ${source}")
+    message(SEND_ERROR "replay/cuda_sparse.ptx was not made from this ${source}; run: cmake -P replay/cuda_sparse_ptx.cmake")
+  endif()
+endforeach()
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS cuda_sparse.cu cuda_sparse_kernels.h cuda_sparse.ptx)
+
 if(AMEM_CUDA_FATBIN)
   find_program(AMEM_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
 endif()

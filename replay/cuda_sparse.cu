@@ -1,5 +1,6 @@
 // The kernels of the sparse backup. No runtime library, no shared memory, no state: compiled to a fatbin where there is a CUDA
-// compiler, and from the committed cuda_sparse.ptx elsewhere. After a change, make that file anew (cuda_sparse_ptx.cmake says how).
+// compiler, and taken from the committed cuda_sparse.ptx elsewhere. After any change make that file anew: cuda_sparse_ptx.cmake
+// says how, and the build insists.
 #include "replay/cuda_sparse_kernels.h"
 
 using amem::sparse::kPageBytes;

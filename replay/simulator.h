@@ -227,6 +227,7 @@ class Simulator final : public Driver {
   const std::int32_t pid_;
   std::vector<std::int32_t> visible_;
 
+  std::mutex finishing_;      // one FinishCopies at a time: it waits for copies that another thread queued too; before mutex_
   mutable std::mutex mutex_;  // over all below, up to the faults
   std::uint64_t next_handle_;
   std::uint64_t next_address_ = 0;                                         // without physical memory

@@ -148,6 +148,7 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
   };
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered(pid_));
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  const std::lock_guard finishing(finishing_);
   std::vector<Copy> copies;
   {
     const std::lock_guard lock(mutex_);

@@ -1,7 +1,7 @@
 /* AMem's C interface, exported by libamem_nccl.so.
  *
- * A patched libnccl.so.2 depends on libamem_nccl.so, so that these are found through it (dlsym, ctypes, linking) like NCCL's own.
- * Every function may be called from any thread. None prints to stdout, throws or ends the process.
+ * A patched libnccl.so.2 depends on libamem_nccl.so, so that these are found through it (dlsym, ctypes, linking) like NCCL's
+ * own. Every function may be called from any thread. None prints to stdout, throws or ends the process.
  *
  * Those that return int return an ncclResult_t: 0 ok, 1 CUDA driver failure or out of memory, 2 system failure (file, socket),
  * 3 internal failure, 4 invalid argument, 5 invalid usage (switched off, too late, not under AMem, wrong setting), 6 a peer
@@ -26,9 +26,9 @@ extern "C" {
 struct ncclComm;
 
 /* Gives back the GPU memory that NCCL holds in this process, contents saved, addresses kept. Collective over the processes that
- * share NCCL memory with this one and have the same group: all of them must call it, in any order, and it returns when all have.
- * Always the whole process: `comm` may be null and selects nothing. Already paused: returns 0. When it fails, nothing is paused.
- * Between pause and resume whatever NCCL would launch fails with an error. */
+ * share NCCL memory with this one and have the same group: all of them must call it, in any order, and it returns when all
+ * have. Always the whole process: `comm` may be null and selects nothing. Already paused: returns 0. When it fails, nothing is
+ * paused. Between pause and resume whatever NCCL would launch fails with an error. */
 AMEM_EXPORT int ncclPause(struct ncclComm** comm);
 
 /* Brings the memory back at the same addresses with the same contents. Collective as ncclPause. Not paused: returns 0. When it
@@ -47,7 +47,8 @@ AMEM_EXPORT int ncclGetGroupID(int* group);
 AMEM_EXPORT int amem_attach(void);
 
 /* Statistics as JSON, one object, terminated by NUL. In: *length is the size of `buffer`. Out: *length is the size needed, with
- * the NUL. `buffer` null: only that. Too small: 4, and nothing is written. Before NCCL has used memory: {"session":null,...}. */
+ * the NUL. `buffer` null: only that. Too small: 4, and nothing is written. Before NCCL has used memory: {"session":null,...}.
+ */
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
 /* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. */

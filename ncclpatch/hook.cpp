@@ -125,10 +125,11 @@ bool HasLookedUpTheDriver(const ElfImage& image, const ElfImage::Slot& dlsym_slo
 }
 
 Status TooLate(const ElfImage& image) {
-  return {Code::kRefused, std::string("attach to ") + image.path() +
-                              ": too late, it has looked up the driver's functions already. Start the process with "
-                              "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
-                              "(import torch) and before its first call"};
+  return {Code::kRefused,
+          std::string("attach to ") + image.path() +
+              ": too late, it has looked up the driver's functions already. Start the process with "
+              "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
+              "(import torch) and before its first call"};
 }
 
 Status AttachTo(const ElfImage& image) {

@@ -16,13 +16,15 @@ namespace {
 Result<SessionId> RandomSession() {
   std::uint64_t value = 0;
   while (value == 0)
-    if (getrandom(&value, sizeof value, 0) != sizeof value) return Status{Code::kIo, "choosing a session id: getrandom gave nothing"};
+    if (getrandom(&value, sizeof value, 0) != sizeof value)
+      return Status{Code::kIo, "choosing a session id: getrandom gave nothing"};
   return SessionId{value};
 }
 
 template <class Clock>
 std::uint64_t NowNs() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
 }
 
 std::string HostName() {
@@ -57,7 +59,8 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.boot_id = BootId();
   who.amem_version = AMEM_VERSION;
   who.driver_version = driver.Version();
-  if (const auto libraries = hook::Libraries(); !libraries.empty()) who.nccl_version = hook::Describe(libraries.front()).nccl_version;
+  if (const auto libraries = hook::Libraries(); !libraries.empty())
+    who.nccl_version = hook::Describe(libraries.front()).nccl_version;
   who.gpu_uuids = DeviceUuids(driver);
   who.group = options.group;
   who.rank = options.rank;

@@ -1,9 +1,9 @@
 // The ledger: one session's state, its journal, and the driver handles that stand behind it today, moved forward together.
 //
-// Record() is the only way an event comes into being: Apply, then append to the journal. A call that gives something back to the
-// driver (unmap, release, free a range) is made with the lock held over call and Record, so that whoever gets the same address
-// next records that after. Calls that only take need the lock for their Record alone: they are slow, and the service thread must
-// not wait for them.
+// Record() is the only way an event comes into being: Apply, then append to the journal. A call that gives something back to
+// the driver (unmap, release, free a range) is made with the lock held over call and Record, so that whoever gets the same
+// address next records that after. Calls that only take need the lock for their Record alone: they are slow, and the service
+// thread must not wait for them.
 #pragma once
 
 #include <functional>

@@ -8,7 +8,8 @@
 
 namespace amem {
 
-// Steps of one allocation run in their order; after the last step of a phase all members vote, and nobody begins the next phase before all did.
+// Steps of one allocation run in their order; after the last step of a phase all members vote, and nobody begins the next phase
+// before all did.
 struct PlannedPhase {
   PhaseKind phase{};
   std::vector<Step> steps;

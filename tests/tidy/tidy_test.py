@@ -42,7 +42,7 @@ BREACHES = {
                                    'gets(b)', 'fputs("x", stdout)', 'std::getenv("AMEM_X")', '/* c */ abort()',
                                    'f("quote \\" in"); abort()', "f('\"'); abort()")],
     "nothing_is_left_over": [("replay/c.cpp", "// TODO: later\n"), ("README.md", "FIXME\n"), ("run", "# XXX\n"),
-                             ("run", "cd /work/x\n"), ("README.md", "see /home/me/x\n"), ("tests/x.py", "open('/root/x')\n")],
+                             ("run", "cd /" "work/x\n"), ("README.md", "see /home/me/x\n"), ("tests/x.py", "open('/" "root/x')\n")],
     "top_level_is_closed": [("notes.txt", "x\n"), ("docs/x.md", "x\n")],
 }
 

@@ -350,13 +350,25 @@ struct Condensed {
   friend bool operator==(const Condensed&, const Condensed&) = default;
 };
 
-using EventBody =
+using EventVariant =
     std::variant<SessionOpened, SessionClosed, SessionBroken, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved,
                  RangeFreed, AllocationCreated, AllocationRetained, AllocationReleased, Mapped, Unmapped, AccessSet, Exported,
                  Imported, ReferenceAdded, ReferenceDropped, PeerConnected, PeerLost, HostAllocated, HostFreed, LegacyAllocated,
                  LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed>;
+
+// One event's content. Copying, comparing and destroying are compiled once, in event.cpp: they are large for so many kinds.
+struct EventBody : EventVariant {
+  using EventVariant::EventVariant;
+  EventBody();
+  EventBody(const EventBody&);
+  EventBody(EventBody&&) noexcept;
+  EventBody& operator=(const EventBody&);
+  EventBody& operator=(EventBody&&) noexcept;
+  ~EventBody();
+  friend bool operator==(const EventBody&, const EventBody&);
+};
 
 struct Event {
   SequenceNumber seq;
@@ -366,7 +378,7 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 
-inline constexpr std::size_t kEventKinds = std::variant_size_v<EventBody>;
+inline constexpr std::size_t kEventKinds = std::variant_size_v<EventVariant>;
 
 // "allocation created", the name of a kind as people and filters write it; `KindOf` is the inverse (nullopt: no such kind).
 std::string_view KindName(std::size_t kind);

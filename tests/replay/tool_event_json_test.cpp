@@ -11,7 +11,7 @@ namespace {
 
 template <std::size_t... I>
 std::vector<EventBody> OneOfEachKind(std::index_sequence<I...>) {
-  return {std::variant_alternative_t<I, EventBody>{}...};
+  return {std::variant_alternative_t<I, EventVariant>{}...};
 }
 
 TEST(EventJson, every_kind_names_itself_and_has_the_common_fields) {

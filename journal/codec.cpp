@@ -563,7 +563,7 @@ Condensed Get(wire::Condensed::Reader from) {
 #define AMEM_COUNT(Type, NAME) +1
 static_assert(0 AMEM_EVENT_KINDS(AMEM_COUNT) == kEventKinds, "a kind of event is missing here and in journal.capnp");
 #undef AMEM_COUNT
-#define AMEM_SAME_NUMBER(Type, NAME)                                                                                      \
+#define AMEM_SAME_NUMBER(Type, NAME)                                                                                         \
   static_assert(std::is_same_v<std::variant_alternative_t<static_cast<std::size_t>(wire::Event::NAME), EventVariant>, Type>, \
                 "the place of " #Type " in the schema's union is not its index in EventBody");
 AMEM_EVENT_KINDS(AMEM_SAME_NUMBER)

@@ -24,7 +24,7 @@ void Ledger::Record(EventBody body) {
   Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
   Status applied = Apply(state_, event);
   if (!applied.ok()) {
-    // The fact happened, so it belongs in the journal, behind a state that no longer follows: what cannot be folded is latched.
+    // The fact happened and cannot be folded: its text goes into the journal as the reason why the session is broken.
     Break("the state machine refused an event that happened (" + ToText(event.body) + "): " + applied.message());
     return;
   }

@@ -38,7 +38,6 @@ struct Attempt {
     PhaseKind phase{};
     Moment begun, decided;
     std::uint64_t steps = 0;
-    friend class HistoryBuilder;
   };
   std::vector<PhaseTaken> phases;  // in order, those of an undo too
 

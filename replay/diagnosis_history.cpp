@@ -143,6 +143,11 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
   });
   if (!found) return found.status();
   history.findings = *std::move(found);
+  const Result<ReadReport> last = reader.Read(history.last.seq, history.last.seq, [&](const Event& event) {
+    history.last_text = ToText(event.body);
+    return false;
+  });
+  if (!last) return last.status();
   return history;
 }
 

@@ -77,7 +77,8 @@ struct JournalHistory {
   std::vector<Moment> lost_at;    // parallel to `lost`
   std::vector<PeerLost> lost;     // peers that closed or died, as seen here
   std::optional<Moment> broken_at;
-  Moment last;  // event
+  Moment last;            // event that could be read and applied
+  std::string last_text;  // of it
 
   [[nodiscard]] const SessionOpened& who() const { return findings.state.session; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }

@@ -10,16 +10,26 @@
 namespace amem::tool {
 namespace {
 
-// "rank 2  event 17   +0.003215s  CAUSE  step failed: ..."
+// "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
 void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
   std::uint64_t first = 0;
-  for (const Evidence& e : evidence) {
+  std::vector<bool> said(evidence.size());
+  for (std::size_t i = 0; i < evidence.size(); ++i) {
+    const Evidence& e = evidence[i];
     if (first == 0) first = e.wall_ns;
+    if (said[i]) continue;
+    std::string who = e.rank < 0 ? SessionText(e.session) : "rank " + std::to_string(e.rank);
+    std::string events = e.seq ? "event " + std::to_string(e.seq.value) : "";
+    for (std::size_t other = i + 1; other < evidence.size(); ++other) {
+      if (evidence[other].text != e.text || evidence[other].role != e.role || evidence[other].rank < 0) continue;
+      said[other] = true;
+      who += "," + std::to_string(evidence[other].rank);
+      if (evidence[other].seq) events += "," + std::to_string(evidence[other].seq.value);
+    }
     out << "  ";
-    out.Left(e.rank < 0 ? SessionText(e.session) : "rank " + std::to_string(e.rank), e.rank < 0 ? 18 : 10);
-    out.Left(e.seq ? "event " + std::to_string(e.seq.value) : "", 15);
-    out.Left(e.wall_ns == 0 || e.wall_ns < first ? "" : "+" + DurationText(e.wall_ns - first), 10);
-    out.Left(e.role == Evidence::Role::kCause ? "CAUSE" : ToText(e.role), 13) << e.text << "\n";
+    out.Left(who, 12).Left(" " + events, 22);
+    out.Left(e.wall_ns == 0 || e.wall_ns < first ? " " : " +" + DurationText(e.wall_ns - first), 11);
+    out.Left(e.role == Evidence::Role::kCause ? " CAUSE" : " " + std::string(ToText(e.role)), 13) << " " << e.text << "\n";
   }
 }
 

@@ -71,7 +71,8 @@ class Search {
     if (Done(j) || !j.attempts.back().decided) return;
     const Attempt::Decision& decision = *j.attempts.back().decided;
     const JournalHistory* culprit = cast_.Find(decision.culprit);
-    if (!decision.culprit || decision.culprit == j.session()) return;
+    if (!decision.culprit) return;
+    if (decision.culprit == j.session()) return OwnVote(j, decision);
     if (culprit != nullptr && Open(*culprit) && Dead(*culprit) && !culprit->attempts.back().failed_step) return;  // Death
     if (culprit != nullptr && !culprit->attempts.empty() && culprit->attempts.back().failed_step) return;  // its own step
     Suspect suspect;
@@ -85,6 +86,18 @@ class Search {
     suspect.wall_ns = cast_.Wall(j, decision.at.time_ns);
     suspect.text = decision.message;
     suspects_.push_back(std::move(suspect));
+  }
+
+  // Its own vote was a no, and no step is to blame: it could not get what its steps need, from a peer as a rule.
+  void OwnVote(const JournalHistory& j, const Attempt::Decision& decision) {
+    if (j.attempts.back().failed_step || !j.findings.state.broken.empty()) return;
+    const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
+                                              [&](const auto& import) { return std::get<0>(import) == j.session(); });
+    const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
+    Suspect& suspect = Add(owner_denies ? Weight::kCause : Weight::kConsequence,
+                           owner_denies ? verdict::kReferences : verdict::kStepFailed, j, decision.at.time_ns);
+    suspect.text = decision.message;
+    if (owner_denies) suspect.allocation = std::get<1>(*unknown);
   }
 
   void FailedArrival(const JournalHistory& j) {

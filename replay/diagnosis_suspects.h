@@ -29,6 +29,7 @@ struct Suspect {
   const Attempt* attempt = nullptr;         // that failed or hangs: of `session`, or of `witness`
   const JournalHistory* witness = nullptr;  // who waited, or told
   SequenceNumber witness_seq;
+  AllocationId allocation;
   std::vector<SessionId> missing;  // that did not come
   std::uint64_t waited_ns = 0;     // the others, for it
   bool live = false;               // it is so now

@@ -18,8 +18,11 @@ std::string Plural(std::uint64_t n, const std::string& one, const std::string& m
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
   return digits + " " + (n == 1 ? one : many.empty() ? one + "s" : many);
 }
+// Of a sentence that may begin with a name of the driver's, which stays as it is.
 std::string Capital(std::string text) {
-  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  const std::string first = text.substr(0, text.find(' '));
+  const bool word = std::ranges::all_of(first, [](char c) { return (c >= 'a' && c <= 'z') || c == ','; });
+  if (word && !text.empty()) text[0] = static_cast<char>(text[0] - 'a' + 'A');
   return text;
 }
 std::string Sentence(std::string text) {
@@ -67,10 +70,14 @@ class Writer {
       WriteHalfDone();
     } else if (s_.attempt != nullptr && s_.attempt->failed_step) {
       WriteFailedStep(*s_.attempt->failed_step);
+    } else if (s_.attempt != nullptr && s_.attempt->decided) {
+      WriteFailedVote(*s_.attempt->decided);
     } else {
       WriteDisagreement();
     }
     if (s_.attempt != nullptr && s_.attempt->begun) WriteOthers();
+    if (kind == verdict::kDied && s_.attempt == nullptr) WriteLater();
+    Say(Afterwards());
   }
 
  private:
@@ -127,10 +134,11 @@ class Writer {
 
   // What the caller sees now: running, paused, or neither.
   [[nodiscard]] std::string Afterwards() const {
-    std::vector<SessionId> running, paused, neither, gone;
+    std::vector<SessionId> running, paused, neither, ended;
     for (const JournalHistory& j : cast_.journals()) {
       const Lifecycle lifecycle = j.findings.state.lifecycle;
-      (j.findings.info.status != SessionStatus::kLive && j.findings.info.status != SessionStatus::kBroken ? gone
+      const SessionStatus status = j.findings.info.status;
+      (status == SessionStatus::kClosed || status == SessionStatus::kCrashed || lifecycle == Lifecycle::kClosed ? ended
        : lifecycle == Lifecycle::kRunning                                                                  ? running
        : lifecycle == Lifecycle::kPaused                                                                   ? paused
                                                                                                            : neither)
@@ -146,7 +154,8 @@ class Writer {
     part(running, "running");
     part(paused, "paused, with contents kept");
     part(neither, "half way");
-    part(gone, "gone");
+    if (ended.size() == cast_.journals().size()) return ended.size() == 1 ? "" : "All have ended since.";
+    if (!ended.empty()) parts.push_back(cast_.Names(ended) + (ended.size() == 1 ? " has ended" : " have ended"));
     return parts.empty() ? "" : "Now " + Listed(parts) + ".";
   }
 
@@ -197,6 +206,27 @@ class Writer {
     BeginAttempt(j);
     Add(j, failure.at, Role::kCause, "step failed: " + failure.message);
     v_.remedy = StepRemedy(failure);
+  }
+
+  // Its vote was a no without a step of its own to blame.
+  void WriteFailedVote(const Attempt::Decision& decision) {
+    const JournalHistory& j = *s_.journal;
+    const bool denied = std::string_view(s_.kind) == verdict::kReferences;
+    v_.phase = decision.phase;
+    v_.seq = decision.at.seq;
+    const std::string phase(ToText(decision.phase));
+    v_.headline = Capital(Cycle()) + " failed on " + cast_.ShortName(s_.session) + " in phase \"" + phase + "\"";
+    Say(CycleOfAll() + HowItEnded() + " " + At(s_.wall_ns) + " on " + v_.process + ", in phase \"" + phase + "\"" +
+        Event(decision.at.seq) + ".");
+    Say(Sentence(WithoutPrefix(decision.message, cast_.Name(s_.session) + " failed in phase " + phase)));
+    if (denied) {
+      v_.allocation = s_.allocation;
+      Say("It holds " + Thing(j, s_.allocation) + ", and the owner's journal does not know that reference.");
+    }
+    BeginAttempt(j);
+    Add(j, decision.at, Role::kCause, decision.message);
+    v_.remedy = denied ? StepRemedy({}) : "do what the message says; if a rank that it names is dead, restart the job, otherwise call " +
+                             std::string(s_.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume") + " again on all ranks";
   }
 
   [[nodiscard]] std::string StepRemedy(const Attempt::Failure& failure) const {
@@ -311,12 +341,11 @@ class Writer {
         " since " + WallText(s_.wall_ns) + " for " + missing + " to come to " + Cycle() + ".");
     if (!s_.text.empty()) Say("What they were told: " + Sentence(s_.text));
     for (const SessionId session : s_.missing) SayWhereabouts(session);
-    Say(Afterwards());
     v_.remedy = "call " + std::string(s_.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume") +
                 " on every rank that shares memory, in whatever order; look at what " + missing +
                 (s_.missing.size() == 1 ? " does" : " do") +
                 " instead (py-spy dump, gdb), or raise AMEM_TIMEOUT_MS if it only comes late";
-    v_.seq = s_.journal != nullptr ? s_.journal->last.seq : s_.witness_seq;
+    if (s_.journal == nullptr) v_.seq = s_.witness_seq;
     if (s_.journal == nullptr) v_.notes.push_back("what the missing rank did is not known: its journal was not given");
   }
 
@@ -324,28 +353,31 @@ class Writer {
   void SayWhereabouts(SessionId session) {
     const JournalHistory* j = cast_.Find(session);
     if (j == nullptr) return;
-    const std::uint64_t last = cast_.Wall(*j, j->last.time_ns);
+    // Times of two hosts' clocks differ by what Wall makes of them.
+    const std::uint64_t shift = cast_.Wall(*j, j->last.time_ns) - j->last.time_ns;
+    const auto before = j->LastUpTo(s_.wall_ns > shift ? s_.wall_ns - shift : 0);
     const std::string name = Capital(cast_.Name(session));
-    std::string text = "its last event is number " + Number(j->last.seq.value) + ", \"" + j->last_text + "\", " + At(last) + ", " +
-                       (last < s_.wall_ns ? DurationText(s_.wall_ns - last) + " before they began to wait"
-                                          : "after they began to wait");
-    switch (j->findings.info.status) {
-      case SessionStatus::kLive:
-        text += "; the process lives";
-        break;
-      case SessionStatus::kClosed:
-        text += "; it closed its journal in order, so that it left the job by itself";
-        break;
-      case SessionStatus::kCrashed:
-        text += "; the process is dead";
-        break;
-      case SessionStatus::kBroken:
-        text += "; its journal is broken";
-        break;
+    std::string text;
+    if (before) {
+      const std::uint64_t wall = cast_.Wall(*j, before->at.time_ns);
+      text = "its last event before that is number " + Number(before->at.seq.value) + " (" + std::string(before->kind) + "), " +
+             DurationText(s_.wall_ns - wall) + " earlier";
+      const std::uint64_t since = j->last.seq.value - before->at.seq.value;
+      text += since == 0 ? ", and nothing since" : ", and " + Plural(since, "more event") + " since, none of them its coming";
+    } else {
+      text = "it was not there yet when they began to wait";
     }
-    Say(name + " has no sign of it in its journal: " + text + ".");
-    Add(*j, {{}, j->last.time_ns}, Role::kCause,
-        "nothing about " + Cycle() + " here; the last event is number " + Number(j->last.seq.value) + ": " + j->last_text);
+    const SessionStatus status = j->findings.info.status;
+    text += status == SessionStatus::kLive      ? "; the process lives"
+            : status == SessionStatus::kClosed  ? "; it closed its journal in order, " + WallText(cast_.Wall(*j, j->last.time_ns))
+            : status == SessionStatus::kCrashed ? "; the process is dead now"
+                                                : "; its journal is broken";
+    Say(name + " did not call it: " + text + ".");
+    const Moment shown = before ? before->at : j->last;
+    Add(*j, shown, Role::kCause,
+        before ? "the last event before the others began to wait (" + std::string(before->kind) + "); nothing about " + Cycle() + " after it"
+               : "nothing about " + Cycle() + " here");
+    if (v_.seq.value == 0) v_.seq = shown.seq;
   }
 
   void WriteRefused() {
@@ -353,7 +385,6 @@ class Writer {
     Say(Capital(Cycle()) + " could not begin on " + v_.process + ", " + At(cast_.Wall(*s_.witness, s_.attempt->ended.time_ns)) +
         " after " + DurationText(s_.waited_ns) + Event(s_.witness_seq) + ".");
     Say(Sentence(s_.text));
-    Say(Afterwards());
     v_.seq = s_.witness_seq;
     Add(*s_.witness, s_.attempt->ended, Role::kCause, Cycle() + " could not begin: " + s_.text);
     v_.remedy = "do what the message says, then call it again on all ranks that share memory";
@@ -376,24 +407,43 @@ class Writer {
       Say("What it does is not known: its journal was not given.");
       v_.seq = s_.witness_seq;
     } else {
-      v_.seq = progress.since ? progress.since.seq : j->last.seq;
-      if (progress.phase) Say(Capital(StepWords(*j, progress)));
-      const std::uint64_t since = cast_.Wall(*j, progress.since ? progress.since.time_ns : j->last.time_ns);
-      Say("Nothing has been heard of it since " + WallText(since) + " (event " + Number(v_.seq.value) + ")" +
-          (s_.waited_ns != 0 ? ", for " + DurationText(s_.waited_ns) : "") + ".");
       BeginAttempt(*j);
-      if (s_.attempt->open_step) {
-        Add(*j, s_.attempt->open_step->at, Role::kCause,
-            "step begun, and neither done nor failed: " + ToText(s_.attempt->open_step->step));
-      } else {
-        Add(*j, progress.since ? progress.since : j->last, Role::kCause, "the last thing it did: " + j->last_text);
-      }
+      s_.attempt->end == Attempt::End::kOpen ? SayStuck(*j, progress) : SayLate(*j);
     }
     if (!s_.text.empty()) Say("The others were told: " + Sentence(s_.text));
-    Say(Afterwards());
     v_.remedy = "look at where " + name +
                 " is (gdb -p PID, py-spy dump): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
                 "call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS";
+  }
+
+  // It is there still, or was when its journal ended.
+  void SayStuck(const JournalHistory& j, const Progress& progress) {
+    v_.seq = progress.since ? progress.since.seq : j.last.seq;
+    if (progress.phase) Say(Capital(StepWords(j, progress)));
+    const std::uint64_t since = cast_.Wall(j, progress.since ? progress.since.time_ns : j.last.time_ns);
+    Say("Nothing has been heard of it since " + WallText(since) + Event(v_.seq) +
+        (s_.waited_ns != 0 ? ", for " + DurationText(s_.waited_ns) : "") + ".");
+    if (s_.attempt->open_step) {
+      Add(j, s_.attempt->open_step->at, Role::kCause,
+          "step begun, and neither done nor failed: " + ToText(s_.attempt->open_step->step));
+    } else {
+      Add(j, progress.since ? progress.since : j.last, Role::kCause, "the last thing it did: " + j.last_text);
+    }
+  }
+
+  // It went on in the end, too late for the others.
+  void SayLate(const JournalHistory& j) {
+    const Attempt::Silence& silence = s_.attempt->silence;
+    v_.seq = silence.from.seq;
+    if (silence.phase) v_.phase = silence.phase;
+    if (silence.step) TakeStep(&j, *silence.step);
+    const std::string during = silence.step ? "step \"" + ToText(*silence.step) + "\" took it " + DurationText(silence.ns())
+                                            : "it was silent for " + DurationText(silence.ns());
+    Say("Of its own time, " + during + Event(silence.from.seq) + ", which is the longest" +
+        (silence.step && silence.step->allocation ? "; that is about " + Thing(j, silence.step->allocation) : "") + ".");
+    Add(j, silence.from, Role::kCause, during);
+    v_.headline = Capital(Cycle()) + " waited for " + cast_.ShortName(s_.session) +
+                  (silence.step ? ", which spent " + DurationText(silence.ns()) + " at \"" + ToText(*silence.step) + "\"" : "");
   }
 
   void WriteBroken() {
@@ -404,7 +454,6 @@ class Writer {
     Say("The session of " + v_.process + " has been broken since " + WallText(s_.wall_ns) + Event(v_.seq) +
         ": from then on its journal does not tell the whole truth, and every pause is refused.");
     Say("The reason: " + Sentence(s_.text));
-    Say(Afterwards());
     Add(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + s_.text);
     for (const JournalHistory& other : cast_.journals()) {
       if (other.attempts.empty() || other.attempts.back().end != Attempt::End::kFailed) continue;
@@ -437,10 +486,30 @@ class Writer {
                 "report: this should not be possible";
   }
 
+  // What others tried after it was gone.
+  void WriteLater() {
+    std::vector<SessionId> failed;
+    const Attempt* example = nullptr;
+    for (const JournalHistory& other : cast_.journals()) {
+      if (other.session() == s_.session || other.attempts.empty()) continue;
+      const Attempt& attempt = other.attempts.back();
+      if (attempt.end == Attempt::End::kDone || !attempt.ended || cast_.Wall(other, attempt.ended.time_ns) < s_.wall_ns) continue;
+      failed.push_back(other.session());
+      example = &attempt;
+      if (failed.size() <= kEvidenceOfOthersMax) Add(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
+    }
+    if (example == nullptr) return;
+    v_.cycle_kind = example->kind;
+    v_.cycle = example->cycle;
+    const std::string what = std::string(ToText(example->kind)) + " " + Number(example->cycle);
+    Say("After that " + what + " failed on " + cast_.Names(failed) + ": " + example->failure + ".");
+  }
+
   // How the failure reached the other members.
   void WriteOthers() {
-    std::vector<SessionId> gave_up, waiting;
+    std::vector<SessionId> gave_up, waiting, half;
     std::size_t shown = 0, hidden = 0;
+    const std::string reason = s_.attempt->failed_step ? ": " + s_.attempt->failed_step->message : "";
     for (const JournalHistory& other : cast_.journals()) {
       if (other.session() == s_.session && (s_.attempt->ended.seq || s_.attempt->decided)) {
         if (s_.attempt->end == Attempt::End::kFailed)
@@ -455,10 +524,12 @@ class Writer {
         continue;
       }
       if (attempt.decided) {
-        gave_up.push_back(other.session());
-        Add(other, attempt.decided->at, Role::kConsequence, "was told: " + attempt.decided->message);
+        (attempt.undone ? gave_up : half).push_back(other.session());
+        std::string told = attempt.decided->message;
+        if (!reason.empty() && told.ends_with(reason)) told.resize(told.size() - reason.size());
+        Add(other, attempt.decided->at, Role::kConsequence, "was told: " + told);
       } else if (attempt.failed_step) {
-        gave_up.push_back(other.session());
+        (attempt.undone ? gave_up : half).push_back(other.session());
         Add(other, attempt.failed_step->at, Role::kConsequence, "step failed: " + attempt.failed_step->message);
       } else {
         waiting.push_back(other.session());
@@ -468,12 +539,16 @@ class Writer {
                                         "\" and waits for the vote of the others"
                                   : "is at its own steps still");
       }
-      if (!attempt.undone) v_.notes.push_back(cast_.Name(other.session()) + " could not undo what it had done: " + attempt.failure);
+      if (attempt.end == Attempt::End::kFailed && !attempt.undone) v_.notes.push_back(cast_.Name(other.session()) + " could not undo what it had done: " + attempt.failure);
     }
     if (!gave_up.empty()) Say(Capital(cast_.Names(gave_up)) + " gave up because of it, and undid what was done.");
+    if (!half.empty())
+      Say(Capital(cast_.Names(half)) + " gave up because of it, and could not undo all: " + (half.size() == 1 ? "it is" : "they are") +
+          " half way.");
+    if (!half.empty() && std::string_view(s_.kind) == verdict::kDied)
+      v_.remedy = v_.remedy.substr(0, v_.remedy.find("; the others")) + "; the others need memory that it had, so that the job cannot go on: restart it";
     if (!waiting.empty()) Say(Capital(cast_.Names(waiting)) + (waiting.size() == 1 ? " waits" : " wait") + " for it.");
     if (hidden != 0) v_.notes.push_back("and " + Plural(hidden, "more rank") + " with the same consequence");
-    if (std::string_view(s_.kind) != verdict::kStalled) Say(Afterwards());
   }
 
   const Cast& cast_;
@@ -497,7 +572,7 @@ void DescribeHealth(const Cast& cast, Verdict& verdict) {
   verdict.live = live != 0;
   verdict.headline = "Nothing is wrong: " + Plural(t.pauses, "pause") + " and " + Plural(t.resumes, "resume") + " of " +
                      Plural(t.journals, "session") + " came to their ends";
-  verdict.summary = verdict.headline + ". " + Plural(t.events, "event") + " were checked, and " +
+  verdict.summary = Plural(t.events, "event") + " were checked, and " +
                     Plural(t.references, "reference") + " between sessions " + (t.references == 1 ? "agrees" : "agree") +
                     " on both sides.";
   if (under_way != 0) verdict.summary += " A pause or resume is under way, and moves.";

@@ -27,6 +27,8 @@ class CommandLine {
     AddLog();
     AddState();
     AddVerify();
+    AddPack();
+    AddUnpack();
   }
 
   int Run(int argc, char** argv, Output& out) {
@@ -119,6 +121,25 @@ class CommandLine {
     command->callback([this] { run_ = [this](Output& out) { return RunVerify(verify_, out); }; });
   }
 
+  void AddPack() {
+    CLI::App* command = Add("pack", "A job's journals as one compressed file, for a bug report; every command reads it like a directory",
+                            "  amem-replay pack /tmp/amem-1000/journal -o job.amem\n"
+                            "  amem-replay pack hostA/journal hostB/journal -o job.amem --anonymous\n"
+                            "  amem-replay why job.amem\n");
+    AddDirectories(command, pack_.directories);
+    command->add_option("-o,--output", pack_.file, "The file to write")->type_name("FILE")->required();
+    command->add_flag("--anonymous", pack_.anonymous, "Without host names, GPU ids and paths");
+    command->callback([this] { run_ = [this](Output& out) { return RunPack(pack_, out); }; });
+  }
+
+  void AddUnpack() {
+    CLI::App* command = Add("unpack", "Directories of journals from a packed file",
+                            "  amem-replay unpack job.amem -o journals\n");
+    command->add_option("FILE", unpack_.file, "What `amem-replay pack` wrote")->required();
+    command->add_option("-o,--output", unpack_.directory, "Where the sessions' directories go")->type_name("DIR")->required();
+    command->callback([this] { run_ = [this](Output& out) { return RunUnpack(unpack_, out); }; });
+  }
+
   CLI::App app_{"Reads the journals of AMem: what happened to NCCL's GPU memory, and why a pause or resume failed."};
   WhyOptions why_;
   ListOptions list_;
@@ -126,6 +147,8 @@ class CommandLine {
   LogOptions log_;
   StateOptions state_;
   VerifyOptions verify_;
+  PackCommandOptions pack_;
+  UnpackOptions unpack_;
   std::function<int(Output&)> run_;
 };
 

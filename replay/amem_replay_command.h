@@ -63,6 +63,37 @@ struct PackCommandOptions {
 struct UnpackOptions {
   std::filesystem::path file, directory;
 };
+struct RunOptions {
+  Directories directories;
+  std::string until;                // "SEQ", or "RANK:SEQ"
+  std::vector<std::string> memory;  // "DEVICE=BYTES"
+  bool json = false;
+};
+struct DiffOptions {
+  std::string a, b;  // "DIR", "DIR@SEQ"; the second also "@SEQ"
+  bool json = false;
+};
+struct RefsOptions {
+  Directories directories;
+  bool dot = false, json = false;
+};
+struct TopOptions {
+  Directories directories;
+  std::string by = "site";  // "site", "peer", "size", "age"
+  std::optional<std::uint64_t> at;
+  std::size_t limit = 20;
+  bool json = false;
+};
+struct TailOptions {
+  std::string what;  // a pid or a directory
+  std::uint64_t last = 10;
+  std::uint32_t interval_ms = 200;
+  bool json = false;
+};
+struct TraceOptions {
+  Directories directories;
+  std::filesystem::path file;
+};
 
 int RunInfo(const InfoOptions& options, Output& out);
 int RunLog(const LogOptions& options, Output& out);
@@ -70,6 +101,12 @@ int RunState(const StateOptions& options, Output& out);
 int RunVerify(const VerifyOptions& options, Output& out);
 int RunList(const ListOptions& options, Output& out);
 int RunWhy(const WhyOptions& options, Output& out);
+int RunRun(const RunOptions& options, Output& out);
+int RunDiff(const DiffOptions& options, Output& out);
+int RunRefs(const RefsOptions& options, Output& out);
+int RunTop(const TopOptions& options, Output& out);
+int RunTail(const TailOptions& options, Output& out);
+int RunTrace(const TraceOptions& options, Output& out);
 int RunPack(const PackCommandOptions& options, Output& out);
 int RunUnpack(const UnpackOptions& options, Output& out);
 

@@ -11,7 +11,7 @@ namespace amem {
 namespace {
 
 constexpr Bytes kPlenty = Bytes{1} << 42;  // of each device, unless it is limited
-constexpr SequenceNumber kEnd{~std::uint64_t{0}};
+constexpr std::uint64_t kMeasureEvery = 4096;   // events
 
 // Kinds that the simulator has no call for.
 bool HasNoCall(const EventBody& body) {
@@ -225,7 +225,7 @@ class Host {
         }
       }
       TakeMemoryAway(*one, event);
-      Measure();
+      if (report_.events % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure();
       if (options_.until && event.seq == *options_.until &&
           (one->info.session == options_.until_session || cast_.size() == 1)) {
         return {};
@@ -260,7 +260,6 @@ class Host {
   }
 
   void Measure() {
-    if (report_.events % 64 != 0) return;
     for (std::size_t d = 0; d < report_.devices.size(); ++d) {
       const Bytes taken = taken_.contains(static_cast<std::int32_t>(d)) ? (kPlenty - *report_.devices[d].limit) & ~Bytes{4095} : 0;
       most_[d] = std::max(most_[d], world_->InUse(static_cast<std::int32_t>(d)) - taken);
@@ -276,7 +275,11 @@ class Host {
     report_.difference =
         RerunDifference{one.info.session, event.seq, event.time_ns, std::move(what), std::move(recorded), std::move(replayed)};
     const auto* failed = std::get_if<StepFailed>(&event.body);
-    if (failed == nullptr || failed->code != Code::kOutOfMemory) return;
+    if (failed == nullptr) return;
+    if (failed->code != Code::kOutOfMemory) {
+      report_.hint = "it failed for a reason that the simulator does not have: the driver, the device or a peer of that day";
+      return;
+    }
     const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
     if (ordinal >= one.devices.size()) return;
     const std::int32_t device = one.devices[ordinal];

@@ -75,7 +75,7 @@ class Comparison {
                        (a.remote ? ", of session " + SessionText(a.remote->owner) : ", own") + (a.backed ? "" : ", released") +
                        (a.saved ? ", saved" : "") + (a.stale ? ", contents missing" : "") + ", " +
                        std::to_string(a.guest_references) + " held by NCCL, " + std::to_string(a.mappings) + " mapped";
-    if (!a.importers.empty()) text += ", " + std::to_string(a.importers.size()) + " importers";
+    if (!a.importers.empty()) text += ", " + std::to_string(a.importers.size()) + (a.importers.size() == 1 ? " importer" : " importers");
     return text;
   }
   void Value(const char* what, const std::string& before, const std::string& after) {

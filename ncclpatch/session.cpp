@@ -253,12 +253,12 @@ Status Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId
   const std::string doing = "map " + At(address) + " of " + Name(allocation);
   if (const AllocationId other = state.PartAt(address); other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
     // The range was reserved for another allocation: that was the wrong guess.
-    const std::uint32_t reserved = state.allocations.at(other).reserved;
-    const Address place = state.PlaceOf(state.allocations.at(other));
-    if (place != address || reserved != 1 || state.allocations.at(other).mappings > 0) {
+    const Allocation& there = state.allocations.at(other);
+    const Address place = state.PlaceOf(there);
+    if (place != address || there.reserved != 1 || there.mappings > 0 || there.guest_references == 0) {
       return {Code::kUnsupported, doing + ": " + Name(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
     }
-    const Bytes whole = state.allocations.at(other).bytes;
+    const Bytes whole = there.bytes;
     ledger_.Record(RangeFreed{place, whole, other});
     const Status swapped = slabs_.Swap(allocation, other);
     ledger_.Record(RangeReserved{place, whole, 0, {}, 0, {}, swapped.ok() ? allocation : other});

@@ -43,6 +43,7 @@ void Add(Graph& graph, SessionId self, const State& state) {
   node = {ShortName(state.session), holdings.own_device, holdings.own_device_backed, true};
   std::map<std::pair<SessionId, SessionId>, Edge> imports, exports;
   for (const auto& [id, a] : state.allocations) {
+    if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
     if (a.remote) {
       AddPeer(graph, a.remote->owner, state);
       Edge& edge = imports[{a.remote->owner, self}];
@@ -93,15 +94,16 @@ void PrintText(Output& out, const Graph& graph) {
 
 void PrintDot(Output& out, const Graph& graph) {
   out << "// dot -Tsvg: who references whose memory; an arrow goes from the importer to the owner\n"
-         "digraph references {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n  edge [fontname=\"sans-serif\"];\n";
+         "digraph references {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n  edge "
+         "[fontname=\"sans-serif\"];\n";
   for (const auto& [session, node] : graph.nodes) {
     out << "  \"" << SessionText(session) << "\" [label=\"" << NameIn(graph, session)
         << (node.given ? "\\n" + FormatBytes(node.own) : "") << "\"" << (node.given ? "" : ", style=dashed") << "];\n";
   }
   for (const auto& [key, edge] : graph.edges) {
     const bool doubt = *Doubt(edge, graph, key) != '\0';
-    out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations << ", "
-        << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
+    out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations
+        << ", " << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
   }
   out << "}\n";
 }

@@ -29,7 +29,7 @@ void Count(const Cast& cast, Verdict& verdict) {
     totals.failures = std::max(totals.failures, failures);
     const Holdings holdings = Measure(j.findings.state);
     totals.held += holdings.own_device_backed;
-    totals.released += holdings.own_device - holdings.own_device_backed;
+    totals.released += holdings.own_device - std::min(holdings.own_device, holdings.own_device_backed);  // slabs are larger
   }
 }
 
@@ -122,7 +122,8 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
   };
   {
     std::vector<std::jthread> readers;
-    const std::size_t count = std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
+    const std::size_t count =
+        std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
     for (std::size_t i = 1; i < count; ++i) readers.emplace_back(work);
     work();
   }

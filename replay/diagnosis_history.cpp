@@ -135,9 +135,7 @@ class HistoryBuilder {
     Last().open_step.reset();
   }
   Attempt& Last() { return history_.attempts.back(); }
-  [[nodiscard]] bool Open() const {
-    return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen;
-  }
+  [[nodiscard]] bool Open() const { return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen; }
 
   JournalHistory& history_;
   Moment now_;

@@ -1,4 +1,5 @@
-// The commands of amem-replay about whole jobs: run, diff, refs, top, tail, trace, pack, completion, and why of damaged journals.
+// The commands of amem-replay about whole jobs: run, diff, refs, top, tail, trace, pack, completion, and why of damaged
+// journals.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -228,7 +229,8 @@ TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
   for (const char* command : {"log", "verify", "why", "why --json", "run", "refs", "top", "state --json"}) {
     const std::string of_one = std::string(command).starts_with("state") ? "/5e55000000000002" : "";
     if (!of_one.empty()) continue;  // of one session: below, after unpacking
-    const Ran directory = Shell(std::string("$TOOL ") + command + " $OOM"), pack = Shell(std::string("$TOOL ") + command + " $S/job.amem");
+    const Ran directory = Shell(std::string("$TOOL ") + command + " $OOM"),
+              pack = Shell(std::string("$TOOL ") + command + " $S/job.amem");
     EXPECT_EQ(directory.code, pack.code) << command;
     EXPECT_EQ(directory.out.size(), pack.out.size()) << command;
   }
@@ -250,7 +252,11 @@ TEST_F(Commands, an_anonymous_pack_has_no_names_and_the_same_verdict) {
 }
 
 TEST_F(Commands, a_damaged_pack_exits_with_2_and_says_so) {
-  ASSERT_EQ(Shell("$TOOL pack $OK -o $S/job.amem && head -c 4000 $S/job.amem > $S/cut.amem && head -c 600 /dev/urandom > $S/noise.amem").code, 0);
+  ASSERT_EQ(
+      Shell(
+          "$TOOL pack $OK -o $S/job.amem && head -c 4000 $S/job.amem > $S/cut.amem && head -c 600 /dev/urandom > $S/noise.amem")
+          .code,
+      0);
   const Ran cut = Shell("$TOOL why $S/cut.amem");
   EXPECT_EQ(cut.code, 2) << cut.out;
   EXPECT_HAS(cut.err, "cut short");
@@ -337,10 +343,12 @@ TEST_F(Commands, tail_of_nobody_says_so) {
 // ---- completion ------------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, completion_knows_every_command_and_option) {
-  const Ran ran = Shell("source <($TOOL completion bash); complete_for() { COMP_WORDS=(amem-replay \"$@\"); COMP_CWORD=$#; "
-                        "_amem_replay; printf '%s ' \"${COMPREPLY[@]}\"; echo; }; complete_for ''; complete_for wh; complete_for run --m");
+  const Ran ran = Shell(
+      "source <($TOOL completion bash); complete_for() { COMP_WORDS=(amem-replay \"$@\"); COMP_CWORD=$#; "
+      "_amem_replay; printf '%s ' \"${COMPREPLY[@]}\"; echo; }; complete_for ''; complete_for wh; complete_for run --m");
   EXPECT_EQ(ran.code, 0) << ran.err;
-  for (const char* command : {"why", "ls", "info", "log", "state", "verify", "run", "diff", "refs", "top", "tail", "trace", "pack", "unpack"})
+  for (const char* command :
+       {"why", "ls", "info", "log", "state", "verify", "run", "diff", "refs", "top", "tail", "trace", "pack", "unpack"})
     EXPECT_HAS(ran.out, command);
   EXPECT_HAS(ran.out, "\nwhy \n");
   EXPECT_HAS(ran.out, "--memory");

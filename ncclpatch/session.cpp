@@ -97,6 +97,7 @@ void Session::Touched(AllocationId allocation) const { last_handle = {peers_->Se
 
 // Pinned host memory for contents follows what is held, in steps of a quarter.
 void Session::PrepareContents() {
+  if (coordinator_ != nullptr) coordinator_->Busy();
   if (coordinator_ == nullptr || held_bytes_ < prepared_bytes_ + prepared_bytes_ / 4 + kPrepareFrom) return;
   prepared_bytes_ = held_bytes_;
   coordinator_->Prepare(held_bytes_);
@@ -428,6 +429,7 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
 Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("import an allocation"));
+  coordinator_->Busy();
   auto token = ReadTokenDescriptor(descriptor);
   if (!token.ok()) return token.status();
   return ImportToken(*token, 1, site);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "replay/backup.h"
@@ -43,19 +44,29 @@ class Executor {
   Status Verify();
   Status Find(const Step& step);
   Status AwaitSaved(const Step& step);
-  // Contents come back while imports are taken: their copies are queued together, and their steps are done when all are.
+  // Contents come back while memory is still being created and imports are taken: copies are queued as soon as there is enough
+  // to copy to, and the restore steps are done when all are.
+  Status RestoreSoon(AllocationId allocation, Address address, Bytes enough);
   Status BeginRestores(const std::vector<Step>& steps, Step& culprit);
   Status FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit);
   // Waits for all copies, and takes the mappings away that were made for them.
   Status Settle();
   Status RunImports(const std::vector<Step>& steps);
-  Status Fetch(SessionId owner, const std::vector<Step>& steps);
+  struct Batch {  // imports whose descriptors come together from one owner
+    SessionId owner;
+    std::vector<Step> steps;
+    std::vector<ShareRequest> requests;
+  };
+  std::vector<Batch> Batches(const std::vector<Step>& steps);
   Status Fail(const Step& step, Status why);
 
   Ledger& ledger_;
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
+  std::vector<Backup::Item> restorable_;  // mapped again, and not being copied to yet
+  Bytes restorable_bytes_ = 0;
+  std::set<AllocationId> restoring_;
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
   struct Scratch {
     Address address;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <set>
 #include <thread>
 
@@ -73,6 +74,18 @@ void NoteAbsent(const Cast& cast, Verdict& verdict) {
                           " was not given; give the directories of all ranks for the whole story");
 }
 
+// Copies of one journal, as from a backup: the one that goes further is used.
+void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>& damage) {
+  std::ranges::stable_sort(journals, std::greater{}, [](const JournalHistory& j) { return j.last.seq; });
+  std::set<SessionId> seen;
+  std::erase_if(journals, [&](const JournalHistory& j) {
+    if (seen.insert(j.session()).second) return false;
+    damage.push_back(j.findings.info.directory.string() +
+                     " is another copy of a journal that was given; the longer one is used");
+    return true;
+  });
+}
+
 void Finish(Verdict& verdict) {
   std::ranges::stable_sort(verdict.evidence, {}, [](const Evidence& e) { return e.wall_ns == 0 ? UINT64_MAX : e.wall_ns; });
   const auto same = std::ranges::unique(verdict.evidence, [](const Evidence& a, const Evidence& b) {
@@ -140,6 +153,7 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
     return Status{Code::kNotFound, unread.empty() ? "there is no journal to read: give directories of sessions"
                                                   : "none of the journals could be read: " + Listed(unread)};
   }
+  DropCopies(journals, unread);
   Verdict verdict = Diagnose(journals);
   verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
   if (verdict.healthy && !verdict.damage.empty()) DescribeUnreadable(verdict);

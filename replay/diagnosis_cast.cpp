@@ -131,7 +131,7 @@ Progress ProgressOf(const JournalHistory& journal) {
   const bool pausing = phase.phase < PhaseKind::kResumeArrive;
   const Plan plan = pausing ? PlanPause(journal.findings.state) : PlanResume(journal.findings.state);
   for (const PlannedPhase& planned : plan.phases) {
-    if (planned.phase != phase.phase || phase.decided) continue;
+    if (planned.phase != phase.phase || phase.decided || !journal.findings.whole) continue;
     std::uint64_t repeated = progress.steps_done;
     for (const Step& step : planned.steps) {
       if (Repeats(step.kind) && repeated > 0) {

@@ -139,6 +139,7 @@ class Writer {
   [[nodiscard]] std::string Afterwards() const {
     std::vector<SessionId> running, paused, neither, ended;
     for (const JournalHistory& j : cast_.journals()) {
+      if (!j.findings.whole && j.findings.info.status == SessionStatus::kLive) return {};  // nobody knows
       const Lifecycle lifecycle = j.findings.state.lifecycle;
       const SessionStatus status = j.findings.info.status;
       (status == SessionStatus::kClosed || status == SessionStatus::kCrashed || lifecycle == Lifecycle::kClosed ? ended

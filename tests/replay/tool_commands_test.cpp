@@ -277,6 +277,35 @@ TEST_F(Commands, why_says_what_could_not_be_read_and_exits_with_2) {
   EXPECT_HAS(ran.err, "5e55000000000000");
 }
 
+// The failure lies behind the damage.
+TEST_F(Commands, why_reads_on_behind_damage) {
+  ASSERT_EQ(Shell("cp -r $OOM $S/journal").code, 0);
+  const fs::path data = scratch_ / "journal/5e55000000000002/data.mdb";
+  std::string bytes = Contents(data);
+  // An event's record is found by its number, and one byte of it is turned: "AMJr", checksum, length, kind 1, number 20.
+  bool damaged = false;
+  for (std::size_t at = bytes.find("AMJr"); at != std::string::npos && !damaged; at = bytes.find("AMJr", at + 4)) {
+    if (bytes.compare(at + 12, 12, std::string("\x01\0\0\0\x14\0\0\0\0\0\0\0", 12)) != 0) continue;
+    bytes[at + 30] = static_cast<char>(bytes[at + 30] ^ 0x55);
+    damaged = true;
+  }
+  ASSERT_TRUE(damaged);
+  std::ofstream(data, std::ios::binary) << bytes;
+  const Ran ran = Shell("$TOOL why --json $S/journal");
+  EXPECT_EQ(ran.code, 2) << ran.out;
+  EXPECT_EQ(ran.json()["kind"], "out-of-memory") << ran.out;
+  EXPECT_EQ(ran.json()["rank"], 2);
+  EXPECT_EQ(ran.json()["damage"].size(), 1U);
+}
+
+TEST_F(Commands, why_of_a_journal_and_its_copy_uses_one) {
+  ASSERT_EQ(Shell("cp -r $OK $S/copy").code, 0);
+  const Ran ran = Shell("$TOOL why $OK $S/copy");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_HAS(ran.out, "another copy");
+  EXPECT_HAS(ran.out, "of 4 sessions");
+}
+
 TEST_F(Commands, why_of_some_ranks_only_names_those_that_are_missing) {
   const Ran ran = Shell("$TOOL why $OOM/5e55000000000000 $OOM/5e55000000000001");
   EXPECT_EQ(ran.code, 3) << ran.err;

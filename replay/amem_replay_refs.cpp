@@ -1,6 +1,7 @@
 // refs: who references whose memory, as a table, a graph for Graphviz, or JSON.
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "replay/amem_replay_command.h"
 #include "replay/event_json.h"
@@ -23,6 +24,7 @@ struct Node {
 struct Graph {
   std::map<SessionId, Node> nodes;
   std::map<std::pair<SessionId, SessionId>, Edge> edges;  // (owner, importer)
+  std::set<std::pair<SessionId, SessionId>> lost;         // (who says so, whom it lost)
 };
 
 std::string ShortName(const SessionOpened& who) {
@@ -41,6 +43,9 @@ void Add(Graph& graph, SessionId self, const State& state) {
   Node& node = graph.nodes[self];
   const Holdings holdings = Measure(state);
   node = {ShortName(state.session), holdings.own_device, holdings.own_device_backed, true};
+  for (const auto& [session, peer] : state.peers) {
+    if (!peer.connected) graph.lost.emplace(self, session);
+  }
   std::map<std::pair<SessionId, SessionId>, Edge> imports, exports;
   for (const auto& [id, a] : state.allocations) {
     if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
@@ -74,6 +79,7 @@ std::string NameIn(const Graph& graph, SessionId session) {
 }
 
 const char* Doubt(const Edge& edge, const Graph& graph, const std::pair<SessionId, SessionId>& key) {
+  if (!edge.at_owner && graph.lost.contains(key)) return "dropped by the owner, who saw the importer end";
   if (!edge.at_owner && graph.nodes.at(key.first).given) return "only the importer knows of it";
   if (!edge.at_importer && graph.nodes.at(key.second).given) return "only the owner knows of it";
   return "";

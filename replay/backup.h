@@ -27,6 +27,7 @@ namespace amem {
 struct BackupOptions {
   Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
   Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
+  Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
   Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
   std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
@@ -118,6 +119,7 @@ class Backup {
   class Queue;  // of parts that lie one after the other in host memory
 
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
+  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items);
   Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
                    std::span<const std::size_t> counts);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);

@@ -13,7 +13,7 @@ std::uint64_t Now() {
 }  // namespace
 
 // Pinning begins when NCCL has not allocated for a moment, so that it does not hold up a start-up full of driver calls.
-constexpr std::chrono::milliseconds kQuiet{50};
+constexpr std::chrono::milliseconds kQuiet{10};
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
     : ledger_(ledger),

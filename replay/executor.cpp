@@ -24,6 +24,8 @@ Status Executor::Run(const PlannedPhase& phase) {
   const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn ? backup_.Saving()
                                                                    : phase.phase == PhaseKind::kResumeImport && !backup_.Saving();
   Status status;
+  // Nothing may be exported that is about to be released.
+  if (phase.phase != PhaseKind::kResumeImport) StopExporting();
   if ((backup_.Queued() || !restoring_.empty()) && !expected) status = Settle();
   if (status.ok()) status = RunSteps(phase.steps);
   if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) status = Settle();
@@ -42,6 +44,7 @@ Status Executor::RunSteps(const std::vector<Step>& steps) {
       imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
+      if (step.kind == StepKind::kCreate) ExportSoon(step.allocation);
       if (step.kind == StepKind::kSetAccess) AMEM_TRY(RestoreSoon(step.allocation, step.address, kRestoreAtOnce));
     }
   }
@@ -298,6 +301,46 @@ Status Executor::Settle() {
     if (Status dropped = Drop(scratch); finished.ok()) finished = std::move(dropped);
   }
   return finished;
+}
+
+void Executor::ExportSoon(AllocationId slab) {
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().allocations.find(slab);
+    if (it == ledger_.state().allocations.end() || !ledger_.state().slabs.contains(slab) || it->second.importers.empty()) return;
+  }
+  {
+    const std::lock_guard lock(export_mutex_);
+    to_export_.push_back(slab);
+    export_changed_.notify_one();
+  }
+  if (exporting_.valid()) return;
+  no_more_exports_ = false;
+  try {
+    exporting_ = std::async(std::launch::async, [this] {
+      for (std::unique_lock lock(export_mutex_);;) {
+        export_changed_.wait(lock, [&] { return !to_export_.empty() || no_more_exports_; });
+        if (no_more_exports_) return;
+        const AllocationId next = to_export_.front();
+        to_export_.pop_front();
+        lock.unlock();
+        ledger_.ExportAndKeep(next, driver_);
+        lock.lock();
+      }
+    });
+  } catch (const std::system_error&) {  // no thread: whoever asks makes it happen
+  }
+}
+
+void Executor::StopExporting() {
+  if (!exporting_.valid()) return;
+  {
+    const std::lock_guard lock(export_mutex_);
+    no_more_exports_ = true;
+    to_export_.clear();
+    export_changed_.notify_one();
+  }
+  exporting_.get();
 }
 
 // Of an own allocation that can be reached through its own mapping. The others wait for their restore steps.

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "replay/amem_replay_command.h"
+#include "replay/amem_replay_report.h"
 
 namespace amem::tool {
 namespace {
@@ -26,6 +27,8 @@ class CommandLine {
     AddLog();
     AddState();
     AddVerify();
+    AddReport(Add("report", "One page for a browser: memory over time, pauses, allocations, references, events", kReportHelp),
+              run_);
   }
 
   int Run(int argc, char** argv, Output& out) {

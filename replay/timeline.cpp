@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "statemachine/apply.h"
 
@@ -31,7 +32,7 @@ class Cycles {
   // `held` is what is held after the event.
   void Take(const Event& event, const Held& held) {
     if (const auto* begun = std::get_if<CycleBegun>(&event.body)) return Begin(event, *begun, held);
-    if (!open_) return;
+    if (!open_ && !Arrives(event, held)) return;
     CycleRecord& cycle = out_.cycles.back();
     cycle.ended_ns = event.time_ns;
     cycle.after = held;
@@ -53,6 +54,7 @@ class Cycles {
       End(cycle, event, Outcome::kDone);
     } else if (const auto* gave_up = std::get_if<CycleFailed>(&event.body)) {
       cycle.message = gave_up->message;
+      cycle.number = gave_up->cycle;
       End(cycle, event, gave_up->undone ? Outcome::kUndone : Outcome::kNotUndone);
     }
   }
@@ -60,11 +62,35 @@ class Cycles {
   void Finish() { Thin(limit_); }
 
  private:
-  void Begin(const Event& event, const CycleBegun& begun, const Held& held) {
+  void Open(CycleKind kind, std::uint64_t now_ns, const Held& held) {
     if (out_.cycles.size() >= 2 * limit_) Thin(limit_);
-    out_.cycles.push_back({.kind = begun.kind, .number = begun.cycle, .members = begun.members, .begun = event.seq,
-                           .begun_ns = event.time_ns, .ended_ns = event.time_ns, .before = held, .after = held});
+    out_.cycles.push_back({.kind = kind, .arrived_ns = now_ns, .ended_ns = now_ns, .before = held, .after = held});
     open_ = true;
+  }
+
+  // An arrival opens a cycle before it begins; a failure without any (of an older build) is one too.
+  bool Arrives(const Event& event, const Held& held) {
+    if (const auto* e = std::get_if<PhaseBegun>(&event.body)) {
+      Open(e->phase == PhaseKind::kPauseArrive ? CycleKind::kPause : CycleKind::kResume, event.time_ns, held);
+      return true;
+    }
+    const auto* failed = std::get_if<CycleFailed>(&event.body);
+    if (failed) Open(failed->kind, event.time_ns, held);
+    return failed != nullptr;
+  }
+
+  void Begin(const Event& event, const CycleBegun& begun, const Held& held) {
+    const bool arrived = open_ && !out_.cycles.back().begun && out_.cycles.back().kind == begun.kind;
+    if (!arrived) Open(begun.kind, event.time_ns, held);
+    CycleRecord& cycle = out_.cycles.back();
+    cycle.number = begun.cycle;
+    cycle.members = begun.members;
+    cycle.begun = event.seq;
+    cycle.begun_ns = cycle.ended_ns = event.time_ns;
+    for (PhaseRecord& phase : cycle.phases) {  // the wait for the others
+      phase.decided_ns = event.time_ns;
+      phase.passed = true;
+    }
   }
 
   void Step(CycleRecord& cycle, StepKind kind, std::uint64_t now_ns) {
@@ -78,7 +104,8 @@ class Cycles {
   }
 
   static void Decide(CycleRecord& cycle, const PhaseDecided& decided, std::uint64_t now_ns) {
-    const bool known = !cycle.phases.empty() && cycle.phases.back().phase == decided.phase && cycle.phases.back().decided_ns == 0;
+    const bool known =
+        !cycle.phases.empty() && cycle.phases.back().phase == decided.phase && cycle.phases.back().decided_ns == 0;
     if (!known) cycle.phases.push_back({.phase = decided.phase, .begun_ns = now_ns, .worked_ns = now_ns});
     PhaseRecord& phase = cycle.phases.back();
     phase.decided_ns = now_ns;
@@ -120,6 +147,15 @@ class Cycles {
   bool open_ = false;
   std::uint64_t step_ns_ = 0;
 };
+
+// Of allocations, when not all can stay: what failed, what is there, what is large, what is new.
+bool WorthMore(const AllocationRecord& a, const AllocationRecord& b) {
+  const auto key = [](const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); };
+  return key(b) < key(a);
+}
+bool Earlier(const AllocationRecord& a, const AllocationRecord& b) {
+  return std::tie(a.created, a.id, a.address) < std::tie(b.created, b.id, b.address);
+}
 
 // ---- allocations -----------------------------------------------------------------------------------------------------------
 
@@ -167,8 +203,7 @@ class Allocations {
     for (auto& [key, record] : other_) out_.allocations.push_back(std::move(record));
     Thin(limit_ - std::min(limit_, out_.allocations.size()));
     std::move(ended_.begin(), ended_.end(), std::back_inserter(out_.allocations));
-    std::sort(out_.allocations.begin(), out_.allocations.end(),
-              [](const auto& a, const auto& b) { return std::tie(a.created, a.id) < std::tie(b.created, b.id); });
+    std::sort(out_.allocations.begin(), out_.allocations.end(), Earlier);
   }
 
  private:
@@ -230,14 +265,17 @@ class Allocations {
   AllocationRecord& Begin(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
     ++out_.allocations_total;
     AllocationRecord& record = live_[id];
-    record = {.id = id, .bytes = a.bytes, .location = a.properties.location, .site = a.site, .created = seq, .created_ns = now_ns};
+    record = {
+        .id = id, .bytes = a.bytes, .location = a.properties.location, .site = a.site, .created = seq, .created_ns = now_ns};
     record.kind = !a.own() ? AllocationKind::kImported : a.multicast ? AllocationKind::kMulticast : AllocationKind::kOwn;
     if (a.remote) record.remote = *a.remote;
     return record;
   }
-  void Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns, const CallSite& site) {
+  void Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns,
+             const CallSite& site) {
     ++out_.allocations_total;
-    other_[{kind, address}] = {.kind = kind, .address = address, .bytes = bytes, .site = site, .created = seq, .created_ns = now_ns};
+    other_[{kind, address}] = {
+        .kind = kind, .address = address, .bytes = bytes, .site = site, .created = seq, .created_ns = now_ns};
   }
   void Place(AllocationId id, Address address) {
     const auto it = live_.find(id);
@@ -261,13 +299,10 @@ class Allocations {
     ended_.push_back(std::move(record));
     if (ended_.size() >= 2 * limit_) Thin(limit_);
   }
-  // The largest stay, of equal ones the newest.
   void Thin(std::size_t limit) {
     if (ended_.size() <= limit) return;
     const auto cut = ended_.begin() + static_cast<std::ptrdiff_t>(limit);
-    std::nth_element(ended_.begin(), cut, ended_.end(), [](const auto& a, const auto& b) {
-      return a.note.empty() != b.note.empty() ? !a.note.empty() : std::tie(b.bytes, b.created) < std::tie(a.bytes, a.created);
-    });
+    std::nth_element(ended_.begin(), cut, ended_.end(), WorthMore);
     for (auto it = cut; it != ended_.end(); ++it) out_.allocations_left_out_bytes += it->bytes;
     ended_.erase(cut, ended_.end());
   }
@@ -384,7 +419,11 @@ class Memory {
 class Fold {
  public:
   Fold(SessionTimeline& out, const TimelineLimits& limits)
-      : out_(out), series_(limits.points), rows_(limits.rows), cycles_(out, limits.cycles), allocations_(out, limits.allocations),
+      : out_(out),
+        series_(limits.points),
+        rows_(limits.rows),
+        cycles_(out, limits.cycles),
+        allocations_(out, limits.allocations),
         memory_(out.state) {}
 
   void StartFrom(State state) {
@@ -421,7 +460,8 @@ class Fold {
 
   void TakeInState(const Event& event) {
     if (event.seq.value != out_.state.last.value + 1) {
-      return Stop("events " + std::to_string(out_.state.last.value + 1) + " to " + std::to_string(event.seq.value - 1) + " are missing");
+      return Stop("events " + std::to_string(out_.state.last.value + 1) + " to " + std::to_string(event.seq.value - 1) +
+                  " are missing");
     }
     const Held before = memory_.held();
     memory_.Before(event);
@@ -485,6 +525,16 @@ std::string_view ToText(AllocationKind kind) {
       return "cuMemAlloc";
   }
   return "unknown";
+}
+
+void ThinAllocations(SessionTimeline& timeline, std::size_t limit) {
+  std::vector<AllocationRecord>& all = timeline.allocations;
+  if (all.size() <= limit) return;
+  const auto cut = all.begin() + static_cast<std::ptrdiff_t>(limit);
+  std::nth_element(all.begin(), cut, all.end(), WorthMore);
+  for (auto it = cut; it != all.end(); ++it) timeline.allocations_left_out_bytes += it->bytes;
+  all.erase(cut, all.end());
+  std::sort(all.begin(), all.end(), Earlier);
 }
 
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits) {

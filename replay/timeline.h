@@ -57,8 +57,10 @@ struct CycleRecord {
   CycleKind kind{};
   std::uint64_t number = 0;
   std::vector<SessionId> members;
-  SequenceNumber begun, ended;  // ended 0: open
-  std::uint64_t begun_ns = 0, ended_ns = 0;  // of the last event seen in it while it is open
+  SequenceNumber begun, ended;   // begun 0: it waited for the others, and never began; ended 0: open
+  std::uint64_t arrived_ns = 0;  // began to wait for the others; when it began, where the journal has no arrival
+  std::uint64_t begun_ns = 0;
+  std::uint64_t ended_ns = 0;  // of the last event seen in it while it is open
   Outcome outcome = Outcome::kOpen;
   std::string message;               // of a failure
   std::optional<StepFailed> failed;  // the first step that failed here
@@ -82,22 +84,22 @@ struct AllocationRecord {
   CallSite site;
   SequenceNumber created, ended;  // ended 0: there at the end of the journal
   std::uint64_t created_ns = 0, ended_ns = 0;
-  RemoteAllocation remote;             // of an imported one
-  std::uint64_t importers = 0;         // holds of peers at the end, or at its own end
+  RemoteAllocation remote;      // of an imported one
+  std::uint64_t importers = 0;  // holds of peers at the end, or at its own end
   std::uint64_t most_importers = 0;
-  bool backed = true;                  // occupies memory at the end
-  KeepReason kept = KeepReason::kNone; // at the end
-  std::string note;                    // e.g. of a step that failed on it
+  bool backed = true;                   // occupies memory at the end
+  KeepReason kept = KeepReason::kNone;  // at the end
+  std::string note;                     // e.g. of a step that failed on it
 };
 
 // What one session holds of another's memory.
 struct LinkRecord {
-  Bytes bytes = 0, most_bytes = 0;       // at the end, and at most
+  Bytes bytes = 0, most_bytes = 0;  // at the end, and at most
   std::uint64_t count = 0, most_count = 0;
-  std::uint64_t total = 0;               // imports ever made
+  std::uint64_t total = 0;  // imports ever made
 };
 
-// The durations of all cycles of one kind that were done, also of those that are not listed.
+// A journal, folded.
 struct SessionTimeline {
   JournalInfo info;
   ReadReport damage;
@@ -121,14 +123,17 @@ struct SessionTimeline {
   std::vector<AllocationRecord> allocations;  // in order of creation
   std::uint64_t allocations_total = 0;
   Bytes allocations_left_out_bytes = 0;
-  std::map<SessionId, LinkRecord> imports;      // by owner
-  std::map<SessionId, LinkRecord> importers;    // by importer, as this session's journal says
+  std::map<SessionId, LinkRecord> imports;    // by owner
+  std::map<SessionId, LinkRecord> importers;  // by importer, as this session's journal says
   std::vector<EventRow> rows;
 };
 
 // Reads a whole journal. Where its events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says
 // why; the list of events goes on. A failure means that nothing could be read.
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits);
+
+// Fewer allocations, for who must make room later: those there at the end stay longest, then the largest.
+void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
 
 // The same pause or resume in all sessions that took part: (session, cycle in it) by index.
 struct JobCycle {
@@ -142,8 +147,8 @@ struct JobTimeline {
   std::vector<std::int64_t> offsets_ns;   // add to a time of that session: nanoseconds since the job's first event
   std::uint64_t began_realtime_ns = 0;    // wall clock of the first event; 0 unknown
   std::uint64_t duration_ns = 0;
-  std::vector<JobCycle> cycles;           // by time
-  std::vector<std::string> notes;         // about the clocks
+  std::vector<JobCycle> cycles;    // by time
+  std::vector<std::string> notes;  // about the clocks
 };
 // Puts the sessions of a job on one clock. One boot of one host has one; others are related by their wall clocks.
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);

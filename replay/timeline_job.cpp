@@ -1,5 +1,6 @@
 // Many sessions on one clock, and their pauses and resumes put together.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -34,7 +35,8 @@ std::map<std::string, Clock> ClocksOf(const std::vector<SessionTimeline>& sessio
 
 void SetClocks(JobTimeline& job) {
   const auto clocks = ClocksOf(job.sessions);
-  const bool all_known = std::all_of(clocks.begin(), clocks.end(), [](const auto& c) { return c.second.to_realtime.has_value(); });
+  const bool all_known =
+      std::all_of(clocks.begin(), clocks.end(), [](const auto& c) { return c.second.to_realtime.has_value(); });
   const auto shift = [&](const Clock& clock) {  // of a clock to the job's, before the origin is known
     return all_known ? *clock.to_realtime : -static_cast<std::int64_t>(clock.first_ns);
   };
@@ -80,13 +82,13 @@ class Grouping {
  private:
   [[nodiscard]] const CycleRecord& At(std::size_t s, std::size_t c) const { return job_.sessions[s].cycles[c]; }
   [[nodiscard]] std::int64_t Begin(std::size_t s, std::size_t c) const {
-    return static_cast<std::int64_t>(At(s, c).begun_ns) + job_.offsets_ns[s];
+    return static_cast<std::int64_t>(At(s, c).arrived_ns) + job_.offsets_ns[s];
   }
   [[nodiscard]] std::int64_t End(std::size_t s, std::size_t c) const {
     return static_cast<std::int64_t>(At(s, c).ended_ns) + job_.offsets_ns[s];
   }
 
-  // A session is a part of a cycle once; its members say so on both sides, and they overlap in time.
+  // A session is a part of a cycle once; they overlap in time, and where both have begun it is a member.
   [[nodiscard]] bool Fits(const JobCycle& cycle, std::size_t s, std::size_t c) const {
     const auto& [other, number] = cycle.parts.front();
     const CycleRecord &theirs = At(other, number), &mine = At(s, c);
@@ -94,8 +96,10 @@ class Grouping {
     for (const auto& [session, index] : cycle.parts) {
       if (session == s) return false;
     }
-    const SessionId me = job_.sessions[s].info.session;
-    if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
+    if (theirs.begun && mine.begun) {
+      const SessionId me = job_.sessions[s].info.session;
+      if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
+    }
     const bool one_clock = ClockOf(job_.sessions[s].who) == ClockOf(job_.sessions[other].who);
     const std::int64_t slack = one_clock ? 0 : kSkew_ns;
     return Begin(s, c) <= End(other, number) + slack && Begin(other, number) <= End(s, c) + slack;

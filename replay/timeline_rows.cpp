@@ -102,8 +102,12 @@ Weight WeightOf(const EventBody& body) { return std::visit(Weigh{}, static_cast<
 RowBuilder::RowBuilder(std::size_t limit) : limit_(std::max<std::size_t>(limit, 4 * kAtEnds)) {}
 
 void RowBuilder::Add(const Event& event) {
-  EventRow row{.weight = WeightOf(event.body), .event = event, .first = event.seq, .last = event.seq,
-               .begin_ns = event.time_ns, .end_ns = event.time_ns};
+  EventRow row{.weight = WeightOf(event.body),
+               .event = event,
+               .first = event.seq,
+               .last = event.seq,
+               .begin_ns = event.time_ns,
+               .end_ns = event.time_ns};
   const bool edge = row.weight <= Weight::kPhase;
   if (edge) {
     const std::size_t back = row.weight == Weight::kFailure ? kBeforeFailure : kAtBoundary;

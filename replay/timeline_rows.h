@@ -49,7 +49,7 @@ class RowBuilder {
  private:
   std::size_t limit_;
   std::vector<EventRow> rows_;
-  std::size_t boundary_ = 0;      // so many rows to come are next to a boundary
+  std::size_t boundary_ = 0;       // so many rows to come are next to a boundary
   std::size_t after_failure_ = 0;  // ... or follow a failure
 };
 

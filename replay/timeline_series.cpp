@@ -8,7 +8,8 @@ namespace amem {
 Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
 
 Bytes DeviceBytes(const Held& held) {
-  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] - held[static_cast<std::size_t>(MemoryClass::kHost)];
+  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
+         held[static_cast<std::size_t>(MemoryClass::kHost)];
 }
 
 Share ShareOf(const Allocation& a) {
@@ -31,7 +32,8 @@ Held HeldIn(const State& state) {
   return held;
 }
 
-SeriesBuilder::SeriesBuilder(std::size_t limit) : limit_(std::max<std::size_t>(4, (limit - std::min<std::size_t>(limit, 2)) / 3)) {
+SeriesBuilder::SeriesBuilder(std::size_t limit)
+    : limit_(std::max<std::size_t>(4, (limit - std::min<std::size_t>(limit, 2)) / 3)) {
   buckets_.reserve(limit_);
 }
 

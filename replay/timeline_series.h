@@ -26,8 +26,8 @@ enum class MemoryClass : std::uint8_t {
 inline constexpr std::size_t kMemoryClasses = 6;
 using Held = std::array<Bytes, kMemoryClasses>;  // by MemoryClass
 
-Held HeldIn(const State& state);       // summed up anew
-Bytes DeviceBytes(const Held& held);   // what occupies this session's device: all but imported and host
+Held HeldIn(const State& state);      // summed up anew
+Bytes DeviceBytes(const Held& held);  // what occupies this session's device: all but imported and host
 Bytes Sum(const Held& held);
 
 // What one allocation adds to `held` now; used by whoever keeps the sums up to date.

@@ -1,0 +1,139 @@
+// report: one page for a browser that works without a network: memory over time, pauses, allocations, references, events.
+#include "replay/amem_replay_report.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "replay/amem_replay_command.h"
+#include "replay/report_json.h"
+#include "replay/unique_fd.h"
+
+namespace amem::tool {
+namespace {
+
+struct ReportOptions {
+  Directories directories;
+  std::filesystem::path output;
+};
+
+Result<SessionTimeline> ReadSession(const std::filesystem::path& session, const TimelineLimits& limits) {
+  auto reader = JournalReader::Open(session);
+  if (!reader) return reader.status();
+  return ReadTimeline(**reader, limits);
+}
+
+std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
+  std::vector<SessionTimeline> timelines;
+  const TimelineLimits limits = LimitsOf(sessions.size(), {});
+  for (const auto& session : sessions) {
+    auto timeline = ReadSession(session, limits);
+    if (!timeline) {
+      Complain(timeline.status().message());
+      failed = true;
+      continue;
+    }
+    if (ComplainAboutDamage(session, timeline->damage)) failed = true;
+    timelines.push_back(*std::move(timeline));
+  }
+  return timelines;
+}
+
+// The last failure of each session as it says itself, until the journals are diagnosed together.
+Verdict LastFailure(const JobTimeline& job) {
+  Verdict verdict;
+  std::uint64_t latest = 0;
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    const SessionTimeline& session = job.sessions[s];
+    if (session.cycles.empty() || session.cycles.back().outcome == Outcome::kDone) continue;
+    const CycleRecord& cycle = session.cycles.back();
+    if (cycle.ended_ns < latest) continue;
+    latest = cycle.ended_ns;
+    verdict.healthy = false;
+    verdict.kind = verdict::kStepFailed;
+    verdict.headline =
+        std::string(ToText(cycle.kind)) + " " + std::to_string(cycle.number) + " failed on " + NameOf(session.who);
+    verdict.summary = cycle.message;
+    verdict.session = session.info.session;
+    verdict.seq = cycle.failed_seq;
+  }
+  if (verdict.healthy) verdict.headline = "No pause or resume failed";
+  return verdict;
+}
+
+Status Write(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return {Code::kIo, std::strerror(errno)};
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+// Beside its place first, so that nobody meets half a page.
+Status WriteFile(const std::filesystem::path& path, std::string_view text) {
+  std::filesystem::path unfinished = path;
+  unfinished += ".unfinished-" + std::to_string(::getpid());
+  Status status;
+  {
+    const UniqueFd file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    status = file ? Write(file.get(), text) : Status{Code::kIo, std::strerror(errno)};
+  }
+  if (status && ::rename(unfinished.c_str(), path.c_str()) != 0) status = Status{Code::kIo, std::strerror(errno)};
+  if (status) return {};
+  ::unlink(unfinished.c_str());
+  return {status.code(), "write " + path.string() + ": " + status.message() + "; name a file that can be written with -o"};
+}
+
+std::string Today() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return WallClock(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
+}
+
+std::string Size(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+int RunReport(const ReportOptions& options, Output& out) {
+  bool failed = false;
+  std::vector<SessionTimeline> timelines = ReadAll(FindSessions(options.directories, failed), failed);
+  if (timelines.empty()) return kCannotRead;
+  JobTimeline job = JoinTimelines(std::move(timelines));
+  std::uint64_t events = 0;
+  for (const SessionTimeline& s : job.sessions) events += s.events;
+  const std::size_t sessions = job.sessions.size();
+  const Verdict verdict = LastFailure(job);
+  const std::string page = ReportPage(ReportTemplate(), std::move(job), verdict, {}, AMEM_VERSION, Today());
+  if (options.output == "-") {
+    out << page;
+    return failed ? kCannotRead : kFine;
+  }
+  if (const Status written = WriteFile(options.output, page); !written) {
+    Complain(written.message());
+    return kCannotRead;
+  }
+  out << options.output.string() << ": " << sessions << (sessions == 1 ? " session, " : " sessions, ") << Grouped(events)
+      << " events, " << Size(page.size()) << "\n";
+  return failed ? kCannotRead : kFine;
+}
+
+}  // namespace
+
+void AddReport(CLI::App* command, std::function<int(Output&)>& run) {
+  const auto options = std::make_shared<ReportOptions>();
+  command->add_option("DIR", options->directories, "Directories of sessions, or directories that hold several")->required();
+  command->add_option("-o,--output", options->output, "The file to write; - for standard output")
+      ->type_name("FILE.html")
+      ->default_val("amem-report.html");
+  command->callback([options, &run] { run = [options](Output& out) { return RunReport(*options, out); }; });
+}
+
+}  // namespace amem::tool

@@ -19,6 +19,7 @@ namespace amem::tool {
 
 enum Exit : int { kFine = 0, kUsage = 1, kCannotRead = 2, kViolationFound = 3 };
 
+// kViolationFound: verify found a violation, why a failure, run a difference.
 // Directories as given: each is a session's, or holds several.
 using Directories = std::vector<std::filesystem::path>;
 
@@ -49,11 +50,18 @@ struct ListOptions {
   bool json = false;
 };
 
+struct WhyOptions {
+  Directories directories;
+  bool all = false;  // all sessions given, not only those of the latest job
+  bool json = false;
+};
+
 int RunInfo(const InfoOptions& options, Output& out);
 int RunLog(const LogOptions& options, Output& out);
 int RunState(const StateOptions& options, Output& out);
 int RunVerify(const VerifyOptions& options, Output& out);
 int RunList(const ListOptions& options, Output& out);
+int RunWhy(const WhyOptions& options, Output& out);
 
 // ---- shared by the commands (amem_replay_sessions.cpp) ----------------------------------------------------------------------
 
@@ -76,6 +84,9 @@ std::string NameOf(const SessionOpened& who);
 std::string WallClock(std::uint64_t realtime_ns);
 // "8 280": digits in groups of three.
 std::string Grouped(std::uint64_t number);
+
+// Broken into lines of a terminal's width, each after `indent`.
+void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
 
 // Complains about records that could not be read. True if there were any.
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);

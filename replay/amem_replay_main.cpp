@@ -12,7 +12,7 @@ namespace amem::tool {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation was found.";
+    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or difference was found.";
 
 // The command line: each command fills its options and says what to run.
 class CommandLine {
@@ -22,6 +22,7 @@ class CommandLine {
     app_.set_version_flag("--version", std::string("amem-replay " AMEM_VERSION));
     app_.footer(std::string("DIR is the directory of a session, or one that holds several.\n") + kExitCodes +
                 "\n`amem-replay COMMAND --help` has the options and examples of a command.");
+    AddWhy();
     AddList();
     AddInfo();
     AddLog();
@@ -48,6 +49,17 @@ class CommandLine {
   }
   static void AddDirectories(CLI::App* command, Directories& directories) {
     command->add_option("DIR", directories, "Directories of sessions, or directories that hold several")->required();
+  }
+
+  void AddWhy() {
+    CLI::App* command = Add("why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
+                            "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
+                            "  amem-replay why hostA/journal hostB/journal\n"
+                            "  amem-replay why --json DIR | jq -r .kind\n");
+    AddDirectories(command, why_.directories);
+    command->add_flag("--all", why_.all, "All sessions, not only those of the latest job");
+    command->add_flag("--json", why_.json, "One JSON object");
+    command->callback([this] { run_ = [this](Output& out) { return RunWhy(why_, out); }; });
   }
 
   void AddList() {
@@ -111,6 +123,7 @@ class CommandLine {
   }
 
   CLI::App app_{"Reads the journals of AMem: what happened to NCCL's GPU memory, and why a pause or resume failed."};
+  WhyOptions why_;
   ListOptions list_;
   InfoOptions info_;
   LogOptions log_;

@@ -81,6 +81,30 @@ std::string Grouped(std::uint64_t number) {
   return digits;
 }
 
+void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {
+  constexpr std::size_t kWidth = 100;
+  std::size_t at = 0, column = 0;
+  while (at < text.size()) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::size_t word = end - at;
+    if (column != 0 && column + 1 + word > kWidth) {
+      out << "\n";
+      column = 0;
+    }
+    if (column == 0) {
+      out << indent;
+      column = indent.size();
+    } else {
+      out << " ";
+      ++column;
+    }
+    out << std::string_view(text).substr(at, word);
+    column += word;
+    at = end + 1;
+  }
+  out << "\n";
+}
+
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {
   if (report.corrupt_records == 0) return false;
   Complain(session.string() + ": " + Grouped(report.corrupt_records) + " damaged " +

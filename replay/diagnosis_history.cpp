@@ -24,7 +24,11 @@ class HistoryBuilder {
   explicit HistoryBuilder(JournalHistory& history) : history_(history) {}
 
   void Take(const Event& event, const State& before) {
+    const Moment before_it = now_;
     now_ = {event.seq, event.time_ns};
+    history_.times.push_back(event.time_ns);
+    history_.kinds.push_back(static_cast<std::uint8_t>(event.body.index()));
+    if (Open() && Last().begun) NoteSilence(before_it);
     std::visit([&](const auto& body) { On(body, before); }, event.body);
   }
 
@@ -118,6 +122,13 @@ class HistoryBuilder {
     Finish(Attempt::End::kFailed);
   }
 
+  void NoteSilence(const Moment& from) {
+    Attempt& attempt = Last();
+    if (!from || now_.time_ns < from.time_ns || now_.time_ns - from.time_ns <= attempt.silence.ns()) return;
+    attempt.silence = {from, now_, {}, {}};
+    if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
+    if (attempt.open_step) attempt.silence.step = attempt.open_step->step;
+  }
   void Finish(Attempt::End end) {
     Last().end = end;
     Last().ended = now_;
@@ -134,8 +145,21 @@ class HistoryBuilder {
 
 }  // namespace
 
+std::optional<JournalHistory::Earlier> JournalHistory::LastUpTo(std::uint64_t time_ns) const {
+  // Threads note their times before they wait for their turn to record, so that neighbours may be out of order by a little.
+  for (std::size_t i = times.size(); i > 0; --i) {
+    if (times[i - 1] > time_ns) continue;
+    return Earlier{{SequenceNumber{last.seq.value - (times.size() - i)}, times[i - 1]}, KindName(kinds[i - 1])};
+  }
+  return std::nullopt;
+}
+
 Result<JournalHistory> ReadHistory(JournalReader& reader) {
   JournalHistory history;
+  if (const Result<JournalInfo> info = reader.Info()) {
+    history.times.reserve(info->events);
+    history.kinds.reserve(info->events);
+  }
   HistoryBuilder builder(history);
   Result<JournalFindings> found = VerifyJournal(reader, [&](const Event& event, const State& before) {
     history.last = {event.seq, event.time_ns};
@@ -143,6 +167,11 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
   });
   if (!found) return found.status();
   history.findings = *std::move(found);
+  const Result<ReadReport> last = reader.Read(history.last.seq, history.last.seq, [&](const Event& event) {
+    history.last_text = ToText(event.body);
+    return false;
+  });
+  if (!last) return last.status();
   return history;
 }
 

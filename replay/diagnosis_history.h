@@ -69,6 +69,14 @@ struct Attempt {
     Moment at;
   };
   std::optional<Decision> decided;  // the first vote that failed
+
+  struct Silence {  // the longest time without an event, between two of this attempt's
+    Moment from, to;
+    std::optional<PhaseKind> phase;
+    std::optional<Step> step;  // that was under way
+    [[nodiscard]] std::uint64_t ns() const { return to.time_ns - from.time_ns; }
+  };
+  Silence silence;
 };
 
 struct JournalHistory {
@@ -77,7 +85,17 @@ struct JournalHistory {
   std::vector<Moment> lost_at;    // parallel to `lost`
   std::vector<PeerLost> lost;     // peers that closed or died, as seen here
   std::optional<Moment> broken_at;
-  Moment last;  // event
+  std::vector<std::uint64_t> times;  // of all events that could be applied, the last of which is `last`
+  std::vector<std::uint8_t> kinds;   // likewise
+  Moment last;                       // event that could be read and applied
+  std::string last_text;             // of it
+
+  // The last event up to that time: its number and its kind's name. Nothing: there is none.
+  struct Earlier {
+    Moment at;
+    std::string_view kind;
+  };
+  [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const;
 
   [[nodiscard]] const SessionOpened& who() const { return findings.state.session; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }

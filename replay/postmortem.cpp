@@ -156,8 +156,8 @@ class Fold {
 
 class Job {
  public:
-  explicit Job(std::span<const JournalFindings> journals) {
-    for (const JournalFindings& journal : journals) by_session_[journal.info.session] = &journal;
+  explicit Job(std::span<const JournalFindings* const> journals) {
+    for (const JournalFindings* journal : journals) by_session_[journal->info.session] = journal;
   }
 
   JobFindings Run() {
@@ -345,7 +345,13 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& obs
   return found;
 }
 
-JobFindings VerifyJob(std::span<const JournalFindings> journals) { return Job(journals).Run(); }
+JobFindings VerifyJob(std::span<const JournalFindings> journals) {
+  std::vector<const JournalFindings*> pointers;
+  for (const JournalFindings& journal : journals) pointers.push_back(&journal);
+  return VerifyJob(pointers);
+}
+
+JobFindings VerifyJob(std::span<const JournalFindings* const> journals) { return Job(journals).Run(); }
 
 std::string NameOf(const JournalFindings& journal) {
   const SessionOpened& who = journal.state.session;

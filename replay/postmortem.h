@@ -93,6 +93,7 @@ struct JobFindings {
 // References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has
 // done after the other side was read is left out.
 JobFindings VerifyJob(std::span<const JournalFindings> journals);
+JobFindings VerifyJob(std::span<const JournalFindings* const> journals);
 
 // "rank 2 (pid 4711 on host a)", "pid 4711 on host a" without a rank, the session id when not even that is known.
 std::string NameOf(const JournalFindings& journal);

@@ -138,6 +138,10 @@ Status Executor::Verify() {
   AMEM_TRY(CheckInvariants(ledger_.state()));
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.multicast) continue;
+    if (a.placed()) {
+      if (ledger_.HandleOf(id)) return {Code::kInvalid, Name(id) + " is part of a slab and has a driver handle"};
+      continue;
+    }
     if (a.backed != static_cast<bool>(ledger_.HandleOf(id))) {
       return {Code::kInvalid, Name(id) + (a.backed ? " should have a driver handle and has none"
                                                    : " has a driver handle and should have none")};
@@ -192,8 +196,19 @@ Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
   return {};
 }
 
-Result<Backup::Item> Executor::Reach(const Step& step) {
-  if (step.address) return Backup::Item{step.allocation, step.device, step.address, step.bytes};
+Status Executor::Reach(const Step& step, std::vector<Backup::Item>& items) {
+  const State& state = ledger_.state();
+  if (const auto slab = state.slabs.find(step.allocation); slab != state.slabs.end()) {
+    for (const auto& [offset, parts] : slab->second.parts) {
+      const AllocationId part = parts.front();
+      items.push_back({part, step.device, slab->second.address + offset, state.allocations.at(part).bytes});
+    }
+    return {};
+  }
+  if (step.address) {
+    items.push_back({step.allocation, step.device, step.address, step.bytes});
+    return {};
+  }
   // Not mapped for its own device: reach the contents through a mapping of our own for the time of the copy.
   const Allocation& a = ledger_.state().allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
@@ -206,7 +221,8 @@ Result<Backup::Item> Executor::Reach(const Step& step) {
   scratch_.push_back({*range, a.bytes});
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
-  return Backup::Item{step.allocation, step.device, *range, step.bytes};
+  items.push_back({step.allocation, step.device, *range, step.bytes});
+  return {};
 }
 
 Status Executor::RunCopies(const std::vector<Step>& steps) {
@@ -216,13 +232,11 @@ Status Executor::RunCopies(const std::vector<Step>& steps) {
     const auto lock = ledger_.Lock();
     std::vector<Backup::Item> saves, restores;
     for (const Step& step : steps) {
-      auto item = Reach(step);
-      if (!item.ok()) {
-        failed = item.status();
+      failed = Reach(step, step.kind == StepKind::kSave ? saves : restores);
+      if (!failed.ok()) {
         culprit = step;
         break;
       }
-      (step.kind == StepKind::kSave ? saves : restores).push_back(*item);
     }
     if (failed.ok() && !saves.empty()) failed = backup_.Save(saves);
     if (failed.ok() && !restores.empty()) failed = backup_.Restore(restores);

@@ -36,7 +36,8 @@ class Executor {
   Status RunOne(const Step& step);
   [[nodiscard]] Target TargetOf(const Step& step) const;
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
-  Result<Backup::Item> Reach(const Step& step);
+  // What a save or restore of that step copies: an allocation, or the parts of a slab.
+  Status Reach(const Step& step, std::vector<Backup::Item>& items);
   Result<DriverHandle> Import(const Step& step);
   Status CheckMemory(const Step& step);
   Status Verify();

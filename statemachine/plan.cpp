@@ -13,7 +13,7 @@ Places PlacesOf(const State& state) {
   return places;
 }
 
-bool Leaves(const Allocation& a) { return WhyKept(a) == KeepReason::kNone; }
+bool Leaves(const Allocation& a) { return !a.placed() && WhyKept(a) == KeepReason::kNone; }
 
 Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {}) {
   return {kind, id, address, a.bytes, a.on_device() ? DeviceOrdinal{a.properties.location.id} : DeviceOrdinal{}};

@@ -11,6 +11,8 @@
 #include <memory>
 
 #include "replay/amem_replay_command.h"
+#include "replay/diagnosis.h"
+#include "replay/diagnosis_jobs.h"
 #include "replay/report_json.h"
 #include "replay/unique_fd.h"
 
@@ -20,6 +22,7 @@ namespace {
 struct ReportOptions {
   Directories directories;
   std::filesystem::path output;
+  bool all = false;  // all sessions given, not only those of the latest job
 };
 
 Result<SessionTimeline> ReadSession(const std::filesystem::path& session, const TimelineLimits& limits) {
@@ -42,28 +45,6 @@ std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& s
     timelines.push_back(*std::move(timeline));
   }
   return timelines;
-}
-
-// The last failure of each session as it says itself, until the journals are diagnosed together.
-Verdict LastFailure(const JobTimeline& job) {
-  Verdict verdict;
-  std::uint64_t latest = 0;
-  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
-    const SessionTimeline& session = job.sessions[s];
-    if (session.cycles.empty() || session.cycles.back().outcome == Outcome::kDone) continue;
-    const CycleRecord& cycle = session.cycles.back();
-    if (cycle.ended_ns < latest) continue;
-    latest = cycle.ended_ns;
-    verdict.healthy = false;
-    verdict.kind = verdict::kStepFailed;
-    verdict.headline =
-        std::string(ToText(cycle.kind)) + " " + std::to_string(cycle.number) + " failed on " + NameOf(session.who);
-    verdict.summary = cycle.message;
-    verdict.session = session.info.session;
-    verdict.seq = cycle.failed_seq;
-  }
-  if (verdict.healthy) verdict.headline = "No pause or resume failed";
-  return verdict;
 }
 
 Status Write(int descriptor, std::string_view text) {
@@ -104,14 +85,25 @@ std::string Size(std::size_t bytes) {
 
 int RunReport(const ReportOptions& options, Output& out) {
   bool failed = false;
-  std::vector<SessionTimeline> timelines = ReadAll(FindSessions(options.directories, failed), failed);
+  JobSelection jobs;
+  jobs.latest = FindSessions(options.directories, failed);
+  if (!options.all) jobs = SelectLatestJob(jobs.latest);
+  std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
   if (timelines.empty()) return kCannotRead;
   JobTimeline job = JoinTimelines(std::move(timelines));
+  Result<Verdict> verdict = Diagnose(jobs.latest);
+  if (!verdict) {
+    Complain(verdict.status().message());
+    return kCannotRead;
+  }
+  if (!jobs.earlier.empty()) {
+    job.notes.push_back(Grouped(jobs.earlier.size()) +
+                        " sessions of earlier jobs in the same directories were left aside; --all takes them in.");
+  }
   std::uint64_t events = 0;
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
-  const Verdict verdict = LastFailure(job);
-  const std::string page = ReportPage(ReportTemplate(), std::move(job), verdict, {}, AMEM_VERSION, Today());
+  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, Today());
   if (options.output == "-") {
     out << page;
     return failed ? kCannotRead : kFine;
@@ -133,6 +125,7 @@ void AddReport(CLI::App* command, std::function<int(Output&)>& run) {
   command->add_option("-o,--output", options->output, "The file to write; - for standard output")
       ->type_name("FILE.html")
       ->default_val("amem-report.html");
+  command->add_flag("--all", options->all, "All sessions, not only those of the latest job");
   command->callback([options, &run] { run = [options](Output& out) { return RunReport(*options, out); }; });
 }
 

@@ -218,6 +218,7 @@ class AllocationColumns {
     put("pid", a.remote.allocation.value);
     put("imp", a.importers);
     put("most", a.most_importers);
+    put("slab", a.slab.value);
     put("state", StateOf(a));
   }
 
@@ -449,7 +450,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
   json["steps"] = Words<StepKind>(kStepKinds);
   json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kMulticast) + 1);
-  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kDriver) + 1);
+  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kImportedSlab) + 1);
   json["outcomes"] = Words<Outcome>(static_cast<std::size_t>(Outcome::kOpen) + 1);
   json["verdict"] = VerdictJson(job, verdict, names);
   json["sessions"] = std::move(sessions);

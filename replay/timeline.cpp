@@ -166,13 +166,17 @@ class Allocations {
   void StartFrom(const State& state, std::uint64_t now_ns) {
     for (const auto& [id, a] : state.allocations) {
       AllocationRecord& record = Begin(id, a, a.created, now_ns);
+      if (a.remote) amem::Take(out_.imports[a.remote->owner], a.bytes);
       for (const auto& [importer, count] : a.importers) {
         record.importers += count;
-        for (std::uint32_t i = 0; i < count; ++i) amem::Take(out_.importers[importer.by], a.bytes);
+        const std::uint32_t counted = state.slabs.contains(id) ? 0 : count;
+        for (std::uint32_t i = 0; i < counted; ++i) amem::Take(out_.importers[importer.by], a.bytes);
       }
       record.most_importers = record.importers;
     }
     for (const auto& [address, m] : state.mappings) Place(m.allocation, address);
+    for (const auto& [id, slab] : state.slabs) Slab(id);
+    for (const auto& [id, a] : state.allocations) Part(id, state);
     for (const auto& [address, h] : state.host) Begin(AllocationKind::kHost, address, h.bytes, {}, now_ns, {});
     for (const auto& [address, bytes] : state.async) Begin(AllocationKind::kPool, address, bytes, {}, now_ns, {});
     for (const auto& [address, l] : state.legacy) {
@@ -195,7 +199,8 @@ class Allocations {
   void Finish(const State& state) {
     for (auto& [id, record] : live_) {
       if (const auto it = state.allocations.find(id); it != state.allocations.end()) {
-        record.backed = it->second.backed;
+        const auto whole = state.allocations.find(it->second.placed() ? it->second.slab : id);
+        record.backed = whole != state.allocations.end() && whole->second.backed;
         record.kept = it->second.own() ? WhyKept(it->second) : KeepReason::kNone;
       }
       out_.allocations.push_back(std::move(record));
@@ -219,17 +224,22 @@ class Allocations {
     amem::Take(out_.imports[e.remote.owner], e.bytes);
   }
   void On(const Mapped& e) { Place(e.allocation, e.address); }
+  void On(const SlabOpened& e) { Slab(e.slab); }
+  void On(const Placed& e) { Part(e.allocation, *state_); }
+  void On(const Backed& e) {
+    if (const auto it = live_.find(e.allocation); it != live_.end()) it->second.slab = {};
+  }
   void On(const ReferenceAdded& e) {
     const auto it = live_.find(e.allocation);
     if (it == live_.end()) return;
     it->second.most_importers = std::max(it->second.most_importers, ++it->second.importers);
-    amem::Take(out_.importers[e.by], it->second.bytes);
+    if (!IsSlab(it->second)) amem::Take(out_.importers[e.by], it->second.bytes);
   }
   void On(const ReferenceDropped& e) {
     const auto it = live_.find(e.allocation);
     if (it == live_.end()) return;
     it->second.importers -= std::min<std::uint64_t>(1, it->second.importers);
-    Give(out_.importers[e.by], it->second.bytes);
+    if (!IsSlab(it->second)) Give(out_.importers[e.by], it->second.bytes);
   }
   void On(const PeerLost& e) {
     out_.importers[e.peer].bytes = out_.importers[e.peer].count = 0;
@@ -258,6 +268,26 @@ class Allocations {
   }
   void On(const LegacyFreed& e) { End(AllocationKind::kDriver, e.address); }
 
+  void Slab(AllocationId id) {
+    const auto it = live_.find(id);
+    if (it == live_.end()) return;
+    const bool imported = it->second.kind == AllocationKind::kImported;
+    it->second.kind = imported ? AllocationKind::kImportedSlab : AllocationKind::kSlab;
+    if (!imported) return;
+    LinkRecord& link = out_.imports[it->second.remote.owner];  // it was counted when it was imported
+    Give(link, it->second.bytes);
+    --link.total;
+  }
+  void Part(AllocationId id, const State& state) {
+    const auto it = live_.find(id);
+    const auto known = state.allocations.find(id);
+    if (it == live_.end() || known == state.allocations.end() || !known->second.placed()) return;
+    it->second.slab = known->second.slab;
+    it->second.address = state.PlaceOf(known->second);
+  }
+  static bool IsSlab(const AllocationRecord& r) {
+    return r.kind == AllocationKind::kSlab || r.kind == AllocationKind::kImportedSlab;
+  }
   void Created(AllocationId id) {
     const auto it = state_->allocations.find(id);
     if (it != state_->allocations.end()) Begin(id, it->second, event_->seq, event_->time_ns);
@@ -288,7 +318,7 @@ class Allocations {
     other_.erase(it);
   }
   void End(Live::iterator it, const Event& event) {
-    if (it->second.remote.owner) Give(out_.imports[it->second.remote.owner], it->second.bytes);
+    if (it->second.kind == AllocationKind::kImported) Give(out_.imports[it->second.remote.owner], it->second.bytes);
     Ended(std::move(it->second), event);
     live_.erase(it);
   }
@@ -350,12 +380,13 @@ class Memory {
   void Look(const LibraryAttached&) {}
   void Look(const DriverSymbolBound&) {}
   void Look(const RangeReserved&) {}
-  void Look(const RangeFreed&) {}
+  void Look(const RangeFreed& e) { Touch(e.allocation); }
   void Look(const AllocationCreated& e) { Touch(e.allocation); }
   void Look(const AllocationRetained&) {}
   void Look(const AllocationReleased& e) { Touch(e.allocation); }
   void Look(const Mapped&) {}
   void Look(const Unmapped& e) {
+    if (e.allocation) return Touch(e.allocation);
     const auto end = state_.mappings.lower_bound(e.address + e.bytes);
     for (auto it = state_.mappings.lower_bound(e.address); it != end; ++it) Touch(it->second.allocation);
   }
@@ -395,9 +426,17 @@ class Memory {
   void Look(const PhaseDecided&) {}
   void Look(const CycleDone&) {}
   void Look(const CycleFailed&) {}
+  void Look(const SlabOpened&) {}
+  void Look(const Placed& e) { Touch(e.allocation); }
+  void Look(const Backed& e) { Touch(e.allocation); }
+  void Look(const PartCleared&) {}
 
   void Touch(AllocationId id) {
-    if (id && (touched_.empty() || touched_.back() != id)) touched_.push_back(id);
+    if (!id || std::find(touched_.begin(), touched_.end(), id) != touched_.end()) return;
+    touched_.push_back(id);
+    // What ends with a part of a slab may change why the slab is kept.
+    if (const auto it = state_.allocations.find(id); it != state_.allocations.end() && it->second.placed())
+      Touch(it->second.slab);
   }
   void Count(AllocationId id, bool add) {
     const auto it = state_.allocations.find(id);
@@ -523,6 +562,10 @@ std::string_view ToText(AllocationKind kind) {
       return "pool";
     case AllocationKind::kDriver:
       return "cuMemAlloc";
+    case AllocationKind::kSlab:
+      return "slab";
+    case AllocationKind::kImportedSlab:
+      return "imported slab";
   }
   return "unknown";
 }

@@ -71,7 +71,7 @@ struct CycleRecord {
   std::array<StepTotal, kStepKinds> steps{};
 };
 
-enum class AllocationKind : std::uint8_t { kOwn = 0, kImported, kMulticast, kHost, kPool, kDriver };
+enum class AllocationKind : std::uint8_t { kOwn = 0, kImported, kMulticast, kHost, kPool, kDriver, kSlab, kImportedSlab };
 std::string_view ToText(AllocationKind kind);
 
 // One piece of memory of a session, from its making to its end.
@@ -84,6 +84,7 @@ struct AllocationRecord {
   CallSite site;
   SequenceNumber created, ended;  // ended 0: there at the end of the journal
   std::uint64_t created_ns = 0, ended_ns = 0;
+  AllocationId slab;            // whose part it is; 0: it has memory of its own
   RemoteAllocation remote;      // of an imported one
   std::uint64_t importers = 0;  // holds of peers at the end, or at its own end
   std::uint64_t most_importers = 0;
@@ -92,7 +93,7 @@ struct AllocationRecord {
   std::string note;                     // e.g. of a step that failed on it
 };
 
-// What one session holds of another's memory.
+// What one session holds of another's memory, in allocations; slabs that they lie in do not count.
 struct LinkRecord {
   Bytes bytes = 0, most_bytes = 0;  // at the end, and at most
   std::uint64_t count = 0, most_count = 0;

@@ -43,6 +43,8 @@ struct Weigh {
   Weight operator()(const AccessSet&) const { return Weight::kDetail; }
   Weight operator()(const Exported&) const { return Weight::kDetail; }
   Weight operator()(const AllocationRetained&) const { return Weight::kDetail; }
+  Weight operator()(const Placed&) const { return Weight::kDetail; }
+  Weight operator()(const PartCleared&) const { return Weight::kDetail; }
   template <class Other>
   Weight operator()(const Other&) const {
     return Weight::kUnusual;

@@ -13,6 +13,7 @@ Bytes DeviceBytes(const Held& held) {
 }
 
 Share ShareOf(const Allocation& a) {
+  if (a.placed()) return {};  // a part of a slab, which counts as a whole
   const Bytes bytes = a.backed ? a.bytes : 0;
   if (!a.own()) return {MemoryClass::kImported, bytes};
   if (a.multicast) return {};  // an object without memory of its own: what is bound to it counts

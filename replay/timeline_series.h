@@ -16,7 +16,7 @@ namespace amem {
 
 // What memory is counted as. Everything is bytes that are occupied now: what a pause released counts as nothing.
 enum class MemoryClass : std::uint8_t {
-  kOwn = 0,   // own device memory that a pause releases
+  kOwn = 0,   // own device memory that a pause releases; of slabs all, also what is free in them
   kOwnKept,   // own device memory that a pause leaves in place (registered with a network card, multicast)
   kImported,  // peers' device memory, held through a reference; it occupies the peer's device
   kHost,      // pinned host memory

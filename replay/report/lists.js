@@ -23,7 +23,7 @@ const allocations = (() => {
     words = words || new Array(count);
     if (!words[i]) {
       words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replace(THIN, ' '),
-        peer(i), site(i), place(i), stateOf(i), note(i) || '', c.q[i]].join(' ').toLowerCase();
+        peer(i), site(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
     }
     return words[i];
   }
@@ -32,14 +32,15 @@ const allocations = (() => {
     return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (filters.kind === '' || c.kind[i] === Number(filters.kind)) &&
       (filters.state === '' || (filters.state === 'there' ? c.state[i] !== 2 : c.state[i] === Number(filters.state))) && (!filters.text || fits(haystack(i))));
   }
-  const total = (rows) => ', ' + bytes(rows.reduce((all, i) => all + c.bytes[i], 0));
+  const isSlab = (i) => c.kind[i] >= 6;  // what lies in it is listed itself
+  const total = (rows) => ', ' + bytes(rows.reduce((all, i) => all + (isSlab(i) ? 0 : c.bytes[i]), 0)) + (rows.some(isSlab) ? ' without slabs' : '');
 
   const columns = [
     { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] },
     { label: 'Allocation', number: true, cell: (i) => (c.id[i] ? grouped(c.id[i]) : ''), sort: (i) => c.id[i] },
     { label: 'Kind', cell: (i) => data.allocation_kinds[c.kind[i]], sort: (i) => c.kind[i] },
     { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => c.bytes[i], downFirst: true },
-    { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i)) },
+    { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i) + (c.slab[i] && c.state[i] !== 2 ? `, in slab ${grouped(c.slab[i])}` : '')) },
     { label: 'Made', number: true, cell: (i) => moment(c.t[i]), sort: (i) => c.t[i] },
     { label: 'Lived', number: true, cell: (i) => duration(lived(i)), sort: lived, downFirst: true },
     { label: 'Peers', cell: (i) => peer(i) || (c.most[i] ? `held by ${grouped(c.imp[i])}, at most ${grouped(c.most[i])}` : ''), sort: (i) => (c.peer[i] >= 0 ? 1e6 + c.peer[i] : c.most[i]), downFirst: true },
@@ -57,6 +58,7 @@ const allocations = (() => {
     for (const i of rows) {
       const name = key(i);
       const g = all.get(name) || { name, count: 0, bytes: 0, there: 0, first: c.t[i] };
+      if (isSlab(i)) continue;
       ++g.count;
       g.bytes += c.bytes[i];
       if (c.state[i] !== 2) g.there += c.bytes[i];

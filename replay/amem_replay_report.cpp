@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "replay/amem_replay_command.h"
 #include "replay/diagnosis.h"
@@ -31,18 +34,25 @@ Result<SessionTimeline> ReadSession(const std::filesystem::path& session, const 
   return ReadTimeline(**reader, limits);
 }
 
+// Side by side: each journal is its own files.
 std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
-  std::vector<SessionTimeline> timelines;
   const TimelineLimits limits = LimitsOf(sessions.size(), {});
-  for (const auto& session : sessions) {
-    auto timeline = ReadSession(session, limits);
-    if (!timeline) {
-      Complain(timeline.status().message());
-      failed = true;
-      continue;
-    }
-    if (ComplainAboutDamage(session, timeline->damage)) failed = true;
-    timelines.push_back(*std::move(timeline));
+  std::vector<Result<SessionTimeline>> read(sessions.size(), Status{});
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < sessions.size(); i = next++) read[i] = ReadSession(sessions[i], limits);
+  };
+  {
+    std::vector<std::jthread> threads;
+    const std::size_t enough = std::min<std::size_t>(sessions.size(), std::max(1U, std::thread::hardware_concurrency()));
+    while (threads.size() + 1 < enough) threads.emplace_back(work);
+    work();
+  }
+  std::vector<SessionTimeline> timelines;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (!read[i]) Complain(read[i].status().message());
+    if (!read[i] || ComplainAboutDamage(sessions[i], read[i]->damage)) failed = true;
+    if (read[i]) timelines.push_back(*std::move(read[i]));
   }
   return timelines;
 }

@@ -40,6 +40,7 @@ function bytes(value) {
   if (value >= 1024) return decimals(value / 1024) + THIN + 'KiB';
   return grouped(value) + THIN + 'B';
 }
+const axisBytes = (value) => (value >= 2 ** 30 && value % 2 ** 29 === 0 ? decimals(value / 2 ** 30) + THIN + 'GiB' : bytes(value));
 function duration(ns) {
   if (ns < 0) return '\u2212' + duration(-ns);
   if (ns < 1e3) return grouped(ns) + THIN + 'ns';
@@ -58,7 +59,8 @@ function moment(ns) {
 }
 // The same, no longer than what is looked at needs.
 function tick(ns, step) {
-  if (step >= 60e9) return duration(ns);
+  if (ns === 0) return '0';
+  if (step >= 60e9) return ns % 60e9 === 0 && ns < 3600e9 ? ns / 60e9 + THIN + 'min' : duration(ns);
   const unit = step >= 1e9 ? ['s', 1e9] : step >= 1e6 ? (ns >= 1e9 || ns <= -1e9 ? ['s', 1e9] : ['ms', 1e6]) :
     ns >= 1e9 ? ['s', 1e9] : ns >= 1e6 ? ['ms', 1e6] : ['\u00b5s', 1e3];
   const digits = Math.max(0, Math.ceil(Math.log10(unit[1] / step) - 1e-9));

@@ -47,12 +47,19 @@ const cycles = (() => {
 
   // ---- the chosen one ----------------------------------------------------------------------------------------------------------
 
+  // From the moment all had come; how long each had waited for that is told in words. From the first arrival if it never began.
+  function ganttStart(cycle) {
+    const began_ = cycle.parts.filter((part) => part.b !== null).map((part) => part.b);
+    return began_.length === cycle.parts.length ? Math.min(...began_) : spanOf(cycle).begin;
+  }
   function gantt(cycle, width) {
-    const { begin, end } = spanOf(cycle);
+    const begin = ganttStart(cycle), end = spanOf(cycle).end;
     const span = Math.max(end - begin, 1);
-    const label = width < 560 ? 58 : 88, rowHeight = 24, right = 8;
+    const waited = cycle.parts.some((part) => part.a < begin);
+    const narrow = width < 560;
+    const label = (narrow ? 52 : 70) + (waited ? (narrow ? 62 : 110) : 8), rowHeight = 24, right = 8;
     const height = (cycle.parts.length + cycle.absent.length) * rowHeight + 26;
-    const x = (t) => label + ((t - begin) / span) * (width - label - right);
+    const x = (t) => label + (Math.max(t - begin, 0) / span) * (width - label - right);
     const root = svg('svg', { class: 'gantt', viewBox: `0 0 ${width} ${height}`, role: 'img',
       'aria-label': `${nameOf(cycle)}: phases of ${cycle.parts.length} ranks over ${duration(span)}. The table below has the same times.` });
     const step = roundStep(span, (width - label) / 90);
@@ -61,7 +68,7 @@ const cycles = (() => {
       root.append(svg('line', { class: 'gridline', x1: at, x2: at, y1: 0, y2: height - 20 }),
         svg('text', { class: 'scale', x: at, y: height - 6, 'text-anchor': near ? 'end' : t === 0 ? 'start' : 'middle' }, tick(t, step)));
     }
-    cycle.parts.forEach((part, row) => root.append(ganttRow(cycle, part, row * rowHeight, label, rowHeight, x)));
+    cycle.parts.forEach((part, row) => root.append(ganttRow(cycle, part, row * rowHeight, label, rowHeight, x, begin, narrow)));
     cycle.absent.forEach((who, index) => {
       const y = (cycle.parts.length + index) * rowHeight;
       root.append(svg('text', { class: 'row-label', x: 0, y: y + 15 }, nameOf_(who)),
@@ -71,9 +78,13 @@ const cycles = (() => {
   }
   const nameOf_ = (index) => capital(everybody[index] ? everybody[index].name : 'unknown');
 
-  function ganttRow(cycle, part, y, label, rowHeight, x) {
-    const g = svg('g', {}, svg('text', { class: 'row-label', x: 0, y: y + 15 }, nameOf_(part.s)));
+  function ganttRow(cycle, part, y, label, rowHeight, x, begin, narrow) {
+    const g = svg('g', {}, svg('text', { class: 'row-label', x: 0, y: y + 16 }, nameOf_(part.s)));
+    if (part.a < begin) {
+      g.append(svg('text', { class: 'scale', x: label - 10, y: y + 16, 'text-anchor': 'end' }, (narrow ? '' : 'waited ') + duration(begin - part.a)));
+    }
     for (const [phase, begun, worked, decided, passed, steps] of part.p) {
+      if (part.b !== null && decided !== null && decided <= part.b) continue;  // the wait for the others
       const [word, colour] = PHASES[phase] || ['?', 'p0'];
       const undo = isResume(phase) !== (cycle.kind === 1);
       const end = decided === null ? part.e : decided;
@@ -96,7 +107,7 @@ const cycles = (() => {
   function phaseTable(host, cycle) {
     const rows = [];
     cycle.parts.forEach((part) => part.p.forEach((phase) => rows.push({ part, phase })));
-    makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: 'phase', rows, perPage: 60, columns: [
+    makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
       { label: 'Phase', cell: (r) => (isResume(r.phase[0]) !== (cycle.kind === 1) ? 'undo, ' : '') + data.phases[r.phase[0]], sort: (r) => r.phase[1] },
       { label: 'Steps', number: true, cell: (r) => grouped(r.phase[5]), sort: (r) => r.phase[5], downFirst: true },
@@ -132,9 +143,11 @@ const cycles = (() => {
   function legend(cycle) {
     const used = new Set();
     for (const part of cycle.parts) for (const [phase] of part.p) used.add(phase);
+    const waited = cycle.parts.some((part) => part.a < ganttStart(cycle));
     return el('div', { class: 'legend small' }, [...used].sort((a, b) => a - b).map((phase) =>
       el('span', { class: 'key' }, el('i', { class: 'swatch ' + PHASES[phase][1] }), data.phases[phase])),
-    el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'));
+    el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'),
+    waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');
   }
 
   const detail = el('div', { id: 'cycle-detail', class: 'detail', tabindex: -1, 'aria-live': 'polite' });
@@ -145,8 +158,10 @@ const cycles = (() => {
     const { begin, end } = spanOf(cycle);
     const holder = el('div', { class: 'gantt-box' });
     const phases = el('div');
-    const messages = [...new Map(failedParts(cycle).filter((p) => p.m).map((p) => [p.m, p])).values()];
-    const root = messages.find((p) => p.f) || messages[0];
+    const told = failedParts(cycle).filter((part) => part.m);
+    const root = told.find((part) => part.f) || told.find((part) => part.c === part.s) || told[0];
+    const reason = root && (root.f ? root.f.message : root.m);
+    const others = told.find((part) => part !== root && !part.m.includes(reason));
     detail.replaceChildren(
       el('div', { class: 'head' }, el('h3', {}, nameOf(cycle), ' ', badge(outcomeOf(cycle))),
         el('div', { class: 'tools' }, el('button', { type: 'button', onclick: () => {
@@ -154,8 +169,8 @@ const cycles = (() => {
           memory.setDomain(begin - margin, end + margin);
           show(byId('memory'));
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
-      root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name)), root.f ? ` at ${root.f.step}: ` : ': ', root.f ? root.f.message : root.m) : '',
-      root && messages.length > 1 ? el('p', { class: 'muted small' }, `What the other ranks were told: ${messages.find((p) => p !== root).m}`) : '',
+      root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
+      others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
       holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
       el('details', {}, el('summary', {}, 'Phases as a table'), phases));
@@ -175,7 +190,7 @@ const cycles = (() => {
       host.append(el('p', { class: 'muted' }, 'No pause was ever asked for.'));
       return;
     }
-    list = makeTable(host, { caption: 'Pauses and resumes', unit: 'pause or resume', perPage: 12, class: 'pick',
+    list = makeTable(host, { caption: 'Pauses and resumes', unit: ['pause or resume', 'pauses and resumes'], perPage: 12, class: 'pick',
       rows: data.cycles.map((_, i) => i), sorted: { column: 1, down: false },
       note: () => (data.job.cycles_left_out ? `; ${grouped(data.job.cycles_left_out)} a rank are not listed` : ''),
       rowClass: (i) => (i === selected ? 'chosen' : ''),
@@ -193,8 +208,7 @@ const cycles = (() => {
     let index = data.cycles.length - 1;
     data.cycles.forEach((cycle, i) => { if (outcomeOf(cycle) !== 'done') index = i; });
     select(index);
-    const at = Math.floor(index / 12);
-    for (let i = 0; i < at; ++i) host.querySelectorAll('.pager button')[1].click();
+    list.turnTo(index);
     new ResizeObserver(() => drawGantt()).observe(host);
   }
   return { start, select, spanOf, nameOf, outcomeOf, durationOf, failuresOf };

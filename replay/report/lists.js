@@ -39,7 +39,7 @@ const allocations = (() => {
     { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] },
     { label: 'Allocation', number: true, cell: (i) => (c.id[i] ? grouped(c.id[i]) : ''), sort: (i) => c.id[i] },
     { label: 'Kind', cell: (i) => data.allocation_kinds[c.kind[i]], sort: (i) => c.kind[i] },
-    { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => c.bytes[i], downFirst: true },
+    { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => (note(i) ? 1e18 : 0) + c.bytes[i], downFirst: true },
     { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i) + (c.slab[i] && c.state[i] !== 2 ? `, in slab ${grouped(c.slab[i])}` : '')) },
     { label: 'Made', number: true, cell: (i) => moment(c.t[i]), sort: (i) => c.t[i] },
     { label: 'Lived', number: true, cell: (i) => duration(lived(i)), sort: lived, downFirst: true },
@@ -65,7 +65,7 @@ const allocations = (() => {
       all.set(name, g);
     }
     const host = el('div');
-    makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: 'group', rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
+    makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
       { label, first: true, cell: (g) => (filters.group === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
       { label: 'Allocations', number: true, cell: (g) => grouped(g.count), sort: (g) => g.count, downFirst: true },
       { label: 'Sum', number: true, cell: (g) => bytes(g.bytes), sort: (g) => g.bytes, downFirst: true },
@@ -94,7 +94,7 @@ const allocations = (() => {
       field('Sum up by', choice([['', 'nothing, list all'], ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')))));
     if (left) host.append(el('p', { class: 'muted small' }, `${grouped(count)} of ${plural(data.allocations.total, 'allocation')} are listed: those there at the end, and of the others the largest. The other ${grouped(left)} add up to ${bytes(data.allocations.left_out_bytes)}.`));
     host.append(listHost, groupHost);
-    list = makeTable(listHost, { caption: 'Allocations of all ranks', unit: 'allocation', rows: everyRow, columns, note: total, sorted: { column: 3, down: true },
+    list = makeTable(listHost, { caption: 'Allocations of all ranks', unit: ['allocation', 'allocations'], rows: everyRow, columns, note: total, sorted: { column: 3, down: true },
       rowClass: (i) => (note(i) ? 'bad-row' : ''), nothing: count ? undefined : 'No allocation was made.' });
   }
   return { start };
@@ -186,7 +186,7 @@ const events = (() => {
     if (data.events.left_out) host.append(el('p', { class: 'muted small' }, `Of ${plural(data.job.events, 'event')}, ${grouped(data.job.events - data.events.left_out)} are listed, all around failures among them. The others are counted at their places, in grey. `, el('code', {}, 'amem-replay log'), ' prints every one.'));
     const holder = el('div');
     host.append(holder);
-    list = makeTable(holder, { caption: 'Events of all ranks by time', unit: 'row', rows: everyRow, columns, perPage: 100, sorted: { column: 0, down: false }, class: 'log',
+    list = makeTable(holder, { caption: 'Events of all ranks by time', unit: ['row', 'rows'], rows: everyRow, columns, perPage: 100, sorted: { column: 0, down: false }, class: 'log',
       rowClass: (i) => (c.k[i] < 0 ? 'sum' : isFailure(i) ? 'bad-row' : c.w[i] <= 2 ? 'landmark' : '') });
   }
   return { start, reveal, around };

@@ -141,7 +141,7 @@ const memory = (() => {
         if (layer.c === 2) plot.append(svg('path', { class: 'stripes', d: areaPath(index, layer, x, y) }));
       }
       for (let value = step; value < highest * 1.02; value += step) {
-        plot.append(svg('text', { class: 'scale', x: 4, y: y(value) - 3 }, bytes(value)));
+        plot.append(svg('text', { class: 'scale', x: 4, y: y(value) - 3 }, axisBytes(value)));
       }
       plot.append(svg('line', { class: 'baseline', x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }));
       if (session.end < whole[1] && x(session.end) < width) drawEnd(x(session.end), height, width);
@@ -229,7 +229,7 @@ const memory = (() => {
     domain = [from, from + span];
     draw();
     for (const button of toolButtons) button.disabled = button.whole && domain[0] <= whole[0] && domain[1] >= whole[1];
-    extent.textContent = `${duration(domain[1] - domain[0])} from ${moment(domain[0])}`;
+    extent.textContent = span >= whole[1] - whole[0] ? duration(span) : `${duration(domain[1] - domain[0])} from ${moment(domain[0])}`;
   }
   function zoom(factor, around) {
     const middle = around === undefined ? (domain[0] + domain[1]) / 2 : around;

@@ -1,5 +1,7 @@
 // The head of the page, the list of ranks, what is left out; and the start of everything.
 
+const sentence = (text) => capital(text) + (/[.!?]$/.test(text) ? '' : '.');
+
 function drawVerdict() {
   const v = data.verdict;
   const evidence = v.evidence.map((e) => el('li', { class: 'role' + e.role },
@@ -11,11 +13,11 @@ function drawVerdict() {
     [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', v.live ? ', now' : ''),
       el('h1', { id: 'verdict-title' }, v.headline || (v.healthy ? 'Nothing is wrong' : 'Something failed')),
       v.summary ? el('p', {}, v.summary) : '',
-      v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'What to do. '), v.remedy) : '',
+      v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), sentence(v.remedy)) : '',
       !v.healthy && v.s >= 0 && v.s < sessions.length && v.q ? el('p', {}, el('button', { type: 'button', onclick: () => events.reveal(v.s, v.q) }, `Show event #${grouped(v.q)} of ${nameOf(v.s)}`)) : '',
-      evidence.length ? el('details', { open: evidence.length <= 8 }, el('summary', {}, `Evidence, ${plural(evidence.length, 'fact')}`), el('ol', { class: 'evidence' }, evidence)) : '',
-      v.notes.length ? el('ul', { class: 'muted' }, v.notes.map((note) => el('li', {}, note))) : '',
-      v.damage.length ? el('ul', { class: 'damage' }, v.damage.map((note) => el('li', {}, note))) : '']);
+      evidence.length ? el('details', { open: evidence.length <= 12 }, el('summary', {}, `Evidence, ${plural(evidence.length, 'fact')}`), el('ol', { class: 'evidence' }, evidence)) : '',
+      v.notes.length ? el('ul', { class: 'muted' }, v.notes.map((note) => el('li', {}, sentence(note)))) : '',
+      v.damage.length ? el('ul', { class: 'damage' }, v.damage.map((note) => el('li', {}, 'Not readable: ' + note))) : '']);
 }
 
 function drawFacts() {
@@ -34,7 +36,7 @@ function drawFacts() {
     tile(sessions.every((s) => s.rank >= 0) ? 'Ranks' : 'Sessions', grouped(sessions.length), hosts.size ? `on ${plural(hosts.size, 'host')}` : ''),
     tile('Time', duration(data.job.duration), began ? `from ${began}` : ''),
     tile('Events', grouped(data.job.events), `in ${bytes(data.job.bytes)} of journals`),
-    tile('Device memory at the peak', bytes(Math.max(0, ...peaks)), `of one rank, ${bytes(sum(peaks))} of all`),
+    tile('Device memory, peak', bytes(Math.max(0, ...peaks)), `of one rank, ${bytes(sum(peaks))} of all`),
     cycleTile(0, 'Pauses done', Math.max(0, ...sessions.map((s) => s.pauses))), cycleTile(1, 'Resumes done', Math.max(0, ...sessions.map((s) => s.resumes)))));
 }
 
@@ -42,7 +44,7 @@ function drawRanks() {
   const trouble = (s) => [s.broken && 'broken: ' + s.broken, s.stopped && 'memory and pauses are shown only up to where ' + s.stopped,
     s.damaged ? plural(s.damaged, 'damaged record') + ': ' + s.damage : '', s.torn && 'its last append was cut short', s.dropped && `begins with event ${grouped(s.first)}, from a snapshot`]
     .filter(Boolean).join('; ');
-  makeTable(byId('ranks-body'), { caption: 'Ranks and their journals', unit: 'session', rows: sessions.map((_, i) => i), perPage: 64, columns: [
+  makeTable(byId('ranks-body'), { caption: 'Ranks and their journals', unit: ['session', 'sessions'], rows: sessions.map((_, i) => i), perPage: 64, columns: [
     { label: 'Rank', first: true, cell: (i) => capital(sessions[i].name), sort: (i) => i },
     { label: 'Process', cell: (i) => `pid ${sessions[i].pid}` + (sessions[i].host ? ` on ${sessions[i].host}` : ''), sort: (i) => sessions[i].host + sessions[i].pid },
     { label: 'Journal', sort: (i) => sessions[i].status, cell: (i) => el('span', { class: 'badge ' + ({ closed: 'good', live: 'good', crashed: 'bad', broken: 'bad' }[sessions[i].status] || '') }, sessions[i].status) },

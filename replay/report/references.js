@@ -17,7 +17,7 @@ const references = (() => {
     const largest = Math.max(1, ...links.map(size));
     const root = svg('svg', { class: 'graph', viewBox: '0 0 420 420', role: 'img',
       'aria-label': 'Graph of ranks; an arrow goes from a rank to the one whose memory it holds. The table has the same figures.' });
-    root.append(svg('defs', {}, svg('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: 7, refY: 4, markerWidth: 9, markerHeight: 9,
+    root.append(svg('defs', {}, svg('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: 7, refY: 4, markerWidth: 10, markerHeight: 10,
       orient: 'auto', markerUnits: 'userSpaceOnUse' }, svg('path', { d: 'M0,0.8 L8,4 L0,7.2 Z', class: 'arrow-head' }))));
     for (const link of links) {
       if (size(link) === 0) continue;
@@ -30,10 +30,11 @@ const references = (() => {
         const l = Math.hypot(cx - x, cy - y) || 1;
         return [x + ((cx - x) / l) * gap, y + ((cy - y) / l) * gap];
       };
-      const [ax, ay] = toward(x1, y1, 23), [bx, by] = toward(x2, y2, 26);
+      const [ax, ay] = toward(x1, y1, 23), [bx, by] = toward(x2, y2, 25);
       const touched = focus === null || link.importer === focus || link.owner === focus;
       root.append(svg('path', { class: 'edge' + (touched ? (focus !== null && link.owner === focus ? ' in' : '') : ' dim'),
         d: `M${ax.toFixed(1)},${ay.toFixed(1)} Q${cx.toFixed(1)},${cy.toFixed(1)} ${bx.toFixed(1)},${by.toFixed(1)}`,
+        style: touched && focus === null ? `opacity:${(0.22 + 0.55 * Math.sqrt(size(link) / largest)).toFixed(2)}` : null,
         'stroke-width': (0.8 + 4.5 * Math.sqrt(size(link) / largest)).toFixed(2), 'marker-end': 'url(#arrow)' },
       svg('title', {}, sentence(link))));
     }

@@ -1,11 +1,13 @@
 // A table that sorts, filters and turns pages. Rows are numbers; columns say what a row's cell holds.
 //
 //   makeTable(host, { caption, columns: [{ label, cell: (row) => node or text, sort: (row) => key, number, wide, first }],
-//                     rows: [...], unit: 'allocation', perPage, rowClass: (row) => '', note: (rows) => text })
-// Returns { setRows(rows), reveal(row), element }.
+//                     rows: [...], unit: ['allocation', 'allocations'], perPage, sorted: { column, down }, rowClass: (row) => '',
+//                     note: (rows) => text, nothing: text })
+// Returns { setRows(rows), redraw(), turnTo(row), reveal(row) }.
 
 function makeTable(host, spec) {
-  const perPage = spec.perPage || 50;
+  const narrow = matchMedia('screen and (max-width: 46rem)').matches;  // rows are cards there, and long
+  const perPage = Math.min(spec.perPage || 50, narrow ? 15 : Infinity);
   let rows = spec.rows, page = 0;
   let sorted = spec.sorted || null;  // { column, down }
 
@@ -69,7 +71,7 @@ function makeTable(host, spec) {
     next.disabled = to >= rows.length;
     back.hidden = next.hidden = !many;
     const extent = many ? `${grouped(from + 1)}\u2013${grouped(to)} of ` : '';
-    count.textContent = spec.unit ? extent + plural(rows.length, spec.unit) + (spec.note ? spec.note(rows) : '') : extent + grouped(rows.length);
+    count.textContent = spec.unit ? extent + plural(rows.length, ...spec.unit) + (spec.note ? spec.note(rows) : '') : extent + grouped(rows.length);
   }
   function drawRow(row) {
     const tr = el('tr', { role: 'row', class: (spec.rowClass && spec.rowClass(row)) || null });
@@ -85,7 +87,6 @@ function makeTable(host, spec) {
   arrange();
   draw();
   return {
-    element: table,
     setRows(fresh) {
       rows = fresh;
       page = 0;
@@ -93,6 +94,10 @@ function makeTable(host, spec) {
       draw();
     },
     redraw: draw,
+    turnTo(row) {
+      page = Math.max(0, Math.floor(rows.indexOf(row) / perPage));
+      draw();
+    },
     // Turns to the page of a row, marks it and moves the focus there.
     reveal(row) {
       const at = rows.indexOf(row);

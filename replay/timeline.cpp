@@ -459,7 +459,8 @@ class Fold {
  public:
   Fold(SessionTimeline& out, const TimelineLimits& limits)
       : out_(out),
-        series_(limits.points),
+        points_(limits.points),
+        series_(limits.points - limits.points / 4),
         rows_(limits.rows),
         cycles_(out, limits.cycles),
         allocations_(out, limits.allocations),
@@ -480,9 +481,10 @@ class Fold {
   }
 
   void Finish() {
-    out_.series = series_.Points();
     out_.changes = series_.changes();
     cycles_.Finish();
+    out_.series = series_.Points();
+    if (series_.thinned()) AddPauses();
     allocations_.Finish(out_.state);
     out_.rows = rows_.Take();
     out_.who = out_.state.session;
@@ -516,6 +518,20 @@ class Fold {
     }
   }
 
+  // What was held before and after each of the latest pauses, at its time: however long the job, each is seen.
+  void AddPauses() {
+    std::size_t room = points_ / 4;
+    for (auto cycle = out_.cycles.rbegin(); cycle != out_.cycles.rend() && room >= 2; ++cycle) {
+      if (cycle->kind != CycleKind::kPause || !cycle->begun || !cycle->ended) continue;
+      out_.series.push_back({.time_ns = cycle->begun_ns, .seq = cycle->begun, .held = cycle->before});
+      out_.series.push_back({.time_ns = cycle->ended_ns, .seq = cycle->ended, .held = cycle->after});
+      room -= 2;
+    }
+    std::sort(out_.series.begin(), out_.series.end(), [](const auto& a, const auto& b) { return a.seq < b.seq; });
+    const auto same = [](const auto& a, const auto& b) { return a.seq == b.seq; };
+    out_.series.erase(std::unique(out_.series.begin(), out_.series.end(), same), out_.series.end());
+  }
+
   void Note(const SeriesPoint& point) {
     series_.Add(point);
     for (std::size_t i = 0; i < kMemoryClasses; ++i) out_.most[i] = std::max(out_.most[i], point.held[i]);
@@ -525,6 +541,7 @@ class Fold {
   void Stop(std::string why) { out_.stopped = std::move(why); }
 
   SessionTimeline& out_;
+  std::size_t points_;
   SeriesBuilder series_;
   RowBuilder rows_;
   Cycles cycles_;

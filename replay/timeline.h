@@ -140,7 +140,7 @@ void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
 struct JobCycle {
   CycleKind kind{};
   std::vector<std::pair<std::size_t, std::size_t>> parts;
-  std::vector<SessionId> absent;  // members without a part of their own
+  std::vector<SessionId> absent;  // members without a part of their own; if it never began, who was there and did not come
 };
 
 struct JobTimeline {

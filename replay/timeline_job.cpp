@@ -115,10 +115,25 @@ class Grouping {
 
   void FindAbsent(JobCycle& cycle) {
     std::sort(cycle.parts.begin(), cycle.parts.end());
-    for (const SessionId member : At(cycle.parts.front().first, cycle.parts.front().second).members) {
-      const bool took_part = std::any_of(cycle.parts.begin(), cycle.parts.end(),
-                                         [&](const auto& part) { return job_.sessions[part.first].info.session == member; });
-      if (!took_part) cycle.absent.push_back(member);
+    const auto took_part = [&](SessionId session) {
+      return std::any_of(cycle.parts.begin(), cycle.parts.end(),
+                         [&](const auto& part) { return job_.sessions[part.first].info.session == session; });
+    };
+    for (const auto& [s, c] : cycle.parts) {
+      for (const SessionId member : At(s, c).members) {
+        const bool known = std::find(cycle.absent.begin(), cycle.absent.end(), member) != cycle.absent.end();
+        if (!known && !took_part(member)) cycle.absent.push_back(member);
+      }
+      if (At(s, c).begun) return;  // it names all
+    }
+    // It never began, so nobody recorded who was waited for: the others of the group that were there.
+    const auto& [first, number] = cycle.parts.front();
+    for (std::size_t s = 0; s < job_.sessions.size(); ++s) {
+      const SessionTimeline& other = job_.sessions[s];
+      const bool there = static_cast<std::int64_t>(other.first_ns) + job_.offsets_ns[s] <= End(first, number) &&
+                         static_cast<std::int64_t>(other.last_ns) + job_.offsets_ns[s] >= Begin(first, number);
+      const bool same = other.who.group == job_.sessions[first].who.group;
+      if (there && same && !took_part(other.info.session)) cycle.absent.push_back(other.info.session);
     }
   }
 

@@ -53,6 +53,7 @@ class SeriesBuilder {
   // The first point, the kept ones and the last one, in order.
   [[nodiscard]] std::vector<SeriesPoint> Points() const;
   [[nodiscard]] std::uint64_t changes() const { return changes_; }
+  [[nodiscard]] bool thinned() const { return width_ > 3; }  // more changes in a bucket than points
 
  private:
   struct Bucket {

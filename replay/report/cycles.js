@@ -25,19 +25,23 @@ const cycles = (() => {
   function outcomeOf(cycle) {
     const failed = failedParts(cycle);
     if (failed.some((part) => part.o === 2)) return 'failed, not undone';
-    if (failed.length) return cycle.parts.every((part) => part.b === null) ? 'never began' : 'failed, undone';
+    if (failed.length) return neverBegan(cycle) ? 'never began' : 'failed, undone';
     if (openParts(cycle).length) return 'not finished';
     return 'done';
   }
   const badge = (text) => el('span', { class: 'badge ' + (text === 'done' ? 'good' : text === 'not finished' ? 'warn' : 'bad') },
     el('span', { 'aria-hidden': 'true' }, text === 'done' ? '\u2713 ' : text === 'not finished' ? '\u2026 ' : '\u2715 '), text);
 
+  const neverBegan = (cycle) => cycle.parts.every((part) => part.b === null);
+
+  // Where a session itself is why a pause or resume failed.
   function failuresOf(session) {
     const failures = [];
     for (const cycle of data.cycles) {
+      if (failedParts(cycle).length === 0) continue;
+      if (neverBegan(cycle) && cycle.absent.includes(session)) failures.push({ t: spanOf(cycle).begin, text: `did not come to ${nameOf(cycle)}` });
       for (const part of cycle.parts) {
-        if (part.s !== session || part.o === 0 || part.o === 3) continue;
-        if (!part.f && part.c !== undefined && part.c !== session) continue;  // told to it by the one that failed
+        if (part.s !== session || part.o === 0 || part.o === 3 || !(part.f || part.c === session)) continue;
         const phase = part.p.find((p) => p[4] === 0);
         failures.push({ t: phase ? phase[2] : part.e, text: `${nameOf(cycle)} failed: ${part.m || ''}` });
       }
@@ -72,7 +76,8 @@ const cycles = (() => {
     cycle.absent.forEach((who, index) => {
       const y = (cycle.parts.length + index) * rowHeight;
       root.append(svg('text', { class: 'row-label', x: 0, y: y + 15 }, nameOf_(who)),
-        svg('text', { class: 'scale', x: label + 4, y: y + 15 }, 'nothing in its journal, or no journal'));
+        svg('text', { class: 'cross', x: label, y: y + 17 }, neverBegan(cycle) ? '\u2715' : ''),
+        svg('text', { class: 'scale', x: label + (neverBegan(cycle) ? 18 : 4), y: y + 16 }, who >= sessions.length ? 'its journal was not given' : neverBegan(cycle) ? 'did not come' : 'nothing of it in its journal'));
     });
     return root;
   }
@@ -98,7 +103,7 @@ const cycles = (() => {
       if (to - from > text.length * 6.6 + 8) bar.append(svg('text', { x: from + 5, y: y + 16 }, text));
       g.append(bar);
       if (!passed && (decided !== null || part.o !== 0)) {
-        g.append(svg('text', { class: 'cross', x: Math.max(to - 11, from), y: y + 17 }, part.f || part.c === part.s || part.c === undefined ? '\u2715' : ''));
+        g.append(svg('text', { class: 'cross', x: Math.max(to - 11, from), y: y + 17 }, part.f || part.c === part.s ? '\u2715' : ''));
       }
     }
     return g;

@@ -2,6 +2,9 @@
 
 const sentence = (text) => capital(text) + (/[.!?]$/.test(text) ? '' : '.');
 
+// `Words in backquotes` are what one types.
+const typed = (text) => text.split('`').map((part, i) => (i % 2 ? el('code', {}, part) : part));
+
 function drawVerdict() {
   const v = data.verdict;
   const evidence = v.evidence.map((e) => el('li', { class: 'role' + e.role },
@@ -12,11 +15,11 @@ function drawVerdict() {
   fill(byId('verdict'), { class: 'card verdict ' + (v.healthy ? 'good' : 'bad') },
     [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', v.live ? ', now' : ''),
       el('h1', { id: 'verdict-title' }, v.headline || (v.healthy ? 'Nothing is wrong' : 'Something failed')),
-      v.summary ? el('p', {}, v.summary) : '',
-      v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), sentence(v.remedy)) : '',
+      v.summary ? el('p', {}, typed(v.summary)) : '',
+      v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), typed(sentence(v.remedy))) : '',
       !v.healthy && v.s >= 0 && v.s < sessions.length && v.q ? el('p', {}, el('button', { type: 'button', onclick: () => events.reveal(v.s, v.q) }, `Show event #${grouped(v.q)} of ${nameOf(v.s)}`)) : '',
       evidence.length ? el('details', { open: evidence.length <= 12 }, el('summary', {}, `Evidence, ${plural(evidence.length, 'fact')}`), el('ol', { class: 'evidence' }, evidence)) : '',
-      v.notes.length ? el('ul', { class: 'muted' }, v.notes.map((note) => el('li', {}, sentence(note)))) : '',
+      v.notes.length ? el('ul', { class: 'muted' }, v.notes.map((note) => el('li', {}, typed(sentence(note))))) : '',
       v.damage.length ? el('ul', { class: 'damage' }, v.damage.map((note) => el('li', {}, 'Not readable: ' + note))) : '']);
 }
 

@@ -484,7 +484,7 @@ class Fold {
     out_.changes = series_.changes();
     cycles_.Finish();
     out_.series = series_.Points();
-    if (series_.thinned()) AddPauses();
+    if (series_.thinned()) AddMoments();
     allocations_.Finish(out_.state);
     out_.rows = rows_.Take();
     out_.who = out_.state.session;
@@ -518,9 +518,10 @@ class Fold {
     }
   }
 
-  // What was held before and after each of the latest pauses, at its time: however long the job, each is seen.
-  void AddPauses() {
-    std::size_t room = points_ / 4;
+  // The peak, and what was held before and after each of the latest pauses: however long the job, they are seen.
+  void AddMoments() {
+    std::size_t room = points_ / 4 - 1;
+    if (out_.peak.seq) out_.series.push_back(out_.peak);
     for (auto cycle = out_.cycles.rbegin(); cycle != out_.cycles.rend() && room >= 2; ++cycle) {
       if (cycle->kind != CycleKind::kPause || !cycle->begun || !cycle->ended) continue;
       out_.series.push_back({.time_ns = cycle->begun_ns, .seq = cycle->begun, .held = cycle->before});

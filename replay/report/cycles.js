@@ -196,7 +196,7 @@ const cycles = (() => {
       return;
     }
     list = makeTable(host, { caption: 'Pauses and resumes', unit: ['pause or resume', 'pauses and resumes'], perPage: 12, class: 'pick',
-      rows: data.cycles.map((_, i) => i), sorted: { column: 1, down: false },
+      rows: data.cycles.map((_, i) => i), sorted: { column: 1, down: true },
       note: () => (data.job.cycles_left_out ? `; ${grouped(data.job.cycles_left_out)} a rank are not listed` : ''),
       rowClass: (i) => (i === selected ? 'chosen' : ''),
       columns: [

@@ -39,7 +39,7 @@ function drawFacts() {
     tile(sessions.every((s) => s.rank >= 0) ? 'Ranks' : 'Sessions', grouped(sessions.length), hosts.size ? `on ${plural(hosts.size, 'host')}` : ''),
     tile('Time', duration(data.job.duration), began ? `from ${began}` : ''),
     tile('Events', grouped(data.job.events), `in ${bytes(data.job.bytes)} of journals`),
-    tile('Device memory, peak', bytes(Math.max(0, ...peaks)), `of one rank, ${bytes(sum(peaks))} of all`),
+    tile('Device memory', bytes(Math.max(0, ...peaks)), sessions.length > 1 ? `peak of one rank, ${bytes(sum(peaks))} of all` : 'peak'),
     cycleTile(0, 'Pauses done', Math.max(0, ...sessions.map((s) => s.pauses))), cycleTile(1, 'Resumes done', Math.max(0, ...sessions.map((s) => s.resumes)))));
 }
 

@@ -32,7 +32,7 @@ const references = (() => {
       };
       const [ax, ay] = toward(x1, y1, 23), [bx, by] = toward(x2, y2, 25);
       const touched = focus === null || link.importer === focus || link.owner === focus;
-      root.append(svg('path', { class: 'edge' + (touched ? (focus !== null && link.owner === focus ? ' in' : '') : ' dim'),
+      root.append(svg('path', { class: 'edge' + (!touched ? ' dim' : focus === null ? '' : link.owner === focus ? ' lit in' : ' lit'),
         d: `M${ax.toFixed(1)},${ay.toFixed(1)} Q${cx.toFixed(1)},${cy.toFixed(1)} ${bx.toFixed(1)},${by.toFixed(1)}`,
         style: touched && focus === null ? `opacity:${(0.22 + 0.55 * Math.sqrt(size(link) / largest)).toFixed(2)}` : null,
         'stroke-width': (0.8 + 4.5 * Math.sqrt(size(link) / largest)).toFixed(2), 'marker-end': 'url(#arrow)' },

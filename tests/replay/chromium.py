@@ -193,6 +193,7 @@ class Page:
 
     def view(self, width, height, dark=False, mobile=False, media="", scale=1):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         self.call("Emulation.setEmulatedMedia", media=media,
                   features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
                             {"name": "prefers-reduced-motion", "value": "reduce"}])

@@ -87,7 +87,7 @@ class Rank {
   Status Churn() {  // small things of the driver's pools, between pauses
     const Address address{0x302000000 + 0x100000 * Below(64)};
     if (state.async.contains(address)) return Then(AsyncFreed{address}, 200 * kMicrosecond);
-    return Then(AsyncAllocated{address, (1 + Below(24)) * 512 * 1024}, 200 * kMicrosecond);
+    return Then(AsyncAllocated{address, (1 + Below(24)) * 128 * 1024}, 200 * kMicrosecond);
   }
 
   [[nodiscard]] static AllocationProperties Properties(int device) {

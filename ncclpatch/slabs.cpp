@@ -8,7 +8,7 @@ namespace {
 
 constexpr Bytes kSmallest = Bytes{32} << 20;
 // A slab is at most that part of what is held already, so that one that is almost empty costs little.
-constexpr Bytes kShare = 8;
+constexpr Bytes kShare = 4;
 
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
 

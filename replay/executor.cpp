@@ -7,8 +7,6 @@ namespace {
 
 constexpr std::size_t kStepsPerBatch = 600;  // some 200 allocations: import, map, access
 
-bool IsCopy(StepKind kind) { return kind == StepKind::kSave || kind == StepKind::kRestore; }
-
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
 
 }  // namespace
@@ -18,26 +16,38 @@ Status Executor::Run(const PlannedPhase& phase) {
     const auto lock = ledger_.Lock();
     ledger_.Record(PhaseBegun{phase.phase});
   }
-  Status status = RunSteps(phase.steps);
+  // What a pause began to copy is waited for where it is released. Any other phase that finds copies comes after a failure.
+  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Saving();
+  Status status;
+  if (backup_.Queued() && !expected) status = Settle();
+  if (status.ok()) status = RunSteps(phase.steps);
+  if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) status = Settle();
   fetched_.clear();
   return status;
 }
 
 Status Executor::RunSteps(const std::vector<Step>& steps) {
-  std::vector<Step> imports, copies;
+  std::vector<Step> imports, restores;
   bool importing = false;
   for (const Step& step : steps) {
     importing = importing || step.kind == StepKind::kImport;
-    if (IsCopy(step.kind)) {
-      copies.push_back(step);
+    if (step.kind == StepKind::kRestore) {
+      restores.push_back(step);
     } else if (importing) {
       imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
     }
   }
-  AMEM_TRY(RunImports(imports));
-  return copies.empty() ? Status{} : RunCopies(copies);
+  Step culprit;
+  Status begun = restores.empty() ? Status{} : BeginRestores(restores, culprit);
+  Status imported = begun.ok() ? RunImports(imports) : Status{};
+  if (restores.empty()) return imported;
+  if (!imported.ok()) {
+    static_cast<void>(Settle());  // what matters is why the imports failed
+    return imported;
+  }
+  return FinishRestores(restores, std::move(begun), culprit);
 }
 
 Status Executor::Fail(const Step& step, Status why) {
@@ -109,6 +119,10 @@ Result<DriverHandle> Executor::Perform(const Step& step, const Target& target) {
       return done(driver_.SetAccess(step.address, m.bytes, m.access));
     case StepKind::kVerify:
       return done(Verify());
+    case StepKind::kFind:
+      return done(Find(step));
+    case StepKind::kSave:
+      return done(AwaitSaved(step));
     default:
       return Status{Code::kInvalid, "no such step"};
   }
@@ -218,41 +232,76 @@ Status Executor::Reach(const Step& step, std::vector<Backup::Item>& items) {
     static_cast<void>(driver_.FreeRange(*range, a.bytes));
     return mapped;
   }
-  scratch_.push_back({*range, a.bytes});
+  scratch_[step.allocation] = {*range, a.bytes};
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
   items.push_back({step.allocation, step.device, *range, step.bytes});
   return {};
 }
 
-Status Executor::RunCopies(const std::vector<Step>& steps) {
-  Status failed;
-  Step culprit = steps.front();
+Status Executor::Find(const Step& step) {
+  std::vector<Backup::Item> items;
   {
     const auto lock = ledger_.Lock();
-    std::vector<Backup::Item> saves, restores;
-    for (const Step& step : steps) {
-      failed = Reach(step, step.kind == StepKind::kSave ? saves : restores);
-      if (!failed.ok()) {
-        culprit = step;
-        break;
-      }
+    for (const Step& save : ContentsToSave(ledger_.state())) {
+      if (save.device == step.device) AMEM_TRY(Reach(save, items));
     }
-    if (failed.ok() && !saves.empty()) failed = backup_.Save(saves);
-    if (failed.ok() && !restores.empty()) failed = backup_.Restore(restores);
   }
+  return backup_.Save(items);
+}
+
+Status Executor::AwaitSaved(const Step& step) {
+  std::vector<AllocationId> allocations;
+  {
+    const auto lock = ledger_.Lock();
+    const auto slab = ledger_.state().slabs.find(step.allocation);
+    if (slab == ledger_.state().slabs.end()) {
+      allocations.push_back(step.allocation);
+    } else {
+      for (const auto& [offset, parts] : slab->second.parts) allocations.push_back(parts.front());
+    }
+  }
+  for (const AllocationId allocation : allocations) AMEM_TRY(backup_.AwaitSaved(allocation));
+  const auto scratch = scratch_.find(step.allocation);
+  if (scratch == scratch_.end()) return {};
+  const Scratch made = scratch->second;
+  scratch_.erase(scratch);
+  return Drop(made);
+}
+
+Status Executor::Drop(const Scratch& scratch) {
+  AMEM_TRY(driver_.Unmap(scratch.address, scratch.bytes));
+  return driver_.FreeRange(scratch.address, scratch.bytes);
+}
+
+Status Executor::Settle() {
   Status finished = backup_.Finish();
-  const auto lock = ledger_.Lock();
-  for (const Scratch& s : scratch_) {
-    Status undone = driver_.Unmap(s.address, s.bytes);
-    if (undone.ok()) undone = driver_.FreeRange(s.address, s.bytes);
-    if (finished.ok()) finished = std::move(undone);
+  for (const auto& [allocation, scratch] : std::exchange(scratch_, {})) {
+    if (Status dropped = Drop(scratch); finished.ok()) finished = std::move(dropped);
   }
-  scratch_.clear();
-  if (failed.ok()) failed = std::move(finished);
-  if (!failed.ok()) {
+  return finished;
+}
+
+Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
+  culprit = steps.front();
+  std::vector<Backup::Item> items;
+  const auto lock = ledger_.Lock();
+  for (const Step& step : steps) {
+    if (Status reached = Reach(step, items); !reached.ok()) {
+      culprit = step;
+      return reached;
+    }
+  }
+  return backup_.Restore(items);
+}
+
+Status Executor::FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit) {
+  Status finished = Settle();
+  if (begun.ok()) begun = std::move(finished);
+  const auto lock = ledger_.Lock();
+  if (!begun.ok()) {
     ledger_.Record(StepBegun{culprit});
-    return Fail(culprit, std::move(failed));
+    return Fail(culprit, std::move(begun));
   }
   for (const Step& step : steps) {
     ledger_.Record(StepBegun{step});

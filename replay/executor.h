@@ -41,8 +41,13 @@ class Executor {
   Result<DriverHandle> Import(const Step& step);
   Status CheckMemory(const Step& step);
   Status Verify();
-  // Copies are queued together and their steps are done when all copies are; keeps the steps in the journal in order.
-  Status RunCopies(const std::vector<Step>& steps);
+  Status Find(const Step& step);
+  Status AwaitSaved(const Step& step);
+  // Contents come back while imports are taken: their copies are queued together, and their steps are done when all are.
+  Status BeginRestores(const std::vector<Step>& steps, Step& culprit);
+  Status FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit);
+  // Waits for all copies, and takes the mappings away that were made for them.
+  Status Settle();
   Status RunImports(const std::vector<Step>& steps);
   Status Fetch(SessionId owner, const std::vector<Step>& steps);
   Status Fail(const Step& step, Status why);
@@ -56,7 +61,8 @@ class Executor {
     Address address;
     Bytes bytes = 0;
   };
-  std::vector<Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
+  Status Drop(const Scratch& scratch);
+  std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 
 }  // namespace amem

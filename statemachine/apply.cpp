@@ -659,6 +659,7 @@ class Fold {
       case StepKind::kQuiesce:
       case StepKind::kCheckMemory:
       case StepKind::kVerify:
+      case StepKind::kFind:
         return {};
       case StepKind::kUnmap:
       case StepKind::kMap:

@@ -271,7 +271,7 @@ enum class PhaseKind : std::uint8_t {
   kPauseArrive = 0,
   kPauseSave,
   kPauseDropImports,
-  kPauseReleaseOwn,
+  kPauseReleaseOwn,  // imports first; in journals of the first version a phase of its own before this one
   kPauseGone,
   kResumeArrive,
   kResumeCreateOwn,
@@ -281,7 +281,7 @@ enum class PhaseKind : std::uint8_t {
 };
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
-  kSave,           // copy contents to the backup                     allocation
+  kSave,           // wait until the contents are in the backup       allocation
   kUnmap,          // take the memory from under an address           allocation, address
   kReleaseImport,  // give the imported driver handle back            allocation
   kReleaseOwn,     // give the own driver handle back                 allocation
@@ -292,6 +292,7 @@ enum class StepKind : std::uint8_t {
   kRestore,        // contents back from the backup                   allocation
   kImport,         // a new driver handle from the owner              allocation
   kVerify,         // state and driver agree
+  kFind,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
 };
 struct Step {
   StepKind kind{};

@@ -34,9 +34,12 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
   return {};
 }
 
+bool NeedsSaving(const Allocation& a) { return a.own() && Leaves(a) && a.backed && !a.saved; }
+
 void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own || !Leaves(a)) continue;
+    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
     if (const auto it = places.find(id); it != places.end()) {
       for (const Address address : it->second) {
         if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
@@ -85,21 +88,36 @@ std::vector<Step> CheckMemory(const State& state) {
   return steps;
 }
 
+// One step for each device that has contents to save.
+std::vector<Step> Find(const State& state) {
+  std::map<std::int32_t, Bytes> bytes;
+  for (const auto& [id, a] : state.allocations) {
+    if (NeedsSaving(a)) bytes[a.properties.location.id] += a.bytes;
+  }
+  std::vector<Step> steps;
+  for (const auto& [device, sum] : bytes) steps.push_back({StepKind::kFind, {}, {}, sum, DeviceOrdinal{device}});
+  return steps;
+}
+
 }  // namespace
+
+std::vector<Step> ContentsToSave(const State& state) {
+  const Places places = PlacesOf(state);
+  std::vector<Step> steps;
+  for (const auto& [id, a] : state.allocations) {
+    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+  }
+  return steps;
+}
 
 Plan PlanPause(const State& state) {
   const Places places = PlacesOf(state);
-  std::vector<Step> save, drop, release;
-  for (const auto& [id, a] : state.allocations) {
-    if (a.own() && Leaves(a) && a.backed && !a.saved)
-      save.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
-  }
-  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  std::vector<Step> release;
+  PlanDrop(state, places, false, StepKind::kReleaseImport, release);
   PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
           {{PhaseKind::kPauseArrive, Quiesce(state)},
-           {PhaseKind::kPauseSave, std::move(save)},
-           {PhaseKind::kPauseDropImports, std::move(drop)},
+           {PhaseKind::kPauseSave, Find(state)},
            {PhaseKind::kPauseReleaseOwn, std::move(release)},
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }

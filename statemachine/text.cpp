@@ -312,7 +312,7 @@ std::string_view ToText(PhaseKind phase) {
     case PhaseKind::kPauseDropImports:
       return "pause: drop imports";
     case PhaseKind::kPauseReleaseOwn:
-      return "pause: release own";
+      return "pause: release";
     case PhaseKind::kPauseGone:
       return "pause: all gone";
     case PhaseKind::kResumeArrive:
@@ -355,13 +355,15 @@ std::string_view ToText(StepKind kind) {
       return "import";
     case StepKind::kVerify:
       return "verify";
+    case StepKind::kFind:
+      return "find contents";
   }
   return "unknown";
 }
 
 std::string ToText(const Step& step) {
   std::string out{ToText(step.kind)};
-  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory) {
+  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kFind) {
     out += " device " + Number(std::int64_t{step.device.value});
   }
   if (step.allocation) out += " " + Name(step.allocation);

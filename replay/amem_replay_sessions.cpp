@@ -2,21 +2,64 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <limits>
 
 #include "replay/amem_replay_command.h"
+#include "replay/pack.h"
 
 namespace amem::tool {
 
 void Complain(const std::string& message) { std::fprintf(stderr, "amem-replay: %s\n", message.c_str()); }
 
+namespace {
+
+// Where packs are unpacked, removed at the end of the program.
+class Workroom {
+ public:
+  Workroom() = default;
+  Workroom(const Workroom&) = delete;
+  Workroom& operator=(const Workroom&) = delete;
+  ~Workroom() {
+    std::error_code ignored;
+    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+  }
+  Result<std::filesystem::path> New() {
+    if (directory_.empty()) {
+      std::string name = std::filesystem::temp_directory_path() / "amem-replay-XXXXXX";
+      if (::mkdtemp(name.data()) == nullptr) return Status{Code::kIo, "make a directory " + name + ": " + std::strerror(errno)};
+      directory_ = name;
+    }
+    return directory_ / std::to_string(++rooms_);
+  }
+
+ private:
+  std::filesystem::path directory_;
+  int rooms_ = 0;
+};
+
+Result<std::vector<std::filesystem::path>> UnpackSessions(const std::filesystem::path& file, bool& failed) {
+  static Workroom workroom;
+  const Result<std::filesystem::path> room = workroom.New();
+  if (!room) return room.status();
+  Result<Unpacked> unpacked = Unpack(file, *room);
+  if (!unpacked) return unpacked.status();
+  for (const std::string& damage : unpacked->damage) Complain(damage);
+  failed |= !unpacked->damage.empty();
+  return std::move(unpacked->sessions);
+}
+
+}  // namespace
+
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
   std::vector<std::filesystem::path> sessions;
   for (const auto& directory : directories) {
-    Result<std::vector<std::filesystem::path>> listed = ListSessions(directory);
+    Result<std::vector<std::filesystem::path>> listed =
+        IsPack(directory) ? UnpackSessions(directory, failed) : ListSessions(directory);
     if (!listed) {
       Complain(listed.status().message());
       failed = true;

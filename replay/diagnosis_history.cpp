@@ -185,6 +185,14 @@ Result<JournalHistory> ReadHistory(const std::filesystem::path& session_director
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   JournalFindings& found = history->findings;
   if (!boot.empty() && found.state.session.boot_id == boot) found.as_of_ns = std::max(found.as_of_ns, began);
+  // A journal that was packed while its process lived (pack.h): what was the present then.
+  std::string word;
+  std::uint64_t as_of_ns = 0;
+  if (std::ifstream(session_directory / "status") >> word >> as_of_ns && word == "live") {
+    found.info.status = SessionStatus::kLive;
+    found.as_of_ns = std::max(found.last_ns, as_of_ns);
+    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with("crashed: "); });
+  }
   return history;
 }
 

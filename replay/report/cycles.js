@@ -155,7 +155,7 @@ const cycles = (() => {
     waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');
   }
 
-  const detail = el('div', { id: 'cycle-detail', class: 'detail', tabindex: -1, 'aria-live': 'polite' });
+  const detail = el('div', { id: 'cycle-detail', class: 'detail', tabindex: -1, role: 'region', 'aria-label': 'The chosen pause or resume' });
   let drawGantt = () => {};
   function select(index, move) {
     selected = index;

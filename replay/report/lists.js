@@ -22,7 +22,7 @@ const allocations = (() => {
   function haystack(i) {
     words = words || new Array(count);
     if (!words[i]) {
-      words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replace(THIN, ' '),
+      words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replaceAll(THIN, ' '),
         peer(i), site(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
     }
     return words[i];

@@ -107,6 +107,6 @@ try {
 } catch (error) {
   const place = byId('broken-page');
   place.hidden = false;
-  place.textContent = `This page could not draw everything: ${error.message}. It needs a browser of 2021 or later; amem-replay has the same facts as text.`;
+  place.textContent = `This page could not draw everything: ${error.message}. It needs a browser of 2023 or later; amem-replay has the same facts as text.`;
   throw error;
 }

@@ -32,8 +32,7 @@ class Rank {
     return {};
   }
 
-  Status Open(int ranks) {
-    (void)ranks;
+  Status Open() {
     AMEM_TRY(Then(SessionOpened{.session = ReportJobSession(rank_),
                                 .host = "gpu-node-07",
                                 .pid = 20'000 + 40 * rank_,
@@ -124,7 +123,7 @@ class Job {
   }
 
   Status Run() {
-    for (auto& rank : ranks_) AMEM_TRY(rank->Open(job_.ranks));
+    for (auto& rank : ranks_) AMEM_TRY(rank->Open());
     AMEM_TRY(Allocate());
     std::uint64_t cycle = 0, last_length = 0;
     while (true) {
@@ -198,10 +197,11 @@ class Job {
   }
 
   Status Work(std::uint64_t seconds) {
-    Wait(seconds);
+    Wait(2);
     for (auto& rank : ranks_) {
       for (int i = 0; i < 40; ++i) AMEM_TRY(rank->Churn());
     }
+    Wait(seconds);
     return {};
   }
 

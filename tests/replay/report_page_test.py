@@ -197,6 +197,8 @@ class ReportPage(unittest.TestCase):
         self.assertIn("Nothing matches", page.evaluate("document.querySelector('#allocations tbody').textContent"))
         self.type(page, "#allocations input", "create failed")
         self.assertEqual(self.count(page, "allocations"), 1, "the one that the resume failed on")
+        self.type(page, "#allocations input", "10 mib own")
+        self.assertTrue(0 < self.count(page, "allocations") < of_rank)
         self.type(page, "#allocations input", "+10b853")
         by_site = self.count(page, "allocations")
         self.assertTrue(0 < by_site < of_rank)

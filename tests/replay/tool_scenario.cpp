@@ -202,7 +202,7 @@ class Rank {
     who.amem_version = AMEM_VERSION;
     who.driver_version = simulator_->Version();
     who.nccl_version = "none";
-    who.gpu_uuids = {"SIM-" + std::to_string(rank_)};
+    for (int device = 0; device < kRanks; ++device) who.gpu_uuids.push_back("SIM-" + std::to_string(device));
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
     who.realtime_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);

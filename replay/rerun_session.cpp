@@ -198,6 +198,7 @@ Status RerunSession::Perform(const Step& step) {
       return CheckInvariants(replayed_);
     case StepKind::kSave:
     case StepKind::kRestore:
+    case StepKind::kFind:
       return {};
   }
   return {};

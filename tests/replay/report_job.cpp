@@ -209,6 +209,8 @@ class Job {
     switch (kind) {
       case StepKind::kQuiesce:
         return 4 * kMillisecond;
+      case StepKind::kFind:
+        return 9 * kMillisecond;
       case StepKind::kSave:
         return 30 * kMicrosecond;
       case StepKind::kUnmap:

@@ -41,7 +41,20 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
                                        "; the job runs on, and its memory cannot be given back until it is restarted"};
     }
   }
-  return peers_.Arrive(kind, CycleNumber(kind));
+  const std::uint64_t cycle = CycleNumber(kind);
+  {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
+  }
+  auto round = peers_.Arrive(kind, cycle);
+  if (!round.ok()) {
+    const auto lock = ledger_.Lock();
+    const Lifecycle now = ledger_.state().lifecycle;
+    // After a failure that could not be undone there is still something left to do.
+    const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
+    ledger_.Record(CycleFailed{kind, cycle, undone, round.status().message()});
+  }
+  return round;
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {

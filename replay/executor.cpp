@@ -20,6 +20,8 @@ Status Executor::Run(const PlannedPhase& phase) {
   }
   Status status = RunSteps(phase.steps);
   fetched_.clear();
+  stand_ins_.clear();
+  standing_in_.clear();
   return status;
 }
 
@@ -76,6 +78,7 @@ Executor::Target Executor::TargetOf(const Step& step) const {
       target.bytes = it->second.bytes;
       target.properties = it->second.properties;
       target.flags = it->second.flags;
+      target.stands_in = state.Orphaned(it->second);
     }
   }
   if (step.address) {
@@ -100,13 +103,13 @@ Result<DriverHandle> Executor::Perform(const Step& step, const Target& target) {
     case StepKind::kReleaseOwn:
       return done(driver_.Release(target.handle));
     case StepKind::kCreate:
-      return driver_.Create(target.bytes, target.properties, target.flags);
+      return target.stands_in ? StandIn(step) : driver_.Create(target.bytes, target.properties, target.flags);
     case StepKind::kImport:
       return Import(step);
     case StepKind::kMap:
       return done(driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags));
     case StepKind::kSetAccess:
-      return done(driver_.SetAccess(step.address, m.bytes, m.access));
+      return done(SetAccess(step, m));
     case StepKind::kVerify:
       return done(Verify());
     default:
@@ -124,6 +127,32 @@ Status Executor::CheckMemory(const Step& step) {
               FormatBytes(step.bytes - memory->free) +
               " on it (nvidia-smi lists the processes that hold memory) and call ncclResume again",
           cuda::kOutOfMemory};
+}
+
+Result<DriverHandle> Executor::StandIn(const Step& step) {
+  standing_in_.insert(step.allocation);
+  UniqueFd& shared = stand_ins_[{step.device, step.bytes}];
+  if (shared) return driver_.Import(shared);
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, step.device.value};
+  auto handle = driver_.Create(step.bytes, properties, 0);
+  if (!handle.ok()) return handle;
+  auto exported = driver_.Export(*handle);  // where that fails, the next one gets memory of its own
+  if (exported.ok()) shared = *std::move(exported);
+  return handle;
+}
+
+Status Executor::SetAccess(const Step& step, const Mapping& mapping) {
+  AMEM_TRY(driver_.SetAccess(step.address, mapping.bytes, mapping.access));
+  if (!standing_in_.contains(step.allocation)) return {};
+  for (const AccessDescriptor& a : mapping.access) {  // old flags in it would be believed by a kernel
+    if (a.location.type != LocationType::kDevice || a.flags != 3) continue;
+    const DeviceOrdinal device{a.location.id};
+    AMEM_TRY(driver_.Clear(device, step.address, mapping.bytes));
+    return driver_.FinishCopies(device);
+  }
+  return {};
 }
 
 Result<DriverHandle> Executor::Import(const Step& step) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "replay/backup.h"
@@ -31,6 +33,7 @@ class Executor {
     AllocationProperties properties;
     std::uint64_t flags = 0;
     Mapping mapping;
+    bool stands_in = false;  // the memory replaces that of an owner who was lost
   };
   static bool NeedsLock(StepKind kind);
   Status RunOne(const Step& step);
@@ -38,6 +41,8 @@ class Executor {
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
   Result<Backup::Item> Reach(const Step& step);
   Result<DriverHandle> Import(const Step& step);
+  Result<DriverHandle> StandIn(const Step& step);
+  Status SetAccess(const Step& step, const Mapping& mapping);
   Status CheckMemory(const Step& step);
   Status Verify();
   // Copies are queued together and their steps are done when all copies are; keeps the steps in the journal in order.
@@ -50,6 +55,9 @@ class Executor {
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
+  // By device and size: what stands in for lost memory needs no room of its own, as nobody can expect anything of its contents.
+  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;
+  std::set<AllocationId> standing_in_;        // made in this phase, to be cleared once they can be reached
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
   struct Scratch {
     Address address;

@@ -523,7 +523,9 @@ class Fold {
         return {};
       case StepKind::kCreate:
       case StepKind::kImport:
-        if (a->own() != (step.kind == StepKind::kCreate)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
+        // An orphan is made anew; it may also have been imported in the moment in which its owner was lost.
+        if (a->own() != (step.kind == StepKind::kCreate) && !(step.kind == StepKind::kCreate && s_.Orphaned(*a)))
+          return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
         if (a->backed) return Bad(doing + ": it has memory already");
         a->backed = true;
         a->stale = a->saved;

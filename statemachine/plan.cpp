@@ -1,6 +1,7 @@
 #include "statemachine/plan.h"
 
 #include <set>
+#include <utility>
 
 namespace amem {
 namespace {
@@ -46,10 +47,30 @@ void PlanDrop(const State& state, const Places& places, bool own, StepKind relea
   }
 }
 
+// Where memory stands in for a lost owner's: on a device that the mappings give access to. (The properties name a device by the
+// ordinal that it had in the owner's process.)
+DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& places) {
+  if (const auto it = places.find(id); it != places.end()) {
+    for (const Address address : it->second) {
+      for (const AccessDescriptor& d : state.mappings.at(address).access) {
+        if (d.location.type == LocationType::kDevice) return DeviceOrdinal{d.location.id};
+      }
+    }
+  }
+  for (const auto& [other, a] : state.allocations) {
+    if (a.own() && a.on_device()) return DeviceOrdinal{a.properties.location.id};
+  }
+  return {};
+}
+
+Step StandIn(const State& state, AllocationId id, const Allocation& a, const Places& places) {
+  return {StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)};
+}
+
 void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own) continue;
-    if (!a.backed) steps.push_back(On(acquire, id, a));
+    if (!a.backed) steps.push_back(state.Orphaned(a) ? StandIn(state, id, a, places) : On(acquire, id, a));
     const auto it = places.find(id);
     if (it == places.end()) continue;
     for (const Address address : it->second) {
@@ -75,11 +96,15 @@ std::vector<Step> Quiesce(const State& state) {
   return steps;
 }
 
-std::vector<Step> CheckMemory(const State& state) {
+std::vector<Step> CheckMemory(const State& state, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
+  std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // all of one size and device are the same memory
   for (const auto& [id, a] : state.allocations) {
-    if (a.own() && a.on_device() && !a.backed) needed[a.properties.location.id] += a.bytes;
+    if (a.backed || !a.on_device()) continue;
+    if (a.own()) needed[a.properties.location.id] += a.bytes;
+    if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, a.bytes);
   }
+  for (const auto& [device, bytes] : stand_ins) needed[device] += bytes;
   std::vector<Step> steps;
   for (const auto& [device, bytes] : needed) steps.push_back({StepKind::kCheckMemory, {}, {}, bytes, DeviceOrdinal{device}});
   return steps;
@@ -114,7 +139,7 @@ Plan PlanResume(const State& state) {
       import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
   }
   return {CycleKind::kResume,
-          {{PhaseKind::kResumeArrive, CheckMemory(state)},
+          {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
            {PhaseKind::kResumeCreateOwn, std::move(create)},
            {PhaseKind::kResumeImport, std::move(import)},
            {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},

@@ -155,6 +155,9 @@ struct State {
   Totals totals;
   friend bool operator==(const State&, const State&) = default;
 
+  // An import whose owner was lost. Its memory cannot come back from there after a pause: a resume puts memory of its own in
+  // its place, all zero, so that nothing that still touches its addresses faults, and everything can be freed in order.
+  [[nodiscard]] bool Orphaned(const Allocation&) const;
   // The mapping or range that contains an address, end() if none.
   [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
   [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;

@@ -151,5 +151,38 @@ TEST(Plan, own_memory_is_never_released_unsaved) {
   f.Refused(StepDone{release}, "not saved");
 }
 
+TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});
+  f.Allocate(kA);
+  const AllocationId orphan = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(PeerLost{kPeer, "died"});
+  EXPECT_TRUE(f.state.Orphaned(f.state.allocations.at(orphan)));
+  const Plan resume = PlanResume(f.state);
+  const auto steps = Phase(resume, PhaseKind::kResumeImport).steps;
+  // On the device that has access, and not on the one that the owner called by that number.
+  EXPECT_EQ(steps[0], (Step{StepKind::kCreate, orphan, {}, k2M, DeviceOrdinal{0}}));
+  EXPECT_EQ(Phase(resume, PhaseKind::kResumeArrive).steps.at(0).bytes, 2 * k2M);
+  f.Resume();
+  f.Pause();  // not its contents, but its memory takes part in all that follows
+  EXPECT_FALSE(f.state.allocations.at(orphan).backed);
+  f.Resume();
+  f.Ok(Unmapped{kB, k2M});
+  f.Ok(AllocationReleased{orphan});
+  EXPECT_FALSE(f.state.allocations.contains(orphan));
+}
+
+TEST(Plan, only_a_lost_owners_memory_is_made_by_somebody_else) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});
+  const AllocationId import = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  const Step create{StepKind::kCreate, import, {}, k2M, DeviceOrdinal{0}};
+  f.Ok(StepBegun{create});
+  f.Refused(StepDone{create}, "it is imported");
+}
+
 }  // namespace
 }  // namespace amem::testing

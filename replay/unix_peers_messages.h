@@ -60,6 +60,7 @@ struct AskNeighboursMessage {};
 struct NeighbourhoodMessage {
   PeerIdentity self;
   std::vector<PeerIdentity> neighbours;
+  Standing standing;
 };
 struct ArriveMessage {
   CycleKind kind{};

@@ -57,16 +57,30 @@ bool Executor::NeedsLock(StepKind kind) {
 
 Status Executor::RunOne(const Step& step) {
   auto lock = ledger_.Lock();
+  if (!Exists(step)) return {};
   ledger_.Record(StepBegun{step});
   const Target target = TargetOf(step);
   if (!NeedsLock(step.kind)) lock.unlock();
   auto handle = Perform(step, target);
   if (!lock.owns_lock()) lock.lock();
   if (!handle.ok()) return Fail(step, handle.status());
+  if (!Exists(step)) return GiveBack(step, *handle);
   if (*handle) ledger_.SetHandle(step.allocation, *handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
   ledger_.Record(StepDone{step});
   return {};
+}
+
+// An allocation that only a peer held is gone as soon as that peer lets go of it, or dies: also in the middle of a phase.
+bool Executor::Exists(const Step& step) const {
+  return !step.allocation || ledger_.state().allocations.contains(step.allocation);
+}
+
+Status Executor::GiveBack(const Step& step, DriverHandle handle) {
+  const Status given = handle ? driver_.Release(handle) : Status{};
+  const std::string why = Name(step.allocation) + " was let go of meanwhile by the last peer that held it";
+  ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message()});
+  return given;
 }
 
 Executor::Target Executor::TargetOf(const Step& step) const {
@@ -186,6 +200,7 @@ Status Executor::RunImports(const std::vector<Step>& steps) {
     self = state.session.session;
     AllocationId last;
     for (const Step& step : steps) {
+      if (!Exists(step)) continue;
       const auto& remote = state.allocations.at(step.allocation).remote;
       auto& batches = by_owner[remote ? remote->owner : self];
       if (batches.empty() || (batches.back().size() >= kStepsPerBatch && step.allocation != last)) batches.emplace_back();
@@ -216,7 +231,11 @@ Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
   }
   if (requests.empty()) return {};
   auto shared = peers_.Reimport(owner, requests);
-  if (!shared.ok()) return shared.status();
+  if (!shared.ok()) {
+    // So that a new plan takes what it shared for lost.
+    if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(owner));
+    return shared.status();
+  }
   for (std::size_t i = 0; i < requests.size(); ++i) fetched_[requests[i].as] = std::move((*shared)[i].descriptor);
   return {};
 }
@@ -224,7 +243,7 @@ Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
 Result<Backup::Item> Executor::Reach(const Step& step) {
   if (step.address) return Backup::Item{step.allocation, step.device, step.address, step.bytes};
   // Not mapped for its own device: reach the contents through a mapping of our own for the time of the copy.
-  const Allocation& a = ledger_.state().allocations.at(step.allocation);
+  const Allocation a = ledger_.state().allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
   if (!range.ok()) return range.status();
   Status mapped = driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0);
@@ -245,6 +264,7 @@ Status Executor::RunCopies(const std::vector<Step>& steps) {
     const auto lock = ledger_.Lock();
     std::vector<Backup::Item> saves, restores;
     for (const Step& step : steps) {
+      if (!Exists(step)) continue;
       auto item = Reach(step);
       if (!item.ok()) {
         failed = item.status();
@@ -270,6 +290,7 @@ Status Executor::RunCopies(const std::vector<Step>& steps) {
     return Fail(culprit, std::move(failed));
   }
   for (const Step& step : steps) {
+    if (!Exists(step)) continue;
     ledger_.Record(StepBegun{step});
     ledger_.Record(StepDone{step});
   }

@@ -37,6 +37,8 @@ class Executor {
   };
   static bool NeedsLock(StepKind kind);
   Status RunOne(const Step& step);
+  [[nodiscard]] bool Exists(const Step& step) const;
+  Status GiveBack(const Step& step, DriverHandle handle);
   [[nodiscard]] Target TargetOf(const Step& step) const;
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
   Result<Backup::Item> Reach(const Step& step);

@@ -393,6 +393,11 @@ std::vector<SessionId> Session::Neighbours() {
   return {found.begin(), found.end()};
 }
 
+Standing Session::Where() {
+  const auto lock = ledger_.Lock();
+  return {ledger_.state().lifecycle, ledger_.state().cycles};
+}
+
 // ---- cuMemAlloc and its IPC handles ------------------------------------------------------------------------------------
 
 Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
@@ -567,19 +572,15 @@ Status Session::LegacyClose(Address address) {
 Status Session::Cycle(CycleKind kind) {
   const std::lock_guard one(cycle_mutex_);
   const bool pausing = kind == CycleKind::kPause;
-  if (paused() == pausing) return {};
+  const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
+  if (Where().lifecycle == target) return {};  // and not where an undo that failed has left it: that can be tried again
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
   const std::unique_lock alone(gate_);
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
-  Lifecycle now{};
-  {
-    const auto lock = ledger_.Lock();
-    now = ledger_.state().lifecycle;
-  }
-  paused_.store(now != Lifecycle::kRunning, std::memory_order_release);
+  paused_.store(Where().lifecycle != Lifecycle::kRunning, std::memory_order_release);
   return status;
 }
 

@@ -129,7 +129,22 @@ Plan PlanPause(const State& state) {
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }
 
-Plan PlanResume(const State& state) {
+namespace {
+
+// A resume that begins with imports in place follows one whose undo failed. Their owners may have given that memory back since,
+// and will make it anew: what is mapped here would be a copy that nobody else sees.
+State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {
+  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  State after = state;
+  for (const Step& step : drop) {
+    if (step.kind == StepKind::kReleaseImport) after.allocations.at(step.allocation).backed = false;
+    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
+    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
+  }
+  return after;
+}
+
+Plan PlanReturnOfAll(const State& state, std::vector<Step> arrive) {
   const Places places = PlacesOf(state);
   std::vector<Step> create, import;
   PlanReturn(state, places, true, StepKind::kCreate, create);
@@ -138,12 +153,22 @@ Plan PlanResume(const State& state) {
     if (a.saved && (a.stale || !a.backed))
       import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
   }
+  for (const Step& check : CheckMemory(state, places)) arrive.push_back(check);
   return {CycleKind::kResume,
-          {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
+          {{PhaseKind::kResumeArrive, std::move(arrive)},
            {PhaseKind::kResumeCreateOwn, std::move(create)},
            {PhaseKind::kResumeImport, std::move(import)},
            {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
            {PhaseKind::kResumeOpen, {}}}};
+}
+
+}  // namespace
+
+Plan PlanResume(const State& state) {
+  std::vector<Step> drop;
+  if (state.lifecycle != Lifecycle::kResuming) return PlanReturnOfAll(state, {});  // at rest, or the undo of a pause
+  const State after = WithoutImports(state, PlacesOf(state), drop);
+  return PlanReturnOfAll(after, std::move(drop));
 }
 
 }  // namespace amem

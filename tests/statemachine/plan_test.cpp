@@ -151,6 +151,24 @@ TEST(Plan, own_memory_is_never_released_unsaved) {
   f.Refused(StepDone{release}, "not saved");
 }
 
+TEST(Plan, a_resume_after_one_that_could_not_be_undone_imports_everything_again) {
+  Folding f;
+  f.Allocate(kA);
+  const AllocationId import = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleFailed{CycleKind::kResume, 1, false, "the driver took nothing back"});
+  // Meanwhile the owner has given its memory back.
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  const auto arrive = Phase(PlanResume(f.state), PhaseKind::kResumeArrive).steps;
+  ASSERT_EQ(arrive.size(), 2U);
+  EXPECT_EQ(arrive[0].kind, StepKind::kUnmap);
+  EXPECT_EQ(arrive[1], (Step{StepKind::kReleaseImport, import, {}, k2M, DeviceOrdinal{1}}));
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleDone{CycleKind::kResume, 1, 1});
+}
+
 TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
   Folding f;
   f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});

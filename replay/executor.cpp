@@ -1,5 +1,6 @@
 #include "replay/executor.h"
 
+#include <algorithm>
 #include <set>
 
 namespace amem {
@@ -18,7 +19,8 @@ Status Executor::Run(const PlannedPhase& phase) {
     const auto lock = ledger_.Lock();
     ledger_.Record(PhaseBegun{phase.phase});
   }
-  Status status = RunSteps(phase.steps);
+  Status status = DropScratch();
+  if (status.ok()) status = RunSteps(phase.steps);
   fetched_.clear();
   stand_ins_.clear();
   standing_in_.clear();
@@ -213,7 +215,12 @@ Status Executor::RunImports(const std::vector<Step>& steps) {
   for (auto it = by_owner.begin(); it != by_owner.end() && !(self < it->first); ++it) owners.push_back(it->first);
   for (const SessionId owner : owners) {
     for (const auto& batch : by_owner[owner]) {
-      AMEM_TRY(Fetch(owner, batch));
+      if (Status fetched = Fetch(owner, batch); !fetched.ok()) {
+        const auto lock = ledger_.Lock();
+        const auto import = std::ranges::find_if(batch, [](const Step& step) { return step.kind == StepKind::kImport; });
+        ledger_.Record(StepBegun{*import});
+        return Fail(*import, std::move(fetched));
+      }
       for (const Step& step : batch) AMEM_TRY(RunOne(step));
     }
   }
@@ -246,15 +253,27 @@ Result<Backup::Item> Executor::Reach(const Step& step) {
   const Allocation a = ledger_.state().allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
   if (!range.ok()) return range.status();
-  Status mapped = driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0);
-  if (!mapped.ok()) {
-    static_cast<void>(driver_.FreeRange(*range, a.bytes));
-    return mapped;
-  }
   scratch_.push_back({*range, a.bytes});
+  AMEM_TRY(driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0));
+  scratch_.back().mapped = true;
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
   return Backup::Item{step.allocation, step.device, *range, step.bytes};
+}
+
+// What the driver refuses to take back stays noted, and is tried again in the next phase: it would hold memory for ever.
+Status Executor::DropScratch() {
+  Status first;
+  std::erase_if(scratch_, [&](Scratch& s) {
+    Status gone = s.mapped ? driver_.Unmap(s.address, s.bytes) : Status{};
+    if (gone.ok()) {
+      s.mapped = false;
+      gone = driver_.FreeRange(s.address, s.bytes);
+    }
+    if (first.ok()) first = gone;
+    return gone.ok();
+  });
+  return first;
 }
 
 Status Executor::RunCopies(const std::vector<Step>& steps) {
@@ -278,12 +297,7 @@ Status Executor::RunCopies(const std::vector<Step>& steps) {
   }
   Status finished = backup_.Finish();
   const auto lock = ledger_.Lock();
-  for (const Scratch& s : scratch_) {
-    Status undone = driver_.Unmap(s.address, s.bytes);
-    if (undone.ok()) undone = driver_.FreeRange(s.address, s.bytes);
-    if (finished.ok()) finished = std::move(undone);
-  }
-  scratch_.clear();
+  if (Status dropped = DropScratch(); finished.ok()) finished = std::move(dropped);
   if (failed.ok()) failed = std::move(finished);
   if (!failed.ok()) {
     ledger_.Record(StepBegun{culprit});

@@ -48,6 +48,7 @@ class Executor {
   Status CheckMemory(const Step& step);
   Status Verify();
   // Copies are queued together and their steps are done when all copies are; keeps the steps in the journal in order.
+  Status DropScratch();
   Status RunCopies(const std::vector<Step>& steps);
   Status RunImports(const std::vector<Step>& steps);
   Status Fetch(SessionId owner, const std::vector<Step>& steps);
@@ -64,6 +65,7 @@ class Executor {
   struct Scratch {
     Address address;
     Bytes bytes = 0;
+    bool mapped = false;
   };
   std::vector<Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };

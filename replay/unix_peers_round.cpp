@@ -338,6 +338,7 @@ class Arrival {
     auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
     if (!set && superseded()) return {};
     if (!set) return set.status();
+    AMEM_TRY(NobodyDied(*set));
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};
     if (again_) settled_ = Settled();
@@ -356,6 +357,17 @@ class Arrival {
     }
     said_ = *std::move(set);
     return Arrive(lowest);
+  }
+
+  // Whoever was waited for and is of the set no more has let go of what it shared, or has died. Those who share memory with it
+  // fail; so must those who only knew it through them.
+  [[nodiscard]] Status NobodyDied(const std::vector<PeerIdentity>& set) const {
+    for (const auto& who : said_) {
+      if (again_ || std::ranges::find(set, who.session, &PeerIdentity::session) != set.end()) continue;
+      if (IsGone(context_.connection, who.session, {}))
+        return {Code::kPeerLost, ToText(who) + " " + HowItEnded(context_.connection, who.session) + " while it was waited for"};
+    }
+    return {};
   }
 
   Status Arrive(SessionId leader) {

@@ -34,16 +34,7 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
   return kind == CycleKind::kPause && state.lifecycle == Lifecycle::kRunning ? state.cycles + 1 : state.cycles;
 }
 
-Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
-  if (kind == CycleKind::kPause) {
-    const auto lock = ledger_.Lock();
-    if (const std::string& broken = ledger_.state().broken; !broken.empty()) {
-      return Status{Code::kBroken, "pause refused: this session is broken: " + broken +
-                                       "; the job runs on, and its memory cannot be given back until it is restarted"};
-    }
-  }
-  return peers_.Arrive(kind, CycleNumber(kind));
-}
+Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) { return peers_.Arrive(kind, CycleNumber(kind)); }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
   const std::uint64_t start = Now();
@@ -85,10 +76,13 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
+// Said with a vote, as the others would wait for a session that does not even arrive.
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
   const std::string& broken = ledger_.state().broken;
-  return broken.empty() ? Status{} : Status{Code::kBroken, broken};
+  if (broken.empty()) return {};
+  return {Code::kBroken, "pause refused: this session is broken: " + broken +
+                             "; the job runs on, and its memory cannot be given back until it is restarted"};
 }
 
 Plan Coordinator::MakePlan(CycleKind kind) {

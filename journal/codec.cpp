@@ -36,7 +36,7 @@ Enum GetEnum(std::uint8_t value, Enum last, const char* what) {
 }
 CycleKind GetCycleKind(std::uint8_t v) { return GetEnum(v, CycleKind::kResume, "cycle kind"); }
 PhaseKind GetPhaseKind(std::uint8_t v) { return GetEnum(v, PhaseKind::kResumeOpen, "phase kind"); }
-StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kVerify, "step kind"); }
+StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kFind, "step kind"); }
 Code GetCode(std::uint8_t v) { return GetEnum(v, Code::kBroken, "error class"); }
 
 template <class Enum>
@@ -186,24 +186,29 @@ DriverSymbolBound Get(wire::DriverSymbolBound::Reader from) {
 // ---- address ranges, allocations, mappings -------------------------------------------------------------------------------
 
 void Put(wire::RangeReserved::Builder to, const RangeReserved& from) {
-  const auto& [address, bytes, alignment, hint, flags, site] = from;
+  const auto& [address, bytes, alignment, hint, flags, site, allocation] = from;
   to.setAddress(address.value);
   to.setBytes(bytes);
   to.setAlignment(alignment);
   to.setHint(hint.value);
   to.setFlags(flags);
   AMEM_PUT_SITE(to, site);
+  to.setAllocation(allocation.value);
 }
 RangeReserved Get(wire::RangeReserved::Reader from) {
-  return {Address{from.getAddress()}, from.getBytes(), from.getAlignment(),
-          Address{from.getHint()},    from.getFlags(), Get(from.getSite())};
+  return {Address{from.getAddress()}, from.getBytes(),     from.getAlignment(),
+          Address{from.getHint()},    from.getFlags(),     Get(from.getSite()),
+          AllocationId{from.getAllocation()}};
 }
 void Put(wire::RangeFreed::Builder to, const RangeFreed& from) {
-  const auto& [address, bytes] = from;
+  const auto& [address, bytes, allocation] = from;
   to.setAddress(address.value);
   to.setBytes(bytes);
+  to.setAllocation(allocation.value);
 }
-RangeFreed Get(wire::RangeFreed::Reader from) { return {Address{from.getAddress()}, from.getBytes()}; }
+RangeFreed Get(wire::RangeFreed::Reader from) {
+  return {Address{from.getAddress()}, from.getBytes(), AllocationId{from.getAllocation()}};
+}
 void Put(wire::AllocationCreated::Builder to, const AllocationCreated& from) {
   const auto& [allocation, bytes, properties, flags, handle, site, created] = from;
   to.setAllocation(allocation.value);
@@ -243,22 +248,26 @@ Mapped Get(wire::Mapped::Reader from) {
   return {Address{from.getAddress()}, from.getBytes(), from.getOffset(), AllocationId{from.getAllocation()}, from.getFlags()};
 }
 void Put(wire::Unmapped::Builder to, const Unmapped& from) {
-  const auto& [address, bytes] = from;
+  const auto& [address, bytes, allocation] = from;
   to.setAddress(address.value);
   to.setBytes(bytes);
+  to.setAllocation(allocation.value);
 }
-Unmapped Get(wire::Unmapped::Reader from) { return {Address{from.getAddress()}, from.getBytes()}; }
+Unmapped Get(wire::Unmapped::Reader from) {
+  return {Address{from.getAddress()}, from.getBytes(), AllocationId{from.getAllocation()}};
+}
 void Put(wire::AccessSet::Builder to, const AccessSet& from) {
-  const auto& [address, bytes, access] = from;
+  const auto& [address, bytes, access, allocation] = from;
   to.setAddress(address.value);
   to.setBytes(bytes);
   auto list = to.initAccess(static_cast<unsigned>(access.size()));
   for (unsigned i = 0; i < list.size(); ++i) Put(list[i], access[i]);
+  to.setAllocation(allocation.value);
 }
 AccessSet Get(wire::AccessSet::Reader from) {
   std::vector<AccessDescriptor> access;
   for (const auto a : from.getAccess()) access.push_back(Get(a));
-  return {Address{from.getAddress()}, from.getBytes(), std::move(access)};
+  return {Address{from.getAddress()}, from.getBytes(), std::move(access), AllocationId{from.getAllocation()}};
 }
 
 // ---- sharing -------------------------------------------------------------------------------------------------------------
@@ -540,6 +549,49 @@ Condensed Get(wire::Condensed::Reader from) {
   return {SequenceNumber{from.getThrough()}, from.getNextAllocation(), from.getCycles(), std::move(totals)};
 }
 
+// ---- slabs ---------------------------------------------------------------------------------------------------------------
+
+void Put(wire::SlabOpened::Builder to, const SlabOpened& from) {
+  const auto& [slab, address, dirty] = from;
+  to.setSlab(slab.value);
+  to.setAddress(address.value);
+  auto list = to.initDirty(static_cast<unsigned>(dirty.size()));
+  for (unsigned i = 0; i < list.size(); ++i) {
+    list[i].setOffset(dirty[i].offset);
+    list[i].setBytes(dirty[i].bytes);
+  }
+}
+SlabOpened Get(wire::SlabOpened::Reader from) {
+  SlabOpened to{AllocationId{from.getSlab()}, Address{from.getAddress()}, {}};
+  for (const auto d : from.getDirty()) to.dirty.push_back({d.getOffset(), d.getBytes()});
+  return to;
+}
+void Put(wire::Placed::Builder to, const Placed& from) {
+  const auto& [allocation, slab, offset, touched] = from;
+  to.setAllocation(allocation.value);
+  to.setSlab(slab.value);
+  to.setOffset(offset);
+  to.setTouched(touched);
+}
+Placed Get(wire::Placed::Reader from) {
+  return {AllocationId{from.getAllocation()}, AllocationId{from.getSlab()}, from.getOffset(), from.getTouched()};
+}
+void Put(wire::Backed::Builder to, const Backed& from) {
+  const auto& [allocation, handle] = from;
+  to.setAllocation(allocation.value);
+  to.setHandle(handle.value);
+}
+Backed Get(wire::Backed::Reader from) { return {AllocationId{from.getAllocation()}, DriverHandle{from.getHandle()}}; }
+void Put(wire::PartCleared::Builder to, const PartCleared& from) {
+  const auto& [slab, offset, bytes] = from;
+  to.setSlab(slab.value);
+  to.setOffset(offset);
+  to.setBytes(bytes);
+}
+PartCleared Get(wire::PartCleared::Reader from) {
+  return {AllocationId{from.getSlab()}, from.getOffset(), from.getBytes()};
+}
+
 // ---- the union -----------------------------------------------------------------------------------------------------------
 
 // clang-format off
@@ -557,7 +609,8 @@ Condensed Get(wire::Condensed::Reader from) {
   X(MulticastUnbound, MULTICAST_UNBOUND) X(Registered, REGISTERED) X(Deregistered, DEREGISTERED)                               \
   X(PassedThrough, PASSED_THROUGH) X(CycleBegun, CYCLE_BEGUN) X(StepBegun, STEP_BEGUN) X(StepDone, STEP_DONE)                  \
   X(StepFailed, STEP_FAILED) X(PhaseBegun, PHASE_BEGUN) X(PhaseDecided, PHASE_DECIDED) X(CycleDone, CYCLE_DONE)                \
-  X(CycleFailed, CYCLE_FAILED) X(Condensed, CONDENSED)
+  X(CycleFailed, CYCLE_FAILED) X(Condensed, CONDENSED) X(SlabOpened, SLAB_OPENED) X(Placed, PLACED) X(Backed, BACKED)          \
+  X(PartCleared, PART_CLEARED)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

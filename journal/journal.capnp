@@ -71,6 +71,10 @@ struct Event {
     cycleDone @45 :CycleDone;
     cycleFailed @46 :CycleFailed;
     condensed @47 :Condensed;
+    slabOpened @48 :SlabOpened;
+    placed @49 :Placed;
+    backed @50 :Backed;
+    partCleared @51 :PartCleared;
   }
 }
 
@@ -157,10 +161,12 @@ struct RangeReserved {
   hint @3 :UInt64;
   flags @4 :UInt64;
   site @5 :CallSite;
+  allocation @6 :UInt64;  # at its place in a slab; 0: the driver's call
 }
 struct RangeFreed {
   address @0 :UInt64;
   bytes @1 :UInt64;
+  allocation @2 :UInt64;
 }
 struct AllocationCreated {
   allocation @0 :UInt64;
@@ -188,11 +194,13 @@ struct Mapped {
 struct Unmapped {
   address @0 :UInt64;
   bytes @1 :UInt64;
+  allocation @2 :UInt64;
 }
 struct AccessSet {
   address @0 :UInt64;
   bytes @1 :UInt64;
   access @2 :List(AccessDescriptor);
+  allocation @3 :UInt64;
 }
 
 # ---- sharing -------------------------------------------------------------------------------------------------------------
@@ -371,4 +379,31 @@ struct Condensed {
   nextAllocation @1 :UInt64 = 1;
   cycles @2 :UInt64;
   totals @3 :List(UInt64);
+}
+
+# ---- slabs ---------------------------------------------------------------------------------------------------------------
+
+struct Spread {
+  offset @0 :UInt64;
+  bytes @1 :UInt64;
+}
+struct SlabOpened {
+  slab @0 :UInt64;
+  address @1 :UInt64;
+  dirty @2 :List(Spread);
+}
+struct Placed {
+  allocation @0 :UInt64;
+  slab @1 :UInt64;
+  offset @2 :UInt64;
+  touched @3 :Bool;
+}
+struct Backed {
+  allocation @0 :UInt64;
+  handle @1 :UInt64;
+}
+struct PartCleared {
+  slab @0 :UInt64;
+  offset @1 :UInt64;
+  bytes @2 :UInt64;
 }

@@ -12,6 +12,7 @@ constexpr std::size_t kMostOwnFrames = 8;  // between libnccl's code and the unw
 struct Walk {
   CallSite site;
   std::size_t found = 0, own = 0;
+  bool users = false;
 };
 
 _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
@@ -20,14 +21,16 @@ _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
   const hook::Library* library = hook::LibraryAt(address);
   if (library == nullptr) return walk.found > 0 || ++walk.own > kMostOwnFrames ? _URC_END_OF_STACK : _URC_NO_REASON;
   walk.site.frames[walk.found++] = address - library->base;
+  walk.users = walk.users || (address >= library->users_begin && address < library->users_end);
   return walk.found == walk.site.frames.size() ? _URC_END_OF_STACK : _URC_NO_REASON;
 }
 
 }  // namespace
 
-CallSite CaptureCallSite() noexcept {
+CallSite CaptureCallSite(bool* users) noexcept {
   Walk walk;
   _Unwind_Backtrace(&Visit, &walk);
+  if (users != nullptr) *users = walk.users;
   return walk.site;
 }
 

@@ -5,7 +5,8 @@
 
 namespace amem {
 
-// The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address.
-CallSite CaptureCallSite() noexcept;
+// The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address. `users`: whether
+// one of them is in ncclMemAlloc, so that the program gets what is allocated.
+CallSite CaptureCallSite(bool* users = nullptr) noexcept;
 
 }  // namespace amem

@@ -16,7 +16,9 @@ struct MemCreate {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, bytes, properties, flags);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto created = session->Create(bytes, FromDriver(*properties), flags, CaptureCallSite());
+    bool users = false;
+    const CallSite site = CaptureCallSite(&users);
+    const auto created = session->Create(bytes, FromDriver(*properties), flags, site, users);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;

@@ -13,11 +13,16 @@ bool Paused(Session& session, const char* call, CUresult& result) {
   return true;
 }
 
+struct RealHandle {
+  CUmemGenericAllocationHandle handle = 0;
+  size_t offset = 0;  // in it, where NCCL's begins
+};
+
 // A handle of NCCL's as the driver knows it; another's handle stays as it is. Zero: ours, and gone.
-CUmemGenericAllocationHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
-  if (!IsGuest(handle)) return handle;
-  const auto lock = session.ledger().Lock();
-  return session.ledger().HandleOf(ToAllocation(handle)).value;
+RealHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
+  if (!IsGuest(handle)) return {handle, 0};
+  const auto [real, offset] = session.Backing(ToAllocation(handle));
+  return {real.value, offset};
 }
 
 // Makes the call with the driver's handle, and records `event` if it worked and the multicast object is ours.
@@ -28,7 +33,7 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   CUresult result{};
   if (Paused(*session, call, result)) return result;
-  const CUmemGenericAllocationHandle real = Real(*session, object);
+  const CUmemGenericAllocationHandle real = Real(*session, object).handle;
   if (real == 0) return CUDA_ERROR_INVALID_HANDLE;
   result = make_call(session, real);
   if (!IsGuest(object)) return PassedOn(*session, call, object, result);
@@ -76,9 +81,9 @@ struct MulticastBindMem {
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t object_offset,
                        CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, unsigned long long flags) {
     const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
-      const CUmemGenericAllocationHandle real_memory = session == nullptr ? memory : Real(*session, memory);
-      return real_memory == 0 ? CUDA_ERROR_INVALID_HANDLE
-                              : real(handle, object_offset, real_memory, memory_offset, bytes, flags);
+      const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
+      return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE
+                               : real(handle, object_offset, known.handle, known.offset + memory_offset, bytes, flags);
     };
     return OnObject(kName, object, bind, [&](AllocationId id) {
       return MulticastBound{id,    object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset,

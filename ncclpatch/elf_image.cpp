@@ -187,8 +187,9 @@ std::uint32_t ElfImage::FindLinear(const char* name) const {
   return 0;
 }
 
-void* ElfImage::Find(const char* name) const {
+void* ElfImage::Find(const char* name, std::size_t* bytes) const {
   const std::uint32_t index = gnu_hash_ != nullptr ? FindGnu(name) : sysv_hash_ != nullptr ? FindLinear(name) : 0;
+  if (bytes != nullptr) *bytes = index == 0 ? 0 : symbols_[index].st_size;
   return index == 0 ? nullptr : reinterpret_cast<void*>(base_ + symbols_[index].st_value);
 }
 

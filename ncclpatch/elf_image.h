@@ -37,7 +37,8 @@ class ElfImage {
   [[nodiscard]] std::string BuildId() const;           // in hex, empty if it has none
 
   // The address of a symbol that this object defines in its dynamic table (its default version, if it has several).
-  [[nodiscard]] void* Find(const char* name) const;
+  // `bytes`: gets the size of what it names.
+  [[nodiscard]] void* Find(const char* name, std::size_t* bytes = nullptr) const;
 
   // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
   struct Slot {

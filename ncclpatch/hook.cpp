@@ -65,7 +65,9 @@ const Library* Register(const ElfImage& image, const char* way) {
   for (std::size_t i = 0; i < count; ++i)
     if (g_libraries[i].base == image.base()) return &g_libraries[i];
   if (count == kMostLibraries) return nullptr;
-  g_libraries[count] = {image.base(), image.text_begin(), image.text_end(), image.path(), way};
+  std::size_t bytes = 0;
+  const auto users = reinterpret_cast<std::uintptr_t>(image.Find("ncclMemAlloc", &bytes));
+  g_libraries[count] = {image.base(), image.text_begin(), image.text_end(), image.path(), way, users, users + bytes};
   g_library_count.store(count + 1, std::memory_order_release);
   return &g_libraries[count];
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG",
                                "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
-                               "AMEM_LIBRARY"};
+                               "AMEM_LIBRARY",     "AMEM_SLAB_MB"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -75,11 +75,14 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
 }
 
 Status ParseLayout(const Lookup& get, Options& options) {
-  const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"direct", "slab"});
+  const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"slab", "direct"});
   if (!layout) return layout.status();
-  if (*layout == 1)
-    return {Code::kUnsupported, "AMEM_LAYOUT=slab is not offered by this version; leave it unset, or set it to direct"};
-  options.layout = Layout::kDirect;
+  options.layout = *layout == 0 ? Layout::kSlab : Layout::kDirect;
+  Bytes mib = options.slab_bytes >> 20;
+  constexpr std::string_view kSizes = "a power of two of MiB, 2 to 4096";
+  AMEM_TRY(ParseNumberInto<Bytes>(get, "AMEM_SLAB_MB", kSizes, 2, mib));
+  if (mib > 4096 || (mib & (mib - 1)) != 0) return Unknown("AMEM_SLAB_MB", std::to_string(mib), kSizes);
+  options.slab_bytes = mib << 20;
   return Status::Ok();
 }
 

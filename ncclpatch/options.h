@@ -20,7 +20,8 @@ struct Options {
   bool enable = true;                      // AMEM_ENABLE=0|1
   std::int64_t group = 0;                  // AMEM_GROUPID
   std::int32_t rank = -1;                  // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
-  Layout layout = Layout::kDirect;         // AMEM_LAYOUT=direct|slab
+  Layout layout = Layout::kSlab;           // AMEM_LAYOUT=slab|direct
+  Bytes slab_bytes = Bytes{256} << 20;     // AMEM_SLAB_MB: the largest slab; a power of two of MiB, from 2
   Content content = Content::kPreserve;    // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
   std::uint32_t timeout_ms = 60'000;       // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer
   JournalOptions journal;                  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full

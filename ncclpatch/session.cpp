@@ -17,6 +17,13 @@ Status Wrong(std::string what, int driver_result = cuda::kInvalidValue) {
   return {Code::kInvalid, std::move(what), driver_result};
 }
 
+// The handle that this thread created, imported or retained last: what it maps next (DESIGN.md 5).
+struct LastHandle {
+  SessionId session;
+  AllocationId allocation;
+};
+thread_local LastHandle last_handle;
+
 }  // namespace
 
 Session::Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
@@ -58,9 +65,21 @@ Status Session::RefuseWhilePaused(const std::string& doing) const {
 // ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                     const CallSite& site) {
+                                     const CallSite& site, bool users) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
+  if (!users && slabs_.Suits(bytes, properties, flags)) {
+    auto placed = slabs_.Create(bytes, properties, flags, site);
+    // No room for a slab of any size: there may be for the allocation alone, and if not, that is what NCCL should hear.
+    if (placed.ok() || placed.status().code() != Code::kOutOfMemory) {
+      if (!placed.ok()) return placed;
+      Touched(*placed);
+      const auto lock = ledger_.Lock();
+      held_bytes_ += bytes;
+      PrepareContents();
+      return placed;
+    }
+  }
   auto handle = driver_.Create(bytes, properties, flags);
   if (!handle.ok()) return handle.status();
   const auto lock = ledger_.Lock();
@@ -70,8 +89,11 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
   held_bytes_ += bytes;
   PrepareContents();
+  Touched(id);
   return id;
 }
+
+void Session::Touched(AllocationId allocation) const { last_handle = {peers_->Self().session, allocation}; }
 
 // Pinned host memory for contents follows what is held, in steps of a quarter.
 void Session::PrepareContents() {
@@ -90,7 +112,8 @@ Status Session::ReleaseHandle(AllocationId allocation) {
 
 Status Session::Release(AllocationId allocation) {
   const std::shared_lock gate(gate_);
-  std::optional<RemoteAllocation> remote;
+  std::vector<DroppedImport> dropped;
+  if (last_handle.allocation == allocation) last_handle = {};
   {
     const auto lock = ledger_.Lock();
     const auto it = ledger_.state().allocations.find(allocation);
@@ -98,43 +121,111 @@ Status Session::Release(AllocationId allocation) {
       return Wrong("release " + Name(allocation) + ": NCCL holds no reference to it");
     }
     const Allocation& a = it->second;
+    const AllocationId slab = a.slab;
     if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) {
       AMEM_TRY(ReleaseHandle(allocation));
-      remote = a.remote;
+      if (a.remote) dropped.push_back({*a.remote, allocation});
       secrets_.erase(allocation);
     }
     ledger_.Record(AllocationReleased{allocation});
+    PartWent(slab, dropped);
   }
-  if (remote) peers_->DropReference(*remote, allocation);
+  Tell(dropped);
   return {};
+}
+
+// A slab that lost a part may be empty now.
+void Session::PartWent(AllocationId slab, std::vector<DroppedImport>& dropped) {
+  if (!slab) return;
+  if (const Status retired = slabs_.Retire(slab, dropped); !retired.ok()) ledger_.Break(retired.message());
+  if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
+}
+
+void Session::Tell(const std::vector<DroppedImport>& dropped) {
+  for (const DroppedImport& d : dropped) peers_->DropReference(d.remote, d.as);
 }
 
 Result<AllocationId> Session::Retain(Address address) {
   const std::shared_lock gate(gate_);
   const auto lock = ledger_.Lock();
-  const auto mapping = ledger_.state().MappingAt(address);
-  if (mapping == ledger_.state().mappings.end()) return NotOurs("retain " + At(address) + ": no mapping of NCCL's is there");
-  const AllocationId id = mapping->second.allocation;
+  AllocationId id = MappedPartAt(address);
+  if (!id && !ledger_.state().SlabAt(address)) {
+    const auto mapping = ledger_.state().MappingAt(address);
+    if (mapping != ledger_.state().mappings.end()) id = mapping->second.allocation;
+  }
+  if (!id) return NotOurs("retain " + At(address) + ": no mapping of NCCL's is there");
   ledger_.Record(AllocationRetained{id, address});
+  Touched(id);
   return id;
+}
+
+// Of several parts at one place (imported twice), the first that is mapped.
+AllocationId Session::MappedPartAt(Address address) const {
+  const State& state = ledger_.state();
+  const AllocationId part = state.PartAt(address);
+  if (!part) return {};
+  const Allocation& first = state.allocations.at(part);
+  for (const AllocationId id : state.slabs.at(first.slab).parts.at(first.offset)) {
+    const Allocation& a = state.allocations.at(id);
+    if (a.mappings > 0 && address.value - state.PlaceOf(a).value < a.bytes) return id;
+  }
+  return {};
 }
 
 Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("reserve an address range"));
+  if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
   auto address = driver_.Reserve(bytes, alignment, hint, flags);
   if (!address.ok()) return address;
   const auto lock = ledger_.Lock();
-  ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site});
+  ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site, {}});
   return address;
+}
+
+// The place of the allocation that this thread had in hands last, if that can be what the range is for. kNotFound: it cannot.
+Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
+  const LastHandle last = std::exchange(last_handle, {});
+  const Status no{Code::kNotFound, ""};
+  if (last.session != peers_->Self().session || hint || flags != 0) return no;
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const auto it = state.allocations.find(last.allocation);
+  if (it == state.allocations.end() || !it->second.placed() || it->second.bytes != bytes) return no;
+  const Address place = state.PlaceOf(it->second);
+  if (alignment != 0 && place.value % alignment != 0) return no;
+  ledger_.Record(RangeReserved{place, bytes, alignment, hint, flags, site, last.allocation});
+  return place;
 }
 
 Status Session::FreeRange(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
+  std::vector<DroppedImport> dropped;
+  const Status status = FreeOneRange(address, bytes, dropped);
+  Tell(dropped);
+  return status;
+}
+
+Status Session::FreeOneRange(Address address, Bytes bytes, std::vector<DroppedImport>& dropped) {
   const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  if (const AllocationId slab = state.SlabAt(address)) {
+    const AllocationId part = state.PartAt(address);
+    if (!part || state.PlaceOf(state.allocations.at(part)) != address) {
+      return Wrong("free range " + At(address) + ": it was not reserved by NCCL");
+    }
+    for (const AllocationId id : state.slabs.at(slab).parts.at(state.allocations.at(part).offset)) {
+      const Allocation& a = state.allocations.at(id);
+      if (a.reserved == 0 || a.bytes != bytes || a.reserved <= a.mappings) continue;
+      ledger_.Record(RangeFreed{address, bytes, id});
+      PartWent(slab, dropped);
+      return {};
+    }
+    return Wrong("free range " + At(address) + ": NCCL holds no range of that size there, or has memory mapped in it");
+  }
   if (!ledger_.state().ranges.contains(address)) return NotOurs("free range " + At(address) + ": it was not reserved by NCCL");
   AMEM_TRY(driver_.FreeRange(address, bytes));
-  ledger_.Record(RangeFreed{address, bytes});
+  ledger_.Record(RangeFreed{address, bytes, {}});
   return {};
 }
 
@@ -142,12 +233,52 @@ Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId all
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("map " + At(address)));
   auto lock = ledger_.Lock();
+  bool at_its_place = false;
+  AMEM_TRY(MapPart(address, bytes, offset, allocation, at_its_place));
+  if (at_its_place) return {};
   const DriverHandle handle = ledger_.HandleOf(allocation);
   if (!handle) return Wrong("map " + At(address) + ": " + Name(allocation) + " does not exist");
   lock.unlock();
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
   lock.lock();
   ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
+  return {};
+}
+
+// Maps an allocation in a slab where it is, or takes it out of the slab so that it can be mapped where NCCL wants it.
+Status Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation, bool& at_its_place) {
+  const State& state = ledger_.state();
+  const auto it = state.allocations.find(allocation);
+  if (it == state.allocations.end()) return {};
+  const std::string doing = "map " + At(address) + " of " + Name(allocation);
+  if (const AllocationId other = state.PartAt(address);
+      other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
+    // The range was reserved for another allocation: that was the wrong guess.
+    const Allocation& there = state.allocations.at(other);
+    const Address place = state.PlaceOf(there);
+    if (place != address || there.reserved != 1 || there.mappings > 0 || there.guest_references == 0) {
+      return {Code::kUnsupported, doing + ": " + Name(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
+    }
+    const Bytes whole = there.bytes;
+    ledger_.Record(RangeFreed{place, whole, other});
+    const Status swapped = slabs_.Swap(allocation, other);
+    ledger_.Record(RangeReserved{place, whole, 0, {}, 0, {}, swapped.ok() ? allocation : other});
+    AMEM_TRY(swapped.Within(doing));
+  }
+  if (!it->second.placed()) return {};
+  if (state.PlaceOf(it->second) == address) {
+    if (offset != 0 || bytes != it->second.bytes) return Wrong(doing + ": an allocation is mapped whole");
+    if (it->second.mappings >= it->second.reserved) {
+      return Wrong(doing + (it->second.reserved == 0 ? ": the address range is not reserved" : ": it is mapped there already"));
+    }
+    ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
+    at_its_place = true;
+    return {};
+  }
+  const AllocationId slab = it->second.slab;
+  AMEM_TRY(slabs_.Back(allocation).Within(doing));
+  std::vector<DroppedImport> none;  // what leaves a slab here is own memory
+  PartWent(slab, none);
   return {};
 }
 
@@ -162,7 +293,7 @@ Status Session::UnmapOne(Address address, std::vector<DroppedImport>& dropped) {
     remote = a.remote;
     secrets_.erase(mapping.allocation);
   }
-  ledger_.Record(Unmapped{address, mapping.bytes});
+  ledger_.Record(Unmapped{address, mapping.bytes, {}});
   if (remote) dropped.push_back({*remote, mapping.allocation});
   return {};
 }
@@ -171,12 +302,13 @@ Status Session::Unmap(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
   std::vector<DroppedImport> dropped;
   const Status status = UnmapAll(address, bytes, dropped);
-  for (const DroppedImport& d : dropped) peers_->DropReference(d.remote, d.as);
+  Tell(dropped);
   return status;
 }
 
 Status Session::UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport>& dropped) {
   const auto lock = ledger_.Lock();
+  if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab, dropped);
   const auto& mappings = ledger_.state().mappings;
   std::vector<Address> whole;
   Address at = address;
@@ -190,16 +322,43 @@ Status Session::UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport
   return {};
 }
 
+Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab, std::vector<DroppedImport>& dropped) {
+  const AllocationId part = MappedPartAt(address);
+  if (!part) return Wrong("unmap " + At(address) + ": NCCL mapped nothing there");
+  const Allocation& a = ledger_.state().allocations.at(part);
+  if (ledger_.state().PlaceOf(a) != address || a.bytes != bytes)
+    return Wrong("unmap " + At(address) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+  if (a.guest_references == 0 && a.mappings == 1 && a.importers.empty()) {
+    if (a.remote) dropped.push_back({*a.remote, part});
+    secrets_.erase(part);
+  }
+  ledger_.Record(Unmapped{address, bytes, part});
+  PartWent(slab, dropped);
+  return {};
+}
+
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("set access to " + At(address)));
   auto lock = ledger_.Lock();
+  if (ledger_.state().SlabAt(address)) {
+    const AllocationId part = MappedPartAt(address);
+    if (!part) return Wrong("set access to " + At(address) + ": NCCL mapped nothing there");
+    const Address place = ledger_.state().PlaceOf(ledger_.state().allocations.at(part));
+    if (place != address || ledger_.state().allocations.at(part).bytes != bytes)
+      return Wrong("set access to " + At(address) + ": " + FormatBytes(bytes) + " is not what is mapped there");
+    lock.unlock();
+    AMEM_TRY(slabs_.Open(part, access));
+    lock.lock();
+    ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, part});
+    return {};
+  }
   if (!ledger_.state().mappings.contains(address))
     return NotOurs("set access to " + At(address) + ": NCCL mapped nothing there");
   lock.unlock();
   AMEM_TRY(driver_.SetAccess(address, bytes, access));
   lock.lock();
-  ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}});
+  ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, {}});
   return {};
 }
 
@@ -217,9 +376,21 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
     --it;
     if (address.value - it->first.value < it->second.bytes) return std::pair{it->first, it->second.bytes};
   }
+  if (const AllocationId part = MappedPartAt(address)) {
+    const Allocation& a = state.allocations.at(part);
+    return std::pair{state.PlaceOf(a), a.bytes};
+  }
   const auto mapping = state.MappingAt(address);
-  if (mapping == state.mappings.end()) return NotOurs("address range of " + At(address) + ": not NCCL's memory");
+  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
+    return NotOurs("address range of " + At(address) + ": not NCCL's memory");
   return std::pair{mapping->first, mapping->second.bytes};
+}
+
+std::pair<DriverHandle, Bytes> Session::Backing(AllocationId allocation) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end() || !it->second.placed()) return {ledger_.HandleOf(allocation), 0};
+  return {ledger_.HandleOf(it->second.slab), it->second.offset};
 }
 
 void Session::Note(EventBody event) {
@@ -274,6 +445,14 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
   auto shared = peers_->Import(token, as);
   if (!shared.ok()) return shared.status();
   const RemoteAllocation remote{token.session, token.allocation};
+  if (shared->part) {
+    if (Status placed = slabs_.Import(token, as, *shared, handle_type, site, *peers_); !placed.ok()) {
+      peers_->DropReference(remote, as);
+      return placed;
+    }
+    Touched(as);
+    return as;
+  }
   auto handle = driver_.Import(shared->descriptor);
   if (!handle.ok()) {
     peers_->DropReference(remote, as);
@@ -283,6 +462,7 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
 
   ledger_.SetHandle(as, *handle);
   ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}});
+  Touched(as);
   return as;
 }
 
@@ -302,23 +482,45 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
         "the token's secret for " + Name(token.allocation) + " is wrong; it was not made by " + ToText(peers_->Self()),
         cuda::kNotPermitted};
   }
-  if (!it->second.backed) {
+  const AllocationId slab = it->second.slab;
+  if (!(slab ? ledger_.state().allocations.at(slab) : it->second).backed) {
     return Status{Code::kRefused,
                   Name(token.allocation) + " is paused at its owner, " + ToText(peers_->Self()) + "; call ncclResume there",
                   cuda::kIllegalState};
   }
-  SharedAllocation shared{{}, it->second.bytes, it->second.properties};
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
+  if (slab) {
+    const bool first = !secrets_.contains(slab);
+    auto slab_secret = SecretOf(slab);
+    if (!slab_secret.ok()) return slab_secret.status();
+    shared.part = SharedPart{slab, *slab_secret, it->second.offset};
+    if (first) ledger_.Record(Exported{slab, 1});
+  }
   const DriverHandle handle = ledger_.HandleOf(token.allocation);
   // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
+  if (slab) return shared;
   lock.unlock();
-  auto descriptor = driver_.Export(handle);
+  auto descriptor = ExportWhole(token.allocation, handle);
   if (!descriptor.ok()) {
     OnReferenceDropped(by, token.allocation, as);
     return descriptor.status();
   }
   shared.descriptor = *std::move(descriptor);
   return shared;
+}
+
+// A slab's descriptor is kept: other peers will want it, and exporting costs ten times what a copy costs.
+Result<UniqueFd> Session::ExportWhole(AllocationId allocation, DriverHandle handle) {
+  {
+    const auto lock = ledger_.Lock();
+    if (UniqueFd copy = ledger_.CopyOfDescriptor(allocation)) return copy;
+  }
+  auto descriptor = driver_.Export(handle);
+  if (!descriptor.ok()) return descriptor;
+  const auto lock = ledger_.Lock();
+  if (ledger_.state().slabs.contains(allocation)) ledger_.KeepDescriptor(allocation, *descriptor);
+  return descriptor;
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
@@ -331,17 +533,18 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
   if (!it->second.backed) {
     return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
   }
-  SharedAllocation shared{{}, it->second.bytes, it->second.properties};
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
   const DriverHandle handle = ledger_.HandleOf(request.allocation);
   // Own memory stays until every member has voted, and the one that asks has not.
   lock.unlock();
-  auto descriptor = driver_.Export(handle);
+  auto descriptor = ExportWhole(request.allocation, handle);
   if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
   shared.descriptor = *std::move(descriptor);
   return shared;
 }
 
 void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
+  std::vector<DroppedImport> none;  // what peers refer to is own memory
   const auto lock = ledger_.Lock();
   const auto it = ledger_.state().allocations.find(allocation);
   if (it == ledger_.state().allocations.end()) return;
@@ -353,7 +556,9 @@ void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
     if (const Status released = ReleaseHandle(allocation); !released.ok()) ledger_.Break(released.message());
     secrets_.erase(allocation);
   }
+  const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : it->second.slab;
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
+  PartWent(slab, none);
 }
 
 void Session::OnPeerConnected(const PeerIdentity& peer) {
@@ -376,6 +581,15 @@ void Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
     secrets_.erase(id);
   }
   ledger_.Record(PeerLost{peer.session, reason});
+  RetireEmptySlabs();
+}
+
+// With the ledger's lock held.
+void Session::RetireEmptySlabs() {
+  std::vector<DroppedImport> dropped;
+  if (const Status retired = slabs_.RetireAll(dropped); !retired.ok()) ledger_.Break(retired.message());
+  // Does not wait, and takes no lock of the session's.
+  Tell(dropped);
 }
 
 std::vector<SessionId> Session::Neighbours() {
@@ -439,9 +653,9 @@ Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, c
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.SetHandle(id, *handle);
   ledger_.Record(AllocationCreated{id, rounded, properties, 0, *handle, site, {}});
-  ledger_.Record(RangeReserved{*address, rounded, 0, {}, 0, site});
+  ledger_.Record(RangeReserved{*address, rounded, 0, {}, 0, site, {}});
   ledger_.Record(Mapped{*address, rounded, 0, id, 0});
-  ledger_.Record(AccessSet{*address, rounded, access});
+  ledger_.Record(AccessSet{*address, rounded, access, {}});
   return LegacyBlock{*address, rounded, id, device};
 }
 
@@ -452,7 +666,7 @@ void Session::OpenLegacyTo(DeviceOrdinal device) {
   for (const auto& [address, entry] : legacy_.blocks()) {
     // Devices without a link to each other stay apart, as they would with cuMemAlloc.
     if (driver_.SetAccess(address, entry.block.bytes, std::span(&access, 1)).ok()) {
-      ledger_.Record(AccessSet{address, entry.block.bytes, {access}});
+      ledger_.Record(AccessSet{address, entry.block.bytes, {access}, {}});
     }
   }
 }
@@ -480,7 +694,7 @@ Status Session::DropLegacyBlock(const LegacyBlock& block) {
   std::vector<DroppedImport> none;  // a block is own memory
   AMEM_TRY(UnmapOne(block.address, none));
   AMEM_TRY(driver_.FreeRange(block.address, block.bytes));
-  ledger_.Record(RangeFreed{block.address, block.bytes});
+  ledger_.Record(RangeFreed{block.address, block.bytes, {}});
   const Allocation& a = ledger_.state().allocations.at(block.allocation);
   if (a.guest_references == 1 && a.importers.empty()) AMEM_TRY(ReleaseHandle(block.allocation));
   ledger_.Record(AllocationReleased{block.allocation});
@@ -534,9 +748,9 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
     static_cast<void>(driver_.FreeRange(*address, bytes));
     return give_up(std::move(mapped));
   }
-  ledger_.Record(RangeReserved{*address, bytes, 0, {}, 0, site});
+  ledger_.Record(RangeReserved{*address, bytes, 0, {}, 0, site, {}});
   ledger_.Record(Mapped{*address, bytes, 0, *id, 0});
-  ledger_.Record(AccessSet{*address, bytes, {access}});
+  ledger_.Record(AccessSet{*address, bytes, {access}, {}});
   ledger_.Record(LegacyImported{*address + token->offset, *id});
   return *address + token->offset;
 }
@@ -558,7 +772,7 @@ Status Session::LegacyClose(Address address) {
     std::vector<DroppedImport> none;  // NCCL's reference is dropped below
     AMEM_TRY(UnmapOne(base, none));
     AMEM_TRY(driver_.FreeRange(base, bytes));
-    ledger_.Record(RangeFreed{base, bytes});
+    ledger_.Record(RangeFreed{base, bytes, {}});
     remote = ledger_.state().allocations.at(id).remote;
     AMEM_TRY(ReleaseHandle(id));
     ledger_.Record(AllocationReleased{id});
@@ -580,6 +794,10 @@ Status Session::Cycle(CycleKind kind) {
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
+  {
+    const auto lock = ledger_.Lock();
+    RetireEmptySlabs();  // those that emptied meanwhile: peers died, or let go late
+  }
   paused_.store(Where().lifecycle != Lifecycle::kRunning, std::memory_order_release);
   return status;
 }

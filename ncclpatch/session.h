@@ -21,6 +21,7 @@
 
 #include "ncclpatch/legacy_pool.h"
 #include "ncclpatch/options.h"
+#include "ncclpatch/slabs.h"
 #include "replay/coordinator.h"
 #include "replay/driver.h"
 #include "replay/ledger.h"
@@ -41,7 +42,9 @@ class Session final : public PeerDelegate {
   Status Close(const std::string& reason);
 
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
-  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site);
+  // `users`: the program will get it (ncclMemAlloc), and other libraries may ask the driver about it: never part of a slab.
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
+                              bool users = false);
   Status Release(AllocationId allocation);
   Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
   Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
@@ -53,6 +56,8 @@ class Session final : public PeerDelegate {
   // `descriptor` stays the caller's. kNotFound: a descriptor of the driver, not ours: pass it through. kInvalid: neither.
   Result<AllocationId> Import(int descriptor, const CallSite& site);
   Result<AllocationProperties> Properties(AllocationId allocation);
+  // What the driver has for an allocation: its handle, or its slab's and where in it; handle zero if none.
+  [[nodiscard]] std::pair<DriverHandle, Bytes> Backing(AllocationId allocation);
 
   // cuMemAlloc and its IPC handles (64 bytes).
   // Small requests share blocks of 2 MiB, as the driver's own do.
@@ -102,12 +107,19 @@ class Session final : public PeerDelegate {
   Status RefuseWhilePaused(const std::string& doing) const;
   // With the ledger's lock held: what NCCL or a peer is about to let go of; gives the driver handle back if nobody is left.
   Status ReleaseHandle(AllocationId allocation);
-  struct DroppedImport {  // to be told to its owner, once no lock is held
-    RemoteAllocation remote;
-    AllocationId as;
-  };
   Status UnmapOne(Address address, std::vector<DroppedImport>& dropped);
   Status UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport>& dropped);
+  void Tell(const std::vector<DroppedImport>& dropped);
+  // The same calls on parts of slabs.
+  Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
+  Status MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation, bool& at_its_place);
+  Status UnmapPart(Address address, Bytes bytes, AllocationId slab, std::vector<DroppedImport>& dropped);
+  Status FreeOneRange(Address address, Bytes bytes, std::vector<DroppedImport>& dropped);
+  [[nodiscard]] AllocationId MappedPartAt(Address address) const;
+  void PartWent(AllocationId slab, std::vector<DroppedImport>& dropped);
+  void RetireEmptySlabs();
+  void Touched(AllocationId allocation) const;  // this thread will map it next
+  Result<UniqueFd> ExportWhole(AllocationId allocation, DriverHandle handle);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
@@ -118,6 +130,7 @@ class Session final : public PeerDelegate {
   Options options_;
   Driver& driver_;
   Ledger ledger_;
+  Slabs slabs_{options_, driver_, ledger_};
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock

@@ -136,7 +136,7 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items) {
       AMEM_TRY(Place(queue, found->runs[run], found->runs[run].address.value - item.address.value));
       saved += found->runs[run].bytes;
     }
-    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first};
+    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, 0};
     total += item.bytes;
   }
   {
@@ -147,7 +147,22 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items) {
     statistics_.bytes_zero += total - saved;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
-  return queue.Flush();
+  AMEM_TRY(queue.Flush());
+  const auto mark = driver_.Mark(device);
+  if (!mark.ok()) return mark.status();
+  for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = *mark;
+  return {};
+}
+
+Status Backup::AwaitSaved(AllocationId allocation) {
+  if (contents_ == Contents::kSaved) return {};
+  if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
+  auto it = saved_.lower_bound({allocation, 0});
+  for (; it != saved_.end() && it->first.first == allocation; ++it) {
+    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+    it->second.done = true;
+  }
+  return {};
 }
 
 Status Backup::Place(Queue& queue, const Extent& run, Bytes offset) {
@@ -194,9 +209,11 @@ Result<Backup::Room> Backup::Take(Bytes wanted) {
 
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
-  if (contents_ == Contents::kLost) return {Code::kInvalid, "restore contents: saving them failed"};
   for (const Item& item : items) {
     const auto it = saved_.find({item.allocation, item.offset});
+    // What was waited for by itself is whole, whatever became of the rest.
+    if (contents_ == Contents::kLost && (it == saved_.end() || !it->second.done))
+      return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->second.bytes != item.bytes) {
       return {Code::kNotFound, "the backup has " + std::to_string(it->second.bytes) + " bytes of " + Name(item)};

@@ -26,7 +26,7 @@ namespace amem {
 struct BackupOptions {
   Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
   Bytes chunk = Bytes{64} << 20;         // host memory is pinned in such pieces
-  Bytes batch = Bytes{1} << 30;          // looked at or cleared in one go, while what came before is copied
+  Bytes batch = Bytes{256} << 20;        // looked at or cleared in one go, while what came before is copied
   std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
@@ -71,6 +71,11 @@ class Backup {
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
   Status Finish();                                        // waits for all that is queued
+  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
+  // can be restored once Finish was called, even if that fails for others.
+  Status AwaitSaved(AllocationId allocation);
+  [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
+  [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
   [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
 
@@ -98,6 +103,9 @@ class Backup {
   struct Saved {
     Bytes bytes = 0;
     std::size_t first = 0, count = 0;  // of pieces_
+    DeviceOrdinal device;
+    std::uint64_t mark = 0;  // the driver's, of the copies
+    bool done = false;       // waited for by itself
   };
   struct Room {
     std::byte* at = nullptr;

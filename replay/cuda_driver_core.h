@@ -61,6 +61,7 @@ namespace amem {
   X(event_create, "cuEventCreate", cuEventCreate)                \
   X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
   X(event_record, "cuEventRecord", cuEventRecord)                \
+  X(event_synchronize, "cuEventSynchronize", cuEventSynchronize) \
   X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
 
 struct CudaCalls {

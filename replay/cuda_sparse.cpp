@@ -77,6 +77,7 @@ CudaDriver::Sparse::Device::~Device() {
   if (current.result() != CUDA_SUCCESS) return;
   for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
   if (main_event_ != nullptr) calls_.event_destroy(main_event_);
+  for (const CUevent event : events_) calls_.event_destroy(event);
 }
 
 Status CudaDriver::Sparse::Device::Failure(CUresult result, const char* tried) const {
@@ -230,6 +231,7 @@ Status CudaDriver::Sparse::Device::Finish() {
   }
   filling_ = 0;
   filled_ = 0;
+  marks_ = awaited_ = 0;
   const Status closed = CloseBuffer();
   return result == CUDA_SUCCESS ? closed : Failure(result, "cuStreamSynchronize");
 }
@@ -413,6 +415,42 @@ Status CudaDriver::Sparse::Device::MoveRuns(std::byte* host, std::span<const Ext
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 
+// ---- marks -----------------------------------------------------------------------------------------------------------------
+
+Result<std::uint64_t> CudaDriver::Sparse::Device::Mark() {
+  const std::lock_guard lock(mutex_);
+  if (!Ready().ok()) return std::uint64_t{0};
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  const std::size_t first = marks_ * (lanes_.size() + 1);
+  while (result == CUDA_SUCCESS && events_.size() < first + lanes_.size() + 1) {
+    CUevent event = nullptr;
+    result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) events_.push_back(event);
+  }
+  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
+    result = calls_.event_record(events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
+  }
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  return std::uint64_t{++marks_};
+}
+
+Status CudaDriver::Sparse::Device::Await(std::uint64_t mark) {
+  const std::lock_guard lock(mutex_);
+  if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  const std::size_t first = (mark - 1) * (lanes_.size() + 1);
+  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
+    result = calls_.event_synchronize(events_[first + i]);
+  }
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventSynchronize");
+  awaited_ = mark;
+  return {};
+}
+
 // ---- of all devices --------------------------------------------------------------------------------------------------------
 
 CudaDriver::Sparse::Sparse(CudaDriver& driver, std::shared_ptr<Core> core) : driver_(driver), core_(std::move(core)) {}
@@ -458,6 +496,11 @@ Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, con
 
 Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   return sparse_->On(device).ClearAll(extents);
+}
+
+Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return sparse_->On(device).Mark(); }
+Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
+  return mark == 0 ? FinishCopies(device) : sparse_->On(device).Await(mark);  // 0: there are no streams of its own, and no marks
 }
 
 void CudaDriver::SetParts(const Parts& parts) { sparse_->SetParts(parts); }

@@ -54,6 +54,8 @@ class CudaDriver::Sparse::Device {
   Status Move(std::byte* host, std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
   Status Finish();
+  Result<std::uint64_t> Mark();
+  Status Await(std::uint64_t mark);
 
  private:
   struct Lane {
@@ -106,6 +108,8 @@ class CudaDriver::Sparse::Device {
   std::size_t filling_ = 0;
   Bytes filled_ = 0;
   std::vector<sparse::TablePiece> pieces_;  // kept for its memory
+  std::vector<CUevent> events_;             // of marks, one for each stream; used again after Finish
+  std::size_t marks_ = 0, awaited_ = 0;     // given out, and known to be done
 };
 
 }  // namespace amem

@@ -31,4 +31,7 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   return {};
 }
 
+Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
+Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+
 }  // namespace amem

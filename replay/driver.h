@@ -93,6 +93,10 @@ class Driver {
   virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
+  // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
+  // before the mark is done. The defaults mark nothing, and wait for everything.
+  virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
+  virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
 };
 
 }  // namespace amem

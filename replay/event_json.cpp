@@ -85,7 +85,11 @@ void Put(Json& j, const DriverSymbolBound& e) {
   j["cuda_version"] = e.cuda_version;
   j["replaced"] = e.replaced;
 }
+void PutPart(Json& j, AllocationId id) {  // of a slab, where an event can be about one
+  if (id) j["allocation"] = id.value;
+}
 void Put(Json& j, const RangeReserved& e) {
+  PutPart(j, e.allocation);
   j["address"] = Hex(e.address.value);
   j["bytes"] = e.bytes;
   j["alignment"] = e.alignment;
@@ -96,6 +100,7 @@ void Put(Json& j, const RangeReserved& e) {
 void Put(Json& j, const RangeFreed& e) {
   j["address"] = Hex(e.address.value);
   j["bytes"] = e.bytes;
+  PutPart(j, e.allocation);
 }
 void Put(Json& j, const AllocationCreated& e) {
   j["allocation"] = e.allocation.value;
@@ -121,8 +126,10 @@ void Put(Json& j, const Mapped& e) {
 void Put(Json& j, const Unmapped& e) {
   j["address"] = Hex(e.address.value);
   j["bytes"] = e.bytes;
+  PutPart(j, e.allocation);
 }
 void Put(Json& j, const AccessSet& e) {
+  PutPart(j, e.allocation);
   j["address"] = Hex(e.address.value);
   j["bytes"] = e.bytes;
   j["access"] = ToJson(e.access);
@@ -262,6 +269,24 @@ void Put(Json& j, const CycleFailed& e) {
   j["undone"] = e.undone;
   j["message"] = e.message;
 }
+void Put(Json& j, const SlabOpened& e) {
+  j["slab"] = e.slab.value;
+  j["address"] = Hex(e.address.value);
+}
+void Put(Json& j, const Placed& e) {
+  j["allocation"] = e.allocation.value;
+  j["slab"] = e.slab.value;
+  j["offset"] = e.offset;
+}
+void Put(Json& j, const Backed& e) {
+  j["allocation"] = e.allocation.value;
+  j["handle"] = Hex(e.handle.value);
+}
+void Put(Json& j, const PartCleared& e) {
+  j["slab"] = e.slab.value;
+  j["offset"] = e.offset;
+  j["bytes"] = e.bytes;
+}
 void Put(Json& j, const Condensed& e) {
   j["through"] = e.through.value;
   j["next_allocation"] = e.next_allocation;
@@ -280,6 +305,12 @@ Json ToJson(AllocationId id, const Allocation& a) {
   j["properties"] = ToJson(a.properties);
   j["flags"] = a.flags;
   j["created_seq"] = a.created.value;
+  if (a.placed()) {
+    j["slab"] = a.slab.value;
+    j["offset"] = a.offset;
+    j["reserved"] = a.reserved;
+    j["touched"] = a.touched;
+  }
   j["backed"] = a.backed;
   j["saved"] = a.saved;
   j["stale"] = a.stale;
@@ -318,7 +349,11 @@ Json ToJson(const Holdings& h) {
           {"legacy_kept_bytes", h.legacy_kept},
           {"kept_bytes", std::move(kept)},
           {"own_count", h.own_count},
-          {"imported_count", h.imported_count}};
+          {"imported_count", h.imported_count},
+          {"slab_bytes", h.slabs},
+          {"slab_free_bytes", h.slabs_free},
+          {"slab_count", h.slab_count},
+          {"imported_slab_count", h.imported_slab_count}};
 }
 
 // A list of objects that are `what` the map holds, each with its address first.
@@ -329,6 +364,20 @@ Json ByAddress(const Map& map, Fill fill) {
     Json j = {{"address", Hex(address.value)}};
     fill(j, value);
     list.push_back(std::move(j));
+  }
+  return list;
+}
+
+Json Slabs(const State& state) {
+  Json list = Json::array();
+  for (const auto& [id, slab] : state.slabs) {
+    Json parts = Json::array();
+    for (const auto& [offset, at] : slab.parts) {
+      for (const AllocationId part : at) parts.push_back({{"offset", offset}, {"allocation", part.value}});
+    }
+    Json dirty = Json::array();
+    for (const auto& [offset, bytes] : slab.dirty) dirty.push_back({{"offset", offset}, {"bytes", bytes}});
+    list.push_back({{"slab", id.value}, {"address", Hex(slab.address.value)}, {"parts", parts}, {"dirty", dirty}});
   }
   return list;
 }
@@ -430,6 +479,7 @@ Json ToJson(const State& state) {
     m["present"] = mapping.present;
     m["accessible"] = mapping.accessible;
   });
+  j["slabs"] = Slabs(state);
   j["ranges"] = ByAddress(state.ranges, [](Json& r, const Range& range) {
     r["bytes"] = range.bytes;
     r["alignment"] = range.alignment;

@@ -8,8 +8,6 @@ namespace {
 
 constexpr std::size_t kStepsPerBatch = 600;  // some 200 allocations: import, map, access
 
-bool IsCopy(StepKind kind) { return kind == StepKind::kSave || kind == StepKind::kRestore; }
-
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
 
 }  // namespace
@@ -19,29 +17,47 @@ Status Executor::Run(const PlannedPhase& phase) {
     const auto lock = ledger_.Lock();
     ledger_.Record(PhaseBegun{phase.phase});
   }
-  Status status = DropScratch();
+  // What a pause began to copy is waited for where it is released. Any other phase that finds copies comes after a failure.
+  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Saving();
+  Status status;
+  if (!expected) status = backup_.Queued() ? Settle() : DropScratch();
   if (status.ok()) status = RunSteps(phase.steps);
+  if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) {
+    status = Settle();
+    if (!status.ok() &&
+        !phase.steps.empty()) {  // of all copies; the journal must name a step, and this is the last that waited
+      const auto lock = ledger_.Lock();
+      ledger_.Record(StepBegun{phase.steps.back()});
+      status = Fail(phase.steps.back(), std::move(status));
+    }
+  }
   fetched_.clear();
   stand_ins_.clear();
-  standing_in_.clear();
   return status;
 }
 
 Status Executor::RunSteps(const std::vector<Step>& steps) {
-  std::vector<Step> imports, copies;
+  std::vector<Step> imports, restores;
   bool importing = false;
   for (const Step& step : steps) {
     importing = importing || step.kind == StepKind::kImport;
-    if (IsCopy(step.kind)) {
-      copies.push_back(step);
+    if (step.kind == StepKind::kRestore) {
+      restores.push_back(step);
     } else if (importing) {
       imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
     }
   }
-  AMEM_TRY(RunImports(imports));
-  return copies.empty() ? Status{} : RunCopies(copies);
+  Step culprit;
+  Status begun = restores.empty() ? Status{} : BeginRestores(restores, culprit);
+  Status imported = begun.ok() ? RunImports(imports) : Status{};
+  if (restores.empty()) return imported;
+  if (!imported.ok()) {
+    static_cast<void>(Settle());  // what matters is why the imports failed
+    return imported;
+  }
+  return FinishRestores(restores, std::move(begun), culprit);
 }
 
 Status Executor::Fail(const Step& step, Status why) {
@@ -69,6 +85,7 @@ Status Executor::RunOne(const Step& step) {
   if (!Exists(step)) return GiveBack(step, *handle);
   if (*handle) ledger_.SetHandle(step.allocation, *handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
+  if (step.kind == StepKind::kReleaseImport) standing_in_.erase(step.allocation);
   ledger_.Record(StepDone{step});
   return {};
 }
@@ -123,11 +140,15 @@ Result<DriverHandle> Executor::Perform(const Step& step, const Target& target) {
     case StepKind::kImport:
       return Import(step);
     case StepKind::kMap:
-      return done(driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags));
+      return done(Map(step, target));
     case StepKind::kSetAccess:
       return done(SetAccess(step, m));
     case StepKind::kVerify:
       return done(Verify());
+    case StepKind::kFind:
+      return done(Find(step));
+    case StepKind::kSave:
+      return done(AwaitSaved(step));
     default:
       return Status{Code::kInvalid, "no such step"};
   }
@@ -145,18 +166,34 @@ Status Executor::CheckMemory(const Step& step) {
           cuda::kOutOfMemory};
 }
 
+// What stands in for lost memory costs next to nothing, as nobody can expect anything of its contents: a small piece is mapped
+// over and over.
 Result<DriverHandle> Executor::StandIn(const Step& step) {
+  const Bytes piece = StandInPiece(step.bytes);
   standing_in_.insert(step.allocation);
-  UniqueFd& shared = stand_ins_[{step.device, step.bytes}];
+  UniqueFd& shared = stand_ins_[{step.device, piece}];
   if (shared) return driver_.Import(shared);
   AllocationProperties properties;
   properties.handle_types = 1;
   properties.location = {LocationType::kDevice, step.device.value};
-  auto handle = driver_.Create(step.bytes, properties, 0);
+  auto handle = driver_.Create(piece, properties, 0);
   if (!handle.ok()) return handle;
-  auto exported = driver_.Export(*handle);  // where that fails, the next one gets memory of its own
+  auto exported = driver_.Export(*handle);  // where that fails, the next one gets a piece of its own
   if (exported.ok()) shared = *std::move(exported);
   return handle;
+}
+
+Status Executor::Map(const Step& step, const Target& target) {
+  const Mapping& m = target.mapping;
+  if (!standing_in_.contains(step.allocation)) return driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags);
+  const Bytes piece = StandInPiece(target.bytes);
+  for (Bytes done = 0; done < m.bytes; done += piece) {
+    Status mapped = driver_.Map(step.address + done, piece, 0, target.handle, m.flags);
+    if (mapped.ok()) continue;
+    if (done > 0) static_cast<void>(driver_.Unmap(step.address, done));
+    return mapped;
+  }
+  return {};
 }
 
 Status Executor::SetAccess(const Step& step, const Mapping& mapping) {
@@ -165,7 +202,7 @@ Status Executor::SetAccess(const Step& step, const Mapping& mapping) {
   for (const AccessDescriptor& a : mapping.access) {  // old flags in it would be believed by a kernel
     if (a.location.type != LocationType::kDevice || a.flags != 3) continue;
     const DeviceOrdinal device{a.location.id};
-    AMEM_TRY(driver_.Clear(device, step.address, mapping.bytes));
+    AMEM_TRY(driver_.Clear(device, step.address, StandInPiece(step.bytes)));
     return driver_.FinishCopies(device);
   }
   return {};
@@ -183,6 +220,10 @@ Status Executor::Verify() {
   AMEM_TRY(CheckInvariants(ledger_.state()));
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.multicast) continue;
+    if (a.placed()) {
+      if (ledger_.HandleOf(id)) return {Code::kInvalid, Name(id) + " is part of a slab and has a driver handle"};
+      continue;
+    }
     if (a.backed != static_cast<bool>(ledger_.HandleOf(id))) {
       return {Code::kInvalid, Name(id) + (a.backed ? " should have a driver handle and has none"
                                                    : " has a driver handle and should have none")};
@@ -247,61 +288,108 @@ Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
   return {};
 }
 
-Result<Backup::Item> Executor::Reach(const Step& step) {
-  if (step.address) return Backup::Item{step.allocation, step.device, step.address, step.bytes};
+Status Executor::Reach(const Step& step, std::vector<Backup::Item>& items) {
+  const State& state = ledger_.state();
+  if (const auto slab = state.slabs.find(step.allocation); slab != state.slabs.end()) {
+    for (const auto& [offset, parts] : slab->second.parts) {
+      const AllocationId part = parts.front();
+      items.push_back({part, step.device, slab->second.address + offset, state.allocations.at(part).bytes});
+    }
+    return {};
+  }
+  if (step.address) {
+    items.push_back({step.allocation, step.device, step.address, step.bytes});
+    return {};
+  }
   // Not mapped for its own device: reach the contents through a mapping of our own for the time of the copy.
-  const Allocation a = ledger_.state().allocations.at(step.allocation);
+  const Allocation& a = state.allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
   if (!range.ok()) return range.status();
-  scratch_.push_back({*range, a.bytes});
+  Scratch& scratch = scratch_[step.allocation];
+  scratch = {*range, a.bytes, false};
   AMEM_TRY(driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0));
-  scratch_.back().mapped = true;
+  scratch.mapped = true;
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
-  return Backup::Item{step.allocation, step.device, *range, step.bytes};
+  items.push_back({step.allocation, step.device, *range, step.bytes});
+  return {};
+}
+
+Status Executor::Find(const Step& step) {
+  std::vector<Backup::Item> items;
+  {
+    const auto lock = ledger_.Lock();
+    for (const Step& save : ContentsToSave(ledger_.state())) {
+      if (save.device == step.device) AMEM_TRY(Reach(save, items));
+    }
+  }
+  return backup_.Save(items);
+}
+
+Status Executor::AwaitSaved(const Step& step) {
+  std::vector<AllocationId> allocations;
+  {
+    const auto lock = ledger_.Lock();
+    const auto slab = ledger_.state().slabs.find(step.allocation);
+    if (slab == ledger_.state().slabs.end()) {
+      allocations.push_back(step.allocation);
+    } else {
+      for (const auto& [offset, parts] : slab->second.parts) allocations.push_back(parts.front());
+    }
+  }
+  for (const AllocationId allocation : allocations) AMEM_TRY(backup_.AwaitSaved(allocation));
+  const auto scratch = scratch_.find(step.allocation);
+  if (scratch == scratch_.end()) return {};
+  AMEM_TRY(Drop(scratch->second));
+  scratch_.erase(scratch);
+  return {};
+}
+
+Status Executor::Drop(Scratch& scratch) {
+  if (scratch.mapped) AMEM_TRY(driver_.Unmap(scratch.address, scratch.bytes));
+  scratch.mapped = false;
+  return driver_.FreeRange(scratch.address, scratch.bytes);
 }
 
 // What the driver refuses to take back stays noted, and is tried again in the next phase: it would hold memory for ever.
 Status Executor::DropScratch() {
   Status first;
-  std::erase_if(scratch_, [&](Scratch& s) {
-    Status gone = s.mapped ? driver_.Unmap(s.address, s.bytes) : Status{};
-    if (gone.ok()) {
-      s.mapped = false;
-      gone = driver_.FreeRange(s.address, s.bytes);
-    }
-    if (first.ok()) first = gone;
-    return gone.ok();
-  });
+  for (auto it = scratch_.begin(); it != scratch_.end();) {
+    const Status dropped = Drop(it->second);
+    if (first.ok()) first = dropped;
+    it = dropped.ok() ? scratch_.erase(it) : std::next(it);
+  }
   return first;
 }
 
-Status Executor::RunCopies(const std::vector<Step>& steps) {
-  Status failed;
-  Step culprit = steps.front();
-  {
-    const auto lock = ledger_.Lock();
-    std::vector<Backup::Item> saves, restores;
-    for (const Step& step : steps) {
-      if (!Exists(step)) continue;
-      auto item = Reach(step);
-      if (!item.ok()) {
-        failed = item.status();
-        culprit = step;
-        break;
-      }
-      (step.kind == StepKind::kSave ? saves : restores).push_back(*item);
-    }
-    if (failed.ok() && !saves.empty()) failed = backup_.Save(saves);
-    if (failed.ok() && !restores.empty()) failed = backup_.Restore(restores);
-  }
+Status Executor::Settle() {
   Status finished = backup_.Finish();
+  if (backup_.Queued()) return finished;  // copies may still be under way there
+  Status dropped = DropScratch();
+  return finished.ok() ? dropped : finished;
+}
+
+Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
+  culprit = steps.front();
+  std::vector<Backup::Item> items;
   const auto lock = ledger_.Lock();
-  if (Status dropped = DropScratch(); finished.ok()) finished = std::move(dropped);
-  if (failed.ok()) failed = std::move(finished);
-  if (!failed.ok()) {
+  for (const Step& step : steps) {
+    if (!Exists(step)) continue;
+    if (Status reached = Reach(step, items); !reached.ok()) {
+      culprit = step;
+      return reached;
+    }
+  }
+  return backup_.Restore(items);
+}
+
+Status Executor::FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit) {
+  Status finished = Settle();
+  if (begun.ok()) begun = std::move(finished);
+  const auto lock = ledger_.Lock();
+  if (!begun.ok()) {
     ledger_.Record(StepBegun{culprit});
-    return Fail(culprit, std::move(failed));
+    return Fail(culprit, std::move(begun));
   }
   for (const Step& step : steps) {
     if (!Exists(step)) continue;

@@ -41,15 +41,21 @@ class Executor {
   Status GiveBack(const Step& step, DriverHandle handle);
   [[nodiscard]] Target TargetOf(const Step& step) const;
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
-  Result<Backup::Item> Reach(const Step& step);
+  // What a save or restore of that step copies: an allocation, or the parts of a slab.
+  Status Reach(const Step& step, std::vector<Backup::Item>& items);
   Result<DriverHandle> Import(const Step& step);
   Result<DriverHandle> StandIn(const Step& step);
+  Status Map(const Step& step, const Target& target);
   Status SetAccess(const Step& step, const Mapping& mapping);
   Status CheckMemory(const Step& step);
   Status Verify();
-  // Copies are queued together and their steps are done when all copies are; keeps the steps in the journal in order.
-  Status DropScratch();
-  Status RunCopies(const std::vector<Step>& steps);
+  Status Find(const Step& step);
+  Status AwaitSaved(const Step& step);
+  // Contents come back while imports are taken: their copies are queued together, and their steps are done when all are.
+  Status BeginRestores(const std::vector<Step>& steps, Step& culprit);
+  Status FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit);
+  // Waits for all copies, and takes the mappings away that were made for them.
+  Status Settle();
   Status RunImports(const std::vector<Step>& steps);
   Status Fetch(SessionId owner, const std::vector<Step>& steps);
   Status Fail(const Step& step, Status why);
@@ -58,16 +64,17 @@ class Executor {
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
-  // By device and size: what stands in for lost memory needs no room of its own, as nobody can expect anything of its contents.
-  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;
-  std::set<AllocationId> standing_in_;        // made in this phase, to be cleared once they can be reached
+  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;  // by size of a piece; for one phase
+  std::set<AllocationId> standing_in_;                             // until they are released
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
   struct Scratch {
     Address address;
     Bytes bytes = 0;
     bool mapped = false;
   };
-  std::vector<Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
+  Status Drop(Scratch& scratch);
+  Status DropScratch();
+  std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 
 }  // namespace amem

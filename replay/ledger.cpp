@@ -1,5 +1,6 @@
 #include "replay/ledger.h"
 
+#include <fcntl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,10 +47,20 @@ void Ledger::SnapshotIfDue() {
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {
-  const auto it = handles_.find(allocation.value);
-  return it == handles_.end() ? DriverHandle{} : it->second;
+  const auto it = backing_.find(allocation.value);
+  return it == backing_.end() ? DriverHandle{} : it->second.handle;
 }
-void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { handles_[allocation.value] = handle; }
-void Ledger::ForgetHandle(AllocationId allocation) { handles_.erase(allocation.value); }
+void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
+void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
+
+UniqueFd Ledger::CopyOfDescriptor(AllocationId allocation) const {
+  const auto it = backing_.find(allocation.value);
+  if (it == backing_.end() || !it->second.descriptor) return {};
+  return UniqueFd(::fcntl(it->second.descriptor.get(), F_DUPFD_CLOEXEC, 3));
+}
+void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor) {
+  const auto it = backing_.find(allocation.value);
+  if (it != backing_.end()) it->second.descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
+}
 
 }  // namespace amem

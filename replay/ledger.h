@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "journal/journal.h"
+#include "replay/unique_fd.h"
 #include "statemachine/apply.h"
 #include "statemachine/state.h"
 
@@ -35,17 +36,24 @@ class Ledger {
   // A fresh allocation id. Given out before the event that creates it, so that imports may wait for peers side by side.
   [[nodiscard]] AllocationId TakeAllocationId() { return AllocationId{next_allocation_++}; }
 
-  // The driver's handle for an allocation that is backed; zero if there is none.
+  // The driver's handle for an allocation that is backed; zero if there is none. Forgetting it closes the descriptor, too.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
   void SetHandle(AllocationId allocation, DriverHandle handle);
   void ForgetHandle(AllocationId allocation);
+  // A descriptor that was exported and is kept for the next importer (slabs have several); a copy, or none.
+  [[nodiscard]] UniqueFd CopyOfDescriptor(AllocationId allocation) const;
+  void KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor);
 
  private:
   std::mutex mutex_;
   State state_;
   std::uint64_t next_allocation_ = 1;
   std::unique_ptr<JournalWriter> journal_;
-  std::unordered_map<std::uint64_t, DriverHandle> handles_;
+  struct Backing {
+    DriverHandle handle;
+    UniqueFd descriptor;
+  };
+  std::unordered_map<std::uint64_t, Backing> backing_;
 };
 
 }  // namespace amem

@@ -60,6 +60,9 @@ struct Reference {
 struct SharedItem {
   bytes @0 :UInt64;
   properties @1 :Properties;
+  slab @2 :UInt64;       # not 0: a part of that allocation, which is imported by itself, and no descriptor
+  slabSecret @3 :Data;
+  offset @4 :UInt64;
 }
 
 struct Neighbourhood {

@@ -41,10 +41,17 @@ struct Token {
   friend bool operator==(const Token&, const Token&) = default;
 };
 
+struct SharedPart {   // where an allocation lies that has no memory of its own
+  AllocationId slab;  // the owner's id
+  Secret secret{};    // the slab's: Token{owner, slab, secret} imports it, as any other allocation
+  Bytes offset = 0;   // in the slab
+};
+
 struct SharedAllocation {  // what an owner hands to an importer
-  UniqueFd descriptor;
+  UniqueFd descriptor;     // none for a part of a slab
   Bytes bytes = 0;
   AllocationProperties properties;
+  std::optional<SharedPart> part;
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"

@@ -131,6 +131,7 @@ class Fold {
     if (const auto* released = std::get_if<AllocationReleased>(&event.body)) {
       ids.push_back(released->allocation);
     } else if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
+      if (unmapped->allocation) ids.push_back(unmapped->allocation);
       const auto end = found_.state.mappings.lower_bound(unmapped->address + unmapped->bytes);
       for (auto it = found_.state.mappings.lower_bound(unmapped->address); it != end; ++it)
         ids.push_back(it->second.allocation);
@@ -140,7 +141,10 @@ class Fold {
 
   void EndIfGone(AllocationId id, const Event& event) {
     const auto import = found_.imports.find(id);
-    if (import == found_.imports.end() || import->second.dropped || found_.state.allocations.contains(id)) return;
+    if (import == found_.imports.end() || import->second.dropped) return;
+    // A part of a slab lives until its address range is freed, too; its owner is told before.
+    const auto a = found_.state.allocations.find(id);
+    if (a != found_.state.allocations.end() && (a->second.guest_references > 0 || a->second.mappings > 0)) return;
     import->second.dropped = event.seq;
     import->second.dropped_ns = event.time_ns;
   }

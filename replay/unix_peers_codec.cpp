@@ -83,6 +83,10 @@ void Put(wire::SharedItem::Builder to, const SharedItem& from) {
   p.setGpuDirectRdma(from.properties.gpu_direct_rdma);
   p.setUsage(from.properties.usage);
   p.setReserved(from.properties.reserved);
+  if (!from.part) return;
+  to.setSlab(from.part->slab.value);
+  to.setSlabSecret(kj::arrayPtr(from.part->secret.data(), from.part->secret.size()));
+  to.setOffset(from.part->offset);
 }
 SharedItem Get(wire::SharedItem::Reader from) {
   auto p = from.getProperties();
@@ -95,6 +99,12 @@ SharedItem Get(wire::SharedItem::Reader from) {
   to.properties.gpu_direct_rdma = p.getGpuDirectRdma();
   to.properties.usage = p.getUsage();
   to.properties.reserved = p.getReserved();
+  if (from.getSlab() == 0) return to;
+  SharedPart part{AllocationId{from.getSlab()}, {}, from.getOffset()};
+  const auto secret = from.getSlabSecret();
+  if (secret.size() != part.secret.size()) throw OutOfBounds{"a secret of " + std::to_string(secret.size()) + " bytes"};
+  std::copy(secret.begin(), secret.end(), part.secret.begin());
+  to.part = part;
   return to;
 }
 

@@ -13,8 +13,8 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 1;  // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 1;
+inline constexpr std::uint32_t kPeerProtocol = 2;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 2;  // 1 had no slabs
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -49,8 +49,9 @@ struct ReimportMessage {
 struct SharedItem {
   Bytes bytes = 0;
   AllocationProperties properties;
+  std::optional<SharedPart> part;
 };
-struct SharedMessage {  // one descriptor beside it for each item
+struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;
 };
 struct DroppedMessage {

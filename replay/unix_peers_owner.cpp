@@ -10,13 +10,16 @@ namespace {
 Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, std::size_t wanted) {
   if (const auto* failure = std::get_if<FailureMessage>(&incoming.message.body)) return failure->status;
   const auto* shared = std::get_if<SharedMessage>(&incoming.message.body);
-  if (shared == nullptr || shared->items.size() != wanted || incoming.descriptors.size() != wanted) {
+  const auto whole = [](const SharedItem& item) { return !item.part; };
+  if (shared == nullptr || shared->items.size() != wanted ||
+      incoming.descriptors.size() != static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
     return Status{Code::kCorrupt, "its answer has not what was asked for"};
   }
   std::vector<SharedAllocation> all;
   all.reserve(wanted);
-  for (std::size_t i = 0; i < wanted; ++i) {
-    all.push_back({std::move(incoming.descriptors[i]), shared->items[i].bytes, shared->items[i].properties});
+  auto descriptor = incoming.descriptors.begin();
+  for (const SharedItem& item : shared->items) {
+    all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part});
   }
   return all;
 }

@@ -392,7 +392,7 @@ void PeerService::HandleData(Inbound& connection, const Message& message) {
 namespace {
 
 Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
-  if (shared && !shared->descriptor) return Status{Code::kInvalid, "the export gave no descriptor"};
+  if (shared && !shared->descriptor && !shared->part) return Status{Code::kInvalid, "the export gave no descriptor"};
   return shared;
 }
 
@@ -407,8 +407,8 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
   sessions_[connection.peer.session].references.emplace(import.token.allocation.value, import.as.value);
   std::vector<UniqueFd> descriptors;
-  descriptors.push_back(std::move(shared->descriptor));
-  Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties}}}, std::move(descriptors));
+  if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
+  Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties, shared->part}}}, std::move(descriptors));
   Changed();
 }
 
@@ -418,7 +418,9 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
   for (const auto& reference : reimport.references) {
     auto shared = Checked(delegate_.OnReimport(connection.peer, reference));
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
-    answer.items.push_back({shared->bytes, shared->properties});
+    if (shared->part)
+      return Reply(connection, request, FailureMessage{{Code::kInvalid, "a part of a slab is not imported again"}});
+    answer.items.push_back({shared->bytes, shared->properties, {}});
     descriptors.push_back(std::move(shared->descriptor));
   }
   Reply(connection, request, std::move(answer), std::move(descriptors));

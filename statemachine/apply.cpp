@@ -58,6 +58,11 @@ class Fold {
   Status operator()(const RangeReserved& e) {
     const std::string doing = "reserve " + At(e.address);
     AMEM_TRY(Open(doing));
+    if (e.allocation) {
+      AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+      ++Find(e.allocation)->reserved;
+      return {};
+    }
     if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
     if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where)) {
       return Bad(doing + ": overlaps the range reserved at " + At(where) + ", which was not freed");
@@ -67,6 +72,15 @@ class Fold {
   }
   Status operator()(const RangeFreed& e) {
     const std::string doing = "free range " + At(e.address);
+    if (e.allocation) {
+      AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+      Allocation& a = *Find(e.allocation);
+      if (a.reserved == 0) return Bad(doing + ": it is not reserved");
+      if (a.reserved <= a.mappings) return Bad(doing + ": " + Name(e.allocation) + " is still mapped there");
+      --a.reserved;
+      Bury(e.allocation);
+      return {};
+    }
     const auto it = s_.ranges.find(e.address);
     if (it == s_.ranges.end()) return Bad(doing + ": no range is reserved there");
     if (it->second.bytes != e.bytes) {
@@ -108,6 +122,15 @@ class Fold {
     AMEM_TRY(Open(doing));
     Allocation* a = Find(e.allocation);
     if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+    if (a->placed()) {
+      AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+      if (e.offset != 0) return Bad(doing + ": a part of a slab is mapped whole");
+      if (a->reserved == 0) return Bad(doing + ": the address range is not reserved");
+      if (a->mappings >= a->reserved) return Bad(doing + ": that range is mapped already");
+      ++a->mappings;
+      a->touched = true;
+      return {};
+    }
     if (!a->backed) return Bad(doing + ": its memory is released");
     if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset) {
       return Bad(doing + ": " + FormatBytes(e.bytes) + " from offset " + FormatBytes(e.offset) + " is outside its " +
@@ -131,6 +154,19 @@ class Fold {
   }
   Status operator()(const Unmapped& e) {
     const std::string doing = "unmap " + At(e.address);
+    if (e.allocation) {
+      AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+      Allocation& a = *Find(e.allocation);
+      if (a.mappings == 0) return Bad(doing + ": " + Name(e.allocation) + " is not mapped");
+      --a.mappings;
+      Bury(e.allocation);
+      return {};
+    }
+    for (auto it = s_.mappings.lower_bound(e.address); it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
+      const auto slab = s_.slabs.find(it->second.allocation);
+      if (slab != s_.slabs.end() && !slab->second.parts.empty())
+        return Bad(doing + ": that slab has " + to_string(slab->second.parts.size()) + " allocations");
+    }
     AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
     const Address end = e.address + e.bytes;
     for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end;) {
@@ -144,6 +180,10 @@ class Fold {
   Status operator()(const AccessSet& e) {
     const std::string doing = "set access to " + At(e.address);
     AMEM_TRY(Open(doing));
+    if (e.allocation) {
+      AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+      return Allows(doing, s_.mappings.at(s_.slabs.at(Find(e.allocation)->slab).address), e.access);
+    }
     AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
     const Address end = e.address + e.bytes;
     for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
@@ -176,6 +216,7 @@ class Fold {
     if (!a->own()) return Bad(doing + ": it is itself imported");
     if (a->exports == 0) return Bad(doing + ": it was never exported");
     ++a->importers[Importer{e.by, e.as}];
+    a->touched = true;
     return {};
   }
   Status operator()(const ReferenceDropped& e) {
@@ -198,9 +239,10 @@ class Fold {
     peer->second.connected = false;
     peer->second.lost_reason = e.reason;
     for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {
-      Allocation& a = it->second;
-      std::erase_if(a.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
-      it = a.dead() ? s_.allocations.erase(it) : std::next(it);
+      const AllocationId id = it->first;
+      std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
+      ++it;
+      Bury(id);
     }
     return {};
   }
@@ -273,6 +315,7 @@ class Fold {
     Allocation* a = id ? Find(id) : nullptr;
     if (e.allocation && a == nullptr) return Bad(doing + ": " + Name(e.allocation) + " does not exist");
     if (a != nullptr) ++a->multicast_bindings;
+    if (a != nullptr && a->placed()) ++Find(a->slab)->multicast_bindings;
     it->second.bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
     return {};
   }
@@ -289,7 +332,7 @@ class Fold {
     });
     if (mine == list.end()) return Bad(doing + ": device " + to_string(e.device.value) + " has nothing bound there");
     if (Allocation* a = mine->allocation ? Find(mine->allocation) : nullptr; a != nullptr && a->multicast_bindings > 0)
-      --a->multicast_bindings;
+      CountUnbound(*a);
     list.erase(mine);
     if (list.empty()) it->second.bindings.erase(at);
     return {};
@@ -333,7 +376,7 @@ class Fold {
       s_.lifecycle = Lifecycle::kResuming;
     }
     s_.cycles = std::max(s_.cycles, e.cycle);
-    s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}};
+    s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
     return {};
   }
   Status operator()(const StepBegun& e) {
@@ -388,6 +431,7 @@ class Fold {
       AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing) : AllGone(doing));
       s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
       if (e.kind == CycleKind::kPause) ForgetSaved();
+      s_.cycle.after_failed_undo = false;
     }
     s_.cycle.open_step.reset();
     s_.cycle.phase.reset();
@@ -406,6 +450,54 @@ class Fold {
     return {};
   }
 
+  Status operator()(const SlabOpened& e) {
+    const std::string doing = "open slab " + to_string(e.slab.value);
+    AMEM_TRY(Open(doing));
+    const auto m = s_.mappings.find(e.address);
+    if (m == s_.mappings.end() || m->second.allocation != e.slab) return Bad(doing + ": it is not mapped at " + At(e.address));
+    if (m->second.offset != 0 || m->second.bytes != Find(e.slab)->bytes) return Bad(doing + ": it is not mapped whole");
+    if (Find(e.slab)->placed()) return Bad(doing + ": it is itself a part of a slab");
+    Slab slab{e.address, {}, {}};
+    for (const Spread& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
+    if (!s_.slabs.emplace(e.slab, std::move(slab)).second) return Bad(doing + ": it is one already");
+    return {};
+  }
+  Status operator()(const Placed& e) {
+    const std::string doing = "place " + Name(e.allocation) + " in slab " + to_string(e.slab.value);
+    AMEM_TRY(Open(doing));
+    Allocation* a = Find(e.allocation);
+    const auto slab = s_.slabs.find(e.slab);
+    if (a == nullptr || slab == s_.slabs.end() || s_.slabs.contains(e.allocation))
+      return Bad(doing + ": there is no such allocation, or no such slab");
+    const Allocation& whole = *Find(e.slab);
+    if (!a->untouched()) return Bad(doing + ": it is in use where it is");
+    if (e.offset > whole.bytes || a->bytes > whole.bytes - e.offset) return Bad(doing + ": it ends outside");
+    if (a->own() != whole.own() || (a->remote && a->remote->owner != whole.remote->owner))
+      return Bad(doing + ": they are not the same session's");
+    if (a->own()) AMEM_TRY(IsFree(doing, slab->second, e.offset, a->bytes));
+    Leave(e.allocation, *a);
+    a->slab = e.slab;
+    a->offset = e.offset;
+    a->touched = e.touched;
+    slab->second.parts[e.offset].push_back(e.allocation);
+    return {};
+  }
+  Status operator()(const Backed& e) {
+    const std::string doing = "back " + Name(e.allocation) + " by itself";
+    AMEM_TRY(Open(doing));
+    Allocation* a = Find(e.allocation);
+    if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
+    if (!a->untouched()) return Bad(doing + ": it is in use where it is");
+    Leave(e.allocation, *a);
+    return {};
+  }
+  Status operator()(const PartCleared& e) {
+    const auto slab = s_.slabs.find(e.slab);
+    if (slab == s_.slabs.end()) return Bad("clear part of slab " + to_string(e.slab.value) + ": it does not exist");
+    MarkClean(slab->second, e.offset, e.bytes);
+    return {};
+  }
+
  private:
   Allocation* Find(AllocationId id) {
     const auto it = s_.allocations.find(id);
@@ -414,8 +506,94 @@ class Fold {
   void Bury(AllocationId id) {
     const auto it = s_.allocations.find(id);
     if (!it->second.dead()) return;
+    Leave(id, it->second);
+    s_.slabs.erase(id);
     s_.multicasts.erase(id);
     s_.allocations.erase(it);
+  }
+  void CountUnbound(Allocation& a) {
+    --a.multicast_bindings;
+    if (Allocation* slab = a.placed() ? Find(a.slab) : nullptr; slab != nullptr && slab->multicast_bindings > 0)
+      --slab->multicast_bindings;
+  }
+
+  // Takes an allocation out of its slab. What it may have written there is dirty.
+  void Leave(AllocationId id, Allocation& a) {
+    const auto slab = s_.slabs.find(a.slab);
+    if (slab == s_.slabs.end()) return;
+    const auto at = slab->second.parts.find(a.offset);
+    std::erase(at->second, id);
+    if (at->second.empty()) slab->second.parts.erase(at);
+    if (a.own() && a.touched) MarkDirty(slab->second, a.offset, a.bytes);
+    a.slab = {};
+    a.offset = 0;
+  }
+  static void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
+    MarkClean(slab, offset, bytes);
+    auto next = slab.dirty.lower_bound(offset);
+    if (next != slab.dirty.end() && next->first == offset + bytes) {
+      bytes += next->second;
+      next = slab.dirty.erase(next);
+    }
+    if (next != slab.dirty.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second == offset) {
+        before->second += bytes;
+        return;
+      }
+    }
+    slab.dirty.emplace(offset, bytes);
+  }
+  static void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
+    for (const Spread& part : DirtyWithin(slab, offset, bytes)) {
+      const auto it = std::prev(slab.dirty.upper_bound(part.offset));
+      const Bytes from = it->first, to = it->first + it->second, end = part.offset + part.bytes;
+      slab.dirty.erase(it);
+      if (from < part.offset) slab.dirty.emplace(from, part.offset - from);
+      if (end < to) slab.dirty.emplace(end, to - end);
+    }
+  }
+  // New memory may be anything where no part is.
+  void MarkGapsDirty(AllocationId id) {
+    const auto slab = s_.slabs.find(id);
+    if (slab == s_.slabs.end() || !Find(id)->own()) return;
+    slab->second.dirty.clear();
+    Bytes at = 0;
+    for (const auto& [offset, parts] : slab->second.parts) {
+      if (at < offset) slab->second.dirty.emplace(at, offset - at);
+      at = offset + Find(parts.front())->bytes;
+    }
+    if (const Bytes end = Find(id)->bytes; at < end) slab->second.dirty.emplace(at, end - at);
+  }
+  Status IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes) const {
+    auto next = slab.parts.lower_bound(offset);
+    if (next != slab.parts.end() && next->first < offset + bytes)
+      return Bad(doing + ": " + Name(next->second.front()) + " is there");
+    if (next != slab.parts.begin()) {
+      --next;
+      const AllocationId before = next->second.front();
+      if (next->first + s_.allocations.at(before).bytes > offset) return Bad(doing + ": " + Name(before) + " is there");
+    }
+    if (!DirtyWithin(slab, offset, bytes).empty()) return Bad(doing + ": what was there before was not cleared");
+    return {};
+  }
+  Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const {
+    const auto a = s_.allocations.find(id);
+    if (a == s_.allocations.end()) return Bad(doing + ": " + Name(id) + " does not exist");
+    if (!a->second.placed()) return Bad(doing + ": " + Name(id) + " is not part of a slab");
+    if (s_.PlaceOf(a->second) != address || a->second.bytes != bytes) {
+      return Bad(doing + ": " + Name(id) + " is " + FormatBytes(a->second.bytes) + " at " + At(s_.PlaceOf(a->second)));
+    }
+    return {};
+  }
+  static Status Allows(const std::string& doing, const Mapping& mapping, const std::vector<AccessDescriptor>& access) {
+    for (const AccessDescriptor& wanted : access) {
+      const bool allowed = std::any_of(mapping.access.begin(), mapping.access.end(), [&](const AccessDescriptor& has) {
+        return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
+      });
+      if (!allowed) return Bad(doing + ": its slab has no such access for " + ToText(wanted.location));
+    }
+    return {};
   }
   Status Open(const std::string& doing) const {
     if (s_.lifecycle == Lifecycle::kRunning) return {};
@@ -471,6 +649,7 @@ class Fold {
       case StepKind::kQuiesce:
       case StepKind::kCheckMemory:
       case StepKind::kVerify:
+      case StepKind::kFind:
         return {};
       case StepKind::kUnmap:
       case StepKind::kMap:
@@ -528,6 +707,7 @@ class Fold {
           return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
         if (a->backed) return Bad(doing + ": it has memory already");
         a->backed = true;
+        if (a->saved) MarkGapsDirty(step.allocation);
         a->stale = a->saved;
         return {};
       default:
@@ -536,7 +716,7 @@ class Fold {
   }
   Status AllGone(const std::string& doing) const {
     for (const auto& [id, a] : s_.allocations) {
-      if (a.backed && WhyKept(a) == KeepReason::kNone) return Bad(doing + ": " + Name(id) + " still has memory");
+      if (a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone) return Bad(doing + ": " + Name(id) + " still has memory");
     }
     return {};
   }

@@ -20,6 +20,23 @@ void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocatio
   for (std::uint32_t i = 1; i < a.guest_references; ++i) out.emplace_back(AllocationRetained{id, {}});
 }
 
+void AddParts(std::vector<EventBody>& out, const State& s) {
+  for (const auto& [id, slab] : s.slabs) {
+    SlabOpened opened{id, slab.address, {}};
+    for (const auto& [offset, bytes] : slab.dirty) opened.dirty.push_back({offset, bytes});
+    out.emplace_back(std::move(opened));
+    for (const auto& [offset, parts] : slab.parts) {
+      for (const AllocationId part : parts) {
+        const Allocation& a = s.allocations.at(part);
+        const Address address = slab.address + offset;
+        out.emplace_back(Placed{part, id, offset, a.touched});
+        for (std::uint32_t i = 0; i < a.reserved; ++i) out.emplace_back(RangeReserved{address, a.bytes, 0, {}, 0, {}, part});
+        for (std::uint32_t i = 0; i < a.mappings; ++i) out.emplace_back(Mapped{address, a.bytes, 0, part, 0});
+      }
+    }
+  }
+}
+
 void AddMulticasts(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, m] : s.multicasts) {
     const Allocation& a = s.allocations.at(id);
@@ -62,13 +79,14 @@ Result<std::vector<EventBody>> Condense(const State& s) {
     out.emplace_back(PeerConnected{id, p.host, p.pid, p.group, p.rank});
     if (!p.connected) out.emplace_back(PeerLost{id, p.lost_reason});
   }
-  for (const auto& [address, r] : s.ranges) out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}});
+  for (const auto& [address, r] : s.ranges) out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
   for (const auto& [id, a] : s.allocations) AddAllocation(out, id, a);
   AddMulticasts(out, s);
   for (const auto& [address, m] : s.mappings) {
     out.emplace_back(Mapped{address, m.bytes, m.offset, m.allocation, m.flags});
-    if (!m.access.empty()) out.emplace_back(AccessSet{address, m.bytes, m.access});
+    if (!m.access.empty()) out.emplace_back(AccessSet{address, m.bytes, m.access, {}});
   }
+  AddParts(out, s);
   AddBindings(out, s);
   for (const auto& [address, r] : s.registrations) {
     for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{address, r.bytes, r.how});

@@ -56,6 +56,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
   AddAll(h, a.bytes, a.properties, a.flags, a.site, a.created, Bit(a.remote.has_value()), Bit(a.multicast),
          std::uint64_t{a.guest_references}, std::uint64_t{a.mappings}, std::uint64_t{a.exports}, std::uint64_t{a.registrations},
          std::uint64_t{a.multicast_bindings}, std::uint64_t{a.importers.size()}, Bit(a.backed), Bit(a.saved), Bit(a.stale));
+  if (a.placed()) AddAll(h, a.slab, a.offset, std::uint64_t{a.reserved}, Bit(a.touched));
   if (a.remote) AddAll(h, a.remote->owner, a.remote->allocation);
   for (const auto& [importer, count] : a.importers) AddAll(h, importer.by, importer.as, std::uint64_t{count});
 }
@@ -63,7 +64,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
 void AddCycle(Hasher& h, const Cycle& c) {
   AddAll(h, std::uint64_t{static_cast<std::uint8_t>(c.kind)}, c.number, std::uint64_t{c.members.size()},
          c.phase ? 1 + std::uint64_t{static_cast<std::uint8_t>(*c.phase)} : std::uint64_t{0}, Bit(c.open_step.has_value()),
-         c.failure);
+         c.failure, Bit(c.after_failed_undo));
   for (const SessionId member : c.members) h.Add(member);
   if (c.open_step) {
     AddAll(h, std::uint64_t{static_cast<std::uint8_t>(c.open_step->kind)}, c.open_step->allocation, c.open_step->address);
@@ -85,6 +86,13 @@ std::uint64_t Digest(const State& s) {
   for (const auto& [address, m] : s.mappings) {
     AddAll(h, address, m.bytes, m.offset, m.allocation, m.flags, Bit(m.present), Bit(m.accessible));
     for (const auto& d : m.access) AddAll(h, d.location, std::uint64_t{d.flags});
+  }
+  for (const auto& [id, slab] : s.slabs) {
+    AddAll(h, id, slab.address, std::uint64_t{slab.parts.size()}, std::uint64_t{slab.dirty.size()});
+    for (const auto& [offset, parts] : slab.parts) {
+      for (const AllocationId part : parts) AddAll(h, offset, part);
+    }
+    for (const auto& [offset, bytes] : slab.dirty) AddAll(h, offset, bytes);
   }
   for (const auto& [address, l] : s.legacy) AddAll(h, address, l.bytes, l.backing, l.offset, l.why, l.site);
   for (const auto& [address, id] : s.legacy_imports) AddAll(h, address, id);

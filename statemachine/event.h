@@ -63,6 +63,8 @@ struct DriverSymbolBound {
 
 // ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
 
+// `allocation` here and in the events below: NCCL did this at the place that a slab gives that allocation (Placed), and the
+// driver was not asked. Zero: a call of the driver's.
 struct RangeReserved {
   Address address;
   Bytes bytes = 0;
@@ -70,11 +72,13 @@ struct RangeReserved {
   Address hint;
   std::uint64_t flags = 0;
   CallSite site;
+  AllocationId allocation;
   friend bool operator==(const RangeReserved&, const RangeReserved&) = default;
 };
 struct RangeFreed {
   Address address;
   Bytes bytes = 0;
+  AllocationId allocation;
   friend bool operator==(const RangeFreed&, const RangeFreed&) = default;
 };
 struct AllocationCreated {
@@ -96,7 +100,7 @@ struct AllocationReleased {  // NCCL holds one reference less; the memory lives 
   AllocationId allocation;
   friend bool operator==(const AllocationReleased&, const AllocationReleased&) = default;
 };
-struct Mapped {
+struct Mapped {  // of an allocation in a slab: at its place, and the driver was not asked
   Address address;
   Bytes bytes = 0;
   Bytes offset = 0;
@@ -107,12 +111,14 @@ struct Mapped {
 struct Unmapped {
   Address address;
   Bytes bytes = 0;
+  AllocationId allocation;
   friend bool operator==(const Unmapped&, const Unmapped&) = default;
 };
 struct AccessSet {
   Address address;
   Bytes bytes = 0;
   std::vector<AccessDescriptor> access;
+  AllocationId allocation;  // NCCL asked it for this allocation in a slab; the slab's mapping allowed it already
   friend bool operator==(const AccessSet&, const AccessSet&) = default;
 };
 
@@ -265,7 +271,7 @@ enum class PhaseKind : std::uint8_t {
   kPauseArrive = 0,
   kPauseSave,
   kPauseDropImports,
-  kPauseReleaseOwn,
+  kPauseReleaseOwn,  // imports first; in journals of the first version a phase of its own before this one
   kPauseGone,
   kResumeArrive,
   kResumeCreateOwn,
@@ -275,7 +281,7 @@ enum class PhaseKind : std::uint8_t {
 };
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
-  kSave,           // copy contents to the backup                     allocation
+  kSave,           // wait until the contents are in the backup       allocation
   kUnmap,          // take the memory from under an address           allocation, address
   kReleaseImport,  // give the imported driver handle back            allocation
   kReleaseOwn,     // give the own driver handle back                 allocation
@@ -286,6 +292,7 @@ enum class StepKind : std::uint8_t {
   kRestore,        // contents back from the backup                   allocation
   kImport,         // a new driver handle from the owner              allocation
   kVerify,         // state and driver agree
+  kFind,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
 };
 struct Step {
   StepKind kind{};
@@ -350,13 +357,47 @@ struct Condensed {
   friend bool operator==(const Condensed&, const Condensed&) = default;
 };
 
+// ---- slabs -------------------------------------------------------------------------------------------------------------
+// A slab is an allocation of AMem's own, or of a peer's AMem, mapped once as a whole. NCCL's allocations are parts of it.
+
+struct Spread {  // a part of a slab
+  Bytes offset = 0;
+  Bytes bytes = 0;
+  friend bool operator==(const Spread&, const Spread&) = default;
+};
+struct SlabOpened {  // `slab` was created, or imported, and mapped at `address` just before, to be cut into allocations
+  AllocationId slab;
+  Address address;
+  std::vector<Spread> dirty;  // in a snapshot: free, and not cleared since somebody could write there
+  friend bool operator==(const SlabOpened&, const SlabOpened&) = default;
+};
+struct Placed {  // `allocation` has no memory of its own, but that part of a slab; also when it moves, while it is untouched
+  AllocationId allocation;
+  AllocationId slab;
+  Bytes offset = 0;
+  bool touched = false;  // in a snapshot: it was mapped, or a peer imported it
+  friend bool operator==(const Placed&, const Placed&) = default;
+};
+struct Backed {  // `allocation` left its place in a slab, untouched, and has a driver handle of its own
+  AllocationId allocation;
+  DriverHandle handle;
+  friend bool operator==(const Backed&, const Backed&) = default;
+};
+struct PartCleared {  // zeros were written to a part of a slab that nobody holds
+  AllocationId slab;
+  Bytes offset = 0;
+  Bytes bytes = 0;
+  friend bool operator==(const PartCleared&, const PartCleared&) = default;
+};
+
 using EventVariant =
     std::variant<SessionOpened, SessionClosed, SessionBroken, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved,
                  RangeFreed, AllocationCreated, AllocationRetained, AllocationReleased, Mapped, Unmapped, AccessSet, Exported,
                  Imported, ReferenceAdded, ReferenceDropped, PeerConnected, PeerLost, HostAllocated, HostFreed, LegacyAllocated,
                  LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
-                 StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed>;
+                 StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened, Placed, Backed,
+                 PartCleared>;
 
 // One event's content. Copying, comparing and destroying are compiled once, in event.cpp: they are large for so many kinds.
 struct EventBody : EventVariant {

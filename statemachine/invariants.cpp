@@ -41,6 +41,7 @@ Status CheckAllocations(const State& s) {
   for (const auto& [id, a] : s.allocations) {
     if (!id || id.value >= s.next_allocation) return Broken(Name(id) + " has an id that was never given out");
     if (a.dead()) return Broken(Name(id) + " is held by nobody");
+    if (a.placed()) continue;  // CheckSlabs
     const auto it = mapped.find(id);
     if ((it == mapped.end() ? 0 : it->second) != a.mappings)
       return Broken(Name(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
@@ -52,6 +53,45 @@ Status CheckAllocations(const State& s) {
   return {};
 }
 
+Status CheckParts(const State& s, AllocationId id, const Slab& slab, std::uint64_t& parts) {
+  const Allocation& whole = s.allocations.at(id);
+  Bytes end = 0;
+  for (const auto& [offset, list] : slab.parts) {
+    if (list.empty()) return Broken("slab " + std::to_string(id.value) + " has an empty part");
+    if (whole.own() && (offset < end || list.size() > 1)) return Broken("parts of slab " + std::to_string(id.value) + " overlap");
+    for (const AllocationId part : list) {
+      const auto a = s.allocations.find(part);
+      if (a == s.allocations.end() || a->second.slab != id || a->second.offset != offset)
+        return Broken("slab " + std::to_string(id.value) + " lists " + Name(part) + ", which is not there");
+      if (a->second.own() != whole.own()) return Broken(Name(part) + " and its slab are not the same session's");
+      end = offset + a->second.bytes;
+      if (end > whole.bytes) return Broken(Name(part) + " ends outside its slab");
+      if (whole.own() && !DirtyWithin(slab, offset, a->second.bytes).empty())
+        return Broken(Name(part) + " lies where nothing was cleared");
+      ++parts;
+    }
+  }
+  return {};
+}
+
+Status CheckSlabs(const State& s) {
+  std::uint64_t parts = 0, placed = 0;
+  for (const auto& [id, slab] : s.slabs) {
+    if (!s.allocations.contains(id)) return Broken("slab " + std::to_string(id.value) + " is no allocation");
+    const auto mapping = s.mappings.find(slab.address);
+    if (!slab.parts.empty() && (mapping == s.mappings.end() || mapping->second.allocation != id))
+      return Broken("slab " + std::to_string(id.value) + " is not mapped at " + At(slab.address));
+    AMEM_TRY(CheckParts(s, id, slab, parts));
+  }
+  for (const auto& [id, a] : s.allocations) {
+    if (!a.placed()) continue;
+    ++placed;
+    if (!a.backed || a.saved || a.stale) return Broken(Name(id) + " is part of a slab, and has memory of its own");
+    if (a.mappings > a.reserved) return Broken(Name(id) + " is mapped in a range that is not reserved");
+  }
+  return parts == placed ? Status{} : Broken("the slabs list " + std::to_string(parts) + " parts of " + std::to_string(placed));
+}
+
 Status CheckLifecycle(const State& s) {
   const bool whole = s.lifecycle == Lifecycle::kRunning;
   const bool gone = s.lifecycle == Lifecycle::kPaused;
@@ -59,7 +99,7 @@ Status CheckLifecycle(const State& s) {
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
   for (const auto& [id, a] : s.allocations) {
     if (whole && (!a.backed || a.stale)) return Broken(Name(id) + " has no memory and the session is running");
-    if (gone && a.backed && WhyKept(a) == KeepReason::kNone) return Broken(Name(id) + " has memory and the session is paused");
+    if (gone && a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone) return Broken(Name(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {
     if (whole && !m.present) return Broken("mapping " + At(address) + " is absent and the session is running");
@@ -73,6 +113,7 @@ Status CheckInvariants(const State& state) {
   AMEM_TRY(CheckRanges(state));
   AMEM_TRY(CheckMappings(state));
   AMEM_TRY(CheckAllocations(state));
+  AMEM_TRY(CheckSlabs(state));
   return CheckLifecycle(state);
 }
 

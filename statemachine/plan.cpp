@@ -1,5 +1,6 @@
 #include "statemachine/plan.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -14,7 +15,7 @@ Places PlacesOf(const State& state) {
   return places;
 }
 
-bool Leaves(const Allocation& a) { return WhyKept(a) == KeepReason::kNone; }
+bool Leaves(const Allocation& a) { return !a.placed() && WhyKept(a) == KeepReason::kNone; }
 
 Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {}) {
   return {kind, id, address, a.bytes, a.on_device() ? DeviceOrdinal{a.properties.location.id} : DeviceOrdinal{}};
@@ -35,9 +36,12 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
   return {};
 }
 
+bool NeedsSaving(const Allocation& a) { return a.own() && Leaves(a) && a.backed && !a.saved; }
+
 void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own || !Leaves(a)) continue;
+    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
     if (const auto it = places.find(id); it != places.end()) {
       for (const Address address : it->second) {
         if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
@@ -98,11 +102,11 @@ std::vector<Step> Quiesce(const State& state) {
 
 std::vector<Step> CheckMemory(const State& state, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
-  std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // all of one size and device are the same memory
+  std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // pieces of one size on one device are the same memory
   for (const auto& [id, a] : state.allocations) {
     if (a.backed || !a.on_device()) continue;
     if (a.own()) needed[a.properties.location.id] += a.bytes;
-    if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, a.bytes);
+    if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, StandInPiece(a.bytes));
   }
   for (const auto& [device, bytes] : stand_ins) needed[device] += bytes;
   std::vector<Step> steps;
@@ -110,29 +114,51 @@ std::vector<Step> CheckMemory(const State& state, const Places& places) {
   return steps;
 }
 
+// One step for each device that has contents to save.
+std::vector<Step> Find(const State& state) {
+  std::map<std::int32_t, Bytes> bytes;
+  for (const auto& [id, a] : state.allocations) {
+    if (NeedsSaving(a)) bytes[a.properties.location.id] += a.bytes;
+  }
+  std::vector<Step> steps;
+  for (const auto& [device, sum] : bytes) steps.push_back({StepKind::kFind, {}, {}, sum, DeviceOrdinal{device}});
+  return steps;
+}
+
 }  // namespace
+
+std::vector<Step> ContentsToSave(const State& state) {
+  const Places places = PlacesOf(state);
+  std::vector<Step> steps;
+  for (const auto& [id, a] : state.allocations) {
+    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+  }
+  return steps;
+}
 
 Plan PlanPause(const State& state) {
   const Places places = PlacesOf(state);
-  std::vector<Step> save, drop, release;
-  for (const auto& [id, a] : state.allocations) {
-    if (a.own() && Leaves(a) && a.backed && !a.saved)
-      save.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
-  }
-  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  std::vector<Step> release;
+  PlanDrop(state, places, false, StepKind::kReleaseImport, release);
   PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
           {{PhaseKind::kPauseArrive, Quiesce(state)},
-           {PhaseKind::kPauseSave, std::move(save)},
-           {PhaseKind::kPauseDropImports, std::move(drop)},
+           {PhaseKind::kPauseSave, Find(state)},
            {PhaseKind::kPauseReleaseOwn, std::move(release)},
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }
 
 namespace {
 
-// A resume that begins with imports in place follows one whose undo failed. Their owners may have given that memory back since,
-// and will make it anew: what is mapped here would be a copy that nobody else sees.
+// Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
+// copy that nobody else sees. So it is where a pause had begun to release, and where an undo has failed.
+bool ImportsInDoubt(const State& state) {
+  if (state.lifecycle == Lifecycle::kResuming) return !state.cycle.phase;  // begun with imports in place
+  if (state.lifecycle != Lifecycle::kPausing || !state.cycle.phase) return false;
+  const bool undone_already = *state.cycle.phase > PhaseKind::kPauseGone;
+  return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseReleaseOwn);
+}
+
 State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {
   PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
   State after = state;
@@ -144,18 +170,17 @@ State WithoutImports(const State& state, const Places& places, std::vector<Step>
   return after;
 }
 
-Plan PlanReturnOfAll(const State& state, std::vector<Step> arrive) {
+Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
   const Places places = PlacesOf(state);
-  std::vector<Step> create, import;
+  std::vector<Step> import;
   PlanReturn(state, places, true, StepKind::kCreate, create);
   PlanReturn(state, places, false, StepKind::kImport, import);
   for (const auto& [id, a] : state.allocations) {
     if (a.saved && (a.stale || !a.backed))
       import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
   }
-  for (const Step& check : CheckMemory(state, places)) arrive.push_back(check);
   return {CycleKind::kResume,
-          {{PhaseKind::kResumeArrive, std::move(arrive)},
+          {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
            {PhaseKind::kResumeCreateOwn, std::move(create)},
            {PhaseKind::kResumeImport, std::move(import)},
            {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
@@ -164,9 +189,14 @@ Plan PlanReturnOfAll(const State& state, std::vector<Step> arrive) {
 
 }  // namespace
 
+Bytes StandInPiece(Bytes whole) {
+  constexpr Bytes kMost = Bytes{32} << 20;
+  return std::min(whole & (~whole + 1), kMost);
+}
+
 Plan PlanResume(const State& state) {
   std::vector<Step> drop;
-  if (state.lifecycle != Lifecycle::kResuming) return PlanReturnOfAll(state, {});  // at rest, or the undo of a pause
+  if (!ImportsInDoubt(state)) return PlanReturnOfAll(state, {});
   const State after = WithoutImports(state, PlacesOf(state), drop);
   return PlanReturnOfAll(after, std::move(drop));
 }

@@ -23,7 +23,17 @@ struct Plan {
 
 // What is left to do from here to everything released, respectively everything back. Both work from any half-done state: what
 // is done already is not planned again, so the undo of a half-done pause is PlanResume, and the other way round.
+//
+// A pause frees memory while contents are still being copied: its release phase saves and frees own allocations one after the
+// other, in the order in which the phase before (kFind) began to copy them.
 Plan PlanPause(const State&);
 Plan PlanResume(const State&);
+
+// Memory that stands in for a lost owner's is one piece of this size, mapped over and over: a divisor of the whole, so that a
+// slab of a gigabyte costs some megabytes.
+Bytes StandInPiece(Bytes whole);
+
+// The save steps of a pause from here.
+std::vector<Step> ContentsToSave(const State&);
 
 }  // namespace amem

@@ -1,5 +1,7 @@
 #include "statemachine/state.h"
 
+#include <algorithm>
+
 namespace amem {
 namespace {
 
@@ -22,6 +24,50 @@ bool State::Orphaned(const Allocation& a) const {
   return owner != peers.end() && !owner->second.connected;
 }
 
+AllocationId State::SlabAt(Address address) const {
+  const auto mapping = MappingAt(address);
+  if (mapping == mappings.end() || !slabs.contains(mapping->second.allocation)) return {};
+  return mapping->second.allocation;
+}
+
+AllocationId State::PartAt(Address address) const {
+  const auto slab = slabs.find(SlabAt(address));
+  if (slab == slabs.end()) return {};
+  auto at = slab->second.parts.upper_bound(address.value - slab->second.address.value);
+  if (at == slab->second.parts.begin()) return {};
+  --at;
+  const AllocationId first = at->second.front();
+  return address.value - slab->second.address.value - at->first < allocations.at(first).bytes ? first : AllocationId{};
+}
+
+Address State::PlaceOf(const Allocation& allocation) const {
+  const auto slab = slabs.find(allocation.slab);
+  return slab == slabs.end() ? Address{} : slab->second.address + allocation.offset;
+}
+
+std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment) {
+  const Slab& slab = state.slabs.at(id);
+  const auto aligned = [&](Bytes at) { return (at + alignment - 1) / alignment * alignment; };
+  Bytes at = 0;
+  for (const auto& [offset, parts] : slab.parts) {
+    if (at + bytes <= offset) return at;
+    at = aligned(offset + state.allocations.at(parts.front()).bytes);
+  }
+  if (at + bytes <= state.allocations.at(id).bytes) return at;
+  return std::nullopt;
+}
+
+std::vector<Spread> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) {
+  std::vector<Spread> found;
+  auto it = slab.dirty.upper_bound(offset);
+  if (it != slab.dirty.begin()) --it;
+  for (; it != slab.dirty.end() && it->first < offset + bytes; ++it) {
+    const Bytes from = std::max(it->first, offset), to = std::min(it->first + it->second, offset + bytes);
+    if (from < to) found.push_back({from, to - from});
+  }
+  return found;
+}
+
 KeepReason WhyKept(const Allocation& allocation) {
   if (allocation.multicast || allocation.multicast_bindings > 0) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
@@ -32,14 +78,23 @@ KeepReason WhyKept(const Allocation& allocation) {
 Holdings Measure(const State& state) {
   Holdings sum;
   for (const auto& [id, a] : state.allocations) {
+    const bool slab = state.slabs.contains(id);
     if (!a.own()) {
-      sum.imported += a.bytes;
-      ++sum.imported_count;
+      sum.imported += slab ? 0 : a.bytes;
+      ++(slab ? sum.imported_slab_count : sum.imported_count);
       continue;
     }
     if (!a.on_device() || a.multicast) continue;
-    sum.own_device += a.bytes;
-    ++sum.own_count;
+    if (slab) {
+      sum.slabs += a.bytes;
+      sum.slabs_free += a.bytes;  // less the parts, below
+      ++sum.slab_count;
+    } else {
+      sum.own_device += a.bytes;
+      ++sum.own_count;
+    }
+    if (a.placed()) sum.slabs_free -= a.bytes;
+    if (a.placed()) continue;
     if (a.backed) sum.own_device_backed += a.bytes;
     if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   }

@@ -54,15 +54,32 @@ struct Allocation {
   std::uint32_t registrations = 0;  // network cards that hold its pages
   std::uint32_t multicast_bindings = 0;
   std::map<Importer, std::uint32_t> importers;
-  bool backed = true;  // a driver handle stands behind it now
-  bool saved = false;  // its contents are in the backup; until the cycle ends
-  bool stale = false;  // backed by new memory that does not have the saved contents yet
+  // Not zero: no memory of its own, but `bytes` at `offset` of that slab. What follows up to `touched` is only used then.
+  AllocationId slab;
+  Bytes offset = 0;
+  std::uint32_t reserved = 0;  // address ranges that NCCL holds at its place
+  bool touched = false;        // NCCL mapped it, or a peer imported it: its bytes may be anything
+  bool backed = true;          // a driver handle stands behind it now; always true for a part of a slab
+  bool saved = false;          // its contents are in the backup; until the cycle ends
+  bool stale = false;          // backed by new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
 
   [[nodiscard]] bool own() const { return !remote.has_value(); }
   [[nodiscard]] bool on_device() const { return properties.location.type == LocationType::kDevice; }
+  [[nodiscard]] bool placed() const { return static_cast<bool>(slab); }
+  // May still leave its place: nothing knows its address, and nothing was written.
+  [[nodiscard]] bool untouched() const { return !touched && reserved == 0 && mappings == 0 && exports == 0; }
   // Nobody holds it any more; Apply removes it at once.
-  [[nodiscard]] bool dead() const { return guest_references == 0 && mappings == 0 && importers.empty(); }
+  [[nodiscard]] bool dead() const { return guest_references == 0 && mappings == 0 && importers.empty() && reserved == 0; }
+};
+
+// What an allocation that is a slab is cut into. An own slab's parts do not overlap; of an imported one, several parts may be
+// the same memory, imported more than once.
+struct Slab {
+  Address address;
+  std::map<Bytes, std::vector<AllocationId>> parts;  // by offset
+  std::map<Bytes, Bytes> dirty;                      // offset and bytes of what is free, and may not be zero
+  friend bool operator==(const Slab&, const Slab&) = default;
 };
 
 // Why a pause leaves an allocation where it is; kNone: it is released.
@@ -123,8 +140,9 @@ struct Cycle {
   std::uint64_t number = 0;
   std::vector<SessionId> members;
   std::optional<PhaseKind> phase;
-  std::optional<Step> open_step;  // begun and neither done nor failed: where a crash happened
-  std::string failure;            // of the last failed cycle, empty otherwise
+  std::optional<Step> open_step;   // begun and neither done nor failed: where a crash happened
+  std::string failure;             // of the last failed cycle, empty otherwise
+  bool after_failed_undo = false;  // begun neither running nor paused
   friend bool operator==(const Cycle&, const Cycle&) = default;
 };
 
@@ -141,7 +159,8 @@ struct State {
   std::vector<LibraryAttached> libraries;
   std::map<Address, Range> ranges;
   std::map<AllocationId, Allocation> allocations;
-  std::map<Address, Mapping> mappings;
+  std::map<Address, Mapping> mappings;  // the driver's: of a slab one, of its parts none
+  std::map<AllocationId, Slab> slabs;   // each is an allocation, too
   std::map<Address, LegacyAllocation> legacy;
   std::map<Address, AllocationId> legacy_imports;
   std::map<Address, HostAllocation> host;
@@ -161,18 +180,30 @@ struct State {
   // The mapping or range that contains an address, end() if none.
   [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
   [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;
+  // The slab whose mapping contains an address, and the part there (of several the first); zero if none.
+  [[nodiscard]] AllocationId SlabAt(Address) const;
+  [[nodiscard]] AllocationId PartAt(Address) const;
+  // Where a part of a slab lies; zero for any other allocation.
+  [[nodiscard]] Address PlaceOf(const Allocation&) const;
 };
+
+// The first free place for `bytes` in an own slab, at a multiple of `alignment`.
+std::optional<Bytes> FindRoom(const State&, AllocationId slab, Bytes bytes, Bytes alignment);
+// What of [offset, offset + bytes) must be cleared before it is used.
+std::vector<Spread> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
 
 // Sums over a state, for statistics and reports; bytes.
 struct Holdings {
-  Bytes own_device = 0;         // own device allocations
-  Bytes own_device_backed = 0;  // ... that occupy memory now
-  Bytes imported = 0;           // peers' memory mapped here
+  Bytes own_device = 0;         // own device allocations, as NCCL asked for them
+  Bytes own_device_backed = 0;  // what they occupy now: slabs whole
+  Bytes imported = 0;           // peers' memory mapped here, as NCCL imported it
+  Bytes slabs = 0;              // own slabs, whole
+  Bytes slabs_free = 0;         // of those, in no allocation
   Bytes host = 0;               // pinned host memory of NCCL
   Bytes async = 0;
   Bytes legacy_kept = 0;             // cuMemAlloc memory that is the driver's own
   std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason
-  std::uint64_t own_count = 0, imported_count = 0;
+  std::uint64_t own_count = 0, imported_count = 0, slab_count = 0, imported_slab_count = 0;
 };
 Holdings Measure(const State&);
 

@@ -54,6 +54,10 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "cycle done",
     "cycle failed",
     "condensed",
+    "slab opened",
+    "placed",
+    "backed",
+    "part cleared",
 };
 
 std::string Number(std::uint64_t value) {
@@ -97,6 +101,8 @@ std::string Who(std::int32_t rank, std::int32_t pid, const std::string& host) {
   return (rank >= 0 ? "rank " + Number(std::int64_t{rank}) + ", " : "") + "pid " + Number(std::int64_t{pid}) + " on " + host;
 }
 
+std::string Within(AllocationId id) { return id ? " of " + Name(id) + " in its slab" : ""; }
+
 struct Describe {
   std::string operator()(const SessionOpened& e) const {
     return Name(e.session) + " opened by " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group) + ", driver " +
@@ -117,9 +123,11 @@ struct Describe {
   std::string operator()(const RangeReserved& e) const {
     return "range reserved " + At(e.address) + " " + FormatBytes(e.bytes) +
            (e.alignment != 0 ? " aligned to " + FormatBytes(e.alignment) : "") + (e.hint ? " asked at " + At(e.hint) : "") +
-           Site(e.site);
+           Within(e.allocation) + Site(e.site);
   }
-  std::string operator()(const RangeFreed& e) const { return "range freed " + At(e.address) + " " + FormatBytes(e.bytes); }
+  std::string operator()(const RangeFreed& e) const {
+    return "range freed " + At(e.address) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+  }
   std::string operator()(const AllocationCreated& e) const {
     return Name(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Site(e.site);
   }
@@ -131,9 +139,11 @@ struct Describe {
     return "mapped " + At(e.address) + " " + FormatBytes(e.bytes) + " of " + Name(e.allocation) +
            (e.offset != 0 ? " from offset " + FormatBytes(e.offset) : "");
   }
-  std::string operator()(const Unmapped& e) const { return "unmapped " + At(e.address) + " " + FormatBytes(e.bytes); }
+  std::string operator()(const Unmapped& e) const {
+    return "unmapped " + At(e.address) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+  }
   std::string operator()(const AccessSet& e) const {
-    return "access to " + At(e.address) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access);
+    return "access to " + At(e.address) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access) + Within(e.allocation);
   }
   std::string operator()(const Exported& e) const {
     return Name(e.allocation) + " exported, handle type " + Number(std::uint64_t{e.handle_type});
@@ -215,6 +225,18 @@ struct Describe {
     return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " failed" +
            (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }
+  std::string operator()(const SlabOpened& e) const {
+    return "slab " + Number(e.slab.value) + " opened at " + At(e.address);
+  }
+  std::string operator()(const Placed& e) const {
+    return Name(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
+  }
+  std::string operator()(const Backed& e) const {
+    return Name(e.allocation) + " left its slab, with memory of its own";
+  }
+  std::string operator()(const PartCleared& e) const {
+    return "slab " + Number(e.slab.value) + " cleared from offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
+  }
   std::string operator()(const Condensed& e) const { return "snapshot of everything up to " + Number(e.through.value); }
 };
 
@@ -290,7 +312,7 @@ std::string_view ToText(PhaseKind phase) {
     case PhaseKind::kPauseDropImports:
       return "pause: drop imports";
     case PhaseKind::kPauseReleaseOwn:
-      return "pause: release own";
+      return "pause: release";
     case PhaseKind::kPauseGone:
       return "pause: all gone";
     case PhaseKind::kResumeArrive:
@@ -333,13 +355,15 @@ std::string_view ToText(StepKind kind) {
       return "import";
     case StepKind::kVerify:
       return "verify";
+    case StepKind::kFind:
+      return "find contents";
   }
   return "unknown";
 }
 
 std::string ToText(const Step& step) {
   std::string out{ToText(step.kind)};
-  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory) {
+  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kFind) {
     out += " device " + Number(std::int64_t{step.device.value});
   }
   if (step.allocation) out += " " + Name(step.allocation);

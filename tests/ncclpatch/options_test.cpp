@@ -23,7 +23,8 @@ TEST(Options, defaults_need_no_variable) {
   EXPECT_EQ(options->group, 0);
   EXPECT_EQ(options->rank, -1);
   EXPECT_EQ(options->timeout_ms, 60'000U);
-  EXPECT_EQ(options->layout, Layout::kDirect);
+  EXPECT_EQ(options->layout, Layout::kSlab);
+  EXPECT_EQ(options->slab_bytes, Bytes{256} << 20);
   EXPECT_EQ(options->content, Content::kPreserve);
   EXPECT_EQ(options->log_level, "warn");
   EXPECT_EQ(options->journal.sync, SyncMode::kProcess);
@@ -36,6 +37,8 @@ TEST(Options, values_are_taken) {
                               {"AMEM_JOURNAL_DIR", "/data/j"},
                               {"AMEM_JOURNAL_SYNC", "full"},
                               {"AMEM_LOG", "debug"},
+                              {"AMEM_LAYOUT", "direct"},
+                              {"AMEM_SLAB_MB", "64"},
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
@@ -43,6 +46,8 @@ TEST(Options, values_are_taken) {
   EXPECT_EQ(options->journal.directory, "/data/j");
   EXPECT_EQ(options->journal.sync, SyncMode::kFull);
   EXPECT_EQ(options->log_level, "debug");
+  EXPECT_EQ(options->layout, Layout::kDirect);
+  EXPECT_EQ(options->slab_bytes, Bytes{64} << 20);
   EXPECT_EQ(options->rank, 12);
 }
 
@@ -51,6 +56,8 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_GROUPID", "one"},
                                              {"AMEM_TIMEOUT_MS", "0"},
                                              {"AMEM_LAYOUT", "slabs"},
+                                             {"AMEM_SLAB_MB", "100"},
+                                             {"AMEM_SLAB_MB", "1"},
                                              {"AMEM_CONTENT", "none"},
                                              {"AMEM_LOG", "loud"},
                                              {"AMEM_JOURNAL_SYNC", "1"},
@@ -66,7 +73,7 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
 }
 
 TEST(Options, what_this_version_does_not_offer_is_unsupported_and_says_so) {
-  for (const auto& [name, value] : Variables{{"AMEM_LAYOUT", "slab"}, {"AMEM_CONTENT", "discard"}}) {
+  for (const auto& [name, value] : Variables{{"AMEM_CONTENT", "discard"}}) {
     const auto options = Parse({{name, value}});
     ASSERT_FALSE(options.ok());
     EXPECT_EQ(options.status().code(), Code::kUnsupported);

@@ -6,89 +6,20 @@
 #include <cstring>
 #include <thread>
 
-#include "replay/local_peers.h"
-#include "replay/simulator.h"
 #include "replay/token.h"
+#include "tests/ncclpatch/session_process.h"
 
 namespace amem {
 namespace {
 
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr Bytes k2M = 2 * kMiB;
-constexpr DeviceOrdinal kDevice{0};
+using test::k2M, test::kDevice, test::kMiB, test::Process;
 
-class FakeJournal final : public JournalWriter {
- public:
-  Status Append(const Event& event) override {
-    if (fail_after-- == 0)
-      return failure = {Code::kIo, "append to journal: no space left on device; free some and restart the job"};
-    if (!failure.ok()) return failure;
-    events.push_back(event);
-    return {};
-  }
-  Status Flush() override { return {}; }
-  bool SnapshotDue() const override { return false; }
-  Status Snapshot(const State&) override { return {}; }
-  Status Close() override { return {}; }
-  std::filesystem::path Directory() const override { return "fake"; }
-  Bytes TailBytesUsed() const override { return 0; }
-
-  std::vector<Event> events;
-  std::int64_t fail_after = -1;
-  Status failure;
-};
-
-// A session with a simulator of its own; several share a world and a network.
-struct Process {
-  Process(std::uint64_t id, const std::shared_ptr<SimulatorWorld>& world, LocalNetwork& network) {
-    SimulatorOptions simulated;
-    simulated.in_memory = world;
-    simulator = *Simulator::Open(simulated);
-    SessionOpened who;
-    who.session = SessionId{id};
-    who.host = "localhost";
-    who.rank = static_cast<std::int32_t>(id) - 1;
-    auto writer = std::make_unique<FakeJournal>();
-    journal = writer.get();
-    session = *Session::Start({}, *simulator, who, std::move(writer), [&](const PeerIdentity& self, PeerDelegate& delegate) {
-      return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
-    });
-  }
-
-  AllocationId Create(Bytes bytes = k2M) {
-    AllocationProperties properties;
-    properties.handle_types = 1;
-    properties.location = {LocationType::kDevice, kDevice.value};
-    return *session->Create(bytes, properties, 0, {});
-  }
-  std::byte* Place(AllocationId id, Bytes bytes = k2M) {
-    const Address address = *session->Reserve(bytes, 0, {}, 0, {});
-    EXPECT_TRUE(session->Map(address, bytes, 0, id, 0).ok());
-    const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
-    EXPECT_TRUE(session->SetAccess(address, bytes, std::span(&access, 1)).ok());
-    return reinterpret_cast<std::byte*>(address.value);
-  }
-  template <class Kind>
-  std::size_t Count() const {
-    std::size_t n = 0;
-    for (const Event& e : journal->events) n += std::holds_alternative<Kind>(e.body) ? 1 : 0;
-    return n;
-  }
-  // The journal alone leads to the state that the session has.
-  void JournalFolds() const {
-    State state;
-    for (const Event& e : journal->events) {
-      const Status status = Apply(state, e);
-      ASSERT_TRUE(status.ok()) << status.message();
-    }
-    EXPECT_EQ(state, session->CopyState());
-  }
-  Bytes InUse() const { return simulator->BytesInUse(kDevice); }
-
-  std::unique_ptr<Simulator> simulator;
-  std::unique_ptr<Session> session;
-  FakeJournal* journal = nullptr;
-};
+// What happens to NCCL's allocations, without slabs between them and the driver.
+Options Direct() {
+  Options options;
+  options.layout = Layout::kDirect;
+  return options;
+}
 
 class SessionTest : public ::testing::Test {
  protected:
@@ -116,7 +47,7 @@ class SessionTest : public ::testing::Test {
 
   std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{256} << 20);
   LocalNetwork network;
-  Process a{1, world, network}, b{2, world, network};
+  Process a{1, world, network, Direct()}, b{2, world, network, Direct()};
 };
 
 TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
@@ -274,7 +205,7 @@ TEST_F(SessionTest, a_broken_journal_refuses_the_next_pause_and_names_the_reason
   a.journal->events = {};  // what is left of it no longer folds to the state; not what this test is about
   static_cast<void>(a.session->Close("test"));
   a.~Process();
-  new (&a) Process(3, world, network);
+  new (&a) Process(3, world, network, Direct());
 }
 
 TEST_F(SessionTest, a_wrong_secret_opens_nothing) {

@@ -281,7 +281,7 @@ TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   const auto* failure = std::get_if<FailureMessage>(&message->body);
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->status.code(), Code::kUnsupported);
-  EXPECT_NE(failure->status.message().find("speaks 2 to 2"), std::string::npos) << failure->status.message();
+  EXPECT_NE(failure->status.message().find("speaks 3 to 3"), std::string::npos) << failure->status.message();
 }
 
 // ---- the directory

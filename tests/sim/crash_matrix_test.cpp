@@ -30,15 +30,19 @@ class Matrix : public ::testing::Test {
  protected:
   // ---- the model ----
   static Bytes Owned(const RankProcesses& job, int rank) {
+    if (job.layout() == Layout::kSlab) return kSlab;
     const bool left = job.ranks() == 1 || job.alive((rank + 1) % job.ranks());  // the next rank is all that holds it
     return kRing + kOwn + kBare + (left ? kLeft : 0);
   }
   // While all that live run. `replaced`: they have paused and resumed since the death.
   static Bytes Expected(const RankProcesses& job, int device, bool replaced) {
     const int ranks = job.ranks(), before = (device + ranks - 1) % ranks, after = (device + 1) % ranks;
-    static_assert(kRing == kLeft, "one piece of memory stands in for both");
-    if (job.alive(device)) return Owned(job, device) + (replaced && !job.alive(before) ? kRing : 0);
-    return !replaced && job.alive(after) ? kRing + kLeft : 0;  // the dead rank's memory lives as long as it is mapped
+    const bool slab = job.layout() == Layout::kSlab;
+    // A piece of memory, mapped as often as it is needed, stands in for all that the dead had shared.
+    const Bytes piece = slab ? kSlab : kPage;
+    if (job.alive(device)) return Owned(job, device) + (replaced && !job.alive(before) ? piece : 0);
+    if (replaced || !job.alive(after)) return 0;  // the dead rank's memory lives as long as it is mapped
+    return slab ? kSlab : kRing + kLeft;
   }
   static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
     for (int device = 0; device < job.ranks(); ++device) {
@@ -123,8 +127,8 @@ class Matrix : public ::testing::Test {
   struct Points {
     std::uint64_t calls = 0, appends = 0;
   };
-  static Points Survey(int ranks, int victim, Op op) {
-    RankProcesses job(ranks);
+  Points Survey(int ranks, int victim, Op op) const {
+    RankProcesses job(ranks, layout_);
     AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
     if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "pause");
     AllOk(job, {.op = Op::kArm}, "arm");
@@ -139,6 +143,7 @@ class Matrix : public ::testing::Test {
   void KillEverywhere(int ranks, Op op, std::uint64_t stride);
   void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
 
+  Layout layout_ = Layout::kDirect;
   std::vector<JournalFindings> journals_;
   std::uint64_t points_ = 0, slowest_ms_ = 0, undone_ = 0, steps_named_ = 0;
 };
@@ -148,7 +153,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
                             (fault == Fault::kKillAtCall ? "driver call " : "append ") + std::to_string(nth) + " of the " +
                             Name(op) + (failing < 0 ? "" : ", which fails at rank " + std::to_string(failing));
   SCOPED_TRACE(where);
-  RankProcesses job(ranks);
+  RankProcesses job(ranks, layout_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   job.Do(victim, {.op = Op::kArm, .fault = fault, .nth = nth});
@@ -237,7 +242,7 @@ void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
 // One job for all points: what failed is undone and tried again, and that leads to where the next point can be tried.
 void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride) {
   stride = Stride(stride);
-  RankProcesses job(ranks);
+  RankProcesses job(ranks, layout_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
@@ -265,7 +270,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
         }
       }
       if (fault == Fault::kFailCall) {
-        EXPECT_EQ(*now, all_ok ? after : before);
+        EXPECT_EQ(*now, all_ok ? after : before) << replies[0]->text.data();
         ExpectMemory(job, *now == Lifecycle::kPaused, false, where);
       }
       AllOk(job, {.op = Op::kCheck, .fault = fault, .version = kVersion}, "check");
@@ -345,7 +350,7 @@ TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
 }
 
 TEST_F(Matrix, who_never_calls_is_told_from_who_is_stopped_and_from_who_died) {
-  RankProcesses job(3, 300 * kSlower);
+  RankProcesses job(3, Layout::kDirect, 300 * kSlower);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is running and has not called ncclPause"});
   job.Signal(1, SIGSTOP);
@@ -401,19 +406,35 @@ TEST_F(Matrix, processes_that_are_forked_at_any_time_disturb_nobody) {
 
 // ---- the matrix ------------------------------------------------------------------------------------------------------------
 
-class KillMatrix : public Matrix, public ::testing::WithParamInterface<int> {};
-TEST_P(KillMatrix, pause) { KillEverywhere(GetParam(), Op::kPause, kStride); }
-TEST_P(KillMatrix, resume) { KillEverywhere(GetParam(), Op::kResume, kStride); }
+struct Where {
+  int ranks;
+  Layout layout;
+};
+class OverRanks : public Matrix, public ::testing::WithParamInterface<Where> {
+ protected:
+  OverRanks() { layout_ = GetParam().layout; }
+  static int ranks() { return GetParam().ranks; }
+};
+std::string NameOfWhere(const ::testing::TestParamInfo<Where>& info) {
+  return std::to_string(info.param.ranks) + (info.param.layout == Layout::kSlab ? "_slab" : "_direct");
+}
+constexpr Where kOne{1, Layout::kDirect}, kTwo{2, Layout::kDirect}, kThree{3, Layout::kDirect}, kFour{4, Layout::kDirect},
+    kTwoSlab{2, Layout::kSlab}, kFourSlab{4, Layout::kSlab};
+
+class KillMatrix : public OverRanks {};
+TEST_P(KillMatrix, pause) { KillEverywhere(ranks(), Op::kPause, kStride); }
+TEST_P(KillMatrix, resume) { KillEverywhere(ranks(), Op::kResume, kStride); }
+INSTANTIATE_TEST_SUITE_P(Ranks, KillMatrix, ::testing::Values(kOne, kTwo, kThree, kFour, kTwoSlab, kFourSlab), NameOfWhere);
+
 TEST_F(Matrix, killed_while_a_pause_is_undone) { KillDuringUndo(3, Op::kPause, kStride); }
 TEST_F(Matrix, killed_while_a_resume_is_undone) { KillDuringUndo(4, Op::kResume, kStride); }
-INSTANTIATE_TEST_SUITE_P(Ranks, KillMatrix, ::testing::Values(1, 2, 3, 4));
 
-class FailMatrix : public Matrix, public ::testing::WithParamInterface<int> {};
-TEST_P(FailMatrix, a_call_of_a_pause) { FailEverywhere(GetParam(), Op::kPause, Fault::kFailCall, 1); }
-TEST_P(FailMatrix, a_call_of_a_resume) { FailEverywhere(GetParam(), Op::kResume, Fault::kFailCall, 1); }
-TEST_P(FailMatrix, all_calls_of_a_pause_from_one_on) { FailEverywhere(GetParam(), Op::kPause, Fault::kFailAllCalls, 1); }
-TEST_P(FailMatrix, all_calls_of_a_resume_from_one_on) { FailEverywhere(GetParam(), Op::kResume, Fault::kFailAllCalls, 1); }
-INSTANTIATE_TEST_SUITE_P(Ranks, FailMatrix, ::testing::Values(1, 2, 3, 4));
+class FailMatrix : public OverRanks {};
+TEST_P(FailMatrix, a_call_of_a_pause) { FailEverywhere(ranks(), Op::kPause, Fault::kFailCall, 1); }
+TEST_P(FailMatrix, a_call_of_a_resume) { FailEverywhere(ranks(), Op::kResume, Fault::kFailCall, 1); }
+TEST_P(FailMatrix, all_calls_of_a_pause_from_one_on) { FailEverywhere(ranks(), Op::kPause, Fault::kFailAllCalls, 1); }
+TEST_P(FailMatrix, all_calls_of_a_resume_from_one_on) { FailEverywhere(ranks(), Op::kResume, Fault::kFailAllCalls, 1); }
+INSTANTIATE_TEST_SUITE_P(Ranks, FailMatrix, ::testing::Values(kOne, kTwo, kThree, kFour, kTwoSlab, kFourSlab), NameOfWhere);
 
 }  // namespace
 }  // namespace amem::test

@@ -62,8 +62,8 @@ class TriggeredJournal final : public JournalWriter {
 
 class RankSession {
  public:
-  RankSession(int rank, int ranks, std::filesystem::path directory, std::uint32_t timeout_ms)
-      : rank_(rank), ranks_(ranks), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
+  RankSession(int rank, int ranks, Layout layout, std::filesystem::path directory, std::uint32_t timeout_ms)
+      : rank_(rank), ranks_(ranks), layout_(layout), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
 
   Status Start() {
     SimulatorOptions simulated;
@@ -86,7 +86,10 @@ class RankSession {
     journal.tail_bytes = Bytes{1} << 20;
     auto writer = JournalWriter::Open(journal, who.session);
     if (!writer.ok()) return writer.status();
-    auto session = Session::Start({}, *simulator_, who, std::make_unique<TriggeredJournal>(*std::move(writer), trigger_),
+    Options options;
+    options.layout = layout_;
+    options.slab_bytes = kSlab;
+    auto session = Session::Start(options, *simulator_, who, std::make_unique<TriggeredJournal>(*std::move(writer), trigger_),
                                   [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
                                     UnixPeersOptions peers;
                                     peers.socket_directory = directory_ / "sockets";
@@ -251,7 +254,7 @@ class RankSession {
       AMEM_TRY(CheckInvariants(state));
       // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
       std::size_t backed = 0, present = 0;
-      for (const auto& [id, a] : state.allocations) backed += a.backed ? 1 : 0;
+      for (const auto& [id, a] : state.allocations) backed += a.backed && !a.placed() ? 1 : 0;
       for (const auto& [address, m] : state.mappings) present += m.present ? 1 : 0;
       const SimulatorSnapshot real = simulator_->Snapshot();
       if (settled &&
@@ -318,6 +321,7 @@ class RankSession {
   }
 
   const int rank_, ranks_;
+  const Layout layout_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
   Trigger trigger_;
@@ -328,11 +332,11 @@ class RankSession {
   DriverHandle hog_;
 };
 
-void Serve(int socket, int rank, int ranks, const std::filesystem::path& directory, std::uint32_t timeout_ms) {
+void Serve(int socket, int rank, int ranks, Layout layout, const std::filesystem::path& directory, std::uint32_t timeout_ms) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, directory, timeout_ms);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -357,7 +361,7 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, std::uint32_t timeout_ms) : directory_(NewDirectory()) {
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms) : layout_(layout), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
@@ -368,7 +372,7 @@ RankProcesses::RankProcesses(int ranks, std::uint32_t timeout_ms) : directory_(N
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, directory_, timeout_ms);
+      Serve(ends[1], rank, ranks, layout_, directory_, timeout_ms);
       ::_exit(0);
     }
     ::close(ends[1]);

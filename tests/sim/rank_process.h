@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "ncclpatch/options.h"
 #include "replay/simulator_world.h"
 #include "replay/token.h"
 #include "replay/unique_fd.h"
@@ -26,6 +27,7 @@
 namespace amem::test {
 
 inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn = 4 * kPage, kBare = 2 * kPage;
+inline constexpr Bytes kSlab = 16 * kPage;  // all of a rank's fit into one
 #ifdef AMEM_SANITIZED
 inline constexpr int kSlower = 5;
 #else
@@ -58,11 +60,12 @@ struct Reply {
 class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
-  explicit RankProcesses(int ranks, std::uint32_t timeout_ms = 4000 * kSlower);
+  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower);
   ~RankProcesses();  // kills what is left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
+  [[nodiscard]] Layout layout() const { return layout_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
   // One rank; nothing: it has died.
@@ -90,6 +93,7 @@ class RankProcesses {
   };
   std::optional<Reply> Receive(Child& child);
 
+  const Layout layout_;
   std::filesystem::path directory_;
   std::shared_ptr<SimulatorWorld> world_;
   std::vector<Child> children_;

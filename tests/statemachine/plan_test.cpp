@@ -23,9 +23,11 @@ TEST(Plan, imports_go_before_own_and_own_come_before_imports) {
   f.Allocate(kA);
   f.Import(kB, {kPeer, AllocationId{5}});
   const Plan pause = PlanPause(f.state);
-  ASSERT_EQ(pause.phases.size(), 5U);
-  EXPECT_EQ(Phase(pause, PhaseKind::kPauseDropImports).steps.size(), 2U);
-  EXPECT_EQ(Phase(pause, PhaseKind::kPauseReleaseOwn).steps.size(), 2U);
+  ASSERT_EQ(pause.phases.size(), 4U);
+  std::vector<StepKind> kinds;
+  for (const Step& step : Phase(pause, PhaseKind::kPauseReleaseOwn).steps) kinds.push_back(step.kind);
+  EXPECT_EQ(kinds, (std::vector{StepKind::kUnmap, StepKind::kReleaseImport, StepKind::kSave, StepKind::kUnmap,
+                                StepKind::kReleaseOwn}));
   EXPECT_EQ(Phase(pause, PhaseKind::kPauseSave).steps.size(), 1U);
   f.Pause();
   const Plan resume = PlanResume(f.state);
@@ -129,8 +131,7 @@ TEST(Plan, contents_saved_by_an_undone_pause_are_not_trusted_by_the_next) {
   Folding f;
   const AllocationId id = f.Allocate(kA);
   f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
-  const PlannedPhase save = Phase(PlanPause(f.state), PhaseKind::kPauseSave);
-  for (const Step& step : save.steps) {
+  for (const Step& step : ContentsToSave(f.state)) {
     f.Ok(StepBegun{step});
     f.Ok(StepDone{step});
   }
@@ -161,12 +162,24 @@ TEST(Plan, a_resume_after_one_that_could_not_be_undone_imports_everything_again)
   f.Ok(CycleFailed{CycleKind::kResume, 1, false, "the driver took nothing back"});
   // Meanwhile the owner has given its memory back.
   f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
-  const auto arrive = Phase(PlanResume(f.state), PhaseKind::kResumeArrive).steps;
-  ASSERT_EQ(arrive.size(), 2U);
-  EXPECT_EQ(arrive[0].kind, StepKind::kUnmap);
-  EXPECT_EQ(arrive[1], (Step{StepKind::kReleaseImport, import, {}, k2M, DeviceOrdinal{1}}));
+  const auto first = Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps;
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[0].kind, StepKind::kUnmap);
+  EXPECT_EQ(first[1], (Step{StepKind::kReleaseImport, import, {}, k2M, DeviceOrdinal{1}}));
   f.Run(PlanResume(f.state));
   f.Ok(CycleDone{CycleKind::kResume, 1, 1});
+}
+
+TEST(Plan, undoing_a_pause_imports_again_what_its_owner_may_have_released) {
+  Folding f;
+  f.Import(kB, {kPeer, AllocationId{5}});
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  f.Ok(PhaseBegun{PhaseKind::kPauseSave});
+  EXPECT_EQ(Steps(PlanResume(f.state)), 1U);  // verify: nobody has released anything
+  f.Ok(PhaseBegun{PhaseKind::kPauseReleaseOwn});
+  EXPECT_EQ(Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps.size(), 2U);
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 failed"});
 }
 
 TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
@@ -181,7 +194,7 @@ TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
   const auto steps = Phase(resume, PhaseKind::kResumeImport).steps;
   // On the device that has access, and not on the one that the owner called by that number.
   EXPECT_EQ(steps[0], (Step{StepKind::kCreate, orphan, {}, k2M, DeviceOrdinal{0}}));
-  EXPECT_EQ(Phase(resume, PhaseKind::kResumeArrive).steps.at(0).bytes, 2 * k2M);
+  EXPECT_EQ(Phase(resume, PhaseKind::kResumeArrive).steps.at(0).bytes, 2 * k2M);  // its own, and a piece that stands in
   f.Resume();
   f.Pause();  // not its contents, but its memory takes part in all that follows
   EXPECT_FALSE(f.state.allocations.at(orphan).backed);

@@ -151,12 +151,13 @@ Plan PlanPause(const State& state) {
 namespace {
 
 // Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
-// copy that nobody else sees. So it is where a pause had begun to release, and where an undo has failed.
+// copy that nobody else sees. So it is where an undo has failed, and from the phase before the release on: when whoever counts
+// the votes dies, some may have heard that it passed, and others not.
 bool ImportsInDoubt(const State& state) {
   if (state.lifecycle == Lifecycle::kResuming) return !state.cycle.phase;  // begun with imports in place
   if (state.lifecycle != Lifecycle::kPausing || !state.cycle.phase) return false;
   const bool undone_already = *state.cycle.phase > PhaseKind::kPauseGone;
-  return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseReleaseOwn);
+  return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseSave);
 }
 
 State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {

@@ -253,12 +253,13 @@ class RankSession {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
       // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
-      std::size_t backed = 0, present = 0;
+      std::size_t backed = 0;
+      Bytes present = 0, mapped = 0;  // what stands in for lost memory is mapped in pieces
       for (const auto& [id, a] : state.allocations) backed += a.backed && !a.placed() ? 1 : 0;
-      for (const auto& [address, m] : state.mappings) present += m.present ? 1 : 0;
+      for (const auto& [address, m] : state.mappings) present += m.present ? m.bytes : 0;
       const SimulatorSnapshot real = simulator_->Snapshot();
-      if (settled &&
-          (real.handles.size() != backed || real.ranges.size() != state.ranges.size() || real.mappings.size() != present)) {
+      for (const auto& m : real.mappings) mapped += m.bytes;
+      if (settled && (real.handles.size() != backed || real.ranges.size() != state.ranges.size() || mapped != present)) {
         return {Code::kCorrupt, "the driver holds other things than the state says: " + ToText(real)};
       }
     }

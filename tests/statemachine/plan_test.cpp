@@ -174,9 +174,9 @@ TEST(Plan, undoing_a_pause_imports_again_what_its_owner_may_have_released) {
   Folding f;
   f.Import(kB, {kPeer, AllocationId{5}});
   f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
-  f.Ok(PhaseBegun{PhaseKind::kPauseSave});
+  f.Ok(PhaseBegun{PhaseKind::kPauseArrive});
   EXPECT_EQ(Steps(PlanResume(f.state)), 1U);  // verify: nobody has released anything
-  f.Ok(PhaseBegun{PhaseKind::kPauseReleaseOwn});
+  f.Ok(PhaseBegun{PhaseKind::kPauseSave});    // it may have passed for others
   EXPECT_EQ(Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps.size(), 2U);
   f.Run(PlanResume(f.state));
   f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 failed"});

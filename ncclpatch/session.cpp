@@ -252,7 +252,8 @@ Status Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId
   const auto it = state.allocations.find(allocation);
   if (it == state.allocations.end()) return {};
   const std::string doing = "map " + At(address) + " of " + Name(allocation);
-  if (const AllocationId other = state.PartAt(address); other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
+  if (const AllocationId other = state.PartAt(address);
+      other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
     // The range was reserved for another allocation: that was the wrong guess.
     const Allocation& there = state.allocations.at(other);
     const Address place = state.PlaceOf(there);
@@ -381,7 +382,8 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
     return std::pair{state.PlaceOf(a), a.bytes};
   }
   const auto mapping = state.MappingAt(address);
-  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation)) return NotOurs("address range of " + At(address) + ": not NCCL's memory");
+  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
+    return NotOurs("address range of " + At(address) + ": not NCCL's memory");
   return std::pair{mapping->first, mapping->second.bytes};
 }
 
@@ -496,12 +498,11 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
     shared.part = SharedPart{slab, *slab_secret, it->second.offset};
     if (first) ledger_.Record(Exported{slab, 1});
   }
-  const DriverHandle handle = ledger_.HandleOf(token.allocation);
   // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
   if (slab) return shared;
   lock.unlock();
-  auto descriptor = ExportWhole(token.allocation, handle);
+  auto descriptor = ExportWhole(token.allocation);
   if (!descriptor.ok()) {
     OnReferenceDropped(by, token.allocation, as);
     return descriptor.status();
@@ -511,16 +512,13 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
 }
 
 // A slab's descriptor is kept: other peers will want it, and exporting costs ten times what a copy costs.
-Result<UniqueFd> Session::ExportWhole(AllocationId allocation, DriverHandle handle) {
+Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
+  bool slab = false;
   {
     const auto lock = ledger_.Lock();
-    if (UniqueFd copy = ledger_.CopyOfDescriptor(allocation)) return copy;
+    slab = ledger_.state().slabs.contains(allocation);
   }
-  auto descriptor = driver_.Export(handle);
-  if (!descriptor.ok()) return descriptor;
-  const auto lock = ledger_.Lock();
-  if (ledger_.state().slabs.contains(allocation)) ledger_.KeepDescriptor(allocation, *descriptor);
-  return descriptor;
+  return ledger_.Export(allocation, driver_, slab);
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
@@ -534,10 +532,9 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
-  const DriverHandle handle = ledger_.HandleOf(request.allocation);
   // Own memory stays until every member has voted, and the one that asks has not.
   lock.unlock();
-  auto descriptor = ExportWhole(request.allocation, handle);
+  auto descriptor = ExportWhole(request.allocation);
   if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
   shared.descriptor = *std::move(descriptor);
   return shared;
@@ -605,6 +602,11 @@ std::vector<SessionId> Session::Neighbours() {
     if (!peer.connected) found.erase(id);
   }
   return {found.begin(), found.end()};
+}
+
+Standing Session::Where() {
+  const auto lock = ledger_.Lock();
+  return {ledger_.state().lifecycle, ledger_.state().cycles};
 }
 
 // ---- cuMemAlloc and its IPC handles ------------------------------------------------------------------------------------
@@ -781,20 +783,19 @@ Status Session::LegacyClose(Address address) {
 Status Session::Cycle(CycleKind kind) {
   const std::lock_guard one(cycle_mutex_);
   const bool pausing = kind == CycleKind::kPause;
-  if (paused() == pausing) return {};
+  const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
+  if (Where().lifecycle == target) return {};  // and not where an undo that failed has left it: that can be tried again
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
   const std::unique_lock alone(gate_);
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
-  Lifecycle now{};
   {
     const auto lock = ledger_.Lock();
-    now = ledger_.state().lifecycle;
     RetireEmptySlabs();  // those that emptied meanwhile: peers died, or let go late
   }
-  paused_.store(now != Lifecycle::kRunning, std::memory_order_release);
+  paused_.store(Where().lifecycle != Lifecycle::kRunning, std::memory_order_release);
   return status;
 }
 

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "replay/amem_replay_command.h"
+#include "replay/amem_replay_report.h"
 
 namespace amem::tool {
 namespace {
@@ -28,6 +29,8 @@ class CommandLine {
     AddLog();
     AddState();
     AddVerify();
+    AddReport(Add("report", "One page for a browser: memory over time, pauses, allocations, references, events", kReportHelp),
+              run_);
     AddRun();
     AddDiff();
     AddRefs();

@@ -117,10 +117,14 @@ Status Backup::Save(std::span<const Item> items) {
   return {};
 }
 
-// Looks at everything first: what is looked at while copies are under way waits for them. The copies are marked on the way, so
-// that memory can go as soon as its own are done.
+// Copies of what was looked at are under way while the next part is looked at. They are marked in smaller steps, so that memory can
+// go as soon as its own are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
+  return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some); });
+}
+
+Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
   const std::uint64_t began = Now();
   const auto found = driver_.FindNonZero(device, ExtentsOf(items), options_.block);
   const std::uint64_t looked = Now() - began;
@@ -138,9 +142,9 @@ Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
   }
   std::size_t run = 0, item = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
-    const std::size_t runs = std::accumulate(found->counts.begin() + static_cast<std::ptrdiff_t>(item),
-                                             found->counts.begin() + static_cast<std::ptrdiff_t>(item + batch.size()), std::size_t{0});
-    const Status queued = SaveBatch(device, batch, std::span(found->runs).subspan(run, runs), std::span(found->counts).subspan(item));
+    const auto counts = std::span(found->counts).subspan(item, batch.size());
+    const std::size_t runs = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    const Status queued = SaveBatch(device, batch, std::span(found->runs).subspan(run, runs), counts);
     run += runs;
     item += batch.size();
     return queued;
@@ -182,7 +186,10 @@ Status Backup::AwaitSaved(AllocationId allocation) {
   if (contents_ == Contents::kSaved) return {};
   if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
   auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it) AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+  for (; it != saved_.end() && it->first.first == allocation; ++it) {
+    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+    it->second.done = true;
+  }
   return {};
 }
 
@@ -219,9 +226,11 @@ Result<Backup::Room> Backup::Take(Bytes wanted) {
 
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
-  if (contents_ == Contents::kLost) return {Code::kInvalid, "restore contents: saving them failed"};
   for (const Item& item : items) {
     const auto it = saved_.find({item.allocation, item.offset});
+    // What was waited for by itself is whole, whatever became of the rest.
+    if (contents_ == Contents::kLost && (it == saved_.end() || !it->second.done))
+      return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->second.bytes != item.bytes) {
       return {Code::kNotFound, "the backup has " + std::to_string(it->second.bytes) + " bytes of " + Name(item)};

@@ -27,6 +27,7 @@ namespace amem {
 struct BackupOptions {
   Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
   Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
+  Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
   Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
   std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
@@ -72,8 +73,8 @@ class Backup {
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
   Status Finish();                                        // waits for all that is queued
-  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way; they
-  // can be restored once Finish is OK.
+  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
+  // can be restored once Finish was called, even if that fails for others.
   Status AwaitSaved(AllocationId allocation);
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
@@ -108,6 +109,7 @@ class Backup {
     std::size_t first = 0, count = 0;  // of pieces_
     DeviceOrdinal device;
     std::uint64_t mark = 0;  // the driver's, of the copies
+    bool done = false;       // waited for by itself
   };
   struct Room {
     std::byte* at = nullptr;
@@ -118,6 +120,7 @@ class Backup {
   class Queue;  // of parts that lie one after the other in host memory
 
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
+  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items);
   Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
                    std::span<const std::size_t> counts);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);

@@ -1,8 +1,13 @@
 // The executor: runs the steps of a plan on the driver, each between a begun and a done in the journal.
 #pragma once
 
+#include <condition_variable>
+#include <deque>
+#include <future>
 #include <map>
+#include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "replay/backup.h"
@@ -18,6 +23,9 @@ class Executor {
   // All must outlive the executor.
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
       : ledger_(ledger), driver_(driver), peers_(peers), backup_(backup) {}
+  ~Executor() { StopExporting(); }
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // Runs the steps, stops at the first that fails (StepFailed is recorded) and returns its reason. Steps of one allocation keep
   // their order; imports are taken owner by owner, because their descriptors come in batches. Called by one thread at a time,
@@ -32,14 +40,20 @@ class Executor {
     AllocationProperties properties;
     std::uint64_t flags = 0;
     Mapping mapping;
+    bool stands_in = false;  // the memory replaces that of an owner who was lost
   };
   static bool NeedsLock(StepKind kind);
   Status RunOne(const Step& step);
+  [[nodiscard]] bool Exists(const Step& step) const;
+  Status GiveBack(const Step& step, DriverHandle handle);
   [[nodiscard]] Target TargetOf(const Step& step) const;
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
   // What a save or restore of that step copies: an allocation, or the parts of a slab.
   Status Reach(const Step& step, std::vector<Backup::Item>& items);
   Result<DriverHandle> Import(const Step& step);
+  Result<DriverHandle> StandIn(const Step& step);
+  Status Map(const Step& step, const Target& target);
+  Status SetAccess(const Step& step, const Mapping& mapping);
   Status CheckMemory(const Step& step);
   Status Verify();
   Status Find(const Step& step);
@@ -52,6 +66,9 @@ class Executor {
   // Waits for all copies, and takes the mappings away that were made for them.
   Status Settle();
   Status RunImports(const std::vector<Step>& steps);
+  // Exports slabs that peers will ask for, in a thread of its own, while this one goes on.
+  void ExportSoon(AllocationId slab);
+  void StopExporting();
   struct Batch {  // imports whose descriptors come together from one owner
     SessionId owner;
     std::vector<Step> steps;
@@ -64,15 +81,24 @@ class Executor {
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
+  std::future<void> exporting_;
+  std::mutex export_mutex_;  // over the three below
+  std::condition_variable export_changed_;
+  std::deque<AllocationId> to_export_;
+  bool no_more_exports_ = false;
   std::vector<Backup::Item> restorable_;  // mapped again, and not being copied to yet
   Bytes restorable_bytes_ = 0;
   std::set<AllocationId> restoring_;
+  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;  // by size of a piece; for one phase
+  std::set<AllocationId> standing_in_;                             // until they are released
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
   struct Scratch {
     Address address;
     Bytes bytes = 0;
+    bool mapped = false;
   };
-  Status Drop(const Scratch& scratch);
+  Status Drop(Scratch& scratch);
+  Status DropScratch();
   std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 

@@ -220,6 +220,7 @@ Status RerunSession::Perform(const Step& step) {
     case StepKind::kFind:
     case StepKind::kSave:
     case StepKind::kRestore:
+    case StepKind::kFind:
       return {};
   }
   return {};

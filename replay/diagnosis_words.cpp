@@ -503,6 +503,23 @@ class Writer {
         "report: this should not be possible";
   }
 
+  // Nothing failed for the others after that.
+  void WriteSurvivors() {
+    std::vector<SessionId> resumed;
+    for (const JournalHistory& other : cast_.journals()) {
+      if (other.session() == s_.session || other.attempts.empty()) continue;
+      const Attempt& attempt = other.attempts.back();
+      const bool done = attempt.end == Attempt::End::kDone && attempt.kind == CycleKind::kResume;
+      if (done && cast_.Wall(other, attempt.ended.time_ns) > s_.wall_ns) resumed.push_back(other.session());
+    }
+    if (resumed.empty()) return;
+    Say("After that " + cast_.Names(resumed) + " resumed without it.");
+    v_.remedy =
+        v_.remedy.substr(0, v_.remedy.find("; the others")) +
+        "; the others have their own memory back, but what it shared with them is gone: communicators with that rank are of "
+        "no use any more";
+  }
+
   // What others tried after it was gone.
   void WriteLater() {
     std::vector<SessionId> failed;
@@ -516,7 +533,7 @@ class Writer {
       example = &attempt;
       if (failed.size() <= kEvidenceOfOthersMax) Add(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
     }
-    if (example == nullptr) return;
+    if (example == nullptr) return WriteSurvivors();
     v_.cycle_kind = example->kind;
     v_.cycle = example->cycle;
     const std::string what = std::string(ToText(example->kind)) + " " + Number(example->cycle);

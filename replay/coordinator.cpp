@@ -12,8 +12,8 @@ std::uint64_t Now() {
 
 }  // namespace
 
-// Start-up is full of driver calls; pinning waits until it is over.
-constexpr std::chrono::milliseconds kQuiet{1000};
+// Pinning begins when NCCL has not allocated for a moment, so that it does not hold up a start-up full of driver calls.
+constexpr std::chrono::milliseconds kQuiet{10};
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
     : ledger_(ledger),

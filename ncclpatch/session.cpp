@@ -252,7 +252,8 @@ Status Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId
   const auto it = state.allocations.find(allocation);
   if (it == state.allocations.end()) return {};
   const std::string doing = "map " + At(address) + " of " + Name(allocation);
-  if (const AllocationId other = state.PartAt(address); other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
+  if (const AllocationId other = state.PartAt(address);
+      other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
     // The range was reserved for another allocation: that was the wrong guess.
     const Allocation& there = state.allocations.at(other);
     const Address place = state.PlaceOf(there);
@@ -381,7 +382,8 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
     return std::pair{state.PlaceOf(a), a.bytes};
   }
   const auto mapping = state.MappingAt(address);
-  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation)) return NotOurs("address range of " + At(address) + ": not NCCL's memory");
+  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
+    return NotOurs("address range of " + At(address) + ": not NCCL's memory");
   return std::pair{mapping->first, mapping->second.bytes};
 }
 
@@ -602,6 +604,11 @@ std::vector<SessionId> Session::Neighbours() {
   return {found.begin(), found.end()};
 }
 
+Standing Session::Where() {
+  const auto lock = ledger_.Lock();
+  return {ledger_.state().lifecycle, ledger_.state().cycles};
+}
+
 // ---- cuMemAlloc and its IPC handles ------------------------------------------------------------------------------------
 
 Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
@@ -776,20 +783,19 @@ Status Session::LegacyClose(Address address) {
 Status Session::Cycle(CycleKind kind) {
   const std::lock_guard one(cycle_mutex_);
   const bool pausing = kind == CycleKind::kPause;
-  if (paused() == pausing) return {};
+  const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
+  if (Where().lifecycle == target) return {};  // and not where an undo that failed has left it: that can be tried again
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
   const std::unique_lock alone(gate_);
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
-  Lifecycle now{};
   {
     const auto lock = ledger_.Lock();
-    now = ledger_.state().lifecycle;
     RetireEmptySlabs();  // those that emptied meanwhile: peers died, or let go late
   }
-  paused_.store(now != Lifecycle::kRunning, std::memory_order_release);
+  paused_.store(Where().lifecycle != Lifecycle::kRunning, std::memory_order_release);
   return status;
 }
 

@@ -97,6 +97,7 @@ class Session final : public PeerDelegate {
   void OnPeerConnected(const PeerIdentity& peer) override;
   void OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
   std::vector<SessionId> Neighbours() override;
+  Standing Where() override;
 
  private:
   Session(const Options& options, Driver& driver, std::unique_ptr<JournalWriter> journal);

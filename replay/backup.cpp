@@ -186,7 +186,10 @@ Status Backup::AwaitSaved(AllocationId allocation) {
   if (contents_ == Contents::kSaved) return {};
   if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
   auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it) AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+  for (; it != saved_.end() && it->first.first == allocation; ++it) {
+    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+    it->second.done = true;
+  }
   return {};
 }
 
@@ -223,9 +226,11 @@ Result<Backup::Room> Backup::Take(Bytes wanted) {
 
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
-  if (contents_ == Contents::kLost) return {Code::kInvalid, "restore contents: saving them failed"};
   for (const Item& item : items) {
     const auto it = saved_.find({item.allocation, item.offset});
+    // What was waited for by itself is whole, whatever became of the rest.
+    if (contents_ == Contents::kLost && (it == saved_.end() || !it->second.done))
+      return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->second.bytes != item.bytes) {
       return {Code::kNotFound, "the backup has " + std::to_string(it->second.bytes) + " bytes of " + Name(item)};

@@ -73,8 +73,8 @@ class Backup {
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
   Status Finish();                                        // waits for all that is queued
-  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way; they
-  // can be restored once Finish is OK.
+  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
+  // can be restored once Finish was called, even if that fails for others.
   Status AwaitSaved(AllocationId allocation);
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
@@ -109,6 +109,7 @@ class Backup {
     std::size_t first = 0, count = 0;  // of pieces_
     DeviceOrdinal device;
     std::uint64_t mark = 0;  // the driver's, of the copies
+    bool done = false;       // waited for by itself
   };
   struct Room {
     std::byte* at = nullptr;

@@ -1,5 +1,6 @@
 #include "replay/coordinator.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace amem {
@@ -34,13 +35,6 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
 }
 
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
-  if (kind == CycleKind::kPause) {
-    const auto lock = ledger_.Lock();
-    if (const std::string& broken = ledger_.state().broken; !broken.empty()) {
-      return Status{Code::kBroken, "pause refused: this session is broken: " + broken +
-                                       "; the job runs on, and its memory cannot be given back until it is restarted"};
-    }
-  }
   const std::uint64_t cycle = CycleNumber(kind);
   {
     const auto lock = ledger_.Lock();
@@ -85,60 +79,98 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   const Status undone = Undo(kind, round);
   const char* after =
       kind == CycleKind::kPause ? "; the session runs on as before" : "; the session stays paused, with its contents kept";
-  const std::string message = why.message() + (undone.ok() ? after : "; undoing it failed too: " + undone.message());
+  const std::string message =
+      why.message() + (undone.ok() ? after
+                                   : "; undoing it failed too: " + undone.message() +
+                                         "; contents are kept: call ncclResume on all ranks once the cause is gone");
   const auto lock = ledger_.Lock();
   ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message});
-  if (kind == CycleKind::kPause && undone.ok()) backup_.ForgetAll();
+  const auto& allocations = ledger_.state().allocations;
+  const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved; });
+  if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
+// Said with a vote, as the others would wait for a session that does not even arrive.
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
   const std::string& broken = ledger_.state().broken;
-  return broken.empty() ? Status{} : Status{Code::kBroken, broken};
+  if (broken.empty()) return {};
+  return {Code::kBroken, "pause refused: this session is broken: " + broken +
+                             "; the job runs on, and its memory cannot be given back until it is restarted"};
+}
+
+Plan Coordinator::MakePlan(CycleKind kind) {
+  const auto lock = ledger_.Lock();
+  return kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
+}
+
+Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
+  SessionId culprit;
+  Decided decided{round.Vote(phase, mine, &culprit), {}};
+  if (round.Leaderless()) {
+    auto gathered = round.Regather();
+    if (gathered.ok()) {
+      decided.settled = *gathered;
+    } else {
+      decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
+    }
+  }
+  const auto lock = ledger_.Lock();
+  ledger_.Record(PhaseDecided{phase, decided.status.ok(), culprit, decided.status.message()});
+  return decided;
 }
 
 Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report) {
-  Plan plan;
-  {
-    const auto lock = ledger_.Lock();
-    plan = kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
-  }
+  const Plan plan = MakePlan(kind);
+  const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = Now();
     Status mine = executor_.Run(phase);
     if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
     const std::uint64_t voted = Now();
-    SessionId culprit;
-    const Status all = round.Vote(phase.phase, mine, &culprit);
+    const Decided all = Vote(round, phase.phase, mine);
     report.phases.push_back({phase.phase, voted - begun, Now() - voted});
-    {
-      const auto lock = ledger_.Lock();
-      ledger_.Record(PhaseDecided{phase.phase, all.ok(), culprit, all.message()});
-    }
-    AMEM_TRY(all);
+    // Whoever counted has died after it told somebody that the last vote had passed: so it has, for everybody.
+    const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
+    if (!passed_elsewhere) AMEM_TRY(all.status);
   }
   return {};
 }
 
 // The opposite plan from wherever the failure left this session. Its phases are voted on like any other, because an import can
-// only follow its owner's create; a failure of another member does not stop this one's own undo.
+// only follow its owner's create; a failure of another member does not stop this one's own undo. But nobody goes on as if
+// nothing had happened while another cannot.
 Status Coordinator::Undo(CycleKind failed, Round& round) {
-  Plan plan;
-  {
-    const auto lock = ledger_.Lock();
-    plan = failed == CycleKind::kPause ? PlanResume(ledger_.state()) : PlanPause(ledger_.state());
+  const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  Status mine, others;
+  const Plan outline = MakePlan(undo);
+  for (const PlannedPhase& planned : outline.phases) {
+    const PhaseKind phase = planned.phase;
+    if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
+    if (mine.ok()) mine = RunUndoPhase(undo, phase);
+    const Status all = Vote(round, phase, mine).status;
+    // The dead have nothing to undo, and who is late does it when it comes back.
+    const bool cannot = !all.ok() && all.code() != Code::kPeerLost && all.code() != Code::kTimeout;
+    if (cannot && others.ok()) others = all;
   }
-  Status mine;
-  for (const PlannedPhase& phase : plan.phases) {
-    if (phase.phase == PhaseKind::kPauseArrive || phase.phase == PhaseKind::kResumeArrive) continue;
-    if (mine.ok()) mine = executor_.Run(phase);
-    SessionId culprit;
-    const Status all = round.Vote(phase.phase, mine, &culprit);
-    const auto lock = ledger_.Lock();
-    ledger_.Record(PhaseDecided{phase.phase, all.ok(), culprit, all.message()});
+  return mine.ok() ? others : mine;
+}
+
+// Planned when it begins, and again when an owner is lost while it runs.
+Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
+  std::vector<Step> tried;
+  while (true) {
+    std::vector<Step> steps;
+    Plan plan = MakePlan(undo);
+    for (PlannedPhase& planned : plan.phases) {
+      if (planned.phase == phase) steps = std::move(planned.steps);
+    }
+    const PlannedPhase now{phase, steps};
+    Status status = executor_.Run(now);
+    if (status.code() != Code::kPeerLost || steps == tried) return status;
+    tried = std::move(steps);
   }
-  return mine;
 }
 
 }  // namespace amem

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,15 @@ class Coordinator {
 
  private:
   Status JournalIntact();
+  [[nodiscard]] Plan MakePlan(CycleKind kind);
+  // A phase's vote. When the member that counts is lost with it, those that are left gather again; `settled` then is how one of
+  // them has ended its cycle, having heard what this session did not.
+  struct Decided {
+    Status status;
+    std::optional<Lifecycle> settled;
+  };
+  Decided Vote(Round& round, PhaseKind phase, const Status& mine);
+  Status RunUndoPhase(CycleKind undo, PhaseKind phase);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);

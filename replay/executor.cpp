@@ -1,5 +1,6 @@
 #include "replay/executor.h"
 
+#include <algorithm>
 #include <deque>
 #include <future>
 #include <set>
@@ -26,10 +27,19 @@ Status Executor::Run(const PlannedPhase& phase) {
   Status status;
   // Nothing may be exported that is about to be released.
   if (phase.phase != PhaseKind::kResumeImport) StopExporting();
-  if ((backup_.Queued() || !restoring_.empty()) && !expected) status = Settle();
+  if (!expected) status = backup_.Queued() || !restoring_.empty() ? Settle() : DropScratch();
   if (status.ok()) status = RunSteps(phase.steps);
-  if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) status = Settle();
+  if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) {
+    status = Settle();
+    if (!status.ok() &&
+        !phase.steps.empty()) {  // of all copies; the journal must name a step, and this is the last that waited
+      const auto lock = ledger_.Lock();
+      ledger_.Record(StepBegun{phase.steps.back()});
+      status = Fail(phase.steps.back(), std::move(status));
+    }
+  }
   fetched_.clear();
+  stand_ins_.clear();
   return status;
 }
 
@@ -75,16 +85,31 @@ bool Executor::NeedsLock(StepKind kind) {
 
 Status Executor::RunOne(const Step& step) {
   auto lock = ledger_.Lock();
+  if (!Exists(step)) return {};
   ledger_.Record(StepBegun{step});
   const Target target = TargetOf(step);
   if (!NeedsLock(step.kind)) lock.unlock();
   auto handle = Perform(step, target);
   if (!lock.owns_lock()) lock.lock();
   if (!handle.ok()) return Fail(step, handle.status());
+  if (!Exists(step)) return GiveBack(step, *handle);
   if (*handle) ledger_.SetHandle(step.allocation, *handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
+  if (step.kind == StepKind::kReleaseImport) standing_in_.erase(step.allocation);
   ledger_.Record(StepDone{step});
   return {};
+}
+
+// An allocation that only a peer held is gone as soon as that peer lets go of it, or dies: also in the middle of a phase.
+bool Executor::Exists(const Step& step) const {
+  return !step.allocation || ledger_.state().allocations.contains(step.allocation);
+}
+
+Status Executor::GiveBack(const Step& step, DriverHandle handle) {
+  const Status given = handle ? driver_.Release(handle) : Status{};
+  const std::string why = Name(step.allocation) + " was let go of meanwhile by the last peer that held it";
+  ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message()});
+  return given;
 }
 
 Executor::Target Executor::TargetOf(const Step& step) const {
@@ -96,6 +121,7 @@ Executor::Target Executor::TargetOf(const Step& step) const {
       target.bytes = it->second.bytes;
       target.properties = it->second.properties;
       target.flags = it->second.flags;
+      target.stands_in = state.Orphaned(it->second);
     }
   }
   if (step.address) {
@@ -120,13 +146,13 @@ Result<DriverHandle> Executor::Perform(const Step& step, const Target& target) {
     case StepKind::kReleaseOwn:
       return done(driver_.Release(target.handle));
     case StepKind::kCreate:
-      return driver_.Create(target.bytes, target.properties, target.flags);
+      return target.stands_in ? StandIn(step) : driver_.Create(target.bytes, target.properties, target.flags);
     case StepKind::kImport:
       return Import(step);
     case StepKind::kMap:
-      return done(driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags));
+      return done(Map(step, target));
     case StepKind::kSetAccess:
-      return done(driver_.SetAccess(step.address, m.bytes, m.access));
+      return done(SetAccess(step, m));
     case StepKind::kVerify:
       return done(Verify());
     case StepKind::kFind:
@@ -150,6 +176,48 @@ Status Executor::CheckMemory(const Step& step) {
           cuda::kOutOfMemory};
 }
 
+// What stands in for lost memory costs next to nothing, as nobody can expect anything of its contents: a small piece is mapped
+// over and over.
+Result<DriverHandle> Executor::StandIn(const Step& step) {
+  const Bytes piece = StandInPiece(step.bytes);
+  standing_in_.insert(step.allocation);
+  UniqueFd& shared = stand_ins_[{step.device, piece}];
+  if (shared) return driver_.Import(shared);
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, step.device.value};
+  auto handle = driver_.Create(piece, properties, 0);
+  if (!handle.ok()) return handle;
+  auto exported = driver_.Export(*handle);  // where that fails, the next one gets a piece of its own
+  if (exported.ok()) shared = *std::move(exported);
+  return handle;
+}
+
+Status Executor::Map(const Step& step, const Target& target) {
+  const Mapping& m = target.mapping;
+  if (!standing_in_.contains(step.allocation)) return driver_.Map(step.address, m.bytes, m.offset, target.handle, m.flags);
+  const Bytes piece = StandInPiece(target.bytes);
+  for (Bytes done = 0; done < m.bytes; done += piece) {
+    Status mapped = driver_.Map(step.address + done, piece, 0, target.handle, m.flags);
+    if (mapped.ok()) continue;
+    if (done > 0) static_cast<void>(driver_.Unmap(step.address, done));
+    return mapped;
+  }
+  return {};
+}
+
+Status Executor::SetAccess(const Step& step, const Mapping& mapping) {
+  AMEM_TRY(driver_.SetAccess(step.address, mapping.bytes, mapping.access));
+  if (!standing_in_.contains(step.allocation)) return {};
+  for (const AccessDescriptor& a : mapping.access) {  // old flags in it would be believed by a kernel
+    if (a.location.type != LocationType::kDevice || a.flags != 3) continue;
+    const DeviceOrdinal device{a.location.id};
+    AMEM_TRY(driver_.Clear(device, step.address, StandInPiece(step.bytes)));
+    return driver_.FinishCopies(device);
+  }
+  return {};
+}
+
 Result<DriverHandle> Executor::Import(const Step& step) {
   const auto fetched = fetched_.find(step.allocation);
   if (fetched == fetched_.end()) return Status{Code::kInvalid, "the owner's descriptor was not fetched"};
@@ -158,8 +226,9 @@ Result<DriverHandle> Executor::Import(const Step& step) {
   return handle;
 }
 
+// That everything is gone is checked when the pause is done; that everything is as it was takes a look at everything.
 Status Executor::Verify() {
-  AMEM_TRY(CheckInvariants(ledger_.state()));
+  if (ledger_.state().lifecycle == Lifecycle::kResuming) AMEM_TRY(CheckInvariants(ledger_.state()));
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.multicast) continue;
     if (a.placed()) {
@@ -183,6 +252,7 @@ std::vector<Executor::Batch> Executor::Batches(const std::vector<Step>& steps) {
   const SessionId self = state.session.session;
   AllocationId last;
   for (const Step& step : steps) {
+    if (!Exists(step)) continue;
     const auto& remote = state.allocations.at(step.allocation).remote;
     const SessionId owner = remote ? remote->owner : self;
     auto& batches = by_owner[owner];
@@ -221,7 +291,14 @@ Status Executor::RunImports(const std::vector<Step>& steps) {
     }
     Shared shared = coming.front().get();
     coming.pop_front();
-    AMEM_TRY(shared.status());
+    if (!shared.ok()) {
+      // So that a new plan takes what it shared for lost.
+      if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(batch.owner));
+      const auto lock = ledger_.Lock();
+      const auto import = std::ranges::find_if(batch.steps, [](const Step& step) { return step.kind == StepKind::kImport; });
+      ledger_.Record(StepBegun{*import});
+      return Fail(*import, shared.status());
+    }
     for (std::size_t i = 0; i < batch.requests.size(); ++i) fetched_[batch.requests[i].as] = std::move((*shared)[i].descriptor);
     for (const Step& step : batch.steps) AMEM_TRY(RunOne(step));
   }
@@ -242,15 +319,13 @@ Status Executor::Reach(const Step& step, std::vector<Backup::Item>& items) {
     return {};
   }
   // Not mapped for its own device: reach the contents through a mapping of our own for the time of the copy.
-  const Allocation& a = ledger_.state().allocations.at(step.allocation);
+  const Allocation& a = state.allocations.at(step.allocation);
   auto range = driver_.Reserve(a.bytes, 0, {}, 0);
   if (!range.ok()) return range.status();
-  Status mapped = driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0);
-  if (!mapped.ok()) {
-    static_cast<void>(driver_.FreeRange(*range, a.bytes));
-    return mapped;
-  }
-  scratch_[step.allocation] = {*range, a.bytes};
+  Scratch& scratch = scratch_[step.allocation];
+  scratch = {*range, a.bytes, false};
+  AMEM_TRY(driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0));
+  scratch.mapped = true;
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
   items.push_back({step.allocation, step.device, *range, step.bytes});
@@ -282,14 +357,26 @@ Status Executor::AwaitSaved(const Step& step) {
   for (const AllocationId allocation : allocations) AMEM_TRY(backup_.AwaitSaved(allocation));
   const auto scratch = scratch_.find(step.allocation);
   if (scratch == scratch_.end()) return {};
-  const Scratch made = scratch->second;
+  AMEM_TRY(Drop(scratch->second));
   scratch_.erase(scratch);
-  return Drop(made);
+  return {};
 }
 
-Status Executor::Drop(const Scratch& scratch) {
-  AMEM_TRY(driver_.Unmap(scratch.address, scratch.bytes));
+Status Executor::Drop(Scratch& scratch) {
+  if (scratch.mapped) AMEM_TRY(driver_.Unmap(scratch.address, scratch.bytes));
+  scratch.mapped = false;
   return driver_.FreeRange(scratch.address, scratch.bytes);
+}
+
+// What the driver refuses to take back stays noted, and is tried again in the next phase: it would hold memory for ever.
+Status Executor::DropScratch() {
+  Status first;
+  for (auto it = scratch_.begin(); it != scratch_.end();) {
+    const Status dropped = Drop(it->second);
+    if (first.ok()) first = dropped;
+    it = dropped.ok() ? scratch_.erase(it) : std::next(it);
+  }
+  return first;
 }
 
 Status Executor::Settle() {
@@ -297,10 +384,9 @@ Status Executor::Settle() {
   restorable_.clear();
   restorable_bytes_ = 0;
   restoring_.clear();
-  for (const auto& [allocation, scratch] : std::exchange(scratch_, {})) {
-    if (Status dropped = Drop(scratch); finished.ok()) finished = std::move(dropped);
-  }
-  return finished;
+  if (backup_.Queued()) return finished;  // copies may still be under way there
+  Status dropped = DropScratch();
+  return finished.ok() ? dropped : finished;
 }
 
 void Executor::ExportSoon(AllocationId slab) {
@@ -354,7 +440,11 @@ Status Executor::RestoreSoon(AllocationId allocation, Address address, Bytes eno
   if (restorable_.empty() || restorable_bytes_ < enough) return {};
   const std::vector<Backup::Item> items = std::exchange(restorable_, {});
   restorable_bytes_ = 0;
-  return backup_.Restore(items);
+  Status begun = backup_.Restore(items);
+  if (begun.ok()) return {};
+  const Step culprit{StepKind::kRestore, items.front().allocation, items.front().address, items.front().bytes, items.front().device};
+  ledger_.Record(StepBegun{culprit});
+  return Fail(culprit, std::move(begun));
 }
 
 Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
@@ -362,7 +452,7 @@ Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
   std::vector<Backup::Item> items;
   const auto lock = ledger_.Lock();
   for (const Step& step : steps) {
-    if (restoring_.contains(step.allocation)) continue;
+    if (!Exists(step) || restoring_.contains(step.allocation)) continue;
     if (Status reached = Reach(step, items); !reached.ok()) {
       culprit = step;
       return reached;
@@ -380,6 +470,7 @@ Status Executor::FinishRestores(const std::vector<Step>& steps, Status begun, St
     return Fail(culprit, std::move(begun));
   }
   for (const Step& step : steps) {
+    if (!Exists(step)) continue;
     ledger_.Record(StepBegun{step});
     ledger_.Record(StepDone{step});
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "replay/backup.h"
@@ -39,14 +40,20 @@ class Executor {
     AllocationProperties properties;
     std::uint64_t flags = 0;
     Mapping mapping;
+    bool stands_in = false;  // the memory replaces that of an owner who was lost
   };
   static bool NeedsLock(StepKind kind);
   Status RunOne(const Step& step);
+  [[nodiscard]] bool Exists(const Step& step) const;
+  Status GiveBack(const Step& step, DriverHandle handle);
   [[nodiscard]] Target TargetOf(const Step& step) const;
   Result<DriverHandle> Perform(const Step& step, const Target& target);  // the new handle, if the step makes one
   // What a save or restore of that step copies: an allocation, or the parts of a slab.
   Status Reach(const Step& step, std::vector<Backup::Item>& items);
   Result<DriverHandle> Import(const Step& step);
+  Result<DriverHandle> StandIn(const Step& step);
+  Status Map(const Step& step, const Target& target);
+  Status SetAccess(const Step& step, const Mapping& mapping);
   Status CheckMemory(const Step& step);
   Status Verify();
   Status Find(const Step& step);
@@ -82,12 +89,16 @@ class Executor {
   std::vector<Backup::Item> restorable_;  // mapped again, and not being copied to yet
   Bytes restorable_bytes_ = 0;
   std::set<AllocationId> restoring_;
+  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;  // by size of a piece; for one phase
+  std::set<AllocationId> standing_in_;                             // until they are released
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them
   struct Scratch {
     Address address;
     Bytes bytes = 0;
+    bool mapped = false;
   };
-  Status Drop(const Scratch& scratch);
+  Status Drop(Scratch& scratch);
+  Status DropScratch();
   std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 

@@ -103,7 +103,8 @@ class LocalNetwork::Hub {
     return *board;
   }
 
-  Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self) {
+  // `seen`: who was alive when it was looked at before; its death is a failure.
+  Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self, std::set<SessionId>& seen) {
     std::map<SessionId, PeerIdentity> set;
     std::vector<SessionId> frontier{self.session};
     while (!frontier.empty()) {
@@ -111,7 +112,9 @@ class LocalNetwork::Hub {
       frontier.pop_back();
       if (set.contains(session)) continue;
       const auto member = Find(session);
+      if (member == nullptr && session != self.session && !seen.contains(session)) continue;  // dead, and of no set
       if (member == nullptr) return Gone(session);
+      seen.insert(session);
       const PeerIdentity who = IdentityOf(*member);
       if (who.group != self.group) {
         return Status{Code::kRefused, ToText(self) + " of group " + std::to_string(self.group) + " shares memory with " +
@@ -137,16 +140,117 @@ class LocalNetwork::Hub {
 
 namespace {
 
+struct LocalBegun {
+  BegunMessage begun;
+  std::optional<Lifecycle> settled;
+};
+
+// One member's wait for the others. `again`: the leader of a round was lost; the dead are left out, and whoever is not in a
+// cycle any more ends the wait.
+class LocalArrival {
+ public:
+  LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool again)
+      : hub_(hub), session_(session), kind_(kind), cycle_(cycle), again_(again) {}
+
+  Result<LocalBegun> Run() {
+    const auto deadline = Clock::now() + std::chrono::milliseconds(hub_.timeout_ms);
+    while (true) {
+      const auto me = hub_.Find(session_);
+      if (me == nullptr) return Gone(session_);
+      const PeerIdentity self = hub_.IdentityOf(*me);
+      if (again_) seen_.clear();
+      auto set = hub_.SetOf(self, seen_);
+      const auto settled = again_ && set.ok() ? Settled(*set) : std::nullopt;
+      std::unique_lock lock(hub_.mutex);
+      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
+      if (!set || settled) {
+        Withdraw();
+        if (!set) return set.status();
+        return LocalBegun{{}, settled};
+      }
+      if (Clock::now() >= deadline) return TimedOut();
+      const SessionId lowest = set->front().session;
+      if (leader_ && *leader_ != lowest) Withdraw();
+      leader_ = lowest;
+      hub_.BoardOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
+      if (hub_.mail[session_.value].empty()) hub_.changed.wait_until(lock, std::min(deadline, Clock::now() + kLookAgain));
+      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
+    }
+  }
+
+ private:
+  std::optional<Lifecycle> Settled(const std::vector<PeerIdentity>& set) {
+    for (const auto& who : set) {
+      if (who.session == session_) continue;
+      const Lifecycle now = WhereIs(who.session).lifecycle;
+      if (now == Lifecycle::kRunning || now == Lifecycle::kPaused) return now;
+    }
+    return std::nullopt;
+  }
+  Standing WhereIs(SessionId session) {
+    Standing standing;
+    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { standing = d.Where(); });
+    return standing;
+  }
+  // With the hub's mutex held, the three below.
+  void Withdraw() {
+    if (leader_ && hub_.members.contains(*leader_)) hub_.BoardOf(*leader_).Closed(session_.value, "withdrew");
+    hub_.mail.erase(session_.value);
+  }
+  std::optional<Result<LocalBegun>> TakeMail() {
+    auto& mail = hub_.mail[session_.value];
+    while (!mail.empty()) {
+      const MessageBody body = std::move(mail.front());
+      mail.pop_front();
+      if (const auto* begun = std::get_if<BegunMessage>(&body)) return LocalBegun{*begun, {}};
+      if (const auto* failure = std::get_if<FailureMessage>(&body)) return failure->status;
+    }
+    return std::nullopt;
+  }
+  Status TimedOut() {
+    hub_.BoardOf(*leader_).Withdrew(session_.value);
+    std::vector<PeerIdentity> missing;
+    for (const auto& body : hub_.mail[session_.value]) {
+      if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
+    }
+    hub_.mail.erase(session_.value);
+    return {Code::kTimeout, "waited " + std::to_string(hub_.timeout_ms) + " ms for " + ToText(missing) + " to come"};
+  }
+
+  LocalNetwork::Hub& hub_;
+  const SessionId session_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
+  const bool again_;
+  std::set<SessionId> seen_;
+  std::optional<SessionId> leader_;
+};
+
 class LocalRound final : public Round {
  public:
-  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, BegunMessage begun)
-      : hub_(std::move(hub)), self_(self), id_(begun.round), members_(std::move(begun.members)) {}
+  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::uint64_t cycle, BegunMessage begun)
+      : hub_(std::move(hub)), self_(self), kind_(kind), cycle_(cycle), begun_(std::move(begun)) {}
   ~LocalRound() override {
     const std::lock_guard lock(hub_->mutex);
-    if (auto board = hub_->boards.find(leader()); board != hub_->boards.end()) board->second->Left(self_.value, id_);
-    hub_->mail.erase(self_.value);
+    Leave();
   }
-  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return begun_.members; }
+  [[nodiscard]] bool Leaderless() const override { return lost_ && !given_up_; }
+
+  Result<std::optional<Lifecycle>> Regather() override {
+    given_up_ = true;
+    {
+      const std::lock_guard lock(hub_->mutex);
+      Leave();
+    }
+    auto again = LocalArrival(*hub_, self_, kind_, cycle_, true).Run();
+    if (!again) return again.status();
+    if (again->settled) return again->settled;
+    begun_ = std::move(again->begun);
+    index_ = 0;
+    lost_ = given_up_ = false;
+    return std::optional<Lifecycle>();
+  }
 
   Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
     std::unique_lock lock(hub_->mutex);
@@ -154,8 +258,12 @@ class LocalRound final : public Round {
       if (culprit != nullptr) *culprit = whose;
       return status;
     };
-    if (!hub_->members.contains(leader())) return answer(leader(), Gone(leader()));
-    hub_->BoardOf(leader()).Voted(self_.value, {id_, ++index_, phase, hub_->timeout_ms, mine}, Clock::now());
+    const auto leader_lost = [&] {
+      lost_ = true;
+      return answer(leader(), Gone(leader()));
+    };
+    if (lost_ || !hub_->members.contains(leader())) return leader_lost();
+    hub_->BoardOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, Clock::now());
     while (true) {
       auto& mail = hub_->mail[self_.value];
       while (!mail.empty()) {
@@ -163,10 +271,10 @@ class LocalRound final : public Round {
         mail.pop_front();
         if (const auto* failure = std::get_if<FailureMessage>(&body)) return answer(self_, failure->status);
         const auto* decision = std::get_if<DecisionMessage>(&body);
-        if (decision != nullptr && decision->round == id_ && decision->index == index_)
+        if (decision != nullptr && decision->round == begun_.round && decision->index == index_)
           return answer(decision->culprit, decision->status);
       }
-      if (!hub_->members.contains(leader())) return answer(leader(), Gone(leader()));
+      if (!hub_->members.contains(leader())) return leader_lost();
       RoundBoard& board = hub_->BoardOf(leader());
       hub_->changed.wait_until(lock, board.NextDeadline().value_or(Clock::now() + kLookAgain));
       if (hub_->members.contains(leader())) hub_->BoardOf(leader()).Tick(Clock::now());
@@ -174,13 +282,20 @@ class LocalRound final : public Round {
   }
 
  private:
-  [[nodiscard]] SessionId leader() const { return members_.front().session; }
+  [[nodiscard]] SessionId leader() const { return begun_.members.front().session; }
+  void Leave() {
+    if (auto board = hub_->boards.find(leader()); board != hub_->boards.end()) board->second->Left(self_.value, begun_.round);
+    hub_->mail.erase(self_.value);
+  }
 
   std::shared_ptr<LocalNetwork::Hub> hub_;
-  SessionId self_;
-  std::uint64_t id_;
-  std::vector<PeerIdentity> members_;
+  const SessionId self_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
+  BegunMessage begun_;
   std::uint32_t index_ = 0;
+  bool lost_ = false;      // the leader
+  bool given_up_ = false;  // and there is no other
 };
 
 class LocalPeers final : public Peers {
@@ -223,57 +338,23 @@ class LocalPeers final : public Peers {
     hub_->With(hub_->Find(remote.owner), [&](PeerDelegate& d) { d.OnReferenceDropped(Self(), remote.allocation, as); });
   }
 
+  bool AwaitLoss(SessionId who) override {
+    if (hub_->Find(who) != nullptr) return false;
+    PeerIdentity identity;
+    identity.session = who;
+    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost(identity, "died"); });
+    return true;
+  }
+
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override {
-    const auto deadline = Clock::now() + std::chrono::milliseconds(hub_->timeout_ms);
-    std::optional<SessionId> leader;
-    while (true) {
-      auto set = hub_->SetOf(Self());
-      std::unique_lock lock(hub_->mutex);
-      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
-      const auto withdraw = [&] {
-        if (leader && hub_->members.contains(*leader)) hub_->BoardOf(*leader).Closed(session_.value, "withdrew");
-        hub_->mail.erase(session_.value);
-      };
-      if (!set) {
-        withdraw();
-        return set.status();
-      }
-      if (Clock::now() >= deadline) return TimedOut(*leader);
-      const SessionId lowest = set->front().session;
-      if (leader && *leader != lowest) withdraw();
-      leader = lowest;
-      hub_->BoardOf(lowest).Arrived(session_.value, me_->identity, {kind, cycle, *set});
-      if (hub_->mail[session_.value].empty()) hub_->changed.wait_until(lock, std::min(deadline, Clock::now() + kLookAgain));
-      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
-    }
+    auto begun = LocalArrival(*hub_, session_, kind, cycle, false).Run();
+    if (!begun) return begun.status();
+    return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, std::move(begun->begun)));
   }
 
   void Stop() override { hub_->Remove(session_, "has closed"); }
 
  private:
-  // With the hub's mutex held.
-  std::optional<Result<std::unique_ptr<Round>>> TakeMail() {
-    auto& mail = hub_->mail[session_.value];
-    while (!mail.empty()) {
-      const MessageBody body = std::move(mail.front());
-      mail.pop_front();
-      if (const auto* begun = std::get_if<BegunMessage>(&body))
-        return std::unique_ptr<Round>(new LocalRound(hub_, session_, *begun));
-      if (const auto* failure = std::get_if<FailureMessage>(&body)) return failure->status;
-    }
-    return std::nullopt;
-  }
-
-  Status TimedOut(SessionId leader) {
-    hub_->BoardOf(leader).Withdrew(session_.value);
-    std::vector<PeerIdentity> missing;
-    for (const auto& body : hub_->mail[session_.value]) {
-      if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
-    }
-    hub_->mail.erase(session_.value);
-    return {Code::kTimeout, "waited " + std::to_string(hub_->timeout_ms) + " ms for " + ToText(missing) + " to come"};
-  }
-
   std::shared_ptr<LocalNetwork::Hub> hub_;
   std::shared_ptr<Member> me_;
   SessionId session_;

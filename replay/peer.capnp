@@ -68,6 +68,8 @@ struct SharedItem {
 struct Neighbourhood {
   self @0 :Identity;
   neighbours @1 :List(Identity);
+  lifecycle @2 :UInt8;        # Lifecycle; 0: not said
+  cycle @3 :UInt64;
 }
 
 struct Arrive {

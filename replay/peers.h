@@ -14,6 +14,7 @@
 
 #include "replay/unique_fd.h"
 #include "statemachine/event.h"
+#include "statemachine/state.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -58,6 +59,12 @@ struct ShareRequest {       // on resume: "the allocation that I hold a referenc
   AllocationId as;          // the importer's id
 };
 
+// Where a session stands in its pauses and resumes, as its peers may ask.
+struct Standing {
+  Lifecycle lifecycle = Lifecycle::kNew;  // kNew: not known
+  std::uint64_t cycle = 0;
+};
+
 // The other side of the network: calls that come in, on the service thread of this process. Must not block on a peer.
 class PeerDelegate {
  public:
@@ -71,6 +78,7 @@ class PeerDelegate {
   virtual void OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
   // Sessions that this one shares memory with now, in either direction.
   virtual std::vector<SessionId> Neighbours() = 0;
+  virtual Standing Where() { return {}; }
 };
 
 // One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.
@@ -81,6 +89,11 @@ class Round {
   // Casts this session's vote on a phase and waits for everybody's. Ok: all voted ok. Otherwise the first failure, which names
   // the rank, the phase and its reason (kTimeout: who did not vote; kPeerLost: who died), and `culprit` says whose it is.
   virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
+  // The member that counts the votes is lost: every vote fails at once, unless Regather succeeds.
+  [[nodiscard]] virtual bool Leaderless() const { return false; }
+  // Then gathers the members that are left, who go on voting among themselves. With a value: one of them has ended its cycle
+  // already, and is now so; it had heard the decision that did not reach this one. Waits; after a failure Leaderless is false.
+  virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
 };
 
 class Peers {
@@ -96,8 +109,14 @@ class Peers {
   // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
   virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
 
+  // After somebody said that `who` is lost: waits (a second at most) until this process has noticed it too, and its delegate
+  // has heard of it. False: from here it still seems to live.
+  virtual bool AwaitLoss(SessionId who) = 0;
+
   // Finds the set of sessions that share memory with this one, directly or through others (Neighbours of neighbours), with the
-  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names who did not come.
+  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names who did not come, and what
+  // it is doing as far as that is known. Who is dead when it is first looked at does not belong to the set any more; kPeerLost
+  // names one that died, or closed, while it was waited for.
   virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
 
   // Stops serving; no delegate call comes after this returns.

@@ -14,6 +14,10 @@
 
 namespace amem {
 
+namespace {
+constexpr std::chrono::milliseconds kLossPatience{1000};
+}  // namespace
+
 class UnixPeers::Impl {
  public:
   Impl(const UnixPeersOptions& options, PeerDelegate& delegate, UniqueFd directory, UniqueFd stop)
@@ -49,6 +53,14 @@ class UnixPeers::Impl {
     auto& owner = owners_[session];
     if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session, options_.timeout_ms);
     return owner;
+  }
+
+  bool AwaitLoss(SessionId who) {
+    bool connected = false;
+    if (!service_->Run([&] { connected = service_->IsConnected(who); })) return false;
+    if (!connected) return true;
+    if (!IsGone(context_, who, kLossPatience)) return false;
+    return service_->Run([&] { service_->NoteGone(who); });
   }
 
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) {
@@ -126,6 +138,8 @@ void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
   if (remote.owner != Self().session) return impl_->Owner(remote.owner)->Drop({remote.allocation, as});
   impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
 }
+
+bool UnixPeers::AwaitLoss(SessionId who) { return impl_->AwaitLoss(who); }
 
 Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }
 

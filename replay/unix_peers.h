@@ -46,6 +46,7 @@ class UnixPeers final : public Peers {
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override;
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override;
   void DropReference(const RemoteAllocation& remote, AllocationId as) override;
+  bool AwaitLoss(SessionId who) override;
   // One at a time: kRefused while a round of this session is not destroyed. The round must not outlive this object.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override;
   void Stop() override;

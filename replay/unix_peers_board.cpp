@@ -15,6 +15,38 @@ Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason
           reason.driver_result()};
 }
 
+namespace {
+
+std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
+  const bool pause = kind == CycleKind::kPause;
+  const std::string call = pause ? "ncclPause" : "ncclResume";
+  switch (lifecycle) {
+    case Lifecycle::kRunning:
+      return pause ? "is running and has not called " + call : "is running already: pause it, or let it call nothing";
+    case Lifecycle::kPaused:
+      return pause ? "is paused already: resume it first" : "is paused and has not called " + call;
+    case Lifecycle::kPausing:
+    case Lifecycle::kResuming:
+      return "is in the middle of a " + std::string(lifecycle == Lifecycle::kPausing ? "pause" : "resume") +
+             " that did not end well: call ncclResume on all";
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+                       const std::map<SessionId, Standing>& standings) {
+  std::string text;
+  for (const auto& who : missing) {
+    const auto at = standings.find(who.session);
+    const std::string what = at == standings.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
+    if (!what.empty()) text += (text.empty() ? ", of whom " : "; ") + ToText(who) + " " + what;
+  }
+  return text;
+}
+
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
 
 void RoundBoard::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival) {
@@ -117,6 +149,7 @@ void RoundBoard::Voted(ConnectionId connection, const VoteMessage& vote, Time no
   const Time patience = now + std::chrono::milliseconds(vote.timeout_ms);
   ballot.deadline = std::min(ballot.deadline.value_or(patience), patience);
   ballot.votes[place->second.session] = vote;
+  round.members.at(place->second.session).late = false;
   DecideIfPossible(round, now);
 }
 
@@ -125,9 +158,11 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   if (ballot.votes.empty()) return;  // nobody waits for a decision
   std::vector<PeerIdentity> absent, gone;
   std::string how;
+  bool worth_waiting = false;
   for (auto& [session, member] : round.members) {
     if (ballot.votes.contains(session)) continue;
     if (!member.gone) absent.push_back(member.who);
+    worth_waiting = worth_waiting || (!member.gone && !member.late);
     if (member.gone && !member.told) {
       gone.push_back(member.who);
       if (how.empty()) how = member.how;
@@ -136,7 +171,7 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   const PhaseKind phase = ballot.votes.begin()->second.phase;
   const std::string in_phase = " in phase " + std::string(ToText(phase)) + " of the " + std::string(ToText(round.kind));
   const bool late = ballot.deadline && now >= *ballot.deadline;
-  if (!absent.empty() && gone.empty() && !late) return;
+  if (worth_waiting && gone.empty() && !late) return;
   if (ballot.first_failure) {
     const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
     return Decide(round, *ballot.first_failure,
@@ -145,6 +180,7 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
   if (!absent.empty()) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - ballot.opened).count();
+    for (const auto& who : absent) round.members.at(who.session).late = true;
     return Decide(round, absent.front().session,
                   {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase +
                                        ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});

@@ -51,6 +51,7 @@ class RoundBoard {
     PeerIdentity who;
     bool gone = false;
     bool told = false;  // a decision has named its going
+    bool late = false;  // a decision has named its absence: nobody waits for it until it has caught up
     std::string how;    // it went
   };
   struct Ballot {  // the vote that is open now
@@ -94,5 +95,8 @@ class RoundBoard {
 // "rank 2 (pid 4711 on host a) failed in phase create own: out of memory", the form of every vote that fails.
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
+// What is known of those who did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+                       const std::map<SessionId, Standing>& standings);
 
 }  // namespace amem

@@ -161,6 +161,8 @@ void PutBody(wire::Message::Builder to, const MessageBody& body) {
             auto b = to.initNeighbourhood();
             Put(b.initSelf(), m.self);
             PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
+            b.setLifecycle(static_cast<std::uint8_t>(m.standing.lifecycle));
+            b.setCycle(m.standing.cycle);
           },
           [&](const ArriveMessage& m) {
             auto b = to.initArrive();
@@ -225,7 +227,10 @@ MessageBody GetBody(wire::Message::Reader from) {
       return AskNeighboursMessage{};
     case wire::Message::NEIGHBOURHOOD: {
       auto b = from.getNeighbourhood();
-      return NeighbourhoodMessage{Get(b.getSelf()), GetAll<PeerIdentity>(b.getNeighbours(), kMembersMax)};
+      const bool known = b.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
+      return NeighbourhoodMessage{Get(b.getSelf()),
+                                  GetAll<PeerIdentity>(b.getNeighbours(), kMembersMax),
+                                  {known ? static_cast<Lifecycle>(b.getLifecycle()) : Lifecycle::kNew, b.getCycle()}};
     }
     case wire::Message::ARRIVE: {
       auto b = from.getArrive();

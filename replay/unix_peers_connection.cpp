@@ -36,6 +36,15 @@ std::string HowItEnded(const ConnectionContext& context, SessionId session) {
   return SocketExists(context.directory, session) ? "died" : "has closed";
 }
 
+bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience) {
+  const Deadline deadline = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    if (ConnectTo(context.directory, session).status().code() == Code::kPeerLost) return true;
+    if (Passed(deadline)) return false;
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
 UniqueFd WatchProcess(pid_t pid) {
   if (pid <= 0) return {};
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself

@@ -24,6 +24,9 @@ struct ConnectionContext {
 // How a session whose connection closed has ended, as far as can be told: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
 
+// Whether nobody listens for that session any more; looks again for `patience`, as a process that dies does not do so at once.
+bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
+
 class PeerConnection {
  public:
   struct Incoming {

@@ -13,7 +13,7 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 2;  // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocol = 2;       // the newest and the oldest that this build speaks
 inline constexpr std::uint32_t kPeerProtocolLeast = 2;  // 1 had no slabs
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
@@ -61,6 +61,7 @@ struct AskNeighboursMessage {};
 struct NeighbourhoodMessage {
   PeerIdentity self;
   std::vector<PeerIdentity> neighbours;
+  Standing standing;
 };
 struct ArriveMessage {
   CycleKind kind{};

@@ -16,6 +16,7 @@ constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
+constexpr auto kDoubt = std::chrono::milliseconds(500);        // for a process that dies to be gone
 constexpr int kLeaderClosingsMax = 3;
 
 Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
@@ -33,15 +34,44 @@ bool CanBeRead(int fd) {
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   std::vector<SessionId> neighbours;
-  if (!service_.Run([&] { neighbours = delegate_.Neighbours(); }))
-    return Status{Code::kRefused, "this process has stopped serving its peers"};
+  std::vector<PeerIdentity> doubtful;
+  const auto look = [&] {
+    neighbours = delegate_.Neighbours();
+    doubtful = service_.Doubtful();
+  };
+  if (!service_.Run(look)) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  AMEM_TRY(Dispel(doubtful));
   std::erase(neighbours, service_.Self().session);
+  std::erase_if(neighbours, [&](SessionId session) { return gone_.contains(session); });
   std::ranges::sort(neighbours);
   neighbours.erase(std::ranges::unique(neighbours).begin(), neighbours.end());
   for (const SessionId session : neighbours) {
     if (auto who = service_.Known(session)) known_.try_emplace(session, *who);
   }
   return neighbours;
+}
+
+// A session that lives, and that this one has lost all the same (its connection broke), still has its half of what they shared.
+// To pause without it would tear the two halves apart.
+Status Discovery::Dispel(const std::vector<PeerIdentity>& doubtful) {
+  for (const auto& who : doubtful) {
+    if (!IsGone(context_, who.session, kDoubt)) {
+      return {Code::kRefused, "the connection to " + ToText(who) +
+                                  " broke while they shared memory, and it still lives: neither can be paused without the "
+                                  "other; restart the job"};
+    }
+    (void)service_.Run([&] { service_.NoteGone(who.session); });
+  }
+  return {};
+}
+
+// True: that session is dead, and those that live go on without it.
+bool Discovery::LeaveOut(SessionId session, const Status& why) {
+  if (why.code() != Code::kPeerLost || (standings_.contains(session) && !without_the_dead_)) return false;
+  if (!IsGone(context_, session, kDoubt)) return false;
+  gone_.insert(session);
+  (void)service_.Run([&] { service_.NoteGone(session); });
+  return true;
 }
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
@@ -102,6 +132,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
   Status failure;
   const auto failed = [&](SessionId session, const Status& why) {
     if (why.code() != Code::kTimeout) connections_.erase(session);
+    if (LeaveOut(session, why)) return;
     const Status named = Unreachable(session, why);
     failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
     deadline = std::min(deadline, In(kAfterFailure));
@@ -132,13 +163,17 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     auto answers = AskAll(*frontier, deadline, unless_readable);
     if (!answers) return answers.status();
     frontier->clear();
-    for (const auto& answer : *answers) set[answer.self.session] = known_[answer.self.session] = answer.self;
+    for (const auto& answer : *answers) {
+      set[answer.self.session] = known_[answer.self.session] = answer.self;
+      standings_[answer.self.session] = answer.standing;
+    }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
-        if (set.contains(neighbour.session) || !through.try_emplace(neighbour.session, session).second) continue;
+        if (set.contains(neighbour.session) || gone_.contains(neighbour.session)) continue;
+        if (!through.try_emplace(neighbour.session, session).second) continue;
         frontier->push_back(neighbour.session);
       }
     }
@@ -153,45 +188,65 @@ namespace {
 
 // ---- voting ----------------------------------------------------------------------------------------------------------------
 
-class LonelyRound final : public Round {  // nobody shares memory with this session
- public:
-  LonelyRound(PeerIdentity self, std::shared_ptr<std::atomic<bool>> busy) : self_(std::move(self)), busy_(std::move(busy)) {}
-  ~LonelyRound() override { *busy_ = false; }
-  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {self_}; }
-  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
-    if (culprit != nullptr) *culprit = mine.ok() ? SessionId{} : self_.session;
-    return mine.ok() ? mine : FailedVote(self_, phase, mine);
-  }
-
- private:
-  PeerIdentity self_;
-  std::shared_ptr<std::atomic<bool>> busy_;
+struct RoundBegun {                        // how waiting for the others ended
+  std::unique_ptr<PeerConnection> leader;  // null: there are none
+  BegunMessage begun;
+  std::optional<Lifecycle> settled;  // of a member that will not come, as it has ended this cycle
 };
+Result<RoundBegun> Gather(const RoundContext& context, CycleKind kind, std::uint64_t cycle, bool again);
 
 class UnixRound final : public Round {
  public:
-  UnixRound(const RoundContext& context, std::unique_ptr<PeerConnection> leader, const BegunMessage& begun)
-      : timeout_ms_(context.timeout_ms),
-        busy_(context.busy),
-        leader_(std::move(leader)),
-        id_(begun.round),
-        members_(begun.members) {
-    std::ranges::sort(members_, {}, &PeerIdentity::session);
+  UnixRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, RoundBegun begun)
+      : context_(context), timeout_ms_(context.timeout_ms), kind_(kind), cycle_(cycle) {
+    Adopt(std::move(begun));
   }
   ~UnixRound() override {
-    (void)leader_->TrySend({0, LeaveMessage{id_}});
-    leader_.reset();
-    *busy_ = false;
+    Leave();
+    *context_.busy = false;
   }
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
+  [[nodiscard]] bool Leaderless() const override { return !lost_.ok() && !given_up_; }
+
+  Result<std::optional<Lifecycle>> Regather() override {
+    given_up_ = true;
+    leader_.reset();  // it may be stopped, and not dead: it counts this session no more
+    auto again = Gather(context_, kind_, cycle_, true);
+    if (!again) return again.status().Within("gathering without " + ToText(LeaderIdentity()));
+    if (again->settled) return again->settled;
+    Adopt(*std::move(again));
+    return std::optional<Lifecycle>();
+  }
 
   Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
-    const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_->to(), lost_};
+    if (leader_ == nullptr && lost_.ok()) return VoteAlone(phase, mine, culprit);
+    const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_session_, lost_};
     if (culprit != nullptr) *culprit = decision.culprit;
     return decision.status;
   }
 
  private:
+  void Adopt(RoundBegun begun) {
+    leader_ = std::move(begun.leader);
+    leader_session_ = leader_ ? leader_->to() : context_.service->Self().session;
+    id_ = begun.begun.round;
+    members_ = std::move(begun.begun.members);
+    if (leader_ == nullptr) members_ = {context_.service->Self()};
+    std::ranges::sort(members_, {}, &PeerIdentity::session);
+    index_ = 0;
+    lost_ = {};
+    given_up_ = false;
+  }
+  void Leave() {
+    if (leader_ != nullptr) (void)leader_->TrySend({0, LeaveMessage{id_}});
+    leader_.reset();
+  }
+  // Nobody shares memory with this session.
+  Status VoteAlone(PhaseKind phase, const Status& mine, SessionId* culprit) const {
+    if (culprit != nullptr) *culprit = mine.ok() ? SessionId{} : leader_session_;
+    return mine.ok() ? mine : FailedVote(members_.front(), phase, mine);
+  }
+
   DecisionMessage AskLeader(PhaseKind phase, const Status& mine) {
     const VoteMessage vote{id_, ++index_, phase, timeout_ms_, mine};
     const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_) + Grace(timeout_ms_));
@@ -203,17 +258,15 @@ class UnixRound final : public Round {
       } else if (auto* decision = std::get_if<DecisionMessage>(&answer->message.body)) {
         if (decision->round == id_ && decision->index == index_) return std::move(*decision);
       } else if (auto* failure = std::get_if<FailureMessage>(&answer->message.body)) {
-        return {id_, index_, leader_->to(), failure->status.Within(About(phase))};
+        return {id_, index_, leader_session_, failure->status.Within(About(phase))};
       }
     }
     lost_ = Describe(failed, phase);
-    return {id_, index_, leader_->to(), lost_};
+    return {id_, index_, leader_session_, lost_};
   }
 
   [[nodiscard]] std::string About(PhaseKind phase) const {
-    const auto at = std::ranges::find(members_, leader_->to(), &PeerIdentity::session);
-    const std::string who = at == members_.end() ? Hex(leader_->to().value) : ToText(*at);
-    return who + ", who counts the votes, in phase " + std::string(ToText(phase));
+    return ToText(LeaderIdentity()) + ", who counts the votes, in phase " + std::string(ToText(phase));
   }
   [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase) const {
     if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
@@ -221,31 +274,43 @@ class UnixRound final : public Round {
                                 ": no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
   }
 
+  [[nodiscard]] PeerIdentity LeaderIdentity() const {
+    const auto at = std::ranges::find(members_, leader_session_, &PeerIdentity::session);
+    return at == members_.end() ? PeerIdentity{.session = leader_session_} : *at;
+  }
+
+  const RoundContext context_;
   const std::uint32_t timeout_ms_;
-  std::shared_ptr<std::atomic<bool>> busy_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
   std::unique_ptr<PeerConnection> leader_;
-  const std::uint64_t id_;
+  SessionId leader_session_;
+  std::uint64_t id_ = 0;
   std::vector<PeerIdentity> members_;
   std::uint32_t index_ = 0;
-  Status lost_;  // the leader; for good
+  Status lost_;            // the leader
+  bool given_up_ = false;  // and there is no other
 };
 
 // ---- arriving --------------------------------------------------------------------------------------------------------------
 
 class Arrival {
  public:
-  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle)
+  // `again`: the leader of a round that had begun was lost.
+  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle, bool again)
       : context_(context),
         kind_(kind),
         cycle_(cycle),
+        again_(again),
         deadline_(In(std::chrono::milliseconds(context.timeout_ms))),
-        discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms) {}
+        discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms, again) {}
 
-  Result<std::unique_ptr<Round>> Run() {
+  Result<RoundBegun> Run() {
     while (true) {
       Status looked = LookAndArrive();
       if (begun_) return Begin();
-      if (alone_) return std::unique_ptr<Round>(new LonelyRound(context_.service->Self(), context_.busy));
+      if (alone_) return RoundBegun{};
+      if (settled_) return RoundBegun{nullptr, {}, settled_};
       if (looked.ok()) looked = WaitForNews();
       if (!looked.ok() && !begun_) looked = GiveUp(looked);
       if (begun_) return Begin();
@@ -254,8 +319,15 @@ class Arrival {
   }
 
  private:
-  Result<std::unique_ptr<Round>> Begin() {
-    return std::unique_ptr<Round>(new UnixRound(context_, std::move(leader_), *begun_));
+  Result<RoundBegun> Begin() { return RoundBegun{std::move(leader_), std::move(*begun_), {}}; }
+
+  // Whoever is in a round is neither running nor paused; who has left it in order will not come back to it.
+  [[nodiscard]] std::optional<Lifecycle> Settled() const {
+    for (const auto& [session, standing] : discovery_.standings()) {
+      const bool ended = standing.lifecycle == Lifecycle::kRunning || standing.lifecycle == Lifecycle::kPaused;
+      if (ended) return standing.lifecycle;
+    }
+    return std::nullopt;
   }
 
   // Sees who is in the set now, and makes sure that its leader knows that this session has come and what it sees.
@@ -266,8 +338,14 @@ class Arrival {
     auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
     if (!set && superseded()) return {};
     if (!set) return set.status();
+    AMEM_TRY(NobodyDied(*set));
     alone_ = set->size() == 1 && leader_ == nullptr;
     if (alone_) return {};
+    if (again_) settled_ = Settled();
+    if (settled_) {
+      if (leader_ != nullptr) (void)Withdraw();
+      return {};
+    }
     const SessionId lowest = set->front().session;
     if (leader_ != nullptr && leader_->to() == lowest && *set == said_) return {};
     if (leader_ != nullptr && leader_->to() != lowest) {
@@ -279,6 +357,17 @@ class Arrival {
     }
     said_ = *std::move(set);
     return Arrive(lowest);
+  }
+
+  // Whoever was waited for and is of the set no more has let go of what it shared, or has died. Those who share memory with it
+  // fail; so must those who only knew it through them.
+  [[nodiscard]] Status NobodyDied(const std::vector<PeerIdentity>& set) const {
+    for (const auto& who : said_) {
+      if (again_ || std::ranges::find(set, who.session, &PeerIdentity::session) != set.end()) continue;
+      if (IsGone(context_.connection, who.session, {}))
+        return {Code::kPeerLost, ToText(who) + " " + HowItEnded(context_.connection, who.session) + " while it was waited for"};
+    }
+    return {};
   }
 
   Status Arrive(SessionId leader) {
@@ -366,7 +455,9 @@ class Arrival {
     const std::string advice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
     if (!withdrawn.ok() && leader_ != nullptr)
       return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
-    return {Code::kTimeout, waited + ToText(missing_.value_or(said_)) + " to come" + advice};
+    const auto missing = missing_.value_or(said_);
+    return {Code::kTimeout,
+            waited + ToText(missing) + " to come" + WhatTheyDo(kind_, missing, discovery_.standings()) + advice};
   }
 
   [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
@@ -379,23 +470,32 @@ class Arrival {
   const RoundContext& context_;
   const CycleKind kind_;
   const std::uint64_t cycle_;
+  const bool again_;
   const Deadline deadline_;
   Discovery discovery_;
   std::unique_ptr<PeerConnection> leader_;
   std::vector<PeerIdentity> said_;  // the set, as the leader was told
   std::optional<BegunMessage> begun_;
   std::optional<std::vector<PeerIdentity>> missing_;
+  std::optional<Lifecycle> settled_;
   bool alone_ = false;
   int closings_ = 0;
   std::chrono::milliseconds pause_ = kLookAgainFirst;
 };
 
+Result<RoundBegun> Gather(const RoundContext& context, CycleKind kind, std::uint64_t cycle, bool again) {
+  return Arrival(context, kind, cycle, again).Run();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle) {
-  auto round = Arrival(context, kind, cycle).Run();
-  if (!round) *context.busy = false;
-  return round;
+  auto begun = Gather(context, kind, cycle, false);
+  if (!begun) {
+    *context.busy = false;
+    return begun.status();
+  }
+  return std::unique_ptr<Round>(new UnixRound(context, kind, cycle, *std::move(begun)));
 }
 
 }  // namespace amem

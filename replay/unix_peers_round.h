@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,18 +21,27 @@ namespace amem {
 // Finds the set of a session by asking its neighbours for theirs. Keeps the connections, so that to look again is cheap.
 class Discovery {
  public:
-  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms)
-      : context_(context), service_(service), delegate_(delegate), timeout_ms_(timeout_ms) {}
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms,
+            bool without_the_dead = false)
+      : context_(context),
+        service_(service),
+        delegate_(delegate),
+        timeout_ms_(timeout_ms),
+        without_the_dead_(without_the_dead) {}
 
   // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
-  // answer.
+  // answer. Neighbours that are dead when they are first asked are left out; with `without_the_dead` all that die are.
   // Gives up early, with kTimeout, once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
+  // Where the others stood when they were last asked.
+  [[nodiscard]] const std::map<SessionId, Standing>& standings() const { return standings_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
+  Status Dispel(const std::vector<PeerIdentity>& doubtful);
+  bool LeaveOut(SessionId session, const Status& why);
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
@@ -45,6 +55,9 @@ class Discovery {
   const std::uint32_t timeout_ms_;  // for messages
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
+  std::map<SessionId, Standing> standings_;  // of all that ever answered
+  std::set<SessionId> gone_;                 // left out for ever
+  const bool without_the_dead_;
 };
 
 // `busy` is true as long as the round exists; the caller has set it.

@@ -418,7 +418,8 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
   for (const auto& reference : reimport.references) {
     auto shared = Checked(delegate_.OnReimport(connection.peer, reference));
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
-    if (shared->part) return Reply(connection, request, FailureMessage{{Code::kInvalid, "a part of a slab is not imported again"}});
+    if (shared->part)
+      return Reply(connection, request, FailureMessage{{Code::kInvalid, "a part of a slab is not imported again"}});
     answer.items.push_back({shared->bytes, shared->properties, {}});
     descriptors.push_back(std::move(shared->descriptor));
   }
@@ -437,7 +438,7 @@ void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
 NeighbourhoodMessage PeerService::Neighbourhood() {
-  NeighbourhoodMessage answer{Self(), {}};
+  NeighbourhoodMessage answer{Self(), {}, delegate_.Where()};
   for (const SessionId session : delegate_.Neighbours()) {
     PeerIdentity unknown;
     unknown.session = session;
@@ -508,6 +509,24 @@ Status PeerService::Connected(const PeerIdentity& peer) {
   return {};
 }
 
+bool PeerService::IsConnected(SessionId session) const {
+  const auto at = sessions_.find(session);
+  return at != sessions_.end() && at->second.connected && !at->second.lost;
+}
+
+void PeerService::NoteGone(SessionId session) {
+  if (IsConnected(session)) Lose(session, HowItEnded(context_, session));
+  if (const auto at = sessions_.find(session); at != sessions_.end()) at->second.doubtful = false;
+}
+
+std::vector<PeerIdentity> PeerService::Doubtful() const {
+  std::vector<PeerIdentity> doubtful;
+  for (const auto& [session, record] : sessions_) {
+    if (record.doubtful) doubtful.push_back(record.identity);
+  }
+  return doubtful;
+}
+
 Status PeerService::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {
   AMEM_TRY(Connected(peer));
   const std::uint64_t key = ++last_key_;
@@ -557,6 +576,7 @@ void PeerService::Lose(SessionId session, const std::string& reason) {
   SessionRecord& record = sessions_[session];
   if (record.lost) return;
   record.lost = reason;
+  record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
   for (const std::uint64_t key : record.watched) {
     const auto connection = watched_.at(key).second;
     Remove(epoll_.get(), connection->fd());

@@ -60,6 +60,11 @@ class PeerService {
   // On the service thread only (through Run): a connection to `peer` is open; from now on its end is noticed. The reason if the
   // session had been lost before.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
+  // On the service thread only, all three.
+  [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
+  void NoteGone(SessionId session);                         // it was seen that nobody listens for that session any more
+  // Sessions that were lost while they shared memory, and of which NoteGone was not told.
+  [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
   // From any thread: `connection` has something to flush.
   void FlushLater(std::shared_ptr<WatchedConnection> connection);
 
@@ -87,6 +92,7 @@ class PeerService {
     PeerIdentity identity;
     bool connected = false;
     std::optional<std::string> lost;
+    bool doubtful = false;  // it shared memory, its connection ended, and nobody has looked whether its process did
     std::set<std::pair<std::uint64_t, std::uint64_t>> references;  // allocation of ours, the peer's id
     std::set<std::uint64_t> watched;                               // keys in watched_
     std::uint64_t process = 0;                                     // key in processes_, 0: not watched

@@ -376,7 +376,7 @@ class Fold {
       s_.lifecycle = Lifecycle::kResuming;
     }
     s_.cycles = std::max(s_.cycles, e.cycle);
-    s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}};
+    s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
     return {};
   }
   Status operator()(const StepBegun& e) {
@@ -437,6 +437,7 @@ class Fold {
       AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing) : AllGone(doing));
       s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
       if (e.kind == CycleKind::kPause) ForgetSaved();
+      s_.cycle.after_failed_undo = false;
     }
     s_.cycle.open_step.reset();
     s_.cycle.phase.reset();
@@ -712,7 +713,9 @@ class Fold {
         return {};
       case StepKind::kCreate:
       case StepKind::kImport:
-        if (a->own() != (step.kind == StepKind::kCreate)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
+        // An orphan is made anew; it may also have been imported in the moment in which its owner was lost.
+        if (a->own() != (step.kind == StepKind::kCreate) && !(step.kind == StepKind::kCreate && s_.Orphaned(*a)))
+          return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
         if (a->backed) return Bad(doing + ": it has memory already");
         a->backed = true;
         if (a->saved) MarkGapsDirty(step.allocation);

@@ -64,7 +64,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
 void AddCycle(Hasher& h, const Cycle& c) {
   AddAll(h, std::uint64_t{static_cast<std::uint8_t>(c.kind)}, c.number, std::uint64_t{c.members.size()},
          c.phase ? 1 + std::uint64_t{static_cast<std::uint8_t>(*c.phase)} : std::uint64_t{0}, Bit(c.open_step.has_value()),
-         c.failure);
+         c.failure, Bit(c.after_failed_undo));
   for (const SessionId member : c.members) h.Add(member);
   if (c.open_step) {
     AddAll(h, std::uint64_t{static_cast<std::uint8_t>(c.open_step->kind)}, c.open_step->allocation, c.open_step->address);

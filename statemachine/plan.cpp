@@ -1,6 +1,8 @@
 #include "statemachine/plan.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 namespace amem {
 namespace {
@@ -49,10 +51,30 @@ void PlanDrop(const State& state, const Places& places, bool own, StepKind relea
   }
 }
 
+// Where memory stands in for a lost owner's: on a device that the mappings give access to. (The properties name a device by the
+// ordinal that it had in the owner's process.)
+DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& places) {
+  if (const auto it = places.find(id); it != places.end()) {
+    for (const Address address : it->second) {
+      for (const AccessDescriptor& d : state.mappings.at(address).access) {
+        if (d.location.type == LocationType::kDevice) return DeviceOrdinal{d.location.id};
+      }
+    }
+  }
+  for (const auto& [other, a] : state.allocations) {
+    if (a.own() && a.on_device()) return DeviceOrdinal{a.properties.location.id};
+  }
+  return {};
+}
+
+Step StandIn(const State& state, AllocationId id, const Allocation& a, const Places& places) {
+  return {StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)};
+}
+
 void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own) continue;
-    if (!a.backed) steps.push_back(On(acquire, id, a));
+    if (!a.backed) steps.push_back(state.Orphaned(a) ? StandIn(state, id, a, places) : On(acquire, id, a));
     const auto it = places.find(id);
     if (it == places.end()) continue;
     for (const Address address : it->second) {
@@ -78,11 +100,15 @@ std::vector<Step> Quiesce(const State& state) {
   return steps;
 }
 
-std::vector<Step> CheckMemory(const State& state) {
+std::vector<Step> CheckMemory(const State& state, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
+  std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // pieces of one size on one device are the same memory
   for (const auto& [id, a] : state.allocations) {
-    if (a.own() && a.on_device() && !a.backed) needed[a.properties.location.id] += a.bytes;
+    if (a.backed || !a.on_device()) continue;
+    if (a.own()) needed[a.properties.location.id] += a.bytes;
+    if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, StandInPiece(a.bytes));
   }
+  for (const auto& [device, bytes] : stand_ins) needed[device] += bytes;
   std::vector<Step> steps;
   for (const auto& [device, bytes] : needed) steps.push_back({StepKind::kCheckMemory, {}, {}, bytes, DeviceOrdinal{device}});
   return steps;
@@ -130,9 +156,32 @@ Plan PlanPause(const State& state) {
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }
 
-Plan PlanResume(const State& state) {
+namespace {
+
+// Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
+// copy that nobody else sees. So it is where an undo has failed, and from the phase before the release on: when whoever counts
+// the votes dies, some may have heard that it passed, and others not.
+bool ImportsInDoubt(const State& state) {
+  if (state.lifecycle == Lifecycle::kResuming) return !state.cycle.phase;  // begun with imports in place
+  if (state.lifecycle != Lifecycle::kPausing || !state.cycle.phase) return false;
+  const bool undone_already = *state.cycle.phase > PhaseKind::kPauseGone;
+  return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseSave);
+}
+
+State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {
+  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  State after = state;
+  for (const Step& step : drop) {
+    if (step.kind == StepKind::kReleaseImport) after.allocations.at(step.allocation).backed = false;
+    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
+    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
+  }
+  return after;
+}
+
+Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
   const Places places = PlacesOf(state);
-  std::vector<Step> create, import;
+  std::vector<Step> import;
   PlanReturn(state, places, true, StepKind::kCreate, create);
   PlanReturn(state, places, false, StepKind::kImport, import);
   for (const auto& [id, a] : state.allocations) {
@@ -140,11 +189,25 @@ Plan PlanResume(const State& state) {
       import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
   }
   return {CycleKind::kResume,
-          {{PhaseKind::kResumeArrive, CheckMemory(state)},
+          {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
            {PhaseKind::kResumeCreateOwn, std::move(create)},
            {PhaseKind::kResumeImport, std::move(import)},
            {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
            {PhaseKind::kResumeOpen, {}}}};
+}
+
+}  // namespace
+
+Bytes StandInPiece(Bytes whole) {
+  constexpr Bytes kMost = Bytes{32} << 20;
+  return std::min(whole & (~whole + 1), kMost);
+}
+
+Plan PlanResume(const State& state) {
+  std::vector<Step> drop;
+  if (!ImportsInDoubt(state)) return PlanReturnOfAll(state, {});
+  const State after = WithoutImports(state, PlacesOf(state), drop);
+  return PlanReturnOfAll(after, std::move(drop));
 }
 
 }  // namespace amem

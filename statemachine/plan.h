@@ -30,6 +30,10 @@ struct Plan {
 Plan PlanPause(const State&);
 Plan PlanResume(const State&);
 
+// Memory that stands in for a lost owner's is one piece of this size, mapped over and over: a divisor of the whole, so that a
+// slab of a gigabyte costs some megabytes.
+Bytes StandInPiece(Bytes whole);
+
 // The save steps of a pause from here.
 std::vector<Step> ContentsToSave(const State&);
 // The restore step of an allocation whose own device can reach all of it at `address` now; none if it has to wait.

@@ -18,6 +18,12 @@ typename Map::const_iterator Containing(const Map& map, Address address) {
 std::map<Address, Mapping>::const_iterator State::MappingAt(Address address) const { return Containing(mappings, address); }
 std::map<Address, Range>::const_iterator State::RangeAt(Address address) const { return Containing(ranges, address); }
 
+bool State::Orphaned(const Allocation& a) const {
+  if (!a.remote) return false;
+  const auto owner = peers.find(a.remote->owner);
+  return owner != peers.end() && !owner->second.connected;
+}
+
 AllocationId State::SlabAt(Address address) const {
   const auto mapping = MappingAt(address);
   if (mapping == mappings.end() || !slabs.contains(mapping->second.allocation)) return {};

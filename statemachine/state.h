@@ -59,9 +59,9 @@ struct Allocation {
   Bytes offset = 0;
   std::uint32_t reserved = 0;  // address ranges that NCCL holds at its place
   bool touched = false;        // NCCL mapped it, or a peer imported it: its bytes may be anything
-  bool backed = true;  // a driver handle stands behind it now; always true for a part of a slab
-  bool saved = false;  // its contents are in the backup; until the cycle ends
-  bool stale = false;  // backed by new memory that does not have the saved contents yet
+  bool backed = true;          // a driver handle stands behind it now; always true for a part of a slab
+  bool saved = false;          // its contents are in the backup; until the cycle ends
+  bool stale = false;          // backed by new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
 
   [[nodiscard]] bool own() const { return !remote.has_value(); }
@@ -140,8 +140,9 @@ struct Cycle {
   std::uint64_t number = 0;
   std::vector<SessionId> members;
   std::optional<PhaseKind> phase;
-  std::optional<Step> open_step;  // begun and neither done nor failed: where a crash happened
-  std::string failure;            // of the last failed cycle, empty otherwise
+  std::optional<Step> open_step;   // begun and neither done nor failed: where a crash happened
+  std::string failure;             // of the last failed cycle, empty otherwise
+  bool after_failed_undo = false;  // begun neither running nor paused
   friend bool operator==(const Cycle&, const Cycle&) = default;
 };
 
@@ -173,6 +174,9 @@ struct State {
   Totals totals;
   friend bool operator==(const State&, const State&) = default;
 
+  // An import whose owner was lost. Its memory cannot come back from there after a pause: a resume puts memory of its own in
+  // its place, all zero, so that nothing that still touches its addresses faults, and everything can be freed in order.
+  [[nodiscard]] bool Orphaned(const Allocation&) const;
   // The mapping or range that contains an address, end() if none.
   [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
   [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;

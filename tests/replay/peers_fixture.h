@@ -109,6 +109,8 @@ class FakeSession : public PeerDelegate {
     return {neighbours_.begin(), neighbours_.end()};
   }
 
+  Standing Where() override { return {lifecycle.load(), 1}; }
+
   std::size_t references() {
     const std::lock_guard lock(mutex_);
     return references_.size();
@@ -132,6 +134,7 @@ class FakeSession : public PeerDelegate {
 
   std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
   std::atomic<bool> forget_lost{false};
+  std::atomic<Lifecycle> lifecycle{Lifecycle::kNew};
   std::atomic<int> drops{0};  // that reached this session
 
  private:

@@ -207,6 +207,28 @@ TEST_F(BoardTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same
   EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
 }
 
+TEST_F(BoardTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  Vote(2, 1);
+  now_ += milliseconds(1000);
+  board_.Tick(now_);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  Vote(1, 2);
+  EXPECT_EQ(Decision(1, 2), nullptr);
+  Vote(2, 2);  // undoing goes on at once
+  ASSERT_NE(Decision(1, 2), nullptr);
+  EXPECT_EQ(Decision(1, 2)->status.code(), Code::kTimeout);
+  Vote(3, 1);
+  Vote(3, 2);
+  EXPECT_EQ(Decision(3, 2)->status.code(), Code::kTimeout);
+  Vote(3, 3);
+  Vote(1, 3);
+  EXPECT_EQ(Decision(1, 3), nullptr);
+  Vote(2, 3);
+  EXPECT_TRUE(Decision(1, 3)->status.ok());
+}
+
 TEST_F(BoardTest, a_failure_explains_more_than_the_deadline) {
   Begin({1, 2, 3});
   Vote(1, 1);

@@ -23,7 +23,7 @@ std::vector<Message> OneOfEach() {
       {6, SharedMessage{{{4096, properties}, {1, {}}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AskNeighboursMessage{}},
-      {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}}},
+      {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}}},
       {10, ArriveMessage{CycleKind::kResume, 12, {Who(2), Who(3)}}},
       {11, BegunMessage{44, {Who(2)}}},
       {12, WithdrawMessage{}},

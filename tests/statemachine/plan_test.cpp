@@ -152,5 +152,68 @@ TEST(Plan, own_memory_is_never_released_unsaved) {
   f.Refused(StepDone{release}, "not saved");
 }
 
+TEST(Plan, a_resume_after_one_that_could_not_be_undone_imports_everything_again) {
+  Folding f;
+  f.Allocate(kA);
+  const AllocationId import = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleFailed{CycleKind::kResume, 1, false, "the driver took nothing back"});
+  // Meanwhile the owner has given its memory back.
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  const auto first = Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps;
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[0].kind, StepKind::kUnmap);
+  EXPECT_EQ(first[1], (Step{StepKind::kReleaseImport, import, {}, k2M, DeviceOrdinal{1}}));
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleDone{CycleKind::kResume, 1, 1});
+}
+
+TEST(Plan, undoing_a_pause_imports_again_what_its_owner_may_have_released) {
+  Folding f;
+  f.Import(kB, {kPeer, AllocationId{5}});
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  f.Ok(PhaseBegun{PhaseKind::kPauseArrive});
+  EXPECT_EQ(Steps(PlanResume(f.state)), 1U);  // verify: nobody has released anything
+  f.Ok(PhaseBegun{PhaseKind::kPauseSave});    // it may have passed for others
+  EXPECT_EQ(Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps.size(), 2U);
+  f.Run(PlanResume(f.state));
+  f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 failed"});
+}
+
+TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});
+  f.Allocate(kA);
+  const AllocationId orphan = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(PeerLost{kPeer, "died"});
+  EXPECT_TRUE(f.state.Orphaned(f.state.allocations.at(orphan)));
+  const Plan resume = PlanResume(f.state);
+  const auto steps = Phase(resume, PhaseKind::kResumeImport).steps;
+  // On the device that has access, and not on the one that the owner called by that number.
+  EXPECT_EQ(steps[0], (Step{StepKind::kCreate, orphan, {}, k2M, DeviceOrdinal{0}}));
+  EXPECT_EQ(Phase(resume, PhaseKind::kResumeArrive).steps.at(0).bytes, 2 * k2M);  // its own, and a piece that stands in
+  f.Resume();
+  f.Pause();  // not its contents, but its memory takes part in all that follows
+  EXPECT_FALSE(f.state.allocations.at(orphan).backed);
+  f.Resume();
+  f.Ok(Unmapped{kB, k2M});
+  f.Ok(AllocationReleased{orphan});
+  EXPECT_FALSE(f.state.allocations.contains(orphan));
+}
+
+TEST(Plan, only_a_lost_owners_memory_is_made_by_somebody_else) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});
+  const AllocationId import = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  const Step create{StepKind::kCreate, import, {}, k2M, DeviceOrdinal{0}};
+  f.Ok(StepBegun{create});
+  f.Refused(StepDone{create}, "it is imported");
+}
+
 }  // namespace
 }  // namespace amem::testing

@@ -188,7 +188,7 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   for (const auto& [session, vote] : ballot.votes) {
     if (vote.phase == phase) continue;
     return Decide(
-        round, session,
+        round, SessionId{},
         {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) +
                              " while " + ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " +
                              std::string(ToText(phase))});

@@ -97,6 +97,7 @@ void Session::Touched(AllocationId allocation) const { last_handle = {peers_->Se
 
 // Pinned host memory for contents follows what is held, in steps of a quarter.
 void Session::PrepareContents() {
+  if (coordinator_ != nullptr) coordinator_->Busy();
   if (coordinator_ == nullptr || held_bytes_ < prepared_bytes_ + prepared_bytes_ / 4 + kPrepareFrom) return;
   prepared_bytes_ = held_bytes_;
   coordinator_->Prepare(held_bytes_);
@@ -430,6 +431,7 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
 Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("import an allocation"));
+  coordinator_->Busy();
   auto token = ReadTokenDescriptor(descriptor);
   if (!token.ok()) return token.status();
   return ImportToken(*token, 1, site);
@@ -496,12 +498,11 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
     shared.part = SharedPart{slab, *slab_secret, it->second.offset};
     if (first) ledger_.Record(Exported{slab, 1});
   }
-  const DriverHandle handle = ledger_.HandleOf(token.allocation);
   // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
   if (slab) return shared;
   lock.unlock();
-  auto descriptor = ExportWhole(token.allocation, handle);
+  auto descriptor = ExportWhole(token.allocation);
   if (!descriptor.ok()) {
     OnReferenceDropped(by, token.allocation, as);
     return descriptor.status();
@@ -511,16 +512,13 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
 }
 
 // A slab's descriptor is kept: other peers will want it, and exporting costs ten times what a copy costs.
-Result<UniqueFd> Session::ExportWhole(AllocationId allocation, DriverHandle handle) {
+Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
+  bool slab = false;
   {
     const auto lock = ledger_.Lock();
-    if (UniqueFd copy = ledger_.CopyOfDescriptor(allocation)) return copy;
+    slab = ledger_.state().slabs.contains(allocation);
   }
-  auto descriptor = driver_.Export(handle);
-  if (!descriptor.ok()) return descriptor;
-  const auto lock = ledger_.Lock();
-  if (ledger_.state().slabs.contains(allocation)) ledger_.KeepDescriptor(allocation, *descriptor);
-  return descriptor;
+  return ledger_.Export(allocation, driver_, slab);
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
@@ -534,10 +532,9 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
-  const DriverHandle handle = ledger_.HandleOf(request.allocation);
   // Own memory stays until every member has voted, and the one that asks has not.
   lock.unlock();
-  auto descriptor = ExportWhole(request.allocation, handle);
+  auto descriptor = ExportWhole(request.allocation);
   if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
   shared.descriptor = *std::move(descriptor);
   return shared;

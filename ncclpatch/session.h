@@ -119,7 +119,7 @@ class Session final : public PeerDelegate {
   void PartWent(AllocationId slab, std::vector<DroppedImport>& dropped);
   void RetireEmptySlabs();
   void Touched(AllocationId allocation) const;  // this thread will map it next
-  Result<UniqueFd> ExportWhole(AllocationId allocation, DriverHandle handle);
+  Result<UniqueFd> ExportWhole(AllocationId allocation);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);

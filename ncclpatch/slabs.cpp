@@ -6,8 +6,9 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kSmallest = Bytes{32} << 20;
-// A slab is at most that part of what is held already, so that one that is almost empty costs little.
+// A pause and a resume cost by the number of driver calls, hardly by bytes, so slabs are large; but no more than a fourth of what
+// is held already, so that one that is almost empty costs little.
+constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
 
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
@@ -49,8 +50,7 @@ Bytes Slabs::SizeOfNext(const Kind& kind) const {
   for (const auto& [id, own] : own_) {
     if (own.kind == kind) held += ledger_.state().allocations.at(id).bytes;
   }
-  const Bytes share = held < kShare ? 0 : std::bit_floor(held / kShare);
-  return std::min(std::max(share, kSmallest), options_.slab_bytes);
+  return std::min(std::max(held / kShare / kStep * kStep, kSmallest), options_.slab_bytes);
 }
 
 // Returns with the lock held; the slab has no part yet.

@@ -1,4 +1,5 @@
 // Statistics of a session as JSON: what NCCL holds, by call site and peer, and how long the last pause and resume took.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -99,7 +100,12 @@ std::string Session::StatisticsJson() {
               {"own_allocations", held.own_count},
               {"own_device_bytes", held.own_device},
               {"own_device_backed_bytes", held.own_device_backed},
-              {"released_bytes", held.own_device - held.own_device_backed},
+              {"released_bytes", held.own_device - std::min(held.own_device, held.own_device_backed)},
+              {"slabs", held.slab_count},
+              {"slab_bytes", held.slabs},
+              {"slab_free_bytes", held.slabs_free},
+              {"imported_slabs", held.imported_slab_count},
+              {"wrong_guesses", slabs_.wrong_guesses()},
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
               {"kept_bytes", kept},

@@ -5,9 +5,9 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "replay/amem_replay_command.h"
+#include "replay/amem_replay_printer.h"
 #include "replay/event_json.h"
 
 namespace amem::tool {
@@ -119,36 +119,6 @@ class Filter {
   std::uint64_t since_ns_ = 0, until_ns_ = kEnd;
 };
 
-// Prints events as text or JSON lines.
-class Printer {
- public:
-  Printer(Output& out, bool json, SessionId session, std::uint64_t opened_ns)
-      : out_(out), json_(json), session_(SessionText(session)), opened_ns_(opened_ns) {}
-
-  void Print(const Event& event) { json_ ? PrintJson(event) : PrintText(event); }
-
- private:
-  // "    17 +0.003215s t4711  mapped 0x7f00 2 MiB of allocation 3"
-  void PrintText(const Event& event) {
-    const bool before = event.time_ns < opened_ns_;
-    const std::uint64_t us = (before ? opened_ns_ - event.time_ns : event.time_ns - opened_ns_) / 1000;
-    out_.Padded(event.seq.value, 6, ' ') << (before ? " -" : " +") << us / 1'000'000 << ".";
-    out_.Padded(us % 1'000'000, 6, '0') << "s t" << event.thread << "  " << ToText(event.body) << "\n";
-  }
-
-  void PrintJson(const Event& event) {
-    nlohmann::ordered_json line = {{"session", session_}};
-    line.update(ToJson(event));
-    // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
-    out_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
-  }
-
-  Output& out_;
-  const bool json_;
-  const std::string session_;
-  const std::uint64_t opened_ns_;
-};
-
 Status LogSession(const std::filesystem::path& directory, const LogOptions& options, const std::array<bool, kEventKinds>& kinds,
                   bool with_header, Output& out, ReadReport& report) {
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(directory);
@@ -161,7 +131,7 @@ Status LogSession(const std::filesystem::path& directory, const LogOptions& opti
   if (with_header && !options.json) out << "# session " << SessionText(info->session) << ", " << NameOf(*opening) << "\n";
   Filter filter(options, kinds, opening->monotonic_ns);
   AMEM_TRY(filter.Prepare(**reader, *info));
-  Printer printer(out, options.json, info->session, opening->monotonic_ns);
+  EventPrinter printer(out, options.json, info->session, opening->monotonic_ns);
   std::deque<Event> last;
   const auto visit = [&](const Event& event) {
     if (!filter.Wants(event)) return true;

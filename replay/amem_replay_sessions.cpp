@@ -2,21 +2,64 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <limits>
 
 #include "replay/amem_replay_command.h"
+#include "replay/pack.h"
 
 namespace amem::tool {
 
 void Complain(const std::string& message) { std::fprintf(stderr, "amem-replay: %s\n", message.c_str()); }
 
+namespace {
+
+// Where packs are unpacked, removed at the end of the program.
+class Workroom {
+ public:
+  Workroom() = default;
+  Workroom(const Workroom&) = delete;
+  Workroom& operator=(const Workroom&) = delete;
+  ~Workroom() {
+    std::error_code ignored;
+    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+  }
+  Result<std::filesystem::path> New() {
+    if (directory_.empty()) {
+      std::string name = std::filesystem::temp_directory_path() / "amem-replay-XXXXXX";
+      if (::mkdtemp(name.data()) == nullptr) return Status{Code::kIo, "make a directory " + name + ": " + std::strerror(errno)};
+      directory_ = name;
+    }
+    return directory_ / std::to_string(++rooms_);
+  }
+
+ private:
+  std::filesystem::path directory_;
+  int rooms_ = 0;
+};
+
+Result<std::vector<std::filesystem::path>> UnpackSessions(const std::filesystem::path& file, bool& failed) {
+  static Workroom workroom;
+  const Result<std::filesystem::path> room = workroom.New();
+  if (!room) return room.status();
+  Result<Unpacked> unpacked = Unpack(file, *room);
+  if (!unpacked) return unpacked.status();
+  for (const std::string& damage : unpacked->damage) Complain(damage);
+  failed |= !unpacked->damage.empty();
+  return std::move(unpacked->sessions);
+}
+
+}  // namespace
+
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
   std::vector<std::filesystem::path> sessions;
   for (const auto& directory : directories) {
-    Result<std::vector<std::filesystem::path>> listed = ListSessions(directory);
+    Result<std::vector<std::filesystem::path>> listed =
+        IsPack(directory) ? UnpackSessions(directory, failed) : ListSessions(directory);
     if (!listed) {
       Complain(listed.status().message());
       failed = true;
@@ -79,6 +122,30 @@ std::string Grouped(std::uint64_t number) {
   std::string digits = std::to_string(number);
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
   return digits;
+}
+
+void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {
+  constexpr std::size_t kWidth = 100;
+  std::size_t at = 0, column = 0;
+  while (at < text.size()) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::size_t word = end - at;
+    if (column != 0 && column + 1 + word > kWidth) {
+      out << "\n";
+      column = 0;
+    }
+    if (column == 0) {
+      out << indent;
+      column = indent.size();
+    } else {
+      out << " ";
+      ++column;
+    }
+    out << std::string_view(text).substr(at, word);
+    column += word;
+    at = end + 1;
+  }
+  out << "\n";
 }
 
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <numeric>
 #include <system_error>
 
 namespace amem {
@@ -15,11 +16,6 @@ namespace {
 constexpr Bytes kPage = 4096;
 constexpr Bytes kQueueBytes = Bytes{64} << 20;  // handed to the driver at once, so that copying begins early
 constexpr int kNiceness = 10;
-
-std::uint64_t Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 std::string Name(const Backup::Item& item) {
   return "allocation " + std::to_string(item.allocation.value) + " (" + std::to_string(item.bytes) + " bytes at offset " +
@@ -82,6 +78,11 @@ class Backup::Queue {
   Bytes bytes_ = 0;
 };
 
+std::uint64_t Backup::Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
 Backup::Backup(Driver& driver, BackupOptions options) : driver_(driver), options_(options), pid_(getpid()) {}
 
 Backup::~Backup() {
@@ -116,29 +117,21 @@ Status Backup::Save(std::span<const Item> items) {
   return {};
 }
 
+// Copies of what was looked at are under way while the next part is looked at. They are marked in smaller steps, so that memory can
+// go as soon as its own are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
-  return InBatches(items, options_.batch, [&](std::span<const Item> batch) { return SaveBatch(device, batch); });
+  queued_.insert(device);
+  return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some); });
 }
 
-Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items) {
-  queued_.insert(device);
+Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
   const std::uint64_t began = Now();
   const auto found = driver_.FindNonZero(device, ExtentsOf(items), options_.block);
   const std::uint64_t looked = Now() - began;
   if (!found.ok()) return found.status();
-  Queue queue(driver_, device, true);
   Bytes total = 0, saved = 0;
-  std::size_t run = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const Item& item = items[i];
-    const std::size_t first = pieces_.size();
-    for (const std::size_t end = run + found->counts[i]; run < end; ++run) {
-      AMEM_TRY(Place(queue, found->runs[run], found->runs[run].address.value - item.address.value));
-      saved += found->runs[run].bytes;
-    }
-    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, 0};
-    total += item.bytes;
-  }
+  for (const Item& item : items) total += item.bytes;
+  for (const Extent& run : found->runs) saved += run.bytes;
   {
     const std::lock_guard lock(mutex_);
     statistics_.scan_ns += looked;
@@ -147,21 +140,34 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items) {
     statistics_.bytes_zero += total - saved;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
+  std::size_t run = 0, item = 0;
+  return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
+    const auto counts = std::span(found->counts).subspan(item, batch.size());
+    const std::size_t runs = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    const Status queued = SaveBatch(device, batch, std::span(found->runs).subspan(run, runs), counts);
+    run += runs;
+    item += batch.size();
+    return queued;
+  });
+}
+
+// `runs` of what is not zero in the items; `counts`: how many of them are each item's.
+Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
+                         std::span<const std::size_t> counts) {
+  Queue queue(driver_, device, true);
+  std::size_t run = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Item& item = items[i];
+    const std::size_t first = pieces_.size();
+    for (const std::size_t end = run + counts[i]; run < end; ++run) {
+      AMEM_TRY(Place(queue, runs[run], runs[run].address.value - item.address.value));
+    }
+    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, 0};
+  }
   AMEM_TRY(queue.Flush());
   const auto mark = driver_.Mark(device);
   if (!mark.ok()) return mark.status();
   for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = *mark;
-  return {};
-}
-
-Status Backup::AwaitSaved(AllocationId allocation) {
-  if (contents_ == Contents::kSaved) return {};
-  if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
-  auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
-    it->second.done = true;
-  }
   return {};
 }
 
@@ -172,6 +178,17 @@ Status Backup::Place(Queue& queue, const Extent& run, Bytes offset) {
     pieces_.push_back({offset + done, room->bytes, room->at, room->joined});
     AMEM_TRY(queue.Add(run.address + done, pieces_.back()));
     done += room->bytes;
+  }
+  return {};
+}
+
+Status Backup::AwaitSaved(AllocationId allocation) {
+  if (contents_ == Contents::kSaved) return {};
+  if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
+  auto it = saved_.lower_bound({allocation, 0});
+  for (; it != saved_.end() && it->first.first == allocation; ++it) {
+    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+    it->second.done = true;
   }
   return {};
 }
@@ -325,7 +342,8 @@ void Backup::PinInBackground() {
       changed_.wait(lock);
       continue;
     }
-    if (const auto quiet = asked_ + options_.quiet; std::chrono::steady_clock::now() < quiet) {
+    const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
+    if (const auto quiet = std::max(asked_, busy) + options_.quiet; std::chrono::steady_clock::now() < quiet) {
       changed_.wait_until(lock, quiet);
       continue;
     }

@@ -4,6 +4,7 @@
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -25,8 +26,9 @@ namespace amem {
 
 struct BackupOptions {
   Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
-  Bytes chunk = Bytes{64} << 20;         // host memory is pinned in such pieces
-  Bytes batch = Bytes{256} << 20;        // looked at or cleared in one go, while what came before is copied
+  Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
+  Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
+  Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
   std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
@@ -85,6 +87,8 @@ class Backup {
   // replaces the one before. The thread rests while contents are queued, ends when it has done its work and is never begun in
   // a forked child. What it does neither waits for kernels that run nor holds them up.
   void Prepare(Bytes expected);
+  // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
+  void Busy() { busy_ns_.store(Now(), std::memory_order_relaxed); }
   void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
   // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
   // kernels that run: for quiet times, such as the end of a pause.
@@ -116,7 +120,9 @@ class Backup {
   class Queue;  // of parts that lie one after the other in host memory
 
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
-  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items);
+  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items);
+  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
+                   std::span<const std::size_t> counts);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
   Status Place(Queue& queue, const Extent& run, Bytes offset);
@@ -125,8 +131,11 @@ class Backup {
   void PinInBackground();
   [[nodiscard]] bool InChild() const;
 
+  static std::uint64_t Now();
+
   Driver& driver_;
   const BackupOptions options_;
+  std::atomic<std::uint64_t> busy_ns_{0};
   const int pid_;
 
   std::map<Key, Saved> saved_;

@@ -13,8 +13,8 @@ std::uint64_t Now() {
 
 }  // namespace
 
-// Start-up is full of driver calls; pinning waits until it is over.
-constexpr std::chrono::milliseconds kQuiet{1000};
+// Pinning begins when NCCL has not allocated for a moment, so that it does not hold up a start-up full of driver calls.
+constexpr std::chrono::milliseconds kQuiet{10};
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
     : ledger_(ledger),
@@ -34,7 +34,22 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
   return kind == CycleKind::kPause && state.lifecycle == Lifecycle::kRunning ? state.cycles + 1 : state.cycles;
 }
 
-Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) { return peers_.Arrive(kind, CycleNumber(kind)); }
+Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
+  const std::uint64_t cycle = CycleNumber(kind);
+  {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
+  }
+  auto round = peers_.Arrive(kind, cycle);
+  if (!round.ok()) {
+    const auto lock = ledger_.Lock();
+    const Lifecycle now = ledger_.state().lifecycle;
+    // After a failure that could not be undone there is still something left to do.
+    const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
+    ledger_.Record(CycleFailed{kind, cycle, undone, round.status().message()});
+  }
+  return round;
+}
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
   const std::uint64_t start = Now();

@@ -42,6 +42,7 @@ class Coordinator {
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   // Pins host memory for contents of that size, in the background, once nothing has been asked for a second.
   void Prepare(Bytes contents) { backup_.Prepare(backup_.Expected(contents)); }
+  void Busy() { backup_.Busy(); }  // see Backup
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:

@@ -145,7 +145,7 @@ Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
   const auto granularity = driver_.Granularity(properties);
   if (!granularity.ok()) return granularity.status();
   const Bytes table = slot / kPageBytes * sizeof(TablePiece);
-  const Bytes needed = lanes_.size() * (slot + table) + 2 * kExtentsBytes + kBitmapBytes;
+  const Bytes needed = lanes_.size() * (slot + table) + 2 * kExtentsBytes;
   const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
   if (buffer_.reserved < bytes) {
     const auto range = driver_.Reserve(bytes, 0, {}, 0);
@@ -180,7 +180,6 @@ Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
   }
   buffer_.extents = at;
   buffer_.cleared = at + kExtentsBytes;
-  buffer_.bitmap = at + 2 * kExtentsBytes;
   buffer_.slot = slot;
   return {};
 }
@@ -278,7 +277,8 @@ Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, 
   const bool buffered = buffer_.slot != 0;
   const auto pinned = reinterpret_cast<CUdeviceptr>(scan_->data());
   CUdeviceptr extents = buffered ? buffer_.extents : pinned;
-  CUdeviceptr bitmap = buffered ? buffer_.bitmap : pinned + kExtentsBytes;
+  // Written by the kernel itself: a copy would wait behind those of contents that are under way.
+  CUdeviceptr bitmap = pinned + kExtentsBytes;
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&extents, &count, &units, &bitmap};
   const RelaxedCapture relaxed(calls_);
@@ -288,9 +288,6 @@ Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, 
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
   }
   if (result == CUDA_SUCCESS) result = Launch(find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  if (result == CUDA_SUCCESS && buffered) {
-    result = calls_.copy_to_host(result_at, bitmap, Bytes{units} * sizeof(std::uint32_t), opened_.stream);
-  }
   if (result == CUDA_SUCCESS) result = calls_.stream_synchronize(opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero");
   std::memcpy(words, result_at, Bytes{units} * sizeof(std::uint32_t));

@@ -68,7 +68,7 @@ class CudaDriver::Sparse::Device {
     Bytes reserved = 0;
     DriverHandle handle;
     Bytes mapped = 0, slot = 0;  // slot: 0 while there is no buffer
-    CUdeviceptr extents = 0, cleared = 0, bitmap = 0;
+    CUdeviceptr extents = 0, cleared = 0;
     bool refused = false;  // until Finish
   };
   Status Ready();  // lanes; why they cannot be had

@@ -13,8 +13,11 @@
 
 namespace amem {
 
+struct Verdict;
+
 nlohmann::ordered_json ToJson(const Event& event);
 nlohmann::ordered_json ToJson(const State& state);
+nlohmann::ordered_json ToJson(const Verdict& verdict);  // what is not known is null
 
 // A session id the way directories of journals are named: 16 hex digits.
 std::string SessionText(SessionId session);

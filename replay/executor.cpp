@@ -1,12 +1,16 @@
 #include "replay/executor.h"
 
 #include <algorithm>
+#include <deque>
+#include <future>
 #include <set>
 
 namespace amem {
 namespace {
 
-constexpr std::size_t kStepsPerBatch = 600;  // some 200 allocations: import, map, access
+constexpr std::size_t kStepsPerBatch = 24;    // some 8 allocations: import, map, access
+constexpr std::size_t kBatchesComing = 6;     // asked for, and not imported yet
+constexpr Bytes kRestoreAtOnce = Bytes{1} << 30;
 
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
 
@@ -18,9 +22,12 @@ Status Executor::Run(const PlannedPhase& phase) {
     ledger_.Record(PhaseBegun{phase.phase});
   }
   // What a pause began to copy is waited for where it is released. Any other phase that finds copies comes after a failure.
-  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Saving();
+  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn ? backup_.Saving()
+                                                                   : phase.phase == PhaseKind::kResumeImport && !backup_.Saving();
   Status status;
-  if (!expected) status = backup_.Queued() ? Settle() : DropScratch();
+  // Nothing may be exported that is about to be released.
+  if (phase.phase != PhaseKind::kResumeImport) StopExporting();
+  if (!expected) status = backup_.Queued() || !restoring_.empty() ? Settle() : DropScratch();
   if (status.ok()) status = RunSteps(phase.steps);
   if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) {
     status = Settle();
@@ -47,8 +54,11 @@ Status Executor::RunSteps(const std::vector<Step>& steps) {
       imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
+      if (step.kind == StepKind::kCreate) ExportSoon(step.allocation);
+      if (step.kind == StepKind::kSetAccess) AMEM_TRY(RestoreSoon(step.allocation, step.address, kRestoreAtOnce));
     }
   }
+  if (restores.empty()) AMEM_TRY(RestoreSoon({}, {}, 0));
   Step culprit;
   Status begun = restores.empty() ? Status{} : BeginRestores(restores, culprit);
   Status imported = begun.ok() ? RunImports(imports) : Status{};
@@ -232,59 +242,65 @@ Status Executor::Verify() {
   return {};
 }
 
-// Descriptors come from their owners in batches that a process may hold open at once. Every session begins with the owner
-// after itself, so that not all ask the same one.
-Status Executor::RunImports(const std::vector<Step>& steps) {
-  std::map<SessionId, std::vector<std::vector<Step>>> by_owner;
-  SessionId self;
-  {
-    const auto lock = ledger_.Lock();
-    const State& state = ledger_.state();
-    self = state.session.session;
-    AllocationId last;
-    for (const Step& step : steps) {
-      if (!Exists(step)) continue;
-      const auto& remote = state.allocations.at(step.allocation).remote;
-      auto& batches = by_owner[remote ? remote->owner : self];
-      if (batches.empty() || (batches.back().size() >= kStepsPerBatch && step.allocation != last)) batches.emplace_back();
-      batches.back().push_back(step);
-      last = step.allocation;
-    }
+// One owner's steps in batches of descriptors that a process may hold open at once; the owners take turns, every session beginning
+// with the one after itself, so that not all ask the same one.
+std::vector<Executor::Batch> Executor::Batches(const std::vector<Step>& steps) {
+  std::map<SessionId, std::vector<Batch>> by_owner;
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const SessionId self = state.session.session;
+  AllocationId last;
+  for (const Step& step : steps) {
+    if (!Exists(step)) continue;
+    const auto& remote = state.allocations.at(step.allocation).remote;
+    const SessionId owner = remote ? remote->owner : self;
+    auto& batches = by_owner[owner];
+    if (batches.empty() || (batches.back().steps.size() >= kStepsPerBatch && step.allocation != last)) batches.push_back({owner, {}, {}});
+    batches.back().steps.push_back(step);
+    if (step.kind == StepKind::kImport && remote) batches.back().requests.push_back({remote->allocation, step.allocation});
+    last = step.allocation;
   }
-  std::vector<SessionId> owners;
-  for (auto it = by_owner.upper_bound(self); it != by_owner.end(); ++it) owners.push_back(it->first);
-  for (auto it = by_owner.begin(); it != by_owner.end() && !(self < it->first); ++it) owners.push_back(it->first);
-  for (const SessionId owner : owners) {
-    for (const auto& batch : by_owner[owner]) {
-      if (Status fetched = Fetch(owner, batch); !fetched.ok()) {
-        const auto lock = ledger_.Lock();
-        const auto import = std::ranges::find_if(batch, [](const Step& step) { return step.kind == StepKind::kImport; });
-        ledger_.Record(StepBegun{*import});
-        return Fail(*import, std::move(fetched));
+  std::vector<Batch> all;
+  for (std::size_t round = 0, before = 1; all.size() != before; ++round) {
+    before = all.size();
+    const auto take = [&](auto begin, auto end) {
+      for (auto it = begin; it != end; ++it) {
+        if (round < it->second.size()) all.push_back(std::move(it->second[round]));
       }
-      for (const Step& step : batch) AMEM_TRY(RunOne(step));
-    }
+    };
+    const auto after_self = by_owner.upper_bound(self);
+    take(after_self, by_owner.end());
+    take(by_owner.begin(), after_self);
   }
-  return {};
+  return all;
 }
 
-Status Executor::Fetch(SessionId owner, const std::vector<Step>& steps) {
-  std::vector<ShareRequest> requests;
-  {
-    const auto lock = ledger_.Lock();
-    for (const Step& step : steps) {
-      if (step.kind == StepKind::kImport)
-        requests.push_back({ledger_.state().allocations.at(step.allocation).remote->allocation, step.allocation});
+// A few owners export at the same time as this session imports what came before.
+Status Executor::RunImports(const std::vector<Step>& steps) {
+  std::vector<Batch> batches = Batches(steps);
+  using Shared = Result<std::vector<SharedAllocation>>;
+  std::deque<std::future<Shared>> coming;
+  std::size_t asked = 0;
+  for (const Batch& batch : batches) {
+    for (; asked < batches.size() && coming.size() < kBatchesComing; ++asked) {
+      coming.push_back(std::async(std::launch::async, [this, &wanted = batches[asked]]() -> Shared {
+        if (wanted.requests.empty()) return std::vector<SharedAllocation>();
+        return peers_.Reimport(wanted.owner, wanted.requests);
+      }));
     }
+    Shared shared = coming.front().get();
+    coming.pop_front();
+    if (!shared.ok()) {
+      // So that a new plan takes what it shared for lost.
+      if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(batch.owner));
+      const auto lock = ledger_.Lock();
+      const auto import = std::ranges::find_if(batch.steps, [](const Step& step) { return step.kind == StepKind::kImport; });
+      ledger_.Record(StepBegun{*import});
+      return Fail(*import, shared.status());
+    }
+    for (std::size_t i = 0; i < batch.requests.size(); ++i) fetched_[batch.requests[i].as] = std::move((*shared)[i].descriptor);
+    for (const Step& step : batch.steps) AMEM_TRY(RunOne(step));
   }
-  if (requests.empty()) return {};
-  auto shared = peers_.Reimport(owner, requests);
-  if (!shared.ok()) {
-    // So that a new plan takes what it shared for lost.
-    if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(owner));
-    return shared.status();
-  }
-  for (std::size_t i = 0; i < requests.size(); ++i) fetched_[requests[i].as] = std::move((*shared)[i].descriptor);
   return {};
 }
 
@@ -364,9 +380,70 @@ Status Executor::DropScratch() {
 
 Status Executor::Settle() {
   Status finished = backup_.Finish();
+  restorable_.clear();
+  restorable_bytes_ = 0;
+  restoring_.clear();
   if (backup_.Queued()) return finished;  // copies may still be under way there
   Status dropped = DropScratch();
   return finished.ok() ? dropped : finished;
+}
+
+void Executor::ExportSoon(AllocationId slab) {
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().allocations.find(slab);
+    if (it == ledger_.state().allocations.end() || !ledger_.state().slabs.contains(slab) || it->second.importers.empty()) return;
+  }
+  {
+    const std::lock_guard lock(export_mutex_);
+    to_export_.push_back(slab);
+    export_changed_.notify_one();
+  }
+  if (exporting_.valid()) return;
+  no_more_exports_ = false;
+  try {
+    exporting_ = std::async(std::launch::async, [this] {
+      for (std::unique_lock lock(export_mutex_);;) {
+        export_changed_.wait(lock, [&] { return !to_export_.empty() || no_more_exports_; });
+        if (no_more_exports_) return;
+        const AllocationId next = to_export_.front();
+        to_export_.pop_front();
+        lock.unlock();
+        ledger_.ExportAndKeep(next, driver_);
+        lock.lock();
+      }
+    });
+  } catch (const std::system_error&) {  // no thread: whoever asks makes it happen
+  }
+}
+
+void Executor::StopExporting() {
+  if (!exporting_.valid()) return;
+  {
+    const std::lock_guard lock(export_mutex_);
+    no_more_exports_ = true;
+    to_export_.clear();
+    export_changed_.notify_one();
+  }
+  exporting_.get();
+}
+
+// Of an own allocation that can be reached through its own mapping. The others wait for their restore steps.
+Status Executor::RestoreSoon(AllocationId allocation, Address address, Bytes enough) {
+  const auto lock = ledger_.Lock();
+  if (const auto step = ContentsToRestore(ledger_.state(), allocation, address); step && !restoring_.contains(allocation)) {
+    AMEM_TRY(Reach(*step, restorable_));
+    restoring_.insert(allocation);
+    restorable_bytes_ += step->bytes;
+  }
+  if (restorable_.empty() || restorable_bytes_ < enough) return {};
+  const std::vector<Backup::Item> items = std::exchange(restorable_, {});
+  restorable_bytes_ = 0;
+  Status begun = backup_.Restore(items);
+  if (begun.ok()) return {};
+  const Step culprit{StepKind::kRestore, items.front().allocation, items.front().address, items.front().bytes, items.front().device};
+  ledger_.Record(StepBegun{culprit});
+  return Fail(culprit, std::move(begun));
 }
 
 Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
@@ -374,13 +451,13 @@ Status Executor::BeginRestores(const std::vector<Step>& steps, Step& culprit) {
   std::vector<Backup::Item> items;
   const auto lock = ledger_.Lock();
   for (const Step& step : steps) {
-    if (!Exists(step)) continue;
+    if (!Exists(step) || restoring_.contains(step.allocation)) continue;
     if (Status reached = Reach(step, items); !reached.ok()) {
       culprit = step;
       return reached;
     }
   }
-  return backup_.Restore(items);
+  return items.empty() ? Status{} : backup_.Restore(items);
 }
 
 Status Executor::FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit) {

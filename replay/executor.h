@@ -1,7 +1,11 @@
 // The executor: runs the steps of a plan on the driver, each between a begun and a done in the journal.
 #pragma once
 
+#include <condition_variable>
+#include <deque>
+#include <future>
 #include <map>
+#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
@@ -19,6 +23,9 @@ class Executor {
   // All must outlive the executor.
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
       : ledger_(ledger), driver_(driver), peers_(peers), backup_(backup) {}
+  ~Executor() { StopExporting(); }
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // Runs the steps, stops at the first that fails (StepFailed is recorded) and returns its reason. Steps of one allocation keep
   // their order; imports are taken owner by owner, because their descriptors come in batches. Called by one thread at a time,
@@ -51,19 +58,37 @@ class Executor {
   Status Verify();
   Status Find(const Step& step);
   Status AwaitSaved(const Step& step);
-  // Contents come back while imports are taken: their copies are queued together, and their steps are done when all are.
+  // Contents come back while memory is still being created and imports are taken: copies are queued as soon as there is enough
+  // to copy to, and the restore steps are done when all are.
+  Status RestoreSoon(AllocationId allocation, Address address, Bytes enough);
   Status BeginRestores(const std::vector<Step>& steps, Step& culprit);
   Status FinishRestores(const std::vector<Step>& steps, Status begun, Step culprit);
   // Waits for all copies, and takes the mappings away that were made for them.
   Status Settle();
   Status RunImports(const std::vector<Step>& steps);
-  Status Fetch(SessionId owner, const std::vector<Step>& steps);
+  // Exports slabs that peers will ask for, in a thread of its own, while this one goes on.
+  void ExportSoon(AllocationId slab);
+  void StopExporting();
+  struct Batch {  // imports whose descriptors come together from one owner
+    SessionId owner;
+    std::vector<Step> steps;
+    std::vector<ShareRequest> requests;
+  };
+  std::vector<Batch> Batches(const std::vector<Step>& steps);
   Status Fail(const Step& step, Status why);
 
   Ledger& ledger_;
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
+  std::future<void> exporting_;
+  std::mutex export_mutex_;  // over the three below
+  std::condition_variable export_changed_;
+  std::deque<AllocationId> to_export_;
+  bool no_more_exports_ = false;
+  std::vector<Backup::Item> restorable_;  // mapped again, and not being copied to yet
+  Bytes restorable_bytes_ = 0;
+  std::set<AllocationId> restoring_;
   std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> stand_ins_;  // by size of a piece; for one phase
   std::set<AllocationId> standing_in_;                             // until they are released
   std::map<AllocationId, UniqueFd> fetched_;  // descriptors from owners, until their import steps used them

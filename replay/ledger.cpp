@@ -63,4 +63,21 @@ void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor)
   if (it != backing_.end()) it->second.descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
 }
 
+
+Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool keep) {
+  const std::lock_guard one(export_mutex_);
+  DriverHandle handle;
+  {
+    const auto lock = Lock();
+    if (UniqueFd copy = CopyOfDescriptor(allocation)) return copy;
+    handle = HandleOf(allocation);
+  }
+  if (!handle) return Status{Code::kNotFound, "allocation " + std::to_string(allocation.value) + " has no memory now"};
+  auto descriptor = driver.Export(handle);
+  if (!descriptor.ok() || !keep) return descriptor;
+  const auto lock = Lock();
+  KeepDescriptor(allocation, *descriptor);
+  return descriptor;
+}
+
 }  // namespace amem

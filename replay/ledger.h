@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "journal/journal.h"
+#include "replay/driver.h"
 #include "replay/unique_fd.h"
 #include "statemachine/apply.h"
 #include "statemachine/state.h"
@@ -44,8 +45,14 @@ class Ledger {
   [[nodiscard]] UniqueFd CopyOfDescriptor(AllocationId allocation) const;
   void KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor);
 
+  // Without the lock: a descriptor of an allocation that is backed, kept if `keep`; of those that ask at the same time one
+  // exports and the others wait for it.
+  Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep);
+  void ExportAndKeep(AllocationId allocation, Driver& driver) { static_cast<void>(Export(allocation, driver, true)); }
+
  private:
   std::mutex mutex_;
+  std::mutex export_mutex_;  // taken before the other
   State state_;
   std::uint64_t next_allocation_ = 1;
   std::unique_ptr<JournalWriter> journal_;

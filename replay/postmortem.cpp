@@ -28,7 +28,7 @@ std::string Plural(std::uint64_t n, const std::string& one) { return Number(n) +
 // Folds the events of one journal and collects who holds what.
 class Fold {
  public:
-  explicit Fold(JournalFindings& found) : found_(found) {}
+  Fold(JournalFindings& found, const Observer& observe) : found_(found), observe_(observe) {}
 
   // A journal whose beginning was dropped goes on from the state of its snapshot.
   void StartFrom(State state) {
@@ -52,6 +52,7 @@ class Fold {
       return false;
     }
     Collect(event);
+    if (observe_) observe_(event, found_.state);
     const std::vector<AllocationId> touched = ReleasedBy(event);
     if (Status applied = Apply(found_.state, event); !applied) {
       Violate(event.seq, ToText(event.body) + ": " + applied.message());
@@ -150,6 +151,7 @@ class Fold {
   }
 
   JournalFindings& found_;
+  const Observer& observe_;
   std::optional<Violation> gap_;
   std::uint64_t unchecked_ = 0;  // events since the invariants were checked
 };
@@ -158,8 +160,8 @@ class Fold {
 
 class Job {
  public:
-  explicit Job(std::span<const JournalFindings> journals) {
-    for (const JournalFindings& journal : journals) by_session_[journal.info.session] = &journal;
+  explicit Job(std::span<const JournalFindings* const> journals) {
+    for (const JournalFindings* journal : journals) by_session_[journal->info.session] = journal;
   }
 
   JobFindings Run() {
@@ -315,13 +317,13 @@ class Job {
 
 }  // namespace
 
-Result<JournalFindings> VerifyJournal(JournalReader& reader) {
+Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& observe) {
   Result<JournalInfo> info = reader.Info();
   if (!info) return info.status();
   JournalFindings found;
   found.info = *std::move(info);
 
-  Fold fold(found);
+  Fold fold(found, observe);
   if (found.info.first.value > 1) {
     Result<State> start = reader.StateAt(SequenceNumber{found.info.first.value - 1});
     if (!start) {
@@ -347,7 +349,13 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader) {
   return found;
 }
 
-JobFindings VerifyJob(std::span<const JournalFindings> journals) { return Job(journals).Run(); }
+JobFindings VerifyJob(std::span<const JournalFindings> journals) {
+  std::vector<const JournalFindings*> pointers;
+  for (const JournalFindings& journal : journals) pointers.push_back(&journal);
+  return VerifyJob(pointers);
+}
+
+JobFindings VerifyJob(std::span<const JournalFindings* const> journals) { return Job(journals).Run(); }
 
 std::string NameOf(const JournalFindings& journal) {
   const SessionOpened& who = journal.state.session;

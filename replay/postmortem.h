@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -80,7 +81,9 @@ struct JournalFindings {
 // Folds every event through Apply, checks the invariants (of a large state not after each event, but always at the end), and
 // looks for gaps in the sequence. Folding stops at the first violation of order: what came after it would be its consequences.
 // A failure means that the journal could not be read at all.
-Result<JournalFindings> VerifyJournal(JournalReader& reader);
+// `observe` is called for every event that can follow, with the state before it.
+using Observer = std::function<void(const Event& event, const State& before)>;
+Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& observe = {});
 
 struct JobFindings {
   std::vector<Violation> violations;
@@ -90,6 +93,7 @@ struct JobFindings {
 // References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has
 // done after the other side was read is left out.
 JobFindings VerifyJob(std::span<const JournalFindings> journals);
+JobFindings VerifyJob(std::span<const JournalFindings* const> journals);
 
 // "rank 2 (pid 4711 on host a)", "pid 4711 on host a" without a rank, the session id when not even that is known.
 std::string NameOf(const JournalFindings& journal);

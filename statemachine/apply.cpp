@@ -404,6 +404,7 @@ class Fold {
     return {};
   }
   Status operator()(const PhaseBegun& e) {
+    if (Waits(e.phase)) return {};  // for the others; a cycle begins once all have come
     AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase))));
     s_.cycle.phase = e.phase;
     return {};
@@ -426,6 +427,11 @@ class Fold {
   }
   Status operator()(const CycleFailed& e) {
     const std::string doing = "fail " + std::string(ToText(e.kind)) + " " + to_string(e.cycle);
+    if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive)) {
+      // It never began, because not all have come, and is not counted.
+      s_.cycle = Cycle{e.kind, std::min(e.cycle, s_.cycles), {}, {}, {}, e.message};
+      return {};
+    }
     AMEM_TRY(InCycle(doing));
     if (e.undone) {
       AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing) : AllGone(doing));
@@ -603,6 +609,11 @@ class Fold {
     if (s_.lifecycle == Lifecycle::kPausing || s_.lifecycle == Lifecycle::kResuming) return {};
     if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
     return Bad(doing + ": no pause or resume is under way, the session is " + std::string(ToText(s_.lifecycle)));
+  }
+  // In this phase of a cycle that has not begun.
+  [[nodiscard]] bool Waits(PhaseKind phase) const {
+    return seq_ && ((s_.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
+                    (s_.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive));
   }
   Status Add(const char* verb, AllocationId id, Allocation a) {
     const std::string doing = std::string(verb) + " " + Name(id);

@@ -323,7 +323,7 @@ struct StepFailed {
   std::string message;
   friend bool operator==(const StepFailed&, const StepFailed&) = default;
 };
-struct PhaseBegun {
+struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
   PhaseKind phase{};
   friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
 };
@@ -340,7 +340,7 @@ struct CycleDone {
   std::uint64_t duration_ns = 0;
   friend bool operator==(const CycleDone&, const CycleDone&) = default;
 };
-struct CycleFailed {  // whatever was done has been undone, unless `undone` is false
+struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
   CycleKind kind{};
   std::uint64_t cycle = 0;
   bool undone = true;

@@ -136,6 +136,14 @@ std::vector<Step> ContentsToSave(const State& state) {
   return steps;
 }
 
+std::optional<Step> ContentsToRestore(const State& state, AllocationId id, Address address) {
+  const auto it = state.allocations.find(id);
+  if (it == state.allocations.end() || !it->second.saved || !it->second.stale) return std::nullopt;
+  const Address at = Reachable(state, id, it->second, {{id, {address}}}, true);
+  if (!at) return std::nullopt;
+  return On(StepKind::kRestore, id, it->second, at);
+}
+
 Plan PlanPause(const State& state) {
   const Places places = PlacesOf(state);
   std::vector<Step> release;

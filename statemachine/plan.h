@@ -1,6 +1,7 @@
 // Plans: what a pause or resume has to do, as a value.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "statemachine/event.h"
@@ -35,5 +36,7 @@ Bytes StandInPiece(Bytes whole);
 
 // The save steps of a pause from here.
 std::vector<Step> ContentsToSave(const State&);
+// The restore step of an allocation whose own device can reach all of it at `address` now; none if it has to wait.
+std::optional<Step> ContentsToRestore(const State&, AllocationId, Address address);
 
 }  // namespace amem

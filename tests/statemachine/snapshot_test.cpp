@@ -65,6 +65,26 @@ TEST(Snapshot, keeps_the_last_failure) {
   EXPECT_EQ(Expand(*snapshot).cycle.failure, "rank 2 did not come");
 }
 
+TEST(Snapshot, keeps_the_failure_of_a_pause_that_never_began) {
+  Folding f;
+  f.Allocate(kA);
+  f.Pause();
+  f.Resume();
+  f.Ok(PhaseBegun{PhaseKind::kPauseArrive});
+  f.Ok(CycleFailed{CycleKind::kPause, 2, true, "waited for rank 2"});
+  EXPECT_EQ(f.state.lifecycle, Lifecycle::kRunning);
+  EXPECT_EQ(f.state.cycles, 1U);
+  const auto snapshot = Condense(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+  f.Pause();  // tried again
+  f.Ok(PhaseBegun{PhaseKind::kResumeArrive});
+  f.Ok(CycleFailed{CycleKind::kResume, 2, true, "waited for rank 2"});
+  EXPECT_EQ(f.state.lifecycle, Lifecycle::kPaused);
+  f.Refused(PhaseBegun{PhaseKind::kPauseArrive}, "no pause or resume");
+  f.Resume();
+}
+
 TEST(Snapshot, is_refused_while_paused) {
   Folding f;
   f.Allocate(kA);

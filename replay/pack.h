@@ -1,0 +1,46 @@
+// Packs: the journals of a job in one compressed file, for a bug report or a test.
+//
+//   "AMEMPACK" 1, then one zstd stream of blocks, each behind its kind and length (little endian, 32 bits):
+//     session  JSON: who wrote the journal, its status when it was packed
+//     snapshot the state before the first event, when older events had been let go
+//     event    as in the journal
+//     damage   text: what could not be read of the journal
+// What belongs to a session follows its block. Facts are packed, not files: what was damaged stays out, and is said.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct PackOptions {
+  bool anonymous = false;  // host names, GPU ids and paths become "host-1", "gpu-1" and file names
+  int level = 9;           // of zstd, 1 to 19
+};
+struct Packed {
+  std::uint64_t sessions = 0, events = 0;
+  Bytes file_bytes = 0;
+  std::vector<std::string> damage;  // what could not be read and is missing in the pack
+};
+
+// Replaces `file`, once it is whole. Live journals are packed as they are at that moment.
+Result<Packed> Pack(std::span<const std::filesystem::path> sessions, const std::filesystem::path& file,
+                    const PackOptions& options = {});
+
+bool IsPack(const std::filesystem::path& file);
+
+struct Unpacked {
+  std::vector<std::filesystem::path> sessions;  // directories, readable like any journal
+  std::uint64_t events = 0;
+  std::vector<std::string> damage;  // of the journals when they were packed, and of the pack itself: what was lost
+};
+// Makes a directory for each session in `directory`. A pack that is cut short or damaged gives what comes before that, and its
+// damage. A journal that was live keeps that word in a file `status` of its own.
+Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory);
+
+}  // namespace amem

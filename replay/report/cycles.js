@@ -1,0 +1,220 @@
+// Pauses and resumes: a list of them, and for the chosen one what each rank did when.
+
+const cycles = (() => {
+  const PHASES = {  // by the number of a phase: a short name and a colour
+    0: ['arrive', 'p0'], 1: ['save', 'p1'], 2: ['drop imports', 'p2'], 3: ['release own', 'p3'], 4: ['all gone', 'p4'],
+    5: ['arrive', 'p0'], 6: ['create own', 'p1'], 7: ['import, restore', 'p2'], 8: ['verify', 'p3'], 9: ['open', 'p4'],
+  };
+  const isResume = (phase) => phase >= 5;
+  let selected = -1;
+  let list = null;
+
+  for (const cycle of data.cycles) cycle.kindLetter = cycle.kind === 0 ? 'P' : 'R';
+
+  const began = (part) => (part.b === null ? part.a : part.b);
+  const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}`;
+  const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
+  const openParts = (cycle) => cycle.parts.filter((part) => part.o === 3);
+  const durationOf = (cycle) => Math.max(...cycle.parts.map((part) => part.e - began(part)));
+  const slowest = (cycle) => cycle.parts.reduce((a, b) => (b.e - began(b) > a.e - began(a) ? b : a));
+  const moved = (cycle) => sum(cycle.parts.map((part) => part.d[0] - part.d[1])) * (cycle.kind === 0 ? 1 : -1);
+
+  function spanOf(cycle) {
+    return { begin: Math.min(...cycle.parts.map((p) => p.a)), end: Math.max(...cycle.parts.map((p) => p.e)), failed: failedParts(cycle).length > 0 };
+  }
+  function outcomeOf(cycle) {
+    const failed = failedParts(cycle);
+    if (failed.some((part) => part.o === 2)) return 'failed, not undone';
+    if (failed.length) return neverBegan(cycle) ? 'never began' : 'failed, undone';
+    if (openParts(cycle).length) return 'not finished';
+    return 'done';
+  }
+  const badge = (text) => el('span', { class: 'badge ' + (text === 'done' ? 'good' : text === 'not finished' ? 'warn' : 'bad') },
+    el('span', { 'aria-hidden': 'true' }, text === 'done' ? '\u2713 ' : text === 'not finished' ? '\u2026 ' : '\u2715 '), text);
+
+  const neverBegan = (cycle) => cycle.parts.every((part) => part.b === null);
+
+  // Where a session itself is why a pause or resume failed.
+  function failuresOf(session) {
+    const failures = [];
+    for (const cycle of data.cycles) {
+      if (failedParts(cycle).length === 0) continue;
+      if (neverBegan(cycle) && cycle.absent.includes(session)) failures.push({ t: spanOf(cycle).begin, text: `did not come to ${nameOf(cycle)}` });
+      for (const part of cycle.parts) {
+        if (part.s !== session || part.o === 0 || part.o === 3 || !(part.f || part.c === session)) continue;
+        const phase = part.p.find((p) => p[4] === 0);
+        failures.push({ t: phase ? phase[2] : part.e, text: `${nameOf(cycle)} failed: ${part.m || ''}` });
+      }
+    }
+    return failures;
+  }
+
+  // ---- the chosen one ----------------------------------------------------------------------------------------------------------
+
+  // From the moment all had come; how long each had waited for that is told in words. From the first arrival if it never began.
+  function ganttStart(cycle) {
+    const began_ = cycle.parts.filter((part) => part.b !== null).map((part) => part.b);
+    return began_.length === cycle.parts.length ? Math.min(...began_) : spanOf(cycle).begin;
+  }
+  function gantt(cycle, width) {
+    const begin = ganttStart(cycle), end = spanOf(cycle).end;
+    const span = Math.max(end - begin, 1);
+    const waited = cycle.parts.some((part) => part.a < begin);
+    const narrow = width < 560;
+    const label = (narrow ? 52 : 70) + (waited ? (narrow ? 62 : 110) : 8), rowHeight = 24, right = 8;
+    const height = (cycle.parts.length + cycle.absent.length) * rowHeight + 26;
+    const x = (t) => label + (Math.max(t - begin, 0) / span) * (width - label - right);
+    const root = svg('svg', { class: 'gantt', viewBox: `0 0 ${width} ${height}`, role: 'img',
+      'aria-label': `${nameOf(cycle)}: phases of ${cycle.parts.length} ranks over ${duration(span)}. The table below has the same times.` });
+    const step = roundStep(span, (width - label) / 90);
+    for (let t = 0; t <= span; t += step) {
+      const at = x(begin + t), near = at > width - 28;
+      root.append(svg('line', { class: 'gridline', x1: at, x2: at, y1: 0, y2: height - 20 }),
+        svg('text', { class: 'scale', x: at, y: height - 6, 'text-anchor': near ? 'end' : t === 0 ? 'start' : 'middle' }, tick(t, step)));
+    }
+    cycle.parts.forEach((part, row) => root.append(ganttRow(cycle, part, row * rowHeight, label, rowHeight, x, begin, narrow)));
+    cycle.absent.forEach((who, index) => {
+      const y = (cycle.parts.length + index) * rowHeight;
+      root.append(svg('text', { class: 'row-label', x: 0, y: y + 15 }, nameOf_(who)),
+        svg('text', { class: 'cross', x: label, y: y + 17 }, neverBegan(cycle) ? '\u2715' : ''),
+        svg('text', { class: 'scale', x: label + (neverBegan(cycle) ? 18 : 4), y: y + 16 }, who >= sessions.length ? 'its journal was not given' : neverBegan(cycle) ? 'did not come' : 'nothing of it in its journal'));
+    });
+    return root;
+  }
+  const nameOf_ = (index) => capital(everybody[index] ? everybody[index].name : 'unknown');
+
+  function ganttRow(cycle, part, y, label, rowHeight, x, begin, narrow) {
+    const g = svg('g', {}, svg('text', { class: 'row-label', x: 0, y: y + 16 }, nameOf_(part.s)));
+    if (part.a < begin) {
+      g.append(svg('text', { class: 'scale', x: label - 10, y: y + 16, 'text-anchor': 'end' }, (narrow ? '' : 'waited ') + duration(begin - part.a)));
+    }
+    for (const [phase, begun, worked, decided, passed, steps] of part.p) {
+      if (part.b !== null && decided !== null && decided <= part.b) continue;  // the wait for the others
+      const [word, colour] = PHASES[phase] || ['?', 'p0'];
+      const undo = isResume(phase) !== (cycle.kind === 1);
+      const end = decided === null ? part.e : decided;
+      const from = x(begun), middle = x(worked), to = Math.max(x(end), from + 0.7);
+      const title = `${nameOf_(part.s)}, ${undo ? 'undo: ' : ''}${word}: ${duration(worked - begun)} of work` +
+        ` (${plural(steps, 'step')}), then ${duration(end - worked)} waiting for others${decided === null ? '; never decided' : passed ? '' : '; FAILED'}`;
+      const bar = svg('g', { class: 'phase ' + colour + (undo ? ' undo' : '') + (passed ? '' : ' failed') }, svg('title', {}, title),
+        svg('rect', { class: 'wait', x: from, y: y + 4, width: to - from, height: rowHeight - 8 }),
+        svg('rect', { class: 'work', x: from, y: y + 4, width: Math.max(middle - from, 0), height: rowHeight - 8 }));
+      const text = undo ? 'undo: ' + word : word;
+      if (to - from > text.length * 6.6 + 8) bar.append(svg('text', { x: from + 5, y: y + 16 }, text));
+      g.append(bar);
+      if (!passed && (decided !== null || part.o !== 0)) {
+        g.append(svg('text', { class: 'cross', x: Math.max(to - 11, from), y: y + 17 }, part.f || part.c === part.s ? '\u2715' : ''));
+      }
+    }
+    return g;
+  }
+
+  function phaseTable(host, cycle) {
+    const rows = [];
+    cycle.parts.forEach((part) => part.p.forEach((phase) => rows.push({ part, phase })));
+    makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
+      { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
+      { label: 'Phase', cell: (r) => (isResume(r.phase[0]) !== (cycle.kind === 1) ? 'undo, ' : '') + data.phases[r.phase[0]], sort: (r) => r.phase[1] },
+      { label: 'Steps', number: true, cell: (r) => grouped(r.phase[5]), sort: (r) => r.phase[5], downFirst: true },
+      { label: 'Work', number: true, cell: (r) => duration(r.phase[2] - r.phase[1]), sort: (r) => r.phase[2] - r.phase[1], downFirst: true },
+      { label: 'Wait', number: true, cell: (r) => (r.phase[3] === null ? 'to the end' : duration(r.phase[3] - r.phase[2])),
+        sort: (r) => (r.phase[3] === null ? Infinity : r.phase[3] - r.phase[2]), downFirst: true },
+      { label: 'Vote', cell: (r) => (r.phase[3] === null ? 'never decided' : r.phase[4] ? 'passed' : 'failed'), sort: (r) => r.phase[4] },
+    ] });
+  }
+
+  function stepSummary(cycle) {
+    const totals = new Map();
+    for (const part of cycle.parts) {
+      for (const [kind, count, ns] of part.st) {
+        const t = totals.get(kind) || { count: 0, ns: 0, worst: 0, who: 0 };
+        t.count += count;
+        t.ns += ns;
+        if (ns > t.worst) { t.worst = ns; t.who = part.s; }
+        totals.set(kind, t);
+      }
+    }
+    const host = el('div');
+    makeTable(host, { caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
+      { label: 'Step', first: true, cell: (k) => data.steps[k], sort: (k) => k },
+      { label: 'How many', number: true, cell: (k) => grouped(totals.get(k).count), sort: (k) => totals.get(k).count, downFirst: true },
+      { label: 'Mean', number: true, cell: (k) => duration(totals.get(k).ns / totals.get(k).count), sort: (k) => totals.get(k).ns / totals.get(k).count, downFirst: true },
+      { label: 'Longest sum', number: true, cell: (k) => duration(totals.get(k).worst), sort: (k) => totals.get(k).worst, downFirst: true },
+      { label: 'Of', cell: (k) => nameOf_(totals.get(k).who), sort: (k) => totals.get(k).who },
+    ] });
+    return host;
+  }
+
+  function legend(cycle) {
+    const used = new Set();
+    for (const part of cycle.parts) for (const [phase] of part.p) used.add(phase);
+    const waited = cycle.parts.some((part) => part.a < ganttStart(cycle));
+    return el('div', { class: 'legend small' }, [...used].sort((a, b) => a - b).map((phase) =>
+      el('span', { class: 'key' }, el('i', { class: 'swatch ' + PHASES[phase][1] }), data.phases[phase])),
+    el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'),
+    waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');
+  }
+
+  const detail = el('div', { id: 'cycle-detail', class: 'detail', tabindex: -1, role: 'region', 'aria-label': 'The chosen pause or resume' });
+  let drawGantt = () => {};
+  function select(index, move) {
+    selected = index;
+    const cycle = data.cycles[index];
+    const { begin, end } = spanOf(cycle);
+    const holder = el('div', { class: 'gantt-box' });
+    const phases = el('div');
+    const told = failedParts(cycle).filter((part) => part.m);
+    const root = told.find((part) => part.f) || told.find((part) => part.c === part.s) || told[0];
+    const reason = root && (root.f ? root.f.message : root.m);
+    const others = told.find((part) => part !== root && !part.m.includes(reason));
+    detail.replaceChildren(
+      el('div', { class: 'head' }, el('h3', {}, nameOf(cycle), ' ', badge(outcomeOf(cycle))),
+        el('div', { class: 'tools' }, el('button', { type: 'button', onclick: () => {
+          const margin = (end - begin) * 0.4 + 1e5;
+          memory.setDomain(begin - margin, end + margin);
+          show(byId('memory'));
+        } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
+      root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
+      others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
+      holder, legend(cycle),
+      el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
+      el('details', {}, el('summary', {}, 'Phases as a table'), phases));
+    phaseTable(phases, cycle);
+    drawGantt = () => {
+      const width = holder.clientWidth;
+      if (width > 0) holder.replaceChildren(gantt(cycle, width));
+    };
+    drawGantt();
+    if (list) list.redraw();
+    if (move) show(detail);
+  }
+
+  function start() {
+    const host = byId('cycles-body');
+    if (data.cycles.length === 0) {
+      host.append(el('p', { class: 'muted' }, 'No pause was ever asked for.'));
+      return;
+    }
+    list = makeTable(host, { caption: 'Pauses and resumes', unit: ['pause or resume', 'pauses and resumes'], perPage: 12, class: 'pick',
+      rows: data.cycles.map((_, i) => i), sorted: { column: 1, down: true },
+      note: () => (data.job.cycles_left_out ? `; ${grouped(data.job.cycles_left_out)} a rank are not listed` : ''),
+      rowClass: (i) => (i === selected ? 'chosen' : ''),
+      columns: [
+        { label: 'What', first: true, sort: (i) => data.cycles[i].kind * 1e9 + data.cycles[i].parts[0].n,
+          cell: (i) => el('button', { type: 'button', class: 'link', 'aria-pressed': String(i === selected), onclick: () => select(i) }, nameOf(data.cycles[i])) },
+        { label: 'At', number: true, sort: (i) => spanOf(data.cycles[i]).begin, cell: (i) => moment(spanOf(data.cycles[i]).begin) },
+        { label: 'Ranks', number: true, sort: (i) => data.cycles[i].parts.length, cell: (i) => grouped(data.cycles[i].parts.length + data.cycles[i].absent.length) },
+        { label: 'Duration', number: true, downFirst: true, sort: (i) => durationOf(data.cycles[i]), cell: (i) => duration(durationOf(data.cycles[i])) },
+        { label: 'Slowest', sort: (i) => slowest(data.cycles[i]).s, cell: (i) => (data.cycles[i].parts.length > 1 ? nameOf_(slowest(data.cycles[i]).s) : '') },
+        { label: 'Given back / brought back', number: true, downFirst: true, sort: (i) => moved(data.cycles[i]), cell: (i) => bytes(moved(data.cycles[i])) },
+        { label: 'Result', sort: (i) => outcomeOf(data.cycles[i]), cell: (i) => badge(outcomeOf(data.cycles[i])) },
+      ] });
+    host.append(detail);
+    let index = data.cycles.length - 1;
+    data.cycles.forEach((cycle, i) => { if (outcomeOf(cycle) !== 'done') index = i; });
+    select(index);
+    list.turnTo(index);
+    new ResizeObserver(() => drawGantt()).observe(host);
+  }
+  return { start, select, spanOf, nameOf, outcomeOf, durationOf, failuresOf };
+})();

@@ -1,0 +1,193 @@
+// The allocations and the events: long lists with filters and a search.
+
+const rankChoices = () => [['', 'all ranks']].concat(sessions.map((session, index) => [String(index), session.name]));
+
+const allocations = (() => {
+  const c = data.allocations.columns;
+  const count = c.s.length;
+  const everyRow = Array.from({ length: count }, (_, i) => i);
+  const STATES = ['held', 'given back', 'freed', 'stays: host memory', 'stays: registered with a network card', 'stays: multicast'];
+  const stateOf = (i) => STATES[c.state[i]] || 'held';
+  const address = (i) => (c.addr[i] ? '0x' + c.addr[i] : '');
+  const idOf = (i) => (c.id[i] ? String(c.id[i]) : address(i));
+  const site = (i) => data.allocations.sites[c.site[i]] || '';
+  const place = (i) => data.allocations.locations[c.loc[i]] || '';
+  const peer = (i) => (c.peer[i] >= 0 ? `${nameOf(c.peer[i])}, allocation ${c.pid[i]}` : '');
+  const lived = (i) => (c.qe[i] ? c.te[i] : sessions[c.s[i]].end) - c.t[i];
+  const note = (i) => data.allocations.notes[i];
+  const filters = { text: '', rank: '', kind: '', state: '', group: '' };
+  let words = null;  // what the search looks at, made when first needed
+  let list = null;
+
+  function haystack(i) {
+    words = words || new Array(count);
+    if (!words[i]) {
+      words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replaceAll(THIN, ' '),
+        peer(i), site(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
+    }
+    return words[i];
+  }
+  function matching() {
+    const fits = matcher(filters.text);
+    return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (filters.kind === '' || c.kind[i] === Number(filters.kind)) &&
+      (filters.state === '' || (filters.state === 'there' ? c.state[i] !== 2 : c.state[i] === Number(filters.state))) && (!filters.text || fits(haystack(i))));
+  }
+  const isSlab = (i) => c.kind[i] >= 6;  // what lies in it is listed itself
+  const total = (rows) => ', ' + bytes(rows.reduce((all, i) => all + (isSlab(i) ? 0 : c.bytes[i]), 0)) + (rows.some(isSlab) ? ' without slabs' : '');
+
+  const columns = [
+    { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] },
+    { label: 'Allocation', number: true, cell: (i) => (c.id[i] ? grouped(c.id[i]) : ''), sort: (i) => c.id[i] },
+    { label: 'Kind', cell: (i) => data.allocation_kinds[c.kind[i]], sort: (i) => c.kind[i] },
+    { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => (note(i) ? 1e18 : 0) + c.bytes[i], downFirst: true },
+    { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i) + (c.slab[i] && c.state[i] !== 2 ? `, in slab ${grouped(c.slab[i])}` : '')) },
+    { label: 'Made', number: true, cell: (i) => moment(c.t[i]), sort: (i) => c.t[i] },
+    { label: 'Lived', number: true, cell: (i) => duration(lived(i)), sort: lived, downFirst: true },
+    { label: 'Peers', cell: (i) => peer(i) || (c.most[i] ? `held by ${grouped(c.imp[i])}, at most ${grouped(c.most[i])}` : ''), sort: (i) => (c.peer[i] >= 0 ? 1e6 + c.peer[i] : c.most[i]), downFirst: true },
+    { label: 'Address', cell: (i) => (address(i) ? el('code', {}, address(i)) : ''), sort: (i) => c.addr[i].padStart(16, '0') },
+    { label: 'Call site', wide: true, cell: (i) => (site(i) ? el('code', {}, site(i)) : ''), sort: site },
+  ];
+
+  // ---- summed up by something --------------------------------------------------------------------------------------------------
+
+  const KEYS = { site: ['Call site', (i) => site(i) || 'unknown'], rank: ['Rank', (i) => capital(sessions[c.s[i]].name)], bytes: ['Size', (i) => bytes(c.bytes[i])],
+    peer: ['Owner', (i) => (c.peer[i] >= 0 ? capital(nameOf(c.peer[i])) : 'own')] };
+  function groups(rows) {
+    const [label, key] = KEYS[filters.group];
+    const all = new Map();
+    for (const i of rows) {
+      const name = key(i);
+      const g = all.get(name) || { name, count: 0, bytes: 0, there: 0, first: c.t[i] };
+      if (isSlab(i)) continue;
+      ++g.count;
+      g.bytes += c.bytes[i];
+      if (c.state[i] !== 2) g.there += c.bytes[i];
+      all.set(name, g);
+    }
+    const host = el('div');
+    makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
+      { label, first: true, cell: (g) => (filters.group === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
+      { label: 'Allocations', number: true, cell: (g) => grouped(g.count), sort: (g) => g.count, downFirst: true },
+      { label: 'Sum', number: true, cell: (g) => bytes(g.bytes), sort: (g) => g.bytes, downFirst: true },
+      { label: 'There at the end', number: true, cell: (g) => bytes(g.there), sort: (g) => g.there, downFirst: true },
+    ] });
+    return host;
+  }
+
+  const listHost = el('div'), groupHost = el('div', { hidden: true });
+  function apply() {
+    const rows = matching();
+    listHost.hidden = filters.group !== '';
+    groupHost.hidden = filters.group === '';
+    if (filters.group) groupHost.replaceChildren(groups(rows)); else list.setRows(rows);
+  }
+  const change = (name) => (value) => { filters[name] = value; apply(); };
+
+  function start() {
+    const host = byId('allocations-body');
+    const left = data.allocations.left_out;
+    host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter allocations' },
+      field('Search', searchBox('id, address, call site, peer', change('text')), 'grow'),
+      field('Rank', choice(rankChoices(), change('rank'))),
+      field('Kind', choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), change('kind'))),
+      field('State', choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast']], change('state'))),
+      field('Sum up by', choice([['', 'nothing, list all'], ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')))));
+    if (left) host.append(el('p', { class: 'muted small' }, `${grouped(count)} of ${plural(data.allocations.total, 'allocation')} are listed: those there at the end, and of the others the largest. The other ${grouped(left)} add up to ${bytes(data.allocations.left_out_bytes)}.`));
+    host.append(listHost, groupHost);
+    list = makeTable(listHost, { caption: 'Allocations of all ranks', unit: ['allocation', 'allocations'], rows: everyRow, columns, note: total, sorted: { column: 3, down: true },
+      rowClass: (i) => (note(i) ? 'bad-row' : ''), nothing: count ? undefined : 'No allocation was made.' });
+  }
+  return { start };
+})();
+
+const events = (() => {
+  const c = data.events.columns;
+  const count = c.s.length;
+  const t = new Float64Array(count), seq = new Float64Array(count);
+  for (let i = 0; i < count; ++i) {  // differences within each session
+    const fresh = i === 0 || c.s[i] !== c.s[i - 1];
+    t[i] = c.t[i] + (fresh ? 0 : t[i - 1]);
+    seq[i] = c.q[i] + (fresh ? 0 : seq[i - 1]);
+  }
+  const everyRow = Array.from({ length: count }, (_, i) => i).sort((a, b) => t[a] - t[b] || a - b);
+  const isFailure = (i) => c.w[i] === 0;
+  const filters = { text: '', rank: '', kind: '', failures: false, from: null, to: null };
+  let words = null, list = null, inputs = {};
+
+  function haystack(i) {
+    words = words || new Array(count);
+    if (!words[i]) words[i] = [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]].join(' ').toLowerCase().replaceAll(THIN, ' ');
+    return words[i];
+  }
+  function matching() {
+    const fits = matcher(filters.text);
+    const kind = filters.kind === '' ? null : Number(filters.kind);
+    return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (kind === null || c.k[i] === kind) && (!filters.failures || isFailure(i)) &&
+      (filters.from === null || (t[i] + c.d[i] >= filters.from && t[i] <= filters.to)) && (!filters.text || fits(haystack(i))));
+  }
+  const columns = [
+    { label: 'Time', number: true, cell: (i) => moment(t[i]), sort: (i) => t[i] },
+    { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] * 1e12 + seq[i] },
+    { label: 'Event', number: true, cell: (i) => (c.k[i] >= 0 ? '#' + grouped(seq[i]) : `#${grouped(seq[i])} +${grouped(c.n[i] - 1)}`), sort: (i) => seq[i] },
+    { label: 'What happened', wide: true, cell: (i) => (c.k[i] >= 0 ? (isFailure(i) ? [el('span', { class: 'cross', 'aria-label': 'failure' }, '\u2715 '), c.x[i]] : c.x[i])
+      : `${grouped(c.n[i])} events in ${duration(c.d[i])}, not listed: ${c.x[i]}`) },
+    { label: 'Thread', number: true, cell: (i) => (c.th[i] ? String(c.th[i]) : ''), sort: (i) => c.th[i] },
+  ];
+
+  const between = el('p', { class: 'muted small', hidden: true });
+  function apply() {
+    between.hidden = filters.from === null;
+    if (filters.from !== null) {
+      between.replaceChildren(`Only from ${moment(filters.from)} to ${moment(filters.to)}. `,
+        el('button', { type: 'button', class: 'link', onclick: () => { filters.from = filters.to = null; apply(); } }, 'All times'));
+    }
+    list.setRows(matching());
+  }
+  const change = (name) => (value) => { filters[name] = value; apply(); };
+  function clear() {
+    Object.assign(filters, { text: '', rank: '', kind: '', failures: false, from: null, to: null });
+    inputs.text.value = inputs.rank.value = inputs.kind.value = '';
+    inputs.failures.checked = false;
+  }
+
+  // The row of an event, or the row that counts it.
+  function find(session, number) {
+    for (let i = 0; i < count; ++i) {
+      if (c.s[i] === session && seq[i] <= number && number < seq[i] + c.n[i]) return i;
+    }
+    return -1;
+  }
+  function reveal(session, number) {
+    clear();
+    inputs.rank.value = filters.rank = String(session);
+    apply();
+    const row = find(session, number);
+    if (row < 0) show(byId('events')); else list.reveal(row);
+  }
+  function around(cycle) {
+    const { begin, end } = cycles.spanOf(cycle);
+    clear();
+    filters.from = begin;
+    filters.to = end;
+    apply();
+    show(byId('events'));
+  }
+
+  function start() {
+    const host = byId('events-body');
+    const kinds = [...new Set(c.k.filter((k) => k >= 0))].sort((a, b) => (data.kinds[a] < data.kinds[b] ? -1 : 1));
+    inputs = {
+      text: searchBox('words, address, #number', change('text')), rank: choice(rankChoices(), change('rank')),
+      kind: choice([['', 'all kinds']].concat(kinds.map((k) => [String(k), data.kinds[k]])), change('kind')),
+      failures: el('input', { type: 'checkbox', onchange: (event) => change('failures')(event.target.checked) }),
+    };
+    host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter events' },
+      field('Search', inputs.text, 'grow'), field('Rank', inputs.rank), field('Kind', inputs.kind), field('Only failures', inputs.failures, 'tick')), between);
+    if (data.events.left_out) host.append(el('p', { class: 'muted small' }, `Of ${plural(data.job.events, 'event')}, ${grouped(data.job.events - data.events.left_out)} are listed, all around failures among them. The others are counted at their places, in grey. `, el('code', {}, 'amem-replay log'), ' prints every one.'));
+    const holder = el('div');
+    host.append(holder);
+    list = makeTable(holder, { caption: 'Events of all ranks by time', unit: ['row', 'rows'], rows: everyRow, columns, perPage: 100, sorted: { column: 0, down: false }, class: 'log',
+      rowClass: (i) => (c.k[i] < 0 ? 'sum' : isFailure(i) ? 'bad-row' : c.w[i] <= 2 ? 'landmark' : '') });
+  }
+  return { start, reveal, around };
+})();

@@ -1,0 +1,331 @@
+// Memory held over time: one chart a rank, stacked by class, all on one scale; a lane above shows pauses and resumes.
+
+const memory = (() => {
+  const NARROW = 560;
+  const series = sessions.map((session) => {
+    const t = running(session.series.t);
+    const held = session.series.h.map((deltas) => (deltas.length ? running(deltas) : null));
+    return { t, held, end: session.end };
+  });
+  const present = STACK.filter((c) => sessions.some((session) => session.most[c] > 0));
+  const shown = new Set(present);
+  const whole = [0, Math.max(data.job.duration, 1)];
+  let domain = whole.slice();
+  let cursor = null;  // { t, session }
+  const charts = [];
+
+  // Cumulative heights of the classes shown, from the bottom up.
+  function stack(index) {
+    const { t, held } = series[index];
+    const layers = [];
+    let below = new Float64Array(t.length);
+    for (const c of present) {
+      if (!shown.has(c) || !held[c]) continue;
+      const top = below.map((value, i) => value + held[c][i]);
+      layers.push({ c, below, top });
+      below = top;
+    }
+    return layers;
+  }
+  let stacks = [];
+  let highest = 1;
+  function restack() {
+    stacks = sessions.map((_, index) => stack(index));
+    highest = 1;
+    for (const layers of stacks) {
+      const top = layers.length ? layers[layers.length - 1].top : [];
+      for (const value of top) if (value > highest) highest = value;
+    }
+  }
+
+  // The last point at or before a time; -1: before the first.
+  function indexAt(t, time) {
+    let low = 0, high = t.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (t[middle] <= time) low = middle + 1; else high = middle;
+    }
+    return low - 1;
+  }
+
+  // ---- drawing -----------------------------------------------------------------------------------------------------------------
+
+  function areaPath(index, layer, x, y) {
+    const { t, end } = series[index];
+    const from = Math.max(0, indexAt(t, domain[0])), to = indexAt(t, domain[1]);
+    if (to < from) return '';
+    const stop = x(Math.min(domain[1], end)).toFixed(1);
+    let upper = '', lower = '';
+    for (let i = from; i <= to; ++i) {
+      const at = x(Math.max(t[i], domain[0])).toFixed(1);
+      upper += (upper ? 'H' + at : 'M' + at + ',' + y(layer.top[i]).toFixed(1)) + 'V' + y(layer.top[i]).toFixed(1);
+      lower = 'V' + y(layer.below[i]).toFixed(1) + 'H' + at + lower;
+    }
+    return upper + 'H' + stop + lower + 'Z';
+  }
+
+  function timeAxis(width, x) {
+    const span = domain[1] - domain[0];
+    const step = span > 120e9 ? roundStep(span / 60e9, width / 110, [1, 2, 3, 5, 6, 10]) * 60e9 : roundStep(span, width / 95);
+    const g = svg('g', { class: 'axis' });
+    for (let t = Math.ceil(domain[0] / step) * step; t <= domain[1]; t += step) {
+      const at = x(t);
+      const anchor = at > width - 30 ? 'end' : at < 24 ? 'start' : 'middle';
+      g.append(svg('line', { x1: at, x2: at, y1: 0, y2: 4 }), svg('text', { x: at, y: 15, 'text-anchor': anchor }, tick(t, step)));
+    }
+    return g;
+  }
+
+  const heightOf = () => (sessions.length > 16 ? 52 : sessions.length > 4 ? 72 : 104);
+
+  function draw() {
+    for (const chart of charts) chart.draw();
+    drawLane();
+    placeCursor();
+  }
+
+  let laneSvg, axisSvg;
+  function drawLane() {
+    const width = laneSvg.parentNode.clientWidth || 600;
+    const x = (t) => ((t - domain[0]) / (domain[1] - domain[0])) * width;
+    laneSvg.setAttribute('viewBox', `0 0 ${width} 22`);
+    laneSvg.replaceChildren();
+    let free = -1e9;  // labels do not run into each other
+    data.cycles.forEach((cycle, index) => {
+      const { begin, end, failed } = cycles.spanOf(cycle);
+      const from = x(begin), to = Math.max(x(end), from + 3);
+      if (to < 0 || from > width) return;
+      const mark = svg('g', { class: 'lane ' + (cycle.kind === 0 ? 'pause' : 'resume') + (failed ? ' failed' : ''), tabindex: -1,
+        onclick: () => cycles.select(index, true) },
+      svg('title', {}, `${cycles.nameOf(cycle)}: ${cycles.outcomeOf(cycle)}, ${duration(cycles.durationOf(cycle))}`),
+      svg('rect', { x: from.toFixed(1), y: 13, width: (to - from).toFixed(1), height: 7, rx: 2 }));
+      const label = (failed ? '\u2715 ' : '') + cycle.kindLetter + cycle.parts[0].n;
+      if (from > free && from < width - 20) {
+        mark.append(svg('text', { x: Math.max(0, from).toFixed(1), y: 10 }, label));
+        free = from + label.length * 7 + 6;
+      }
+      laneSvg.append(mark);
+    });
+    axisSvg.setAttribute('viewBox', `0 0 ${width} 20`);
+    axisSvg.replaceChildren(timeAxis(width, x));
+  }
+
+  function makeChart(index) {
+    const session = sessions[index];
+    const plot = svg('svg', { class: 'plot', preserveAspectRatio: 'none', 'aria-hidden': 'true' });
+    const peak = session.peak[1];
+    const box = el('div', { class: 'plot-box', tabindex: 0, role: 'img', 'data-session': index,
+      'aria-label': `Memory held by ${session.name} over time. At most ${bytes(peak)} on its device, at ${moment(session.peak[0])}` +
+        ` of ${duration(data.job.duration)}. ${session.failed ? plural(session.failed, 'pause or resume', 'pauses or resumes') + ' failed. ' : ''}` +
+        'Arrow keys move a cursor; its values are read out below the charts.' }, plot);
+    const line = el('span', { class: 'cursor', hidden: true });
+    box.append(line);
+    const row = el('div', { class: 'chart' },
+      el('div', { class: 'chart-label' }, el('strong', {}, capital(session.name)),
+        el('span', { class: 'muted' }, 'peak ', el('span', { class: 'nowrap' }, bytes(peak)))),
+      box);
+
+    function drawChart() {
+      const width = box.clientWidth || 600, height = heightOf();
+      plot.setAttribute('viewBox', `0 0 ${width} ${height}`);
+      plot.setAttribute('height', height);
+      const x = (t) => ((t - domain[0]) / (domain[1] - domain[0])) * width;
+      const y = (value) => height - 0.5 - (value / highest) * (height - 12);
+      plot.replaceChildren();
+      const step = roundBytes(highest, height > 90 ? 4 : 2.2);
+      for (let value = step; value < highest * 1.02; value += step) {
+        plot.append(svg('line', { class: 'gridline', x1: 0, x2: width, y1: y(value), y2: y(value) }));
+      }
+      for (const layer of stacks[index]) {
+        plot.append(svg('path', { class: 'area c' + layer.c, 'data-class': CLASSES[layer.c].name, d: areaPath(index, layer, x, y) }));
+        if (layer.c === 2) plot.append(svg('path', { class: 'stripes', d: areaPath(index, layer, x, y) }));
+      }
+      for (let value = step; value < highest * 1.02; value += step) {
+        plot.append(svg('text', { class: 'scale', x: 4, y: y(value) - 3 }, axisBytes(value)));
+      }
+      plot.append(svg('line', { class: 'baseline', x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }));
+      if (session.end < whole[1] && x(session.end) < width) drawEnd(x(session.end), height, width);
+      for (const failure of cycles.failuresOf(index)) {
+        const at = x(failure.t);
+        if (at < 0 || at > width) continue;
+        plot.append(svg('g', { class: 'failure' }, svg('title', {}, failure.text),
+          svg('line', { x1: at, x2: at, y1: 0, y2: height }), svg('text', { x: Math.min(at + 3, width - 12), y: 11 }, '\u2715')));
+      }
+    }
+    function drawEnd(at, height, width) {
+      if (at < 0) return;
+      plot.append(svg('line', { class: 'ended', x1: at, x2: at, y1: 0, y2: height }));
+      const why = { closed: 'closed', crashed: 'crashed', broken: 'broken', live: 'read until here' }[session.status] || 'ends';
+      const left = at > width - 70;
+      plot.append(svg('text', { class: 'scale', x: left ? at - 4 : at + 4, y: height - 6, 'text-anchor': left ? 'end' : 'start' }, why));
+    }
+
+    // ---- looking closer ------------------------------------------------------------------------------------------------------
+    let start = null;
+    const band = el('span', { class: 'band', hidden: true });
+    box.append(band);
+    const timeAt = (event) => {
+      const rect = box.getBoundingClientRect();
+      const part = Math.min(1, Math.max(0, (event.clientX - rect.left) / rect.width));
+      return domain[0] + part * (domain[1] - domain[0]);
+    };
+    box.addEventListener('pointermove', (event) => {
+      if (start !== null) {
+        const [a, b] = [start, timeAt(event)].sort((p, q) => p - q);
+        const percent = (t) => ((t - domain[0]) / (domain[1] - domain[0])) * 100;
+        band.hidden = false;
+        band.style.left = percent(a) + '%';
+        band.style.width = percent(b) - percent(a) + '%';
+      }
+      setCursor(timeAt(event), index);
+    });
+    box.addEventListener('pointerdown', (event) => {
+      if (event.button !== 0 || event.pointerType === 'touch') return;
+      start = timeAt(event);
+      box.setPointerCapture(event.pointerId);
+    });
+    box.addEventListener('pointerup', (event) => {
+      if (start === null) return;
+      const [a, b] = [start, timeAt(event)].sort((p, q) => p - q);
+      start = null;
+      band.hidden = true;
+      if ((b - a) / (domain[1] - domain[0]) > 0.01) setDomain(a, b);
+    });
+    box.addEventListener('pointercancel', () => { start = null; band.hidden = true; });
+    box.addEventListener('pointerleave', () => { if (document.activeElement !== box) setCursor(null); });
+    box.addEventListener('keydown', (event) => onKey(event, index));
+    box.addEventListener('focus', () => { if (!cursor || cursor.session !== index) setCursor(cursor ? cursor.t : domain[0], index); });
+    charts.push({ draw: drawChart, row, line, index });
+    return row;
+  }
+
+  function onKey(event, index) {
+    const { t } = series[index];
+    const span = domain[1] - domain[0];
+    const now = cursor ? cursor.t : domain[0];
+    const at = indexAt(t, now);
+    const stride = event.shiftKey ? 10 : 1;
+    const steps = {
+      ArrowRight: () => moveTo(t[Math.min(t.length - 1, at + stride)]),
+      ArrowLeft: () => moveTo(t[Math.max(0, now > t[at] ? at - stride + 1 : at - stride)]),
+      '+': () => zoom(0.5, now), '=': () => zoom(0.5, now), '-': () => zoom(2, now),
+      Home: () => setDomain(...whole), PageUp: () => setDomain(domain[0] - span / 2, domain[1] - span / 2),
+      PageDown: () => setDomain(domain[0] + span / 2, domain[1] + span / 2),
+    };
+    function moveTo(time) {
+      if (time === undefined) return;
+      if (time < domain[0] || time > domain[1]) setDomain(time - span / 2, time + span / 2);
+      setCursor(time, index);
+    }
+    if (!steps[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    steps[event.key]();
+  }
+
+  function setDomain(from, to) {
+    let span = Math.min(Math.max(to - from, 1e3), whole[1] - whole[0]);
+    if (span < 2e3) span = Math.min(2e3, whole[1]);
+    from = Math.min(Math.max(from, whole[0]), whole[1] - span);
+    domain = [from, from + span];
+    draw();
+    for (const button of toolButtons) button.disabled = button.whole && domain[0] <= whole[0] && domain[1] >= whole[1];
+    extent.textContent = span >= whole[1] - whole[0] ? duration(span) : `${duration(domain[1] - domain[0])} from ${moment(domain[0])}`;
+  }
+  function zoom(factor, around) {
+    const middle = around === undefined ? (domain[0] + domain[1]) / 2 : around;
+    setDomain(middle - (middle - domain[0]) * factor, middle + (domain[1] - middle) * factor);
+  }
+
+  // ---- the cursor ------------------------------------------------------------------------------------------------------------
+
+  function setCursor(time, session) {
+    cursor = time === null ? null : { t: time, session };
+    placeCursor();
+  }
+  const readout = byId('memory-readout');
+  function placeCursor() {
+    const part = cursor ? (cursor.t - domain[0]) / (domain[1] - domain[0]) : -1;
+    for (const { line } of charts) {
+      line.hidden = part < 0 || part > 1;
+      line.style.left = part * 100 + '%';
+    }
+    if (!cursor) {
+      readout.replaceChildren(el('span', { class: 'muted' }, 'Point at a chart, or focus one and use the arrow keys, to read values.'));
+      return;
+    }
+    const { t, held, end } = series[cursor.session];
+    const at = indexAt(t, cursor.t);
+    const values = present.map((c) => [c, at < 0 || !held[c] || cursor.t > end ? 0 : held[c][at]]);
+    const device = sum(values.filter(([c]) => ON_DEVICE.includes(c)).map(([, value]) => value));
+    readout.replaceChildren(
+      el('strong', {}, capital(sessions[cursor.session].name)), el('span', { class: 'nowrap' }, moment(cursor.t)),
+      el('span', { class: 'nowrap' }, 'on the device ', el('strong', {}, bytes(device))),
+      values.map(([c, value]) => el('span', { class: 'nowrap' }, el('i', { class: 'swatch c' + c }), `${CLASSES[c].label} ${bytes(value)}`)));
+  }
+
+  // ---- around the charts -----------------------------------------------------------------------------------------------------
+
+  const toolButtons = [];
+  const extent = el('span', { class: 'muted extent', 'aria-live': 'polite' });
+  function makeTools() {
+    const add = (label, text, action, isWhole) => {
+      const button = el('button', { type: 'button', 'aria-label': label, title: label, onclick: action }, text);
+      button.whole = isWhole;
+      toolButtons.push(button);
+      return button;
+    };
+    const shift = (by) => () => setDomain(domain[0] + by * (domain[1] - domain[0]), domain[1] + by * (domain[1] - domain[0]));
+    byId('memory-tools').append(extent, el('span', { class: 'buttons' },
+      add('Earlier', '\u25c2', shift(-0.5)), add('Zoom out', '\u2212', () => zoom(2)), add('Zoom in', '+', () => zoom(0.5)),
+      add('Later', '\u25b8', shift(0.5)), add('The whole job', 'Whole job', () => setDomain(...whole), true)));
+  }
+  function makeLegend() {
+    for (const c of present) {
+      const box = el('input', { type: 'checkbox', checked: true, onchange: () => {
+        if (box.checked) shown.add(c); else shown.delete(c);
+        restack();
+        draw();
+      } });
+      byId('memory-legend').append(el('label', { class: 'key', title: CLASSES[c].hint }, box,
+        el('i', { class: 'swatch c' + c, 'aria-hidden': 'true' }), CLASSES[c].label,
+        el('span', { class: 'muted' }, ' ' + CLASSES[c].hint)));
+    }
+    if (data.cycles.length) {
+      byId('memory-legend').append(el('span', { class: 'key' }, el('i', { class: 'swatch lane-pause' }), 'P pause',
+        el('i', { class: 'swatch lane-resume' }), 'R resume', el('i', { class: 'cross', 'aria-hidden': 'true' }, '\u2715'), 'failed'));
+    }
+  }
+  function makeTable_() {
+    const columns = [{ label: 'Rank', first: true, cell: (i) => capital(sessions[i].name), sort: (i) => i },
+      { label: 'Peak on the device', number: true, cell: (i) => bytes(sessions[i].peak[1]), sort: (i) => sessions[i].peak[1], downFirst: true },
+      { label: 'Peak at', number: true, cell: (i) => moment(sessions[i].peak[0]), sort: (i) => sessions[i].peak[0] }];
+    for (const c of present) {
+      const last = (i) => (series[i].held[c] ? series[i].held[c][series[i].t.length - 1] : 0);
+      columns.push({ label: `${CLASSES[c].label}, at most`, number: true, cell: (i) => bytes(sessions[i].most[c]),
+        sort: (i) => sessions[i].most[c], downFirst: true });
+      columns.push({ label: `${CLASSES[c].label}, at the end`, number: true, cell: (i) => bytes(last(i)), sort: last, downFirst: true });
+    }
+    makeTable(byId('memory-table'), { caption: 'Memory held by rank', columns, rows: sessions.map((_, i) => i) });
+  }
+
+  function start() {
+    const host = byId('memory-charts');
+    if (present.length === 0) {
+      host.append(el('p', { class: 'muted' }, 'No memory was ever held.'));
+      byId('memory-readout').hidden = true;
+      return;
+    }
+    makeTools();
+    makeLegend();
+    laneSvg = svg('svg', { class: 'lane-svg', 'aria-hidden': 'true' });
+    axisSvg = svg('svg', { class: 'axis-svg', 'aria-hidden': 'true' });
+    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, data.cycles.length ? 'Pauses, resumes' : ''), el('div', {}, laneSvg)));
+    sessions.forEach((_, index) => host.append(makeChart(index)));
+    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label' }), el('div', {}, axisSvg)));
+    makeTable_();
+    restack();
+    setDomain(...whole);
+    new ResizeObserver(() => draw()).observe(host);
+  }
+  return { start, setDomain, NARROW };
+})();

@@ -1,0 +1,314 @@
+#include "replay/rerun.h"
+
+#include <algorithm>
+#include <set>
+
+#include "replay/event_json.h"
+#include "replay/rerun_session.h"
+#include "replay/rerun_stream.h"
+
+namespace amem {
+namespace {
+
+constexpr Bytes kPlenty = Bytes{1} << 42;  // of each device, unless it is limited
+constexpr std::uint64_t kMeasureEvery = 4096;   // events
+
+// Kinds that the simulator has no call for.
+bool HasNoCall(const EventBody& body) {
+  return std::holds_alternative<HostAllocated>(body) || std::holds_alternative<LegacyAllocated>(body) ||
+         std::holds_alternative<AsyncAllocated>(body) || std::holds_alternative<MulticastCreated>(body) ||
+         std::holds_alternative<MulticastBound>(body) || std::holds_alternative<Registered>(body) ||
+         std::holds_alternative<PassedThrough>(body);
+}
+
+bool IsCheckpoint(const EventBody& body) {
+  return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
+         std::holds_alternative<CycleFailed>(body);
+}
+
+std::string NameOf(const SessionOpened& who) {
+  return who.rank < 0 ? "session " + SessionText(who.session) : "rank " + std::to_string(who.rank);
+}
+
+class Host {
+ public:
+  Host(std::span<const std::unique_ptr<JournalReader>> journals, const RerunOptions& options)
+      : journals_(journals), options_(options) {}
+
+  Result<RerunReport> Run() {
+    AMEM_TRY(Introduce());
+    AMEM_TRY(Limit());
+    AMEM_TRY(Build());
+    AMEM_TRY(Replay());
+    for (std::size_t d = 0; d < report_.devices.size(); ++d) report_.devices[d].most = most_[d];
+    for (const auto& one : cast_) report_.calls += one->session->calls();
+    return std::move(report_);
+  }
+
+ private:
+  struct One {
+    JournalInfo info;
+    SessionOpened who;
+    State start;
+    std::uint64_t offset = 0;  // of its clock, to compare with others'
+    std::vector<std::int32_t> devices;  // of the host, by its ordinals
+    std::unique_ptr<EventStream> stream;
+    std::unique_ptr<RerunSession> session;
+  };
+
+  // Who there is, and on which devices: a UUID is one device, whoever names it.
+  Status Introduce() {
+    for (const auto& reader : journals_) {
+      auto one = std::make_unique<One>();
+      const auto info = reader->Info();
+      if (!info) return info.status();
+      one->info = *info;
+      if (info->first.value > 1) {
+        auto start = reader->StateAt(SequenceNumber{info->first.value - 1});
+        if (!start) return start.status();
+        one->start = *std::move(start);
+        one->who = one->start.session;
+      } else {
+        const auto read = reader->Read(SequenceNumber{1}, SequenceNumber{1}, [&](const Event& event) {
+          if (const auto* opened = std::get_if<SessionOpened>(&event.body)) one->who = *opened;
+          return false;
+        });
+        if (!read) return read.status();
+      }
+      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, info->last);
+      AMEM_TRY(FindDevices(*reader, *one));
+      cast_.push_back(std::move(one));
+    }
+    report_.sessions = cast_.size();
+    most_.resize(report_.devices.size());
+    return {};
+  }
+
+  // The ordinals that it uses, also those of peers' memory that it maps.
+  Status FindDevices(JournalReader& reader, One& one) {
+    std::int32_t highest = static_cast<std::int32_t>(one.who.gpu_uuids.size()) - 1;
+    std::set<std::int32_t> owns;
+    const auto see = [&](const Location& location) {
+      if (location.type == LocationType::kDevice) highest = std::max(highest, location.id);
+    };
+    const auto read = reader.Read(one.info.first, one.info.last, [&](const Event& event) {
+      if (const auto* created = std::get_if<AllocationCreated>(&event.body)) {
+        see(created->properties.location);
+        owns.insert(created->properties.location.id);
+      }
+      if (const auto* imported = std::get_if<Imported>(&event.body)) see(imported->properties.location);
+      if (const auto* access = std::get_if<AccessSet>(&event.body)) {
+        for (const AccessDescriptor& a : access->access) see(a.location);
+      }
+      return true;
+    });
+    if (!read) return read.status();
+    for (const auto& [id, a] : one.start.allocations) {
+      see(a.properties.location);
+      if (a.own()) owns.insert(a.properties.location.id);
+    }
+    for (const auto& [address, m] : one.start.mappings) {
+      for (const AccessDescriptor& a : m.access) see(a.location);
+    }
+    for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
+      const auto index = static_cast<std::size_t>(ordinal);
+      const std::string name = index < one.who.gpu_uuids.size() ? one.who.gpu_uuids[index]
+                                                                 : one.who.host + " device " + std::to_string(ordinal);
+      auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
+      if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
+      if (owns.contains(ordinal)) at->used_by.push_back(NameOf(one.who));
+      one.devices.push_back(static_cast<std::int32_t>(at - report_.devices.begin()));
+    }
+    return {};
+  }
+
+  Status Limit() {
+    for (const auto& [which, bytes] : options_.memory) {
+      std::size_t index = report_.devices.size();
+      for (std::size_t d = 0; d < report_.devices.size(); ++d) {
+        if (report_.devices[d].name == which || std::to_string(d) == which) index = d;
+      }
+      if (index == report_.devices.size()) {
+        std::string known;
+        for (std::size_t d = 0; d < report_.devices.size(); ++d)
+          known += (d == 0 ? "" : ", ") + std::to_string(d) + " (" + report_.devices[d].name + ")";
+        return {Code::kInvalid, "there is no device \"" + which + "\" in these journals; there are " + known};
+      }
+      report_.devices[index].limit = bytes;
+    }
+    return {};
+  }
+
+  Status Build() {
+    const auto devices = std::max<std::int32_t>(1, static_cast<std::int32_t>(report_.devices.size()));
+    if (devices >= SimulatorWorld::kMaxDevices)
+      return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
+                                      std::to_string(SimulatorWorld::kMaxDevices - 1)};
+    auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for strangers: what they hold counts for nobody
+    if (!world) return world.status();
+    world_ = *world;
+    auto stranger = Simulator::Open({.in_memory = world_, .visible = {devices}, .granularity = 4096, .physical = false});
+    auto tenant = Simulator::Open({.in_memory = world_, .granularity = 4096, .physical = false});
+    if (!stranger || !tenant) return (stranger ? tenant : stranger).status();
+    stranger_ = *std::move(stranger);
+    tenant_ = *std::move(tenant);
+    for (const auto& one : cast_) {
+      auto driver = Simulator::Open({.in_memory = world_, .visible = one->devices, .granularity = 4096, .physical = false});
+      if (!driver) return driver.status();
+      one->session = std::make_unique<RerunSession>(
+          *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
+      by_session_[one->info.session] = one.get();
+      // Only differences of clocks matter: those of one host are one clock.
+      const auto same = std::ranges::find_if(cast_, [&](const auto& other) { return other->who.boot_id == one->who.boot_id; });
+      one->offset = (*same)->who.realtime_ns - (*same)->who.monotonic_ns;
+      if (one->start.last) one->session->StartFrom(std::move(one->start));
+    }
+    for (const auto& one : cast_) AMEM_TRY(one->session->BuildOwn().Within(NameOf(one->who) + ", from its snapshot"));
+    for (const auto& one : cast_) AMEM_TRY(one->session->BuildImports().Within(NameOf(one->who) + ", from its snapshot"));
+    return {};
+  }
+
+  Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
+    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end())
+      return owner->second->session->Export(remote.allocation);
+    DriverHandle& handle = strange_[remote];
+    if (!handle) {
+      AllocationProperties properties = as_imported.properties;
+      properties.handle_types = 1;
+      if (properties.location.type == LocationType::kDevice) properties.location.id = 0;
+      const auto created = stranger_->Create(as_imported.bytes, properties, 0);
+      if (!created) return created.status();
+      handle = *created;
+    }
+    return stranger_->Export(handle);
+  }
+
+  One* Earliest() {
+    One* first = nullptr;
+    std::uint64_t first_ns = 0;
+    for (const auto& one : cast_) {
+      const Event* event = one->stream->Peek();
+      if (event == nullptr) continue;
+      const std::uint64_t ns = event->time_ns + one->offset;
+      if (first == nullptr || ns < first_ns) {
+        first = one.get();
+        first_ns = ns;
+      }
+    }
+    return first;
+  }
+
+  Status Replay() {
+    while (One* one = Earliest()) {
+      const Event event = *one->stream->Peek();
+      one->stream->Pop();
+      if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
+      const RerunSession::Outcome outcome = one->session->Take(event);
+      ++report_.events;
+      report_.steps += std::holds_alternative<StepBegun>(event.body) ? 1 : 0;
+      if (!outcome.mismatch.ok()) {
+        Differ(*one, event, outcome.what, Recorded(event), outcome.mismatch.message());
+        return {};
+      }
+      if (outcome.reproduced) {
+        ++report_.failures_reproduced;
+        if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one->who) + ": " + ToText(event.body));
+      }
+      if (IsCheckpoint(event.body)) {
+        ++report_.comparisons;
+        if (const Status same = one->session->Compare(); !same.ok()) {
+          Differ(*one, event, "state after \"" + ToText(event.body) + "\"", "digest " + Hex(Digest(one->session->recorded())),
+                 same.message());
+          return {};
+        }
+      }
+      TakeMemoryAway(*one, event);
+      if (report_.events % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure();
+      if (options_.until && event.seq == *options_.until &&
+          (one->info.session == options_.until_session || cast_.size() == 1)) {
+        return {};
+      }
+    }
+    for (const auto& one : cast_) {
+      if (!one->stream->status().ok()) return one->stream->status().Within(NameOf(one->who));
+      if (one->session->recorded().cycle.open_step) continue;  // it died at that: the driver may be a step ahead
+      ++report_.comparisons;
+      if (const Status same = one->session->Compare(); !same.ok()) {
+        Differ(*one, Event{one->session->recorded().last, 0, 0, {}}, "state at the end",
+               "digest " + Hex(Digest(one->session->recorded())), same.message());
+        return {};
+      }
+    }
+    return {};
+  }
+
+  // Somebody else takes what is over the limit, once it was given back.
+  void TakeMemoryAway(const One& one, const Event& event) {
+    const auto* done = std::get_if<CycleDone>(&event.body);
+    if (done == nullptr || done->kind != CycleKind::kPause) return;
+    for (const std::int32_t device : one.devices) {
+      const auto index = static_cast<std::size_t>(device);
+      const auto limit = report_.devices[index].limit;
+      const auto& users = report_.devices[index].used_by;
+      if (!limit || taken_.contains(device) || std::ranges::find(users, NameOf(one.who)) == users.end()) continue;
+      AllocationProperties properties;
+      properties.location = {LocationType::kDevice, device};
+      const Bytes over = kPlenty > *limit ? (kPlenty - *limit) & ~Bytes{4095} : 0;
+      if (over != 0 && tenant_->Create(over, properties, 0).ok()) taken_.insert(device);
+    }
+  }
+
+  void Measure() {
+    for (std::size_t d = 0; d < report_.devices.size(); ++d) {
+      const Bytes taken = taken_.contains(static_cast<std::int32_t>(d)) ? (kPlenty - *report_.devices[d].limit) & ~Bytes{4095} : 0;
+      most_[d] = std::max(most_[d], world_->InUse(static_cast<std::int32_t>(d)) - taken);
+    }
+  }
+
+  static std::string Recorded(const Event& event) {
+    if (const auto* failed = std::get_if<StepFailed>(&event.body)) return failed->message;
+    return std::holds_alternative<StepDone>(event.body) ? "ok" : ToText(event.body);
+  }
+
+  void Differ(const One& one, const Event& event, std::string what, std::string recorded, std::string replayed) {
+    report_.difference =
+        RerunDifference{one.info.session, event.seq, event.time_ns, std::move(what), std::move(recorded), std::move(replayed)};
+    const auto* failed = std::get_if<StepFailed>(&event.body);
+    if (failed == nullptr) return;
+    if (failed->code != Code::kOutOfMemory) {
+      report_.hint = "it failed for a reason that the simulator does not have: the driver, the device or a peer of that day";
+      return;
+    }
+    const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
+    if (ordinal >= one.devices.size()) return;
+    const std::int32_t device = one.devices[ordinal];
+    const auto& own = one.session->recorded().allocations;
+    Bytes whole = 0;
+    for (const auto& [id, a] : own) {
+      if (a.own() && a.on_device() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
+    }
+    report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
+                   std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
+                   " leaves it a little less than this session needs, so that it fails again";
+  }
+
+  std::span<const std::unique_ptr<JournalReader>> journals_;
+  const RerunOptions& options_;
+  RerunReport report_;
+  std::vector<std::unique_ptr<One>> cast_;
+  std::map<SessionId, One*> by_session_;
+  std::shared_ptr<SimulatorWorld> world_;
+  std::unique_ptr<Simulator> stranger_, tenant_;
+  std::map<RemoteAllocation, DriverHandle> strange_;
+  std::set<std::int32_t> taken_;
+  std::vector<Bytes> most_;
+};
+
+}  // namespace
+
+Result<RerunReport> Rerun(std::span<const std::unique_ptr<JournalReader>> journals, const RerunOptions& options) {
+  if (journals.empty()) return Status{Code::kInvalid, "run: there is no journal to replay"};
+  return Host(journals, options).Run();
+}
+
+}  // namespace amem

@@ -1,0 +1,233 @@
+#include "replay/rerun_session.h"
+
+namespace amem {
+namespace {
+
+std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
+
+std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
+
+}  // namespace
+
+DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
+  const auto it = handles_.find(allocation);
+  return it == handles_.end() ? DriverHandle{} : it->second;
+}
+
+Result<UniqueFd> RerunSession::Export(AllocationId allocation) {
+  ++calls_;
+  return driver_->Export(HandleOf(allocation));
+}
+
+Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported) {
+  const Result<UniqueFd> descriptor = export_remote_(remote, as_imported);
+  if (!descriptor) return descriptor.status();
+  ++calls_;
+  const Result<DriverHandle> handle = driver_->Import(*descriptor);
+  if (!handle) return handle.status();
+  handles_[allocation] = *handle;
+  return {};
+}
+
+// ---- from a snapshot ---------------------------------------------------------------------------------------------------------
+
+Status RerunSession::BuildOwn() {
+  for (const auto& [address, range] : recorded_.ranges) {
+    const auto reserved = driver_->Reserve(range.bytes, range.alignment, address, range.flags);
+    if (!reserved) return reserved.status();
+  }
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (!a.own() || a.multicast || !a.backed) continue;
+    const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
+    if (!handle) return handle.status();
+    handles_[id] = *handle;
+  }
+  return Place(true);
+}
+
+Status RerunSession::BuildImports() {
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (a.remote && a.backed) AMEM_TRY(Import(id, *a.remote, a));
+  }
+  return Place(false);
+}
+
+Status RerunSession::Place(bool own) {
+  for (const auto& [address, m] : recorded_.mappings) {
+    const auto it = recorded_.allocations.find(m.allocation);
+    if (it == recorded_.allocations.end() || it->second.own() != own || it->second.multicast || !m.present) continue;
+    AMEM_TRY(driver_->Map(address, m.bytes, m.offset, HandleOf(m.allocation), m.flags));
+    if (m.accessible && !m.access.empty()) AMEM_TRY(driver_->SetAccess(address, m.bytes, m.access));
+  }
+  return {};
+}
+
+// ---- event by event ----------------------------------------------------------------------------------------------------------
+
+RerunSession::Outcome RerunSession::Take(const Event& event) {
+  Outcome outcome;
+  EventBody replayed = event.body;
+  if (const auto* begun = std::get_if<StepBegun>(&event.body)) {
+    step_result_ = Perform(begun->step);
+  } else if (const auto* done = std::get_if<StepDone>(&event.body)) {
+    outcome.what = "result of step \"" + ToText(done->step) + "\"";
+    outcome.mismatch = step_result_;
+  } else if (const auto* failed = std::get_if<StepFailed>(&event.body)) {
+    outcome.what = "result of step \"" + ToText(failed->step) + "\"";
+    outcome.reproduced = step_result_.code() == failed->code;
+    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result_)};
+  } else {
+    outcome.what = "result of \"" + ToText(event.body) + "\"";
+    outcome.mismatch = Call(event, replayed);
+  }
+  if (!outcome.mismatch) return outcome;
+  std::vector<AllocationId> touched;
+  if (const auto* released = std::get_if<AllocationReleased>(&event.body)) touched.push_back(released->allocation);
+  if (const auto* dropped = std::get_if<ReferenceDropped>(&event.body)) touched.push_back(dropped->allocation);
+  if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
+    const auto end = recorded_.mappings.lower_bound(unmapped->address + unmapped->bytes);
+    for (auto it = recorded_.mappings.lower_bound(unmapped->address); it != end; ++it) touched.push_back(it->second.allocation);
+  }
+  if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
+    for (const auto& [id, a] : recorded_.allocations) {
+      for (const auto& [importer, count] : a.importers) {
+        if (importer.by == lost->peer) touched.push_back(id);
+      }
+    }
+  }
+  outcome.mismatch = Apply(recorded_, event);
+  if (outcome.mismatch.ok()) {
+    Event as_replayed = event;
+    as_replayed.body = std::move(replayed);
+    outcome.mismatch = Apply(replayed_, as_replayed);
+  }
+  for (const AllocationId id : touched) ReleaseIfGone(id);
+  return outcome;
+}
+
+void RerunSession::ReleaseIfGone(AllocationId allocation) {
+  const auto handle = handles_.find(allocation);
+  if (handle == handles_.end() || recorded_.allocations.contains(allocation)) return;
+  ++calls_;
+  static_cast<void>(driver_->Release(handle->second));
+  handles_.erase(handle);
+}
+
+// Makes the driver's call that `event` records, and puts what came back into `replayed`.
+Status RerunSession::Call(const Event& event, EventBody& replayed) {
+  if (const auto* e = std::get_if<RangeReserved>(&event.body)) {
+    ++calls_;
+    const auto address = driver_->Reserve(e->bytes, e->alignment, e->address, e->flags);
+    if (!address) return address.status();
+    std::get<RangeReserved>(replayed).address = *address;
+    return *address == e->address ? Status{} : Status{Code::kInvalid, "reserved at " + Hex(address->value)};
+  }
+  if (const auto* e = std::get_if<RangeFreed>(&event.body)) {
+    ++calls_;
+    return driver_->FreeRange(e->address, e->bytes);
+  }
+  if (const auto* e = std::get_if<AllocationCreated>(&event.body)) {
+    ++calls_;
+    const auto handle = driver_->Create(e->bytes, e->properties, e->flags);
+    if (handle) handles_[e->allocation] = *handle;
+    return handle.status();
+  }
+  if (const auto* e = std::get_if<Imported>(&event.body)) {
+    Allocation as_imported;
+    as_imported.bytes = e->bytes;
+    as_imported.properties = e->properties;
+    return Import(e->allocation, e->remote, as_imported);
+  }
+  if (const auto* e = std::get_if<Mapped>(&event.body)) {
+    ++calls_;
+    const DriverHandle handle = HandleOf(e->allocation);
+    if (!handle) return recorded_.multicasts.contains(e->allocation) ? Status{} : Status{Code::kNotFound, Name(e->allocation) + " has no handle"};
+    return driver_->Map(e->address, e->bytes, e->offset, handle, e->flags);
+  }
+  if (const auto* e = std::get_if<Unmapped>(&event.body)) {
+    ++calls_;
+    return driver_->Unmap(e->address, e->bytes);
+  }
+  if (const auto* e = std::get_if<AccessSet>(&event.body)) {
+    ++calls_;
+    const auto m = recorded_.MappingAt(e->address);
+    if (m != recorded_.mappings.end() && recorded_.multicasts.contains(m->second.allocation)) return {};
+    return driver_->SetAccess(e->address, e->bytes, e->access);
+  }
+  return {};
+}
+
+// As the executor does it (replay/executor.cpp), but for contents.
+Status RerunSession::Perform(const Step& step) {
+  ++calls_;
+  const auto allocation = recorded_.allocations.find(step.allocation);
+  const auto mapping = recorded_.mappings.find(step.address);
+  const bool known = allocation != recorded_.allocations.end();
+  const bool mapped = mapping != recorded_.mappings.end();
+  switch (step.kind) {
+    case StepKind::kQuiesce:
+      return driver_->Synchronize(step.device);
+    case StepKind::kCheckMemory:
+      return CheckMemory(step);
+    case StepKind::kUnmap:
+      return mapped ? driver_->Unmap(step.address, mapping->second.bytes) : Status{Code::kNotFound, "nothing is mapped there"};
+    case StepKind::kReleaseImport:
+    case StepKind::kReleaseOwn: {
+      const Status released = driver_->Release(HandleOf(step.allocation));
+      if (released.ok()) handles_.erase(step.allocation);
+      return released;
+    }
+    case StepKind::kCreate: {
+      if (!known) return {Code::kNotFound, Name(step.allocation) + " does not exist"};
+      const Allocation& a = allocation->second;
+      const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
+      if (handle) handles_[step.allocation] = *handle;
+      return handle.status();
+    }
+    case StepKind::kImport:
+      if (!known || !allocation->second.remote) return {Code::kNotFound, Name(step.allocation) + " is not imported"};
+      return Import(step.allocation, *allocation->second.remote, allocation->second);
+    case StepKind::kMap:
+      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
+      return driver_->Map(step.address, mapping->second.bytes, mapping->second.offset, HandleOf(step.allocation),
+                          mapping->second.flags);
+    case StepKind::kSetAccess:
+      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
+      return driver_->SetAccess(step.address, mapping->second.bytes, mapping->second.access);
+    case StepKind::kVerify:
+      return CheckInvariants(replayed_);
+    case StepKind::kSave:
+    case StepKind::kRestore:
+    case StepKind::kFind:
+      return {};
+  }
+  return {};
+}
+
+Status RerunSession::CheckMemory(const Step& step) {
+  const auto memory = driver_->Memory(step.device);
+  if (!memory) return memory.status();
+  if (memory->free >= step.bytes) return {};
+  return {Code::kOutOfMemory,
+          "device " + std::to_string(step.device.value) + " has " + FormatBytes(memory->free) + " free, and " +
+              FormatBytes(step.bytes) + " must come back",
+          cuda::kOutOfMemory};
+}
+
+Status RerunSession::Compare() const {
+  if (Digest(recorded_) != Digest(replayed_)) return {Code::kInvalid, "the states differ (digest " + Hex(Digest(replayed_)) + ")"};
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (a.multicast || a.backed == static_cast<bool>(HandleOf(id))) continue;
+    return {Code::kInvalid, Name(id) + (a.backed ? " should have memory, and the driver has none for it"
+                                                  : " should have no memory, and the driver still has some")};
+  }
+  for (const auto& [address, m] : recorded_.mappings) {
+    const auto mapping = driver_->MappingAt(address);
+    if (recorded_.multicasts.contains(m.allocation)) continue;
+    if (m.present != (mapping.ok() && mapping->bytes == m.bytes))
+      return {Code::kInvalid, Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,25 @@
+// Traces: the journals of a job as a file for chrome://tracing and ui.perfetto.dev.
+//
+// A process track per session, a thread track per thread that recorded; slices for pauses and resumes, their phases and steps, and
+// for exports and imports, with an arrow from one to the other; instants for failures and lost peers; counters for memory that is
+// held, released and pinned.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "journal/journal.h"
+
+namespace amem {
+
+struct TraceSummary {
+  std::uint64_t sessions = 0, slices = 0, arrows = 0, samples = 0;
+};
+// `write` gets the text piece by piece.
+Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
+                                const std::function<void(std::string_view)>& write);
+
+}  // namespace amem

@@ -1,0 +1,31 @@
+// A made-up job of any size, as journals: ranks that make NCCL's allocations in the mix of a real trace, share them, pause and
+// resume by the real plans, and (if asked) run out of memory on one rank in the last resume. For tests and pictures of what
+// reads the journals of large jobs.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+#include "statemachine/event.h"
+#include "statemachine/types.h"
+
+namespace amem::test {
+
+struct ReportJob {
+  int ranks = 8;
+  std::uint64_t events = 125'000;  // of each rank, about; no less than a few pauses need
+  int allocations = 240;           // own ones of each rank
+  bool fail = false;               // the last resume fails: no memory on rank 2 (or the last one)
+  std::uint32_t seed = 1;
+};
+
+// Every event, in its order within its rank; all of them fold.
+using Sink = std::function<void(int rank, const Event& event)>;
+Status MakeReportJob(const ReportJob& job, const Sink& sink);
+SessionId ReportJobSession(int rank);
+
+// The same as journals under `directory`, closed in order.
+Status WriteReportJob(const ReportJob& job, const std::filesystem::path& directory);
+
+}  // namespace amem::test

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""The page of `amem-replay report` in a real browser.
+
+    report_page_test.py BIN_DIRECTORY      needs amem-replay and make_report_job there, and a Chromium
+
+Exit status 77 (skipped, and said so) where there is no Chromium; AMEM_CHROMIUM names one that is not in PATH.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import chromium
+
+BIN = ""
+READY = "document.documentElement.dataset.ready === 'yes'"
+WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+def run(program, *arguments):
+    subprocess.run([os.path.join(BIN, program), *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+class ReportPage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.scratch = tempfile.mkdtemp(prefix="amem-report-page-")
+        cls.browser = chromium.Chromium.start()
+        # The first two are what people look at; the third is as large as a job gets.
+        for name, more in {"failed": ["--fail", "--events", "12000", "--ranks", "4", "--allocations", "60"],
+                           "healthy": ["--events", "6000", "--ranks", "4", "--allocations", "36"], "large": ["--fail"]}.items():
+            run("make_report_job", os.path.join(cls.scratch, name), *more)
+            run("amem-replay", "report", os.path.join(cls.scratch, name), "-o", cls.path(name))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+        shutil.rmtree(cls.scratch)
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.scratch, name + ".html")
+
+    def open(self, name="failed", **view):
+        page = self.browser.open("file://" + self.path(name), **view)
+        page.until(READY)
+        self.addCleanup(self.nothing_went_wrong, page)
+        return page
+
+    def nothing_went_wrong(self, page):
+        self.assertEqual(page.errors, [], "the console is clean")
+        self.assertEqual([r for r in page.requests if not r.startswith(("file://" + self.scratch, "data:"))], [], "nothing is fetched")
+
+    def texts(self, page, selector):
+        return page.evaluate(f"Array.from(document.querySelectorAll({json.dumps(selector)}), (e) => e.textContent)")
+
+    def type(self, page, selector, text):
+        page.evaluate(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.focus(); e.value = '';"
+                      " e.dispatchEvent(new Event('input', { bubbles: true })); })()")
+        page.call("Input.insertText", text=text)
+        time.sleep(0.3)  # the search waits for the end of typing
+
+    def choose(self, page, selector, value):
+        page.evaluate(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)};"
+                      " e.dispatchEvent(new Event('change', { bubbles: true })); })()")
+
+    def count(self, page, section):
+        """The number that a list says it shows."""
+        text = page.evaluate(f"document.querySelector('#{section} .pager .count').textContent")
+        number = text.replace("\u202f", " ").split(" of ")[-1]
+        return int("".join(c for c in number.split(",")[0] if c.isdigit()))
+
+    # ---- opening ------------------------------------------------------------------------------------------------------------
+
+    def test_verdict_is_on_top(self):
+        page = self.open()
+        self.assertIn("rank 2", page.evaluate("document.querySelector('h1').textContent"))
+        self.assertIn("out of memory", page.evaluate("document.querySelector('h1').textContent"))
+        self.assertIn("bad", page.evaluate("document.querySelector('#verdict').className"))
+        self.assertIn("out of memory", page.evaluate("document.title"))
+        self.assertIn("Free memory on device 2", page.evaluate("document.querySelector('.remedy').textContent"))
+        self.assertEqual(page.evaluate("scrollY"), 0, "it opens at the top")
+
+    def test_healthy_job_says_so(self):
+        page = self.open("healthy")
+        self.assertIn("good", page.evaluate("document.querySelector('#verdict').className"))
+        self.assertEqual(self.texts(page, "#cycles .badge.bad"), [])
+
+    def test_million_events_open_in_two_seconds(self):
+        self.assertLess(os.path.getsize(self.path("large")), 5_000_000)
+        script = "(() => { const n = performance.getEntriesByType('navigation')[0]; return n.loadEventEnd - n.startTime; })()"
+        took = min(self.open("large").evaluate(script) for _ in range(3))  # the machine may be busy with something else
+        print(f"a job of 8 ranks and a million events: {os.path.getsize(self.path('large')) / 1e6:.2f} MB, loaded and drawn in"
+              f" {took:.0f} ms")
+        self.assertTrue(0 < took < 2000, took)
+
+    # ---- charts -------------------------------------------------------------------------------------------------------------
+
+    def test_charts_are_drawn(self):
+        page = self.open()
+        self.assertEqual(page.evaluate("document.querySelectorAll('#memory .plot').length"), 4)
+        paths = page.evaluate("Array.from(document.querySelectorAll('#memory .plot .area'), (p) => [p.dataset.class, p.getAttribute('d').length,"
+                              " p.getBBox().width, p.getBBox().height])")
+        for name in ("own", "imported", "host", "pool"):
+            of = [p for p in paths if p[0] == name]
+            self.assertEqual(len(of), 4, name)
+            for _, length, width, height in of:
+                self.assertGreater(length, 100)
+                self.assertGreater(width, 300, "over the whole time")
+                self.assertGreater(height, 0.5)
+        self.assertFalse(any("NaN" in d for d in page.evaluate("Array.from(document.querySelectorAll('svg [d]'), (p) => p.getAttribute('d'))")))
+        self.assertEqual(page.evaluate("document.querySelectorAll('#memory .failure').length"), 1, "on the rank that failed only")
+        self.assertGreaterEqual(page.evaluate("document.querySelectorAll('.gantt .phase').length"), 8)
+        self.assertEqual(page.evaluate("document.querySelectorAll('.gantt .cross').length >= 1"), True)
+        self.assertEqual(page.evaluate("document.querySelectorAll('.graph .node').length"), 4)
+        self.assertGreater(page.evaluate("document.querySelectorAll('.graph .edge').length"), 4)
+
+    def test_heights_are_what_is_held(self):
+        page = self.open()
+        # The peak that the label tells is the highest that the readout tells anywhere; the cursor is taken through by its keys.
+        peak, seen = page.evaluate("""(() => {
+          const box = document.querySelector('.plot-box'), readout = document.querySelector('#memory-readout'), seen = [];
+          box.focus();
+          for (let i = 0, last = ''; i < 5000 && readout.textContent !== last; ++i) {
+            last = readout.textContent;
+            seen.push(readout.querySelectorAll('strong')[1].textContent);
+            box.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true, cancelable: true }));
+          }
+          return [document.querySelector('.chart-label .nowrap').textContent, seen];
+        })()""")
+        self.assertIn(peak, seen)
+        value = lambda text: float(text.split("\u202f")[0]) if "MiB" in text else 0
+        self.assertEqual(value(peak), max(map(value, seen)))
+        self.assertIn("0", {text.split("\u202f")[0] for text in seen}, "nothing at the beginning")
+
+    def test_classes_can_be_hidden(self):
+        page = self.open()
+        page.evaluate("document.querySelector('#memory-legend input').click()")
+        self.assertEqual(page.evaluate("document.querySelectorAll('#memory .area[data-class=own]').length"), 0)
+        page.evaluate("document.querySelector('#memory-legend input').click()")
+        self.assertEqual(page.evaluate("document.querySelectorAll('#memory .area[data-class=own]').length"), 4)
+
+    def test_zoom_with_mouse_and_keyboard(self):
+        page = self.open()
+        extent = "document.querySelector('.extent').textContent"
+        whole = page.evaluate(extent)
+        page.evaluate("document.querySelector('.plot-box').scrollIntoView({ block: 'center' })")
+        x, y, width, height = page.evaluate("(() => { const r = document.querySelector('.plot-box').getBoundingClientRect();"
+                                            " return [r.left, r.top, r.width, r.height]; })()")
+        for kind, at in (("mousePressed", 0.3), ("mouseMoved", 0.5), ("mouseReleased", 0.6)):
+            page.call("Input.dispatchMouseEvent", type=kind, x=x + width * at, y=y + height / 2, button="left", buttons=1, clickCount=1)
+        self.assertNotEqual(page.evaluate(extent), whole)
+        page.evaluate("document.querySelector('.plot-box').focus()")
+        page.key("Home")
+        self.assertEqual(page.evaluate(extent), whole)
+        page.key("+", "Equal", text="+")
+        self.assertNotEqual(page.evaluate(extent), whole)
+
+    def test_cycle_is_chosen_and_shown(self):
+        page = self.open()
+        self.assertIn("failed", page.evaluate("document.querySelector('#cycle-detail h3').textContent"), "the failed one at first")
+        page.evaluate("document.querySelector('#cycles tbody button').click()")
+        name = self.texts(page, "#cycles tbody button")[0]
+        self.assertTrue(page.evaluate("document.querySelector('#cycle-detail h3').textContent").startswith(name))
+        page.evaluate("document.querySelectorAll('#cycle-detail .tools button')[1].click()")
+        self.assertGreater(self.count(page, "events"), 0)
+        self.assertFalse(page.evaluate("document.querySelector('#events .small').hidden"), "says which time it shows")
+
+    # ---- lists --------------------------------------------------------------------------------------------------------------
+
+    def test_allocations_sort(self):
+        page = self.open()
+        column = "Array.from(document.querySelectorAll('#allocations tbody tr'), (r) => r.children[1].textContent)"
+        numbers = lambda: [int("".join(c for c in t if c.isdigit()) or 0) for t in page.evaluate(column)]
+        page.evaluate("document.querySelectorAll('#allocations thead button')[1].click()")
+        self.assertEqual(numbers(), sorted(numbers()))
+        self.assertEqual(page.evaluate("document.querySelectorAll('#allocations thead th')[1].getAttribute('aria-sort')"), "ascending")
+        page.evaluate("document.querySelectorAll('#allocations thead button')[1].click()")
+        self.assertEqual(numbers(), sorted(numbers(), reverse=True))
+        self.assertGreater(numbers()[0], numbers()[-1])
+        self.assertEqual(page.evaluate("document.querySelectorAll('#allocations thead th')[1].getAttribute('aria-sort')"), "descending")
+
+    def test_allocations_filter_and_search(self):
+        page = self.open()
+        everything = self.count(page, "allocations")
+        selects = "#allocations select"
+        page.evaluate(f"(() => {{ const e = document.querySelectorAll('{selects}')[0]; e.value = '2'; e.dispatchEvent(new Event('change')); }})()")
+        of_rank = self.count(page, "allocations")
+        self.assertTrue(0 < of_rank < everything)
+        self.assertEqual(set(self.texts(page, "#allocations tbody th")), {"Rank 2"})
+        self.type(page, "#allocations input", "step failed create")
+        self.assertEqual(self.count(page, "allocations"), 0, "words that are nowhere together")
+        self.assertIn("Nothing matches", page.evaluate("document.querySelector('#allocations tbody').textContent"))
+        self.type(page, "#allocations input", "create failed")
+        self.assertEqual(self.count(page, "allocations"), 1, "the one that the resume failed on")
+        self.type(page, "#allocations input", "10 mib own")
+        self.assertTrue(0 < self.count(page, "allocations") < of_rank)
+        self.type(page, "#allocations input", "+10b853")
+        by_site = self.count(page, "allocations")
+        self.assertTrue(0 < by_site < of_rank)
+
+    def test_allocations_are_summed_up_by_call_site(self):
+        page = self.open()
+        page.evaluate("(() => { const e = document.querySelectorAll('#allocations select')[3]; e.value = 'site'; e.dispatchEvent(new Event('change')); })()")
+        rows = page.evaluate("document.querySelectorAll('#allocations tbody tr').length")
+        self.assertGreater(page.evaluate("Array.from(document.querySelectorAll('#allocations caption')).filter((c) => /call site/.test(c.textContent)).length"), 0)
+        self.assertGreater(rows, 4)
+
+    def test_events_search_and_filter(self):
+        page = self.open()
+        everything = self.count(page, "events")
+        self.type(page, "#events input[type=search]", "step failed")
+        failed = self.count(page, "events")
+        self.assertTrue(1 <= failed < everything)
+        self.assertTrue(all("step failed" in t or "failed" in t for t in self.texts(page, "#events tbody tr")))
+        self.type(page, "#events input[type=search]", "")
+        self.assertEqual(self.count(page, "events"), everything)
+        page.evaluate("document.querySelector('#events input[type=checkbox]').click()")
+        only = self.count(page, "events")
+        self.assertTrue(0 < only < everything)
+        self.assertEqual(page.evaluate("document.querySelectorAll('#events tbody tr:not(.bad-row)').length"), 0)
+
+    def test_pages_turn(self):
+        page = self.open()
+        first = self.texts(page, "#events tbody tr")[0]
+        page.evaluate("document.querySelectorAll('#events .pager button')[1].click()")
+        self.assertNotEqual(self.texts(page, "#events tbody tr")[0], first)
+        page.evaluate("document.querySelectorAll('#events .pager button')[0].click()")
+        self.assertEqual(self.texts(page, "#events tbody tr")[0], first)
+
+    def test_evidence_leads_to_its_event(self):
+        page = self.open("large")
+        number = page.evaluate("document.querySelector('.evidence .role1 button').textContent")
+        page.evaluate("document.querySelector('.evidence .role1 button').click()")
+        found = page.evaluate("document.querySelector('#events tr.found').textContent")
+        self.assertIn(number, found)
+        self.assertIn("step failed", found)
+        self.assertTrue(page.evaluate("document.activeElement.classList.contains('found')"), "the focus goes there")
+
+    def test_every_event_is_listed_or_counted(self):
+        page = self.open("large")
+        total = page.evaluate("JSON.parse(document.getElementById('data').textContent).job.events")
+        counted = page.evaluate("JSON.parse(document.getElementById('data').textContent).events.columns.n.reduce((a, b) => a + b, 0)")
+        self.assertEqual(total, counted)
+        self.assertIn("only counted", page.evaluate("document.querySelector('#left-out').textContent"))
+
+    def test_references_can_be_narrowed_to_one_rank(self):
+        page = self.open()
+        page.evaluate("document.querySelector('.graph .node').focus()")
+        page.key("Enter", text="\r")
+        self.assertGreater(page.evaluate("document.querySelectorAll('.graph .edge.dim').length"), 0)
+        self.assertEqual(page.evaluate("document.activeElement.getAttribute('aria-pressed')"), "true")
+
+    # ---- for everybody ------------------------------------------------------------------------------------------------------
+
+    def test_no_horizontal_overflow_anywhere(self):
+        for width, mobile in ((320, True), (390, True), (768, False), (1280, False), (2200, False)):
+            for name in ("failed", "large"):
+                page = self.open(name, width=width, height=800, mobile=mobile)
+                page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+                scroll, client = page.evaluate(WIDTHS)
+                self.assertLessEqual(scroll, client, f"{name} at {width}")
+                self.assertLessEqual(client, width)
+
+    def test_paper_has_no_horizontal_overflow_and_no_controls(self):
+        page = self.open("large", width=720)
+        page.view(720, 1000, media="print")
+        scroll, client = page.evaluate(WIDTHS)
+        self.assertLessEqual(scroll, client)
+        wide = page.evaluate("Array.from(document.querySelectorAll('main *')).filter((e) => e.getBoundingClientRect().right >"
+                             " document.documentElement.clientWidth + 1 && !e.closest('.hidden-text') && !e.closest('svg')).map((e) => e.className).slice(0, 5)")
+        self.assertEqual(wide, [])
+        self.assertEqual(page.evaluate("getComputedStyle(document.querySelector('.filters')).display"), "none")
+        self.assertEqual(page.evaluate("getComputedStyle(document.body).color"), "rgb(0, 0, 0)")
+
+    def test_dark_and_light_have_contrast(self):
+        for dark in (False, True):
+            page = self.open(dark=dark)
+            poor = page.evaluate("""(() => {
+              const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+              const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+              const parse = (t) => (t.match(/[\\d.]+/g) || []).map(Number);
+              const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+                if (c.length === 3 || c[3] === 1) return c; } return [255, 255, 255]; };
+              const poor = [];
+              for (const e of document.querySelectorAll('h1, h2, p, dt, dd, strong, th, td, label, a, button:not(:disabled), .badge, .muted, summary')) {
+                if (!e.textContent.trim() || e.closest('.hidden-text, .heat, noscript, .skip') || !e.getClientRects().length) continue;
+                const [a, b] = [luminance(parse(getComputedStyle(e).color)), luminance(behind(e))].sort((x, y) => y - x);
+                if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.tagName + '.' + e.className + ' ' + ((a + 0.05) / (b + 0.05)).toFixed(2));
+              }
+              return [...new Set(poor)];
+            })()""")
+            self.assertEqual(poor, [], "dark" if dark else "light")
+
+    def test_everything_has_a_name_and_tables_are_tables(self):
+        page = self.open()
+        nameless = page.evaluate("""Array.from(document.querySelectorAll('input, select, button, a, [tabindex="0"], [role=img]')).filter((e) =>
+          !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim()).map((e) => e.outerHTML.slice(0, 90))""")
+        self.assertEqual(nameless, [])
+        self.assertEqual(page.evaluate("Array.from(document.querySelectorAll('table')).filter((t) => !t.caption || !t.tHead || !t.querySelector('th[scope=col]')).length"), 0)
+        self.assertEqual(page.evaluate("new Set(Array.from(document.querySelectorAll('[id]'), (e) => e.id)).size"),
+                         page.evaluate("document.querySelectorAll('[id]').length"), "ids are unique")
+        self.assertEqual(page.evaluate("document.documentElement.lang"), "en")
+        levels = page.evaluate("Array.from(document.querySelectorAll('h1, h2, h3'), (h) => Number(h.tagName[1]))")
+        self.assertEqual(levels[0], 1)
+        self.assertTrue(all(b - a <= 1 for a, b in zip(levels, levels[1:])), "no level is left out")
+
+    def test_keyboard_reaches_the_controls_in_order(self):
+        page = self.open()
+        reached = []
+        for _ in range(60):
+            page.key("Tab")
+            reached.append(page.evaluate("(() => { const e = document.activeElement; return (e.closest('section') || {}).id + ' ' + e.tagName; })()"))
+        for wanted in ("verdict BUTTON", "memory BUTTON", "memory INPUT", "memory DIV", "cycles BUTTON"):
+            self.assertIn(wanted, reached)
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        self.assertNotEqual(outline, "none", "the focus is seen")
+
+    def test_journal_text_is_never_markup(self):
+        with open(self.path("failed"), encoding="utf-8") as file:
+            text = file.read()
+        text = text.replace("gpu-node-07", "\\u003cimg src=x onerror=console.error(1)>")
+        path = os.path.join(self.scratch, "markup.html")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        page = self.open("markup")
+        self.assertEqual(page.evaluate("document.querySelectorAll('img').length"), 0)
+        self.assertIn("<img", page.evaluate("document.querySelector('#ranks tbody').textContent"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    BIN = sys.argv.pop(1)
+    if chromium.find() is None:
+        print("SKIPPED: the report's page was not tested: there is no Chromium (install one, or name it in AMEM_CHROMIUM)")
+        sys.exit(77)
+    unittest.main(verbosity=2 if "-v" in sys.argv else 1)

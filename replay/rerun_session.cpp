@@ -220,7 +220,6 @@ Status RerunSession::Perform(const Step& step) {
     case StepKind::kFind:
     case StepKind::kSave:
     case StepKind::kRestore:
-    case StepKind::kFind:
       return {};
   }
   return {};

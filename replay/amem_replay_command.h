@@ -115,8 +115,8 @@ int RunUnpack(const UnpackOptions& options, Output& out);
 // One line on stderr: "amem-replay: ...".
 void Complain(const std::string& message);
 
-// The session directories that `directories` name, each once; packs are unpacked until the tool ends. What cannot be listed is complained about and makes `failed`
-// true.
+// The session directories that `directories` name, each once; packs are unpacked until the tool ends. What cannot be listed is
+// complained about and makes `failed` true.
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed);
 
 // Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.

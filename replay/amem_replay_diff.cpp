@@ -50,22 +50,28 @@ class Comparison {
     Value("own memory on the device", FormatBytes(before.own_device_backed), FormatBytes(after.own_device_backed));
     Value("imported memory", FormatBytes(before.imported), FormatBytes(after.imported));
     Value("pinned host memory", FormatBytes(before.host), FormatBytes(after.host));
-    Maps(a_.allocations, b_.allocations, [](const auto& entry) { return "allocation " + std::to_string(entry.first.value); },
-         [](const Allocation& a) { return Words(a); });
-    Maps(a_.mappings, b_.mappings, [](const auto& entry) { return "mapping " + Hex(entry.first.value); },
-         [](const Mapping& m) {
-           return FormatBytes(m.bytes) + " of allocation " + std::to_string(m.allocation.value) +
-                  (m.present ? "" : ", not there now") + (m.present && !m.accessible ? ", without access" : "") + ", for " +
-                  std::to_string(m.access.size()) + (m.access.size() == 1 ? " device" : " devices");
-         });
-    Maps(a_.ranges, b_.ranges, [](const auto& entry) { return "range " + Hex(entry.first.value); },
-         [](const Range& r) { return FormatBytes(r.bytes); });
-    Maps(a_.legacy, b_.legacy, [](const auto& entry) { return "cuMemAlloc " + Hex(entry.first.value); },
-         [](const LegacyAllocation& l) { return FormatBytes(l.bytes); });
-    Maps(a_.peers, b_.peers, [](const auto& entry) { return "peer " + SessionText(entry.first); },
-         [](const Peer& p) {
-           return (p.rank >= 0 ? "rank " + std::to_string(p.rank) + ", " : "") + (p.connected ? "connected" : "lost: " + p.lost_reason);
-         });
+    Maps(
+        a_.allocations, b_.allocations, [](const auto& entry) { return "allocation " + std::to_string(entry.first.value); },
+        [](const Allocation& a) { return Words(a); });
+    Maps(
+        a_.mappings, b_.mappings, [](const auto& entry) { return "mapping " + Hex(entry.first.value); },
+        [](const Mapping& m) {
+          return FormatBytes(m.bytes) + " of allocation " + std::to_string(m.allocation.value) +
+                 (m.present ? "" : ", not there now") + (m.present && !m.accessible ? ", without access" : "") + ", for " +
+                 std::to_string(m.access.size()) + (m.access.size() == 1 ? " device" : " devices");
+        });
+    Maps(
+        a_.ranges, b_.ranges, [](const auto& entry) { return "range " + Hex(entry.first.value); },
+        [](const Range& r) { return FormatBytes(r.bytes); });
+    Maps(
+        a_.legacy, b_.legacy, [](const auto& entry) { return "cuMemAlloc " + Hex(entry.first.value); },
+        [](const LegacyAllocation& l) { return FormatBytes(l.bytes); });
+    Maps(
+        a_.peers, b_.peers, [](const auto& entry) { return "peer " + SessionText(entry.first); },
+        [](const Peer& p) {
+          return (p.rank >= 0 ? "rank " + std::to_string(p.rank) + ", " : "") +
+                 (p.connected ? "connected" : "lost: " + p.lost_reason);
+        });
     return std::move(found_);
   }
 
@@ -75,7 +81,8 @@ class Comparison {
                        (a.remote ? ", of session " + SessionText(a.remote->owner) : ", own") + (a.backed ? "" : ", released") +
                        (a.saved ? ", saved" : "") + (a.stale ? ", contents missing" : "") + ", " +
                        std::to_string(a.guest_references) + " held by NCCL, " + std::to_string(a.mappings) + " mapped";
-    if (!a.importers.empty()) text += ", " + std::to_string(a.importers.size()) + (a.importers.size() == 1 ? " importer" : " importers");
+    if (!a.importers.empty())
+      text += ", " + std::to_string(a.importers.size()) + (a.importers.size() == 1 ? " importer" : " importers");
     return text;
   }
   void Value(const char* what, const std::string& before, const std::string& after) {
@@ -109,7 +116,8 @@ class Comparison {
 Result<State> Load(const Point& point, bool& failed) {
   const std::vector<std::filesystem::path> sessions = FindSessions({point.directory}, failed);
   if (sessions.size() != 1)
-    return Status{Code::kInvalid, "diff: " + point.directory.string() + (sessions.empty() ? " holds no session" : " holds several sessions") +
+    return Status{Code::kInvalid, "diff: " + point.directory.string() +
+                                      (sessions.empty() ? " holds no session" : " holds several sessions") +
                                       ": give the directory of one"};
   auto reader = JournalReader::Open(sessions.front());
   if (!reader) return reader.status();
@@ -125,7 +133,8 @@ int RunDiff(const DiffOptions& options, Output& out) {
   const auto a = Parse(options.a, {});
   const auto b = a ? Parse(options.b, a->directory) : std::nullopt;
   if (!a || !b || a->directory.empty()) {
-    Complain("diff: a point is DIR, DIR@SEQ, or for the second @SEQ of the same journal, as in `amem-replay diff DIR@100 @200`");
+    Complain(
+        "diff: a point is DIR, DIR@SEQ, or for the second @SEQ of the same journal, as in `amem-replay diff DIR@100 @200`");
     return kUsage;
   }
   bool failed = false;
@@ -138,7 +147,9 @@ int RunDiff(const DiffOptions& options, Output& out) {
   if (options.json) {
     Json list = Json::array();
     for (const Difference& d : found)
-      list.push_back({{"change", d.sign == '+' ? "added" : d.sign == '-' ? "removed" : "changed"},
+      list.push_back({{"change", d.sign == '+'   ? "added"
+                                 : d.sign == '-' ? "removed"
+                                                 : "changed"},
                       {"what", d.what},
                       {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
                       {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}});
@@ -157,7 +168,8 @@ int RunDiff(const DiffOptions& options, Output& out) {
         out << (d.sign == '+' ? d.after : d.before) << "\n";
       }
     }
-    out << (found.empty() ? "no difference" : Grouped(found.size()) + (found.size() == 1 ? " difference" : " differences")) << "\n";
+    out << (found.empty() ? "no difference" : Grouped(found.size()) + (found.size() == 1 ? " difference" : " differences"))
+        << "\n";
   }
   return failed ? kCannotRead : found.empty() ? kFine : kViolationFound;
 }

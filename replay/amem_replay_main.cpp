@@ -12,7 +12,8 @@ namespace amem::tool {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or difference was found.";
+    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
+    "difference was found.";
 
 // The command line: each command fills its options and says what to run.
 class CommandLine {
@@ -61,10 +62,11 @@ class CommandLine {
   }
 
   void AddWhy() {
-    CLI::App* command = Add("why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
-                            "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
-                            "  amem-replay why hostA/journal hostB/journal\n"
-                            "  amem-replay why --json DIR | jq -r .kind\n");
+    CLI::App* command =
+        Add("why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
+            "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
+            "  amem-replay why hostA/journal hostB/journal\n"
+            "  amem-replay why --json DIR | jq -r .kind\n");
     AddDirectories(command, why_.directories);
     command->add_flag("--all", why_.all, "All sessions, not only those of the latest job");
     command->add_flag("--json", why_.json, "One JSON object");
@@ -132,15 +134,17 @@ class CommandLine {
   }
 
   void AddRun() {
-    CLI::App* command = Add("run", "Does again on the simulator what journals say, and compares each result; no GPU is needed",
-                            "  amem-replay run DIR                            all ranks of a job, up to the end\n"
-                            "  amem-replay run DIR --until 2:115              up to event 115 of rank 2\n"
-                            "  amem-replay run job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-                            "A failed resume for want of memory fails again with as little, and not with more.\n");
+    CLI::App* command =
+        Add("run", "Does again on the simulator what journals say, and compares each result; no GPU is needed",
+            "  amem-replay run DIR                            all ranks of a job, up to the end\n"
+            "  amem-replay run DIR --until 2:115              up to event 115 of rank 2\n"
+            "  amem-replay run job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
+            "A failed resume for want of memory fails again with as little, and not with more.\n");
     AddDirectories(command, replay_.directories);
     command->add_option("--until", replay_.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job")
         ->type_name("SEQ");
-    command->add_option("--memory", replay_.memory, "How much a device has once it was paused; by number or UUID, may be repeated")
+    command
+        ->add_option("--memory", replay_.memory, "How much a device has once it was paused; by number or UUID, may be repeated")
         ->type_name("DEVICE=BYTES")
         ->allow_extra_args(false);
     command->add_flag("--json", replay_.json, "One JSON object");
@@ -192,16 +196,15 @@ class CommandLine {
   }
 
   void AddTrace() {
-    CLI::App* command = Add("trace", "A job as a trace for ui.perfetto.dev or chrome://tracing",
-                            "  amem-replay trace DIR -o job.trace.json\n");
+    CLI::App* command =
+        Add("trace", "A job as a trace for ui.perfetto.dev or chrome://tracing", "  amem-replay trace DIR -o job.trace.json\n");
     AddDirectories(command, trace_.directories);
     command->add_option("-o,--output", trace_.file, "The file to write")->type_name("FILE")->required();
     command->callback([this] { run_ = [this](Output& out) { return RunTrace(trace_, out); }; });
   }
 
   void AddCompletion() {
-    CLI::App* command = Add("completion", "Completion for a shell, to be sourced",
-                            "  source <(amem-replay completion bash)\n");
+    CLI::App* command = Add("completion", "Completion for a shell, to be sourced", "  source <(amem-replay completion bash)\n");
     command->add_option("SHELL", shell_, "bash")->required()->check(CLI::IsMember({"bash"}));
     command->callback([this] { run_ = [this](Output& out) { return PrintCompletion(out); }; });
   }
@@ -228,10 +231,11 @@ class CommandLine {
   }
 
   void AddPack() {
-    CLI::App* command = Add("pack", "A job's journals as one compressed file, for a bug report; every command reads it like a directory",
-                            "  amem-replay pack /tmp/amem-1000/journal -o job.amem\n"
-                            "  amem-replay pack hostA/journal hostB/journal -o job.amem --anonymous\n"
-                            "  amem-replay why job.amem\n");
+    CLI::App* command =
+        Add("pack", "A job's journals as one compressed file, for a bug report; every command reads it like a directory",
+            "  amem-replay pack /tmp/amem-1000/journal -o job.amem\n"
+            "  amem-replay pack hostA/journal hostB/journal -o job.amem --anonymous\n"
+            "  amem-replay why job.amem\n");
     AddDirectories(command, pack_.directories);
     command->add_option("-o,--output", pack_.file, "The file to write")->type_name("FILE")->required();
     command->add_flag("--anonymous", pack_.anonymous, "Without host names, GPU ids and paths");
@@ -239,8 +243,8 @@ class CommandLine {
   }
 
   void AddUnpack() {
-    CLI::App* command = Add("unpack", "Directories of journals from a packed file",
-                            "  amem-replay unpack job.amem -o journals\n");
+    CLI::App* command =
+        Add("unpack", "Directories of journals from a packed file", "  amem-replay unpack job.amem -o journals\n");
     command->add_option("FILE", unpack_.file, "What `amem-replay pack` wrote")->required();
     command->add_option("-o,--output", unpack_.directory, "Where the sessions' directories go")->type_name("DIR")->required();
     command->callback([this] { run_ = [this](Output& out) { return RunUnpack(unpack_, out); }; });

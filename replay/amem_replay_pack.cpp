@@ -1,7 +1,6 @@
 // pack and unpack: a job's journals as one file, for a bug report.
-#include "replay/pack.h"
-
 #include "replay/amem_replay_command.h"
+#include "replay/pack.h"
 
 namespace amem::tool {
 

@@ -1,6 +1,7 @@
 // refs: who references whose memory, as a table, a graph for Graphviz, or JSON.
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "replay/amem_replay_command.h"
 #include "replay/event_json.h"
@@ -23,6 +24,7 @@ struct Node {
 struct Graph {
   std::map<SessionId, Node> nodes;
   std::map<std::pair<SessionId, SessionId>, Edge> edges;  // (owner, importer)
+  std::set<std::pair<SessionId, SessionId>> lost;         // (who says so, whom it lost)
 };
 
 std::string ShortName(const SessionOpened& who) {
@@ -41,8 +43,12 @@ void Add(Graph& graph, SessionId self, const State& state) {
   Node& node = graph.nodes[self];
   const Holdings holdings = Measure(state);
   node = {ShortName(state.session), holdings.own_device, holdings.own_device_backed, true};
+  for (const auto& [session, peer] : state.peers) {
+    if (!peer.connected) graph.lost.emplace(self, session);
+  }
   std::map<std::pair<SessionId, SessionId>, Edge> imports, exports;
   for (const auto& [id, a] : state.allocations) {
+    if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
     if (a.remote) {
       AddPeer(graph, a.remote->owner, state);
       Edge& edge = imports[{a.remote->owner, self}];
@@ -73,6 +79,7 @@ std::string NameIn(const Graph& graph, SessionId session) {
 }
 
 const char* Doubt(const Edge& edge, const Graph& graph, const std::pair<SessionId, SessionId>& key) {
+  if (!edge.at_owner && graph.lost.contains(key)) return "dropped by the owner, who saw the importer end";
   if (!edge.at_owner && graph.nodes.at(key.first).given) return "only the importer knows of it";
   if (!edge.at_importer && graph.nodes.at(key.second).given) return "only the owner knows of it";
   return "";
@@ -93,15 +100,16 @@ void PrintText(Output& out, const Graph& graph) {
 
 void PrintDot(Output& out, const Graph& graph) {
   out << "// dot -Tsvg: who references whose memory; an arrow goes from the importer to the owner\n"
-         "digraph references {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n  edge [fontname=\"sans-serif\"];\n";
+         "digraph references {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n  edge "
+         "[fontname=\"sans-serif\"];\n";
   for (const auto& [session, node] : graph.nodes) {
     out << "  \"" << SessionText(session) << "\" [label=\"" << NameIn(graph, session)
         << (node.given ? "\\n" + FormatBytes(node.own) : "") << "\"" << (node.given ? "" : ", style=dashed") << "];\n";
   }
   for (const auto& [key, edge] : graph.edges) {
     const bool doubt = *Doubt(edge, graph, key) != '\0';
-    out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations << ", "
-        << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
+    out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations
+        << ", " << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
   }
   out << "}\n";
 }

@@ -52,7 +52,9 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   const std::string rank = colon == std::string::npos ? "" : options.until.substr(0, colon);
   const std::string seq = colon == std::string::npos ? options.until : options.until.substr(colon + 1);
   const std::string wrong = "--until " + options.until + ": give SEQ for one journal, RANK:SEQ for a job, as in --until 2:115";
-  const auto number = [](const std::string& text) { return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos; };
+  const auto number = [](const std::string& text) {
+    return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos;
+  };
   if (!number(seq) || (!rank.empty() && !number(rank))) return wrong;
   prepared.options.until = SequenceNumber{std::stoull(seq)};
   if (rank.empty()) return prepared.journals.size() == 1 ? "" : wrong;
@@ -63,9 +65,9 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
 }
 
 void PrintText(Output& out, const RerunReport& report, const std::string& whose) {
-  out << "replayed " << Grouped(report.sessions) << (report.sessions == 1 ? " session, " : " sessions, ") << Grouped(report.events)
-      << " events, " << Grouped(report.calls) << " driver calls, " << Grouped(report.steps) << " steps on the simulator; "
-      << Grouped(report.comparisons) << " times the states were compared\n";
+  out << "replayed " << Grouped(report.sessions) << (report.sessions == 1 ? " session, " : " sessions, ")
+      << Grouped(report.events) << " events, " << Grouped(report.calls) << " driver calls, " << Grouped(report.steps)
+      << " steps on the simulator; " << Grouped(report.comparisons) << " times the states were compared\n";
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
     out << "device " << d << "  ";
@@ -77,8 +79,8 @@ void PrintText(Output& out, const RerunReport& report, const std::string& whose)
   for (const auto& [kind, count] : report.not_replayed) out << "not replayed: " << Grouped(count) << " of " << kind << "\n";
   for (const std::string& failure : report.reproduced) out << "reproduced: " << failure << "\n";
   if (!report.difference) {
-    out << "no difference: every result is as recorded"
-        << (report.failures_reproduced != 0 ? ", the failure included" : "") << "\n";
+    out << "no difference: every result is as recorded" << (report.failures_reproduced != 0 ? ", the failure included" : "")
+        << "\n";
     return;
   }
   const RerunDifference& d = *report.difference;
@@ -90,16 +92,28 @@ void PrintText(Output& out, const RerunReport& report, const std::string& whose)
 Json ToJson(const RerunReport& report) {
   Json devices = Json::array();
   for (const RerunDevice& d : report.devices)
-    devices.push_back({{"name", d.name}, {"used_by", d.used_by}, {"most_bytes", d.most}, {"limit_bytes", d.limit ? Json(*d.limit) : Json(nullptr)}});
-  Json j = {{"same", !report.difference.has_value()}, {"sessions", report.sessions}, {"events", report.events},
-            {"calls", report.calls},                  {"steps", report.steps},       {"comparisons", report.comparisons},
+    devices.push_back({{"name", d.name},
+                       {"used_by", d.used_by},
+                       {"most_bytes", d.most},
+                       {"limit_bytes", d.limit ? Json(*d.limit) : Json(nullptr)}});
+  Json j = {{"same", !report.difference.has_value()},
+            {"sessions", report.sessions},
+            {"events", report.events},
+            {"calls", report.calls},
+            {"steps", report.steps},
+            {"comparisons", report.comparisons},
             {"failures_reproduced", report.failures_reproduced},
-            {"devices", devices},                     {"not_replayed", report.not_replayed}};
+            {"devices", devices},
+            {"not_replayed", report.not_replayed}};
   j["difference"] = nullptr;
   if (report.difference) {
     const RerunDifference& d = *report.difference;
-    j["difference"] = {{"session", SessionText(d.session)}, {"seq", d.seq.value}, {"what", d.what},
-                       {"recorded", d.recorded},            {"replayed", d.replayed}, {"hint", report.hint}};
+    j["difference"] = {{"session", SessionText(d.session)},
+                       {"seq", d.seq.value},
+                       {"what", d.what},
+                       {"recorded", d.recorded},
+                       {"replayed", d.replayed},
+                       {"hint", report.hint}};
   }
   return j;
 }

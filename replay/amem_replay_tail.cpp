@@ -83,9 +83,10 @@ std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& faile
     if (wanted) followers.push_back(*std::move(follower));
   }
   if (followers.empty() && !failed) {
-    Complain(is_pid ? "process " + what + " has no journal in " + DefaultDirectory().string() +
-                          ": set AMEM_JOURNAL_DIR as for that process, or give the directory; `amem-replay ls` lists what is there"
-                    : "no session under " + what + " is live: `amem-replay log` shows what the dead ones did");
+    Complain(is_pid
+                 ? "process " + what + " has no journal in " + DefaultDirectory().string() +
+                       ": set AMEM_JOURNAL_DIR as for that process, or give the directory; `amem-replay ls` lists what is there"
+                 : "no session under " + what + " is live: `amem-replay log` shows what the dead ones did");
     failed = true;
   }
   return followers;

@@ -21,8 +21,12 @@ struct AgeClass {
   std::uint64_t below_s;
   const char* name;
 };
-constexpr AgeClass kAges[] = {{1, "under 1 s"},         {10, "1 to 10 s"},       {60, "10 s to 1 min"},
-                              {600, "1 to 10 min"},     {3600, "10 min to 1 h"}, {86400, "1 h to 1 day"},
+constexpr AgeClass kAges[] = {{1, "under 1 s"},
+                              {10, "1 to 10 s"},
+                              {60, "10 s to 1 min"},
+                              {600, "1 to 10 min"},
+                              {3600, "10 min to 1 h"},
+                              {86400, "1 h to 1 day"},
                               {~std::uint64_t{0}, "over a day"}};
 
 // Times of creation by sequence number, and of the last event; only what `by age` needs.
@@ -49,6 +53,7 @@ class Grouper {
 
   void Run() {
     for (const auto& [id, a] : state_.allocations) {
+      if (state_.slabs.contains(id)) continue;  // its parts are what NCCL asked for
       if (by_ == "peer") {
         AddPeers(a);
       } else if (a.own()) {
@@ -99,7 +104,11 @@ class Grouper {
 void PrintText(Output& out, const std::string& by, const std::vector<std::pair<std::string, Sum>>& sorted, std::size_t most) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
-  out << "BYTES         SHARE  COUNT    ON THE DEVICE  " << (by == "site" ? "CALL SITE, INNERMOST FIRST" : by == "peer" ? "PEER" : by == "age" ? "AGE" : "SIZE")
+  out << "BYTES         SHARE  COUNT    ON THE DEVICE  "
+      << (by == "site"   ? "CALL SITE, INNERMOST FIRST"
+          : by == "peer" ? "PEER"
+          : by == "age"  ? "AGE"
+                         : "SIZE")
       << "\n";
   for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
     const auto& [key, sum] = sorted[i];
@@ -122,7 +131,9 @@ int RunTop(const TopOptions& options, Output& out) {
     std::optional<SequenceNumber> at;
     if (options.at) at = SequenceNumber{*options.at};
     const auto state = reader ? (*reader)->StateAt(at, &report) : Result<State>(reader.status());
-    const auto times = !state ? Result<Times>(state.status()) : options.by == "age" ? ReadTimes(**reader) : Result<Times>(Times{});
+    const auto times = !state                ? Result<Times>(state.status())
+                       : options.by == "age" ? ReadTimes(**reader)
+                                             : Result<Times>(Times{});
     if (!times) {
       Complain(times.status().message());
       failed = true;

@@ -20,15 +20,17 @@ int RunTrace(const TraceOptions& options, Output& out) {
   }
   if (journals.empty()) return kCannotRead;
   std::ofstream file(options.file, std::ios::binary | std::ios::trunc);
-  const Result<TraceSummary> summary =
-      WriteTrace(journals, [&file](std::string_view text) { file.write(text.data(), static_cast<std::streamsize>(text.size())); });
+  const Result<TraceSummary> summary = WriteTrace(
+      journals, [&file](std::string_view text) { file.write(text.data(), static_cast<std::streamsize>(text.size())); });
   file.close();
   if (!summary || !file) {
-    Complain(summary ? "write " + options.file.string() + ": it failed; is the disk full, the directory there?" : summary.status().message());
+    Complain(summary ? "write " + options.file.string() + ": it failed; is the disk full, the directory there?"
+                     : summary.status().message());
     return kCannotRead;
   }
   out << options.file.string() << ": " << Grouped(summary->sessions) << (summary->sessions == 1 ? " session, " : " sessions, ")
-      << Grouped(summary->slices) << " slices, " << Grouped(summary->arrows) << " references; open it in https://ui.perfetto.dev\n";
+      << Grouped(summary->slices) << " slices, " << Grouped(summary->arrows)
+      << " references; open it in https://ui.perfetto.dev\n";
   return failed ? kCannotRead : kFine;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <set>
 #include <thread>
 
@@ -29,7 +30,7 @@ void Count(const Cast& cast, Verdict& verdict) {
     totals.failures = std::max(totals.failures, failures);
     const Holdings holdings = Measure(j.findings.state);
     totals.held += holdings.own_device_backed;
-    totals.released += holdings.own_device - holdings.own_device_backed;
+    totals.released += holdings.own_device - std::min(holdings.own_device, holdings.own_device_backed);  // slabs are larger
   }
 }
 
@@ -71,6 +72,18 @@ void NoteAbsent(const Cast& cast, Verdict& verdict) {
   if (absent.empty()) return;
   verdict.notes.push_back("the journal of " + cast.Names({absent.begin(), absent.end()}) +
                           " was not given; give the directories of all ranks for the whole story");
+}
+
+// Copies of one journal, as from a backup: the one that goes further is used.
+void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>& damage) {
+  std::ranges::stable_sort(journals, std::greater{}, [](const JournalHistory& j) { return j.last.seq; });
+  std::set<SessionId> seen;
+  std::erase_if(journals, [&](const JournalHistory& j) {
+    if (seen.insert(j.session()).second) return false;
+    damage.push_back(j.findings.info.directory.string() +
+                     " is another copy of a journal that was given; the longer one is used");
+    return true;
+  });
 }
 
 void Finish(Verdict& verdict) {
@@ -122,7 +135,8 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
   };
   {
     std::vector<std::jthread> readers;
-    const std::size_t count = std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
+    const std::size_t count =
+        std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
     for (std::size_t i = 1; i < count; ++i) readers.emplace_back(work);
     work();
   }
@@ -139,6 +153,7 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
     return Status{Code::kNotFound, unread.empty() ? "there is no journal to read: give directories of sessions"
                                                   : "none of the journals could be read: " + Listed(unread)};
   }
+  DropCopies(journals, unread);
   Verdict verdict = Diagnose(journals);
   verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
   if (verdict.healthy && !verdict.damage.empty()) DescribeUnreadable(verdict);

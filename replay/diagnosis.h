@@ -35,19 +35,20 @@ std::string_view ToText(Evidence::Role);  // "context", "cause", "consequence"
 
 // What can be wrong, worst explanations first. The words are stable: programs compare them.
 namespace verdict {
-inline constexpr const char *kHealthy = "healthy",      // nothing is wrong
-    *kStepFailed = "step-failed",                       // a rank's own step failed
-    *kOutOfMemory = "out-of-memory",                    // likewise, for want of memory
-    *kDied = "rank-died",                               // a process ended in the middle of a pause or resume, or while paused
-    *kEnded = "ended-without-closing",                  // a process ended elsewhere, without closing its journal
-    *kNeverArrived = "never-arrived",                   // others waited for a rank that did not come
-    *kStalled = "stalled",                              // a rank came, began something, and did not finish it
-    *kRefused = "refused",                              // a pause or resume could not begin for another reason
-    *kHalfDone = "half-done",                           // a failure could not be undone
-    *kBroken = "broken-session",                        // a journal stopped telling the truth; its pauses are refused
-    *kReferences = "references-disagree",               // one side has a reference that the other has not
-    *kImpossible = "impossible-order",                  // events that cannot follow each other
-    *kUnreadable = "unreadable";                        // no explanation, and not all could be read
+inline constexpr const char *kHealthy = "healthy",     // nothing is wrong
+    *kStepFailed = "step-failed",                      // a rank's own step failed
+        *kOutOfMemory = "out-of-memory",               // likewise, for want of memory
+            *kDied = "rank-died",                      // a process ended in the middle of a pause or resume, or while paused
+                *kEnded = "ended-without-closing",     // a process ended elsewhere, without closing its journal
+                    *kNeverArrived = "never-arrived",  // others waited for a rank that did not come
+                        *kStalled = "stalled",         // a rank came, began something, and did not finish it
+                            *kRefused = "refused",     // a pause or resume could not begin for another reason
+                                *kHalfDone = "half-done",         // a failure could not be undone
+                                    *kBroken = "broken-session",  // a journal stopped telling the truth; its pauses are refused
+                                        *kReferences =
+                                            "references-disagree",  // one side has a reference that the other has not
+                                            *kImpossible = "impossible-order",  // events that cannot follow each other
+                                                *kUnreadable = "unreadable";    // no explanation, and not all could be read
 }  // namespace verdict
 
 struct Verdict {
@@ -87,8 +88,8 @@ struct Verdict {
 // Of journals that were read; pure. In any order.
 Verdict Diagnose(std::span<const JournalHistory> journals);
 
-// Reads the journals in these session directories (ListSessions finds them), side by side, and diagnoses. What cannot be read is
-// in Verdict::damage; a failure means that nothing could be read at all.
+// Reads the journals in these session directories (ListSessions finds them), side by side, and diagnoses. What cannot be read
+// is in Verdict::damage; a failure means that nothing could be read at all.
 Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions);
 
 }  // namespace amem

@@ -16,7 +16,8 @@ Cast::Cast(std::span<const JournalHistory> journals) : journals_(journals) {
     Introduce(j.session(), {who.host, who.pid != 0 ? who.pid : j.findings.info.pid, who.rank});
     // The first journal of a boot sets the offset for all: clocks of one host are one clock.
     if (who.monotonic_ns != 0) {
-      offsets_.try_emplace(who.boot_id, static_cast<std::int64_t>(who.realtime_ns) - static_cast<std::int64_t>(who.monotonic_ns));
+      offsets_.try_emplace(who.boot_id,
+                           static_cast<std::int64_t>(who.realtime_ns) - static_cast<std::int64_t>(who.monotonic_ns));
     }
   }
   for (const JournalHistory& j : journals_) {
@@ -103,7 +104,8 @@ std::set<SessionId> Cast::Set(SessionId session, std::uint64_t wall_ns) const {
   return set;
 }
 
-// ---- where a session stands --------------------------------------------------------------------------------------------------
+// ---- where a session stands
+// --------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -129,7 +131,7 @@ Progress ProgressOf(const JournalHistory& journal) {
   const bool pausing = phase.phase < PhaseKind::kResumeArrive;
   const Plan plan = pausing ? PlanPause(journal.findings.state) : PlanResume(journal.findings.state);
   for (const PlannedPhase& planned : plan.phases) {
-    if (planned.phase != phase.phase || phase.decided) continue;
+    if (planned.phase != phase.phase || phase.decided || !journal.findings.whole) continue;
     std::uint64_t repeated = progress.steps_done;
     for (const Step& step : planned.steps) {
       if (Repeats(step.kind) && repeated > 0) {
@@ -152,7 +154,8 @@ Progress ProgressOf(const JournalHistory& journal) {
   return progress;
 }
 
-// ---- words -------------------------------------------------------------------------------------------------------------------
+// ---- words
+// -------------------------------------------------------------------------------------------------------------------
 
 std::string DurationText(std::uint64_t ns) {
   char text[64];

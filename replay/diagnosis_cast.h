@@ -1,4 +1,5 @@
-// The cast of a diagnosis: all journals of a job on one timeline, by name, with who shares memory with whom and where each stands.
+// The cast of a diagnosis: all journals of a job on one timeline, by name, with who shares memory with whom and where each
+// stands.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ class Cast {
   // Until when is known what that session did: the time of reading for a live one, of its last event otherwise.
   [[nodiscard]] std::uint64_t KnownUntil(const JournalHistory& journal) const;
 
-  [[nodiscard]] std::int32_t RankOf(SessionId session) const;      // -1: unknown
-  [[nodiscard]] std::string Name(SessionId session) const;         // "rank 2 (pid 4711 on host a)"
-  [[nodiscard]] std::string ShortName(SessionId session) const;    // "rank 2", as long as that is unique
+  [[nodiscard]] std::int32_t RankOf(SessionId session) const;              // -1: unknown
+  [[nodiscard]] std::string Name(SessionId session) const;                 // "rank 2 (pid 4711 on host a)"
+  [[nodiscard]] std::string ShortName(SessionId session) const;            // "rank 2", as long as that is unique
   [[nodiscard]] std::string Names(std::vector<SessionId> sessions) const;  // "ranks 0, 1 and 3"
 
   // Who shared memory with this session then, directly or through others, itself included.
@@ -53,9 +54,9 @@ struct Progress {
   bool undoing = false;
   bool did_its_part = false;  // nothing is left to do in that phase: it waits for the others' votes
   std::uint64_t steps_done = 0, steps_left = 0;
-  std::optional<Step> step;   // begun and not finished, or else the next of those left
+  std::optional<Step> step;  // begun and not finished, or else the next of those left
   bool step_begun = false;
-  Moment since;               // of the last thing it recorded in this attempt
+  Moment since;  // of the last thing it recorded in this attempt
 };
 Progress ProgressOf(const JournalHistory& journal);
 

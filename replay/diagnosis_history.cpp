@@ -45,8 +45,7 @@ class HistoryBuilder {
   }
 
   void On(const PhaseBegun& e, const State& before) {
-    const bool in_cycle = before.lifecycle == Lifecycle::kPausing || before.lifecycle == Lifecycle::kResuming;
-    if (!in_cycle && IsArrival(e.phase)) {
+    if (!(Open() && Last().begun) && IsArrival(e.phase)) {
       const CycleKind kind = KindOfPhase(e.phase);
       Attempt& attempt = history_.attempts.emplace_back();
       attempt.kind = kind;
@@ -135,13 +134,31 @@ class HistoryBuilder {
     Last().open_step.reset();
   }
   Attempt& Last() { return history_.attempts.back(); }
-  [[nodiscard]] bool Open() const {
-    return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen;
-  }
+  [[nodiscard]] bool Open() const { return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen; }
 
   JournalHistory& history_;
   Moment now_;
 };
+
+// Behind damage the state is not known any more, but what pauses and resumes did still is.
+Status ReadOn(JournalReader& reader, HistoryBuilder& builder, JournalHistory& history) {
+  if (history.findings.whole || history.findings.report.corrupt_records == 0) return {};
+  history.times.clear();
+  history.kinds.clear();
+  const Result<ReadReport> rest =
+      reader.Read(SequenceNumber{history.last.seq.value + 1}, SequenceNumber{~std::uint64_t{0}}, [&](const Event& event) {
+        history.last = {event.seq, event.time_ns};
+        builder.Take(event, history.findings.state);
+        return true;
+      });
+  if (!rest) return rest.status();
+  history.findings.last_ns = history.last.time_ns;
+  if (rest->corrupt_records > history.findings.report.corrupt_records) {
+    history.findings.report.corrupt_records = rest->corrupt_records;
+    history.findings.report.corruption = rest->corruption;
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -167,6 +184,7 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
   });
   if (!found) return found.status();
   history.findings = *std::move(found);
+  AMEM_TRY(ReadOn(reader, builder, history));
   const Result<ReadReport> last = reader.Read(history.last.seq, history.last.seq, [&](const Event& event) {
     history.last_text = ToText(event.body);
     return false;

@@ -1,5 +1,5 @@
-// Histories: a journal, boiled down to what a diagnosis needs - its pauses and resumes, each with its first failure and where it
-// stands, besides the checks of postmortem.h.
+// Histories: a journal, boiled down to what a diagnosis needs - its pauses and resumes, each with its first failure and where
+// it stands, besides the checks of postmortem.h.
 #pragma once
 
 #include <cstdint>
@@ -85,9 +85,9 @@ struct JournalHistory {
   std::vector<Moment> lost_at;    // parallel to `lost`
   std::vector<PeerLost> lost;     // peers that closed or died, as seen here
   std::optional<Moment> broken_at;
-  std::vector<std::uint64_t> times;  // of all events that could be applied, the last of which is `last`
+  std::vector<std::uint64_t> times;  // of all events (of a damaged journal: behind the damage), the last of which is `last`
   std::vector<std::uint8_t> kinds;   // likewise
-  Moment last;                       // event that could be read and applied
+  Moment last;                       // event that could be read
   std::string last_text;             // of it
 
   // The last event up to that time: its number and its kind's name. Nothing: there is none.

@@ -60,9 +60,9 @@ class Search {
     if (Done(j) || !j.attempts.back().failed_step) return;
     const Attempt::Failure& failure = *j.attempts.back().failed_step;
     const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
-    const char* kind = unknown                                ? verdict::kReferences
+    const char* kind = unknown                              ? verdict::kReferences
                        : failure.code == Code::kOutOfMemory ? verdict::kOutOfMemory
-                                                              : verdict::kStepFailed;
+                                                            : verdict::kStepFailed;
     Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause, kind, j, failure.at.time_ns);
   }
 
@@ -108,7 +108,8 @@ class Search {
   }
 
   // Who waited for whom, until `until`: those of its set that had not come for the same.
-  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, const std::string& text, SequenceNumber seq) {
+  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, const std::string& text,
+              SequenceNumber seq) {
     const std::uint64_t from = cast_.Wall(j, attempt.arrived ? attempt.arrived.time_ns : attempt.ended.time_ns);
     std::vector<SessionId> missing;
     for (const SessionId session : cast_.Set(j.session(), from)) {
@@ -151,8 +152,7 @@ class Search {
   void Broken(const JournalHistory& j) {
     const bool marked = j.findings.info.status == SessionStatus::kBroken;
     if (!marked && j.findings.state.broken.empty()) return;
-    Suspect& suspect =
-        Add(Weight::kCause, verdict::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+    Suspect& suspect = Add(Weight::kCause, verdict::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
     suspect.text = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
   }
 

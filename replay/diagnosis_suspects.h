@@ -15,11 +15,11 @@ namespace amem {
 struct Suspect {
   // How well it explains: of two, the stronger one is believed, and of equals the earlier.
   enum class Weight : std::uint8_t {
-    kCause = 0,       // went wrong by itself: a step, a process, a journal
-    kAbsence,         // did not do what others waited for
-    kConsequence,     // went wrong, and says itself that another was the reason
-    kDisagreement,    // journals that do not fit
-    kEnd,             // ended without a word, at no harm to a pause or resume
+    kCause = 0,     // went wrong by itself: a step, a process, a journal
+    kAbsence,       // did not do what others waited for
+    kConsequence,   // went wrong, and says itself that another was the reason
+    kDisagreement,  // journals that do not fit
+    kEnd,           // ended without a word, at no harm to a pause or resume
   };
   Weight weight{};
   const char* kind = nullptr;  // of namespace verdict

@@ -81,7 +81,8 @@ class Writer {
   }
 
  private:
-  // ---- parts -----------------------------------------------------------------------------------------------------------------
+  // ---- parts
+  // -----------------------------------------------------------------------------------------------------------------
 
   void Add(const JournalHistory& j, const Moment& at, Role role, std::string text) {
     v_.evidence.push_back({.session = j.session(),
@@ -118,6 +119,8 @@ class Writer {
       }
       text += ", shared with " + cast_.Names(by);
     }
+    if (const auto slab = j.findings.state.slabs.find(id); slab != j.findings.state.slabs.end())
+      text += ", a slab with " + Plural(slab->second.parts.size(), "allocation") + " of NCCL's";
     if (a.site.frames[0] != 0) text += ", made at libnccl" + ToText(a.site);
     return text + ")";
   }
@@ -136,19 +139,21 @@ class Writer {
   [[nodiscard]] std::string Afterwards() const {
     std::vector<SessionId> running, paused, neither, ended;
     for (const JournalHistory& j : cast_.journals()) {
+      if (!j.findings.whole && j.findings.info.status == SessionStatus::kLive) return {};  // nobody knows
       const Lifecycle lifecycle = j.findings.state.lifecycle;
       const SessionStatus status = j.findings.info.status;
       (status == SessionStatus::kClosed || status == SessionStatus::kCrashed || lifecycle == Lifecycle::kClosed ? ended
-       : lifecycle == Lifecycle::kRunning                                                                  ? running
-       : lifecycle == Lifecycle::kPaused                                                                   ? paused
-                                                                                                           : neither)
+       : lifecycle == Lifecycle::kRunning                                                                       ? running
+       : lifecycle == Lifecycle::kPaused                                                                        ? paused
+                                                                                                                : neither)
           .push_back(j.session());
     }
     std::vector<std::string> parts;
     const auto part = [&](const std::vector<SessionId>& who, const std::string& how) {
       if (!who.empty())
-        parts.push_back((who.size() == cast_.journals().size() && who.size() > 1 ? "all " + Number(who.size()) + " sessions"
-                                                                                 : cast_.Names(who)) +
+        parts.push_back((who.size() == cast_.journals().size() && who.size() > 1
+                             ? (who.size() == 2 ? "both sessions" : "all " + Number(who.size()) + " sessions")
+                             : cast_.Names(who)) +
                         (who.size() == 1 ? " is " : " are ") + how);
     };
     part(running, "running");
@@ -168,7 +173,8 @@ class Writer {
   void BeginAttempt(const JournalHistory& j) {
     if (s_.attempt == nullptr || !s_.attempt->begun) return;
     Add(j, s_.attempt->begun, Role::kContext,
-        Cycle() + " begun by " + Number(s_.attempt->members.size()) + (s_.attempt->members.size() == 1 ? " session" : " sessions"));
+        Cycle() + " begun by " + Number(s_.attempt->members.size()) +
+            (s_.attempt->members.size() == 1 ? " session" : " sessions"));
   }
 
   [[nodiscard]] std::string HowItEnded() const {  // the attempt, for all
@@ -176,7 +182,8 @@ class Writer {
     return s_.live ? " hangs" : " did not come to its end";
   }
 
-  // ---- one for each kind -----------------------------------------------------------------------------------------------------
+  // ---- one for each kind
+  // -----------------------------------------------------------------------------------------------------
 
   void WriteFailedStep(const Attempt::Failure& failure) {
     const JournalHistory& j = *s_.journal;
@@ -188,16 +195,15 @@ class Writer {
     TakeStep(&j, failure.step);
     if (failure.allocation_bytes != 0) v_.bytes = failure.allocation_bytes;
 
-    v_.headline = Capital(Cycle()) + " failed on " + cast_.ShortName(s_.session) + " at the step \"" + step + "\": " +
-                  std::string(ToText(failure.code));
+    v_.headline = Capital(Cycle()) + " failed on " + cast_.ShortName(s_.session) + " at the step \"" + step +
+                  "\": " + std::string(ToText(failure.code));
     Say(CycleOfAll() + HowItEnded() + " " + At(s_.wall_ns) + " on " + v_.process + ", in phase \"" +
         std::string(ToText(failure.phase)) + "\", at the step \"" + step + "\"" + Event(failure.at.seq) + ".");
     if (failure.step.allocation) Say("It is about " + Thing(j, failure.step.allocation) + ".");
     Say(Sentence(message));
     if (failure.driver_result != 0 && message.find("CUDA_ERROR") == std::string::npos) {
-      Say(failure.step.kind == StepKind::kCheckMemory
-              ? "AMem itself looked how much is free, before it took anything."
-              : "The driver's answer was " + DriverAnswer(failure.driver_result) + ".");
+      Say(failure.step.kind == StepKind::kCheckMemory ? "AMem itself looked how much is free, before it took anything."
+                                                      : "The driver's answer was " + DriverAnswer(failure.driver_result) + ".");
     }
     if (failure.code == Code::kOutOfMemory && failure.still_missing != 0) {
       Say("At that moment " + FormatBytes(failure.still_missing) + " of its memory on device " +
@@ -225,8 +231,10 @@ class Writer {
     }
     BeginAttempt(j);
     Add(j, decision.at, Role::kCause, decision.message);
-    v_.remedy = denied ? StepRemedy({}) : "do what the message says; if a rank that it names is dead, restart the job, otherwise call " +
-                             std::string(s_.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume") + " again on all ranks";
+    v_.remedy = denied ? StepRemedy({})
+                       : "do what the message says; if a rank that it names is dead, restart the job, otherwise call " +
+                             std::string(s_.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume") +
+                             " again on all ranks";
   }
 
   [[nodiscard]] std::string StepRemedy(const Attempt::Failure& failure) const {
@@ -241,9 +249,10 @@ class Writer {
     switch (failure.code) {
       case Code::kOutOfMemory: {
         const Bytes needed = std::max(failure.still_missing, failure.step.bytes);
-        const auto gpu = s_.journal->who().gpu_uuids;
+        const auto& gpus = s_.journal->who().gpu_uuids;
+        const auto ordinal = static_cast<std::size_t>(failure.step.device.value);
         return "free memory on " + device + " until " + FormatBytes(needed) + " fit" +
-               (gpu.size() == 1 ? " (" + gpu.front() + ")" : "") +
+               (ordinal < gpus.size() ? " (" + gpus[ordinal] + ")" : "") +
                "; nvidia-smi lists the processes that hold memory there, and a cache of this process counts too (for PyTorch "
                "torch.cuda.empty_cache()); " +
                retry;
@@ -291,8 +300,8 @@ class Writer {
       Add(j, s_.attempt->open_step->at, Role::kCause,
           "step begun, and neither done nor failed: " + ToText(s_.attempt->open_step->step));
     }
-    Add(j, {{}, j.last.time_ns}, Role::kCause, "the journal ends here with event " + Number(j.last.seq.value) +
-                                                  ": the process is dead, and did not close it");
+    Add(j, {{}, j.last.time_ns}, Role::kCause,
+        "the journal ends here with event " + Number(j.last.seq.value) + ": the process is dead, and did not close it");
     if (s_.witness != nullptr) {
       Add(*s_.witness, {s_.witness_seq, LostTime()}, Role::kConsequence, "lost " + cast_.Name(s_.session));
     }
@@ -337,8 +346,12 @@ class Writer {
       if (attempt.arrived) Add(j, attempt.arrived, Role::kContext, "came to " + Cycle() + " and waits for the others");
       if (attempt.ended) Add(j, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
     }
-    Say(Capital(cast_.Names(waiting)) + (s_.live ? " have been waiting" : " waited") + " for " + DurationText(s_.waited_ns) +
-        " since " + WallText(s_.wall_ns) + " for " + missing + " to come to " + Cycle() + ".");
+    Say(Capital(cast_.Names(waiting)) +
+        (!s_.live              ? " waited"
+         : waiting.size() == 1 ? " has been waiting"
+                               : " have been waiting") +
+        " for " + DurationText(s_.waited_ns) + " since " + WallText(s_.wall_ns) + " for " + missing + " to come to " + Cycle() +
+        ".");
     if (!s_.text.empty()) Say("What they were told: " + Sentence(s_.text));
     for (const SessionId session : s_.missing) SayWhereabouts(session);
     v_.remedy = "call " + std::string(s_.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume") +
@@ -368,14 +381,16 @@ class Writer {
       text = "it was not there yet when they began to wait";
     }
     const SessionStatus status = j->findings.info.status;
-    text += status == SessionStatus::kLive      ? "; the process lives"
-            : status == SessionStatus::kClosed  ? "; it closed its journal in order, " + WallText(cast_.Wall(*j, j->last.time_ns))
+    text += status == SessionStatus::kLive ? "; the process lives"
+            : status == SessionStatus::kClosed
+                ? "; it closed its journal in order, " + WallText(cast_.Wall(*j, j->last.time_ns))
             : status == SessionStatus::kCrashed ? "; the process is dead now"
                                                 : "; its journal is broken";
     Say(name + " did not call it: " + text + ".");
     const Moment shown = before ? before->at : j->last;
     Add(*j, shown, Role::kCause,
-        before ? "the last event before the others began to wait (" + std::string(before->kind) + "); nothing about " + Cycle() + " after it"
+        before ? "the last event before the others began to wait (" + std::string(before->kind) + "); nothing about " +
+                     Cycle() + " after it"
                : "nothing about " + Cycle() + " here");
     if (v_.seq.value == 0) v_.seq = shown.seq;
   }
@@ -459,8 +474,9 @@ class Writer {
       if (other.attempts.empty() || other.attempts.back().end != Attempt::End::kFailed) continue;
       Add(other, other.attempts.back().ended, Role::kConsequence, "gave up: " + other.attempts.back().failure);
     }
-    v_.remedy = "remove the cause (a full disk or an unwritable AMEM_JOURNAL_DIR are the usual ones) and restart the job; it "
-                "runs on meanwhile, but its memory cannot be given back";
+    v_.remedy =
+        "remove the cause (a full disk or an unwritable AMEM_JOURNAL_DIR are the usual ones) and restart the job; it "
+        "runs on meanwhile, but its memory cannot be given back";
   }
 
   void WriteHalfDone() {
@@ -482,8 +498,9 @@ class Writer {
     Say(v_.headline + Event(v_.seq) + ".");
     Say(Sentence(s_.text));
     Add(j, {v_.seq, 0}, Role::kCause, s_.text);
-    v_.remedy = "no pause or resume failed because of it so far, but one may; keep the journals (`amem-replay pack`) for a bug "
-                "report: this should not be possible";
+    v_.remedy =
+        "no pause or resume failed because of it so far, but one may; keep the journals (`amem-replay pack`) for a bug "
+        "report: this should not be possible";
   }
 
   // What others tried after it was gone.
@@ -493,7 +510,8 @@ class Writer {
     for (const JournalHistory& other : cast_.journals()) {
       if (other.session() == s_.session || other.attempts.empty()) continue;
       const Attempt& attempt = other.attempts.back();
-      if (attempt.end == Attempt::End::kDone || !attempt.ended || cast_.Wall(other, attempt.ended.time_ns) < s_.wall_ns) continue;
+      if (attempt.end == Attempt::End::kDone || !attempt.ended || cast_.Wall(other, attempt.ended.time_ns) < s_.wall_ns)
+        continue;
       failed.push_back(other.session());
       example = &attempt;
       if (failed.size() <= kEvidenceOfOthersMax) Add(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
@@ -513,7 +531,8 @@ class Writer {
     for (const JournalHistory& other : cast_.journals()) {
       if (other.session() == s_.session && (s_.attempt->ended.seq || s_.attempt->decided)) {
         if (s_.attempt->end == Attempt::End::kFailed)
-          Add(other, s_.attempt->ended, Role::kConsequence, Cycle() + " failed" + (s_.attempt->undone ? ", undone" : ", NOT undone"));
+          Add(other, s_.attempt->ended, Role::kConsequence,
+              Cycle() + " failed" + (s_.attempt->undone ? ", undone" : ", NOT undone"));
         continue;
       }
       if (other.session() == s_.session || other.attempts.empty() || other.attempts.back().kind != s_.attempt->kind) continue;
@@ -539,14 +558,16 @@ class Writer {
                                         "\" and waits for the vote of the others"
                                   : "is at its own steps still");
       }
-      if (attempt.end == Attempt::End::kFailed && !attempt.undone) v_.notes.push_back(cast_.Name(other.session()) + " could not undo what it had done: " + attempt.failure);
+      if (attempt.end == Attempt::End::kFailed && !attempt.undone)
+        v_.notes.push_back(cast_.Name(other.session()) + " could not undo what it had done: " + attempt.failure);
     }
     if (!gave_up.empty()) Say(Capital(cast_.Names(gave_up)) + " gave up because of it, and undid what was done.");
     if (!half.empty())
-      Say(Capital(cast_.Names(half)) + " gave up because of it, and could not undo all: " + (half.size() == 1 ? "it is" : "they are") +
-          " half way.");
+      Say(Capital(cast_.Names(half)) +
+          " gave up because of it, and could not undo all: " + (half.size() == 1 ? "it is" : "they are") + " half way.");
     if (!half.empty() && std::string_view(s_.kind) == verdict::kDied)
-      v_.remedy = v_.remedy.substr(0, v_.remedy.find("; the others")) + "; the others need memory that it had, so that the job cannot go on: restart it";
+      v_.remedy = v_.remedy.substr(0, v_.remedy.find("; the others")) +
+                  "; the others need memory that it had, so that the job cannot go on: restart it";
     if (!waiting.empty()) Say(Capital(cast_.Names(waiting)) + (waiting.size() == 1 ? " waits" : " wait") + " for it.");
     if (hidden != 0) v_.notes.push_back("and " + Plural(hidden, "more rank") + " with the same consequence");
   }
@@ -572,9 +593,8 @@ void DescribeHealth(const Cast& cast, Verdict& verdict) {
   verdict.live = live != 0;
   verdict.headline = "Nothing is wrong: " + Plural(t.pauses, "pause") + " and " + Plural(t.resumes, "resume") + " of " +
                      Plural(t.journals, "session") + " came to their ends";
-  verdict.summary = Plural(t.events, "event") + " were checked, and " +
-                    Plural(t.references, "reference") + " between sessions " + (t.references == 1 ? "agrees" : "agree") +
-                    " on both sides.";
+  verdict.summary = Plural(t.events, "event") + " were checked, and " + Plural(t.references, "reference") +
+                    " between sessions " + (t.references == 1 ? "agrees" : "agree") + " on both sides.";
   if (under_way != 0) verdict.summary += " A pause or resume is under way, and moves.";
   if (live != 0) {
     verdict.summary += " " + Plural(live, "session lives", "sessions live") +
@@ -590,8 +610,9 @@ void DescribeUnreadable(Verdict& verdict) {
   verdict.kind = verdict::kUnreadable;
   verdict.headline = "Nothing is wrong in what could be read, but not all could be read";
   verdict.summary = verdict.headline + ": " + verdict.damage.front() + ".";
-  verdict.remedy = "give whole journals (copy the directories of sessions with all their files), or take the verdict for what it "
-                   "is: about the rest";
+  verdict.remedy =
+      "give whole journals (copy the directories of sessions with all their files), or take the verdict for what it "
+      "is: about the rest";
 }
 
 }  // namespace amem

@@ -546,9 +546,9 @@ Json ToJson(const Verdict& v) {
   j["evidence"] = std::move(evidence);
   j["notes"] = v.notes;
   j["damage"] = v.damage;
-  j["totals"] = {{"journals", v.totals.journals},   {"events", v.totals.events},         {"pauses", v.totals.pauses},
-                 {"resumes", v.totals.resumes},     {"failures", v.totals.failures},     {"references", v.totals.references},
-                 {"held_bytes", v.totals.held},     {"released_bytes", v.totals.released}};
+  j["totals"] = {{"journals", v.totals.journals}, {"events", v.totals.events},          {"pauses", v.totals.pauses},
+                 {"resumes", v.totals.resumes},   {"failures", v.totals.failures},      {"references", v.totals.references},
+                 {"held_bytes", v.totals.held},   {"released_bytes", v.totals.released}};
   return j;
 }
 

@@ -40,7 +40,8 @@ Status Failure(const std::string& doing, const fs::path& file) {
   return {Code::kIo, doing + " " + file.string() + ": " + std::strerror(errno)};
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------------------------
+// ---- writing
+// -----------------------------------------------------------------------------------------------------------------
 
 class Compressor {
  public:
@@ -105,9 +106,8 @@ class Packer {
     const auto info = (*reader)->Info();
     if (!info) return info.status();
     const std::string reason = options_.anonymous ? names_.CleanText(info->broken_reason) : info->broken_reason;
-    const Json header = {{"session", info->session.value}, {"pid", info->pid},
-                         {"format", info->format},         {"status", ToText(info->status)},
-                         {"broken_reason", reason},        {"as_of_ns", as_of_ns}};
+    const Json header = {{"session", info->session.value}, {"pid", info->pid},        {"format", info->format},
+                         {"status", ToText(info->status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
     out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, Json::error_handler_t::replace)));
     if (info->first.value > 1) AddSnapshot(session, **reader, SequenceNumber{info->first.value - 1});
     const auto read = (*reader)->Read(info->first, info->last, [&](const Event& event) {
@@ -125,11 +125,11 @@ class Packer {
   }
 
  private:
-
   void AddSnapshot(const fs::path& session, JournalReader& reader, SequenceNumber at) {
     auto state = reader.StateAt(at);
-    Result<std::vector<std::byte>> payload = state ? EncodeSnapshot(options_.anonymous ? names_.Clean(*std::move(state)) : *state)
-                                                   : Result<std::vector<std::byte>>(state.status());
+    Result<std::vector<std::byte>> payload = state
+                                                 ? EncodeSnapshot(options_.anonymous ? names_.Clean(*std::move(state)) : *state)
+                                                 : Result<std::vector<std::byte>>(state.status());
     if (payload) {
       out_.Add(Block::kSnapshot, *payload);
     } else {
@@ -144,7 +144,8 @@ class Packer {
   Anonymizer names_;
 };
 
-// ---- reading -----------------------------------------------------------------------------------------------------------------
+// ---- reading
+// -----------------------------------------------------------------------------------------------------------------
 
 class Decompressor {
  public:
@@ -298,8 +299,8 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   std::error_code failed;
   if (written && out && packed.sessions != 0) fs::rename(unfinished, file, failed);
   if (!written || !out || failed || packed.sessions == 0) {
-    const Status why = packed.sessions == 0 ? Status{Code::kNotFound, "pack: none of the journals could be read"}
-                                            : Failure("write", file);
+    const Status why =
+        packed.sessions == 0 ? Status{Code::kNotFound, "pack: none of the journals could be read"} : Failure("write", file);
     fs::remove(unfinished, failed);
     return why;
   }

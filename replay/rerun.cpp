@@ -10,8 +10,8 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kPlenty = Bytes{1} << 42;  // of each device, unless it is limited
-constexpr std::uint64_t kMeasureEvery = 4096;   // events
+constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
+constexpr std::uint64_t kMeasureEvery = 512;  // calls
 
 // Kinds that the simulator has no call for.
 bool HasNoCall(const EventBody& body) {
@@ -40,8 +40,11 @@ class Host {
     AMEM_TRY(Limit());
     AMEM_TRY(Build());
     AMEM_TRY(Replay());
+    for (const auto& one : cast_) {
+      Measure(*one);
+      report_.calls += one->session->calls();
+    }
     for (std::size_t d = 0; d < report_.devices.size(); ++d) report_.devices[d].most = most_[d];
-    for (const auto& one : cast_) report_.calls += one->session->calls();
     return std::move(report_);
   }
 
@@ -50,10 +53,11 @@ class Host {
     JournalInfo info;
     SessionOpened who;
     State start;
-    std::uint64_t offset = 0;  // of its clock, to compare with others'
+    std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
     std::unique_ptr<RerunSession> session;
+    std::map<std::int32_t, Bytes> holds;  // by device of the host
   };
 
   // Who there is, and on which devices: a UUID is one device, whoever names it.
@@ -112,8 +116,8 @@ class Host {
     }
     for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
       const auto index = static_cast<std::size_t>(ordinal);
-      const std::string name = index < one.who.gpu_uuids.size() ? one.who.gpu_uuids[index]
-                                                                 : one.who.host + " device " + std::to_string(ordinal);
+      const std::string name =
+          index < one.who.gpu_uuids.size() ? one.who.gpu_uuids[index] : one.who.host + " device " + std::to_string(ordinal);
       auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
       if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
       if (owns.contains(ordinal)) at->used_by.push_back(NameOf(one.who));
@@ -223,7 +227,7 @@ class Host {
         }
       }
       TakeMemoryAway(*one, event);
-      if (report_.events % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure();
+      if (one->session->calls() % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure(*one);
       if (options_.until && event.seq == *options_.until &&
           (one->info.session == options_.until_session || cast_.size() == 1)) {
         return {};
@@ -258,10 +262,18 @@ class Host {
     }
   }
 
-  void Measure() {
-    for (std::size_t d = 0; d < report_.devices.size(); ++d) {
-      const Bytes taken = taken_.contains(static_cast<std::int32_t>(d)) ? (kPlenty - *report_.devices[d].limit) & ~Bytes{4095} : 0;
-      most_[d] = std::max(most_[d], world_->InUse(static_cast<std::int32_t>(d)) - taken);
+  // What the sessions hold, from their states: the simulated host would look at every process to tell.
+  void Measure(One& one) {
+    for (const auto& [device, bytes] : one.holds) holds_[device] -= bytes;
+    one.holds.clear();
+    for (const auto& [id, a] : one.session->recorded().allocations) {
+      const auto ordinal = static_cast<std::size_t>(a.properties.location.id);
+      if (!a.own() || !a.on_device() || !a.backed || a.placed() || ordinal >= one.devices.size()) continue;
+      one.holds[one.devices[ordinal]] += a.bytes;
+    }
+    for (const auto& [device, bytes] : one.holds) {
+      holds_[device] += bytes;
+      most_[static_cast<std::size_t>(device)] = std::max(most_[static_cast<std::size_t>(device)], holds_[device]);
     }
   }
 
@@ -285,7 +297,7 @@ class Host {
     const auto& own = one.session->recorded().allocations;
     Bytes whole = 0;
     for (const auto& [id, a] : own) {
-      if (a.own() && a.on_device() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
+      if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
     }
     report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
                    std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
@@ -301,6 +313,7 @@ class Host {
   std::unique_ptr<Simulator> stranger_, tenant_;
   std::map<RemoteAllocation, DriverHandle> strange_;
   std::set<std::int32_t> taken_;
+  std::map<std::int32_t, Bytes> holds_;
   std::vector<Bytes> most_;
 };
 

@@ -1,12 +1,12 @@
 // Rerun: does again what journals say, on the simulator, and compares. The library behind `amem-replay run`.
 //
-// All sessions are replayed in one process, in the order of their common clock: each has a simulated driver of its own, all drivers
-// share one simulated host, and imports go from driver to driver as descriptors. Addresses are only numbers there, so that a
-// journal of any job fits on a laptop; contents are not replayed. What another journal would have to tell - an allocation of a
-// session that was not given - comes from a stranger, who has memory of his own.
+// All sessions are replayed in one process, in the order of their common clock: each has a simulated driver of its own, all
+// drivers share one simulated host, and imports go from driver to driver as descriptors. Addresses are only numbers there, so
+// that a journal of any job fits on a laptop; contents are not replayed. What another journal would have to tell - an
+// allocation of a session that was not given - comes from a stranger, who has memory of his own.
 //
-// Every call must have the result that was recorded. At the end of each phase and cycle, the state that the replayed results lead
-// to must have the digest of the recorded one, and the driver must hold what the state says. The first difference ends it.
+// Every call must have the result that was recorded. At the end of each phase and cycle, the state that the replayed results
+// lead to must have the digest of the recorded one, and the driver must hold what the state says. The first difference ends it.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ struct RerunOptions {
   // After this event of that session (the first journal's if there is only one) nothing is done.
   std::optional<SequenceNumber> until;
   SessionId until_session;
-  // How much a device has, from the moment on that its memory was first given back by a pause: as if somebody else had taken the
-  // rest then. By number or name of RerunReport::devices. Others have as much as is asked for.
+  // How much a device has, from the moment on that its memory was first given back by a pause: as if somebody else had taken
+  // the rest then. By number or name of RerunReport::devices. Others have as much as is asked for.
   std::map<std::string, Bytes> memory;
 };
 
 struct RerunDevice {
   std::string name;  // its UUID, or the host and ordinal where that is unknown
   std::vector<std::string> used_by;
-  Bytes most = 0;    // held at once
+  Bytes most = 0;  // held at once
   std::optional<Bytes> limit;
 };
 

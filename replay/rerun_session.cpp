@@ -29,7 +29,24 @@ Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& rem
   return {};
 }
 
-// ---- from a snapshot ---------------------------------------------------------------------------------------------------------
+Status RerunSession::Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
+  ++calls_;
+  const Result<DriverHandle> handle = driver_->Create(bytes, properties, flags);
+  if (handle) handles_[allocation] = *handle;
+  return handle.status();
+}
+
+Status RerunSession::Drop(AllocationId allocation) {
+  const auto handle = handles_.find(allocation);
+  if (handle == handles_.end()) return {};
+  ++calls_;
+  const Status released = driver_->Release(handle->second);
+  handles_.erase(handle);
+  return released;
+}
+
+// ---- from a snapshot
+// ---------------------------------------------------------------------------------------------------------
 
 Status RerunSession::BuildOwn() {
   for (const auto& [address, range] : recorded_.ranges) {
@@ -37,7 +54,7 @@ Status RerunSession::BuildOwn() {
     if (!reserved) return reserved.status();
   }
   for (const auto& [id, a] : recorded_.allocations) {
-    if (!a.own() || a.multicast || !a.backed) continue;
+    if (!a.own() || a.multicast || !a.backed || a.placed()) continue;
     const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
     if (!handle) return handle.status();
     handles_[id] = *handle;
@@ -47,7 +64,7 @@ Status RerunSession::BuildOwn() {
 
 Status RerunSession::BuildImports() {
   for (const auto& [id, a] : recorded_.allocations) {
-    if (a.remote && a.backed) AMEM_TRY(Import(id, *a.remote, a));
+    if (a.remote && a.backed && !a.placed()) AMEM_TRY(Import(id, *a.remote, a));
   }
   return Place(false);
 }
@@ -62,7 +79,8 @@ Status RerunSession::Place(bool own) {
   return {};
 }
 
-// ---- event by event ----------------------------------------------------------------------------------------------------------
+// ---- event by event
+// ----------------------------------------------------------------------------------------------------------
 
 RerunSession::Outcome RerunSession::Take(const Event& event) {
   Outcome outcome;
@@ -106,16 +124,13 @@ RerunSession::Outcome RerunSession::Take(const Event& event) {
 }
 
 void RerunSession::ReleaseIfGone(AllocationId allocation) {
-  const auto handle = handles_.find(allocation);
-  if (handle == handles_.end() || recorded_.allocations.contains(allocation)) return;
-  ++calls_;
-  static_cast<void>(driver_->Release(handle->second));
-  handles_.erase(handle);
+  if (!recorded_.allocations.contains(allocation)) static_cast<void>(Drop(allocation));
 }
 
 // Makes the driver's call that `event` records, and puts what came back into `replayed`.
 Status RerunSession::Call(const Event& event, EventBody& replayed) {
   if (const auto* e = std::get_if<RangeReserved>(&event.body)) {
+    if (e->allocation) return {};  // a place in a slab: the driver was not asked
     ++calls_;
     const auto address = driver_->Reserve(e->bytes, e->alignment, e->address, e->flags);
     if (!address) return address.status();
@@ -123,32 +138,42 @@ Status RerunSession::Call(const Event& event, EventBody& replayed) {
     return *address == e->address ? Status{} : Status{Code::kInvalid, "reserved at " + Hex(address->value)};
   }
   if (const auto* e = std::get_if<RangeFreed>(&event.body)) {
+    if (e->allocation) return {};
     ++calls_;
     return driver_->FreeRange(e->address, e->bytes);
   }
   if (const auto* e = std::get_if<AllocationCreated>(&event.body)) {
-    ++calls_;
-    const auto handle = driver_->Create(e->bytes, e->properties, e->flags);
-    if (handle) handles_[e->allocation] = *handle;
-    return handle.status();
+    return e->handle ? Create(e->allocation, e->bytes, e->properties, e->flags) : Status{};  // Placed tells what is behind it
+  }
+  if (const auto* e = std::get_if<Placed>(&event.body)) return Drop(e->allocation);
+  if (const auto* e = std::get_if<Backed>(&event.body)) {
+    const auto it = recorded_.allocations.find(e->allocation);
+    if (it == recorded_.allocations.end()) return {};
+    const Allocation& a = it->second;
+    return a.remote ? Import(e->allocation, *a.remote, a) : Create(e->allocation, a.bytes, a.properties, a.flags);
   }
   if (const auto* e = std::get_if<Imported>(&event.body)) {
+    if (!e->handle) return {};
     Allocation as_imported;
     as_imported.bytes = e->bytes;
     as_imported.properties = e->properties;
     return Import(e->allocation, e->remote, as_imported);
   }
   if (const auto* e = std::get_if<Mapped>(&event.body)) {
+    const auto a = recorded_.allocations.find(e->allocation);
+    if (a != recorded_.allocations.end() && (a->second.placed() || a->second.multicast)) return {};
     ++calls_;
     const DriverHandle handle = HandleOf(e->allocation);
-    if (!handle) return recorded_.multicasts.contains(e->allocation) ? Status{} : Status{Code::kNotFound, Name(e->allocation) + " has no handle"};
+    if (!handle) return {Code::kNotFound, Name(e->allocation) + " has no handle"};
     return driver_->Map(e->address, e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {
+    if (e->allocation) return {};
     ++calls_;
     return driver_->Unmap(e->address, e->bytes);
   }
   if (const auto* e = std::get_if<AccessSet>(&event.body)) {
+    if (e->allocation) return {};
     ++calls_;
     const auto m = recorded_.MappingAt(e->address);
     if (m != recorded_.mappings.end() && recorded_.multicasts.contains(m->second.allocation)) return {};
@@ -177,13 +202,9 @@ Status RerunSession::Perform(const Step& step) {
       if (released.ok()) handles_.erase(step.allocation);
       return released;
     }
-    case StepKind::kCreate: {
+    case StepKind::kCreate:
       if (!known) return {Code::kNotFound, Name(step.allocation) + " does not exist"};
-      const Allocation& a = allocation->second;
-      const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
-      if (handle) handles_[step.allocation] = *handle;
-      return handle.status();
-    }
+      return Create(step.allocation, allocation->second.bytes, allocation->second.properties, allocation->second.flags);
     case StepKind::kImport:
       if (!known || !allocation->second.remote) return {Code::kNotFound, Name(step.allocation) + " is not imported"};
       return Import(step.allocation, *allocation->second.remote, allocation->second);
@@ -196,6 +217,7 @@ Status RerunSession::Perform(const Step& step) {
       return driver_->SetAccess(step.address, mapping->second.bytes, mapping->second.access);
     case StepKind::kVerify:
       return CheckInvariants(replayed_);
+    case StepKind::kFind:
     case StepKind::kSave:
     case StepKind::kRestore:
     case StepKind::kFind:
@@ -215,17 +237,19 @@ Status RerunSession::CheckMemory(const Step& step) {
 }
 
 Status RerunSession::Compare() const {
-  if (Digest(recorded_) != Digest(replayed_)) return {Code::kInvalid, "the states differ (digest " + Hex(Digest(replayed_)) + ")"};
+  if (Digest(recorded_) != Digest(replayed_))
+    return {Code::kInvalid, "the states differ (digest " + Hex(Digest(replayed_)) + ")"};
   for (const auto& [id, a] : recorded_.allocations) {
-    if (a.multicast || a.backed == static_cast<bool>(HandleOf(id))) continue;
-    return {Code::kInvalid, Name(id) + (a.backed ? " should have memory, and the driver has none for it"
-                                                  : " should have no memory, and the driver still has some")};
+    if (a.multicast || (a.backed && !a.placed()) == static_cast<bool>(HandleOf(id))) continue;
+    return {Code::kInvalid, Name(id) + (a.backed && !a.placed() ? " should have memory, and the driver has none for it"
+                                                                : " should have no memory, and the driver still has some")};
   }
   for (const auto& [address, m] : recorded_.mappings) {
     const auto mapping = driver_->MappingAt(address);
     if (recorded_.multicasts.contains(m.allocation)) continue;
     if (m.present != (mapping.ok() && mapping->bytes == m.bytes))
-      return {Code::kInvalid, Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
+      return {Code::kInvalid,
+              Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
   }
   return {};
 }

@@ -36,7 +36,6 @@ class RerunSession {
   [[nodiscard]] Status Compare() const;
 
   [[nodiscard]] const State& recorded() const { return recorded_; }
-  [[nodiscard]] Simulator& driver() { return *driver_; }
   Result<UniqueFd> Export(AllocationId allocation);
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
 
@@ -44,6 +43,8 @@ class RerunSession {
   Status Call(const Event& event, EventBody& replayed);
   Status Perform(const Step& step);
   Status CheckMemory(const Step& step);
+  Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
+  Status Drop(AllocationId allocation);  // its handle, if it has one
   Status Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported);
   Status Place(bool own);
   void ReleaseIfGone(AllocationId allocation);

@@ -14,7 +14,8 @@ namespace amem {
 
 class EventStream {  // of one journal
  public:
-  EventStream(JournalReader& reader, SequenceNumber from, SequenceNumber to) : reader_(reader), next_(from.value), to_(to.value) {}
+  EventStream(JournalReader& reader, SequenceNumber from, SequenceNumber to)
+      : reader_(reader), next_(from.value), to_(to.value) {}
 
   // Null at the end, or when reading failed (status()).
   const Event* Peek();

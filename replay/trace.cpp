@@ -13,8 +13,8 @@ namespace amem {
 namespace {
 
 constexpr SequenceNumber kEnd{~std::uint64_t{0}};
-constexpr std::uint64_t kSamples = 2000;           // of the counters, of each session
-constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so that it can be seen and clicked
+constexpr std::uint64_t kSamples = 2000;       // of the counters, of each session
+constexpr std::uint64_t kShortest_ns = 1'000;  // an export or import, so that it can be seen and clicked
 
 // JSON by hand: a million small objects of a fixed shape.
 void AppendText(std::string& out, std::string_view text) {
@@ -80,7 +80,8 @@ class TraceWriter {
   void Counter(std::uint64_t process, std::uint64_t at, const Holdings& h) {
     Begin('C', "memory (MiB)", process, 0, at);
     const auto mib = [](Bytes bytes) { return std::to_string(bytes >> 20); };
-    buffer_ += ",\"args\":{\"held\":" + mib(h.own_device_backed) + ",\"released\":" + mib(h.own_device - h.own_device_backed) +
+    buffer_ += ",\"args\":{\"held\":" + mib(h.own_device_backed) +
+               ",\"released\":" + mib(h.own_device - std::min(h.own_device, h.own_device_backed)) +
                ",\"pinned host\":" + mib(h.host) + "}";
     End();
     ++summary_.samples;
@@ -130,7 +131,12 @@ class SessionTrace {
  public:
   SessionTrace(TraceWriter& out, std::uint64_t process, std::uint64_t offset, std::uint64_t base, State state,
                std::uint64_t sample_every_ns)
-      : out_(out), process_(process), offset_(offset), base_(base), state_(std::move(state)), sample_every_ns_(sample_every_ns) {}
+      : out_(out),
+        process_(process),
+        offset_(offset),
+        base_(base),
+        state_(std::move(state)),
+        sample_every_ns_(sample_every_ns) {}
 
   bool Take(const Event& event) {
     now_ = event.time_ns + offset_ > base_ ? event.time_ns + offset_ - base_ : 0;
@@ -187,8 +193,8 @@ class SessionTrace {
   void On(const PeerLost& e) { Fail("peer lost", e.reason); }
   void On(const SessionBroken& e) { Fail("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
-    const std::string id = SessionText(state_.session.session) + "." + std::to_string(e.allocation.value) + "." + SessionText(e.by) +
-                           "." + std::to_string(e.as.value);
+    const std::string id = SessionText(state_.session.session) + "." + std::to_string(e.allocation.value) + "." +
+                           SessionText(e.by) + "." + std::to_string(e.as.value);
     Short("export allocation " + std::to_string(e.allocation.value));
     out_.Arrow('s', process_, event_->thread, id, now_);
   }
@@ -286,10 +292,12 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
   std::uint64_t process = 0;
   for (Part& part : parts) {
     ++process;
-    out.Name(process, {}, (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + ", " : "") + "pid " +
-                              std::to_string(part.info.pid) + " on " + part.who.host);
+    out.Name(process, {},
+             (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + ", " : "") + "pid " +
+                 std::to_string(part.info.pid) + " on " + part.who.host);
     out.SortIndex(process, part.who.rank);
-    SessionTrace session(out, process, part.offset, clock.base, std::move(part.start), (part.last_ns - part.first_ns) / kSamples);
+    SessionTrace session(out, process, part.offset, clock.base, std::move(part.start),
+                         (part.last_ns - part.first_ns) / kSamples);
     const auto read = part.reader->Read(part.info.first, kEnd, [&](const Event& event) { return session.Take(event); });
     if (!read) return read.status();
     session.Finish();

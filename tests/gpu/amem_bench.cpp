@@ -34,7 +34,7 @@ options
   --json FILE         write the result there
   --log FILE          append the output of the ranks there
   --time-limit S      default 180; everything is ended then, and the exit code is 1
-  --layout direct|slab  AMEM_LAYOUT for mode amem; a label for the others
+  --layout slab|direct  AMEM_LAYOUT for mode amem; a label for the others
   --slab-mib M        mode floor: cut everything from slabs of M MiB
   --private-2mib N, --shared-2mib N, --shared-10mib N
                       mode floor: how many allocations of each rank; the shared ones have one importer each
@@ -50,7 +50,7 @@ exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 ski
 )";
 
 struct Options {
-  std::string mode, nccl, json, log, layout = "direct", label;
+  std::string mode, nccl, json, log, layout = "slab", label;
   int gpus = 0, cycles = 6;
   double time_limit_s = 180;
   bool single_process = false, verbose = false, probe = false;
@@ -126,7 +126,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   if (std::find(modes.begin(), modes.end(), options.mode) == modes.end())
     return bad("--mode '" + options.mode + "' is unknown");
   if (options.mode != "floor" && options.nccl.empty()) return bad("--nccl PATH is needed");
-  if (options.layout != "direct" && options.layout != "slab") return bad("--layout is direct or slab");
+  if (options.layout != "direct" && options.layout != "slab") return bad("--layout is slab or direct");
   if (options.cycles < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 ||
       options.elements.empty() || options.floor.slab_mib < 0 || options.floor.slab_mib % 2 != 0 ||
       options.floor.private_2mib < 0 || options.floor.shared_2mib < 0 || options.floor.shared_10mib < 0)

@@ -1,8 +1,8 @@
 // How fast and how large amem-replay is on the journals of a large job, and what a reader costs a writer:
 //   replay_tool_bench [RANKS] [EVENTS-PER-RANK]     (8 and 125 000)
 //
-// The journals have the shape of the reference workload: 1 772 allocations a rank, two thirds shared with the next rank, and pauses
-// and resumes of all of them until the number of events is reached.
+// The journals have the shape of the reference workload: 1 772 allocations a rank, two thirds shared with the next rank, and
+// pauses and resumes of all of them until the number of events is reached.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -53,9 +53,18 @@ class Rank {
   }
 
   void Write(std::uint64_t events) {
-    Then(SessionOpened{.session = SessionOf(rank_), .host = "bench", .pid = 1000 + rank_, .boot_id = "bench", .amem_version = "0",
-                       .driver_version = "bench", .nccl_version = "2.28.9", .gpu_uuids = {"GPU-" + std::to_string(rank_)},
-                       .rank = rank_, .realtime_ns = 1'700'000'000'000'000'000, .monotonic_ns = 1, .layout = "direct",
+    Then(SessionOpened{.session = SessionOf(rank_),
+                       .host = "bench",
+                       .pid = 1000 + rank_,
+                       .boot_id = "bench",
+                       .amem_version = "0",
+                       .driver_version = "bench",
+                       .nccl_version = "2.28.9",
+                       .gpu_uuids = {"GPU-" + std::to_string(rank_)},
+                       .rank = rank_,
+                       .realtime_ns = 1'700'000'000'000'000'000,
+                       .monotonic_ns = 1,
+                       .layout = "direct",
                        .content = "preserve"});
     Allocate();
     while (state_.last.value + 1 < events) {
@@ -89,13 +98,19 @@ class Rank {
       site_ = CallSite{{0x46b1c0 + static_cast<std::uint64_t>(i % 40) * 0x40, 0x4471f2, 0x12345}};
       const AllocationProperties properties{.handle_types = 1, .location = {LocationType::kDevice, 0}};
       const AllocationId own{state_.next_allocation};
-      Then(AllocationCreated{.allocation = own, .bytes = bytes, .properties = properties, .handle = DriverHandle{1}, .site = site_});
+      Then(AllocationCreated{
+          .allocation = own, .bytes = bytes, .properties = properties, .handle = DriverHandle{1}, .site = site_});
       Place(own, bytes);
       if (i >= kShared) continue;
       const AllocationId imported{state_.next_allocation};
       Then(Exported{.allocation = own});
       Then(ReferenceAdded{.allocation = own, .by = next, .as = imported});
-      Then(Imported{.allocation = imported, .remote = {previous, own}, .bytes = bytes, .properties = properties, .site = site_});
+      Then(Imported{.allocation = imported,
+                    .remote = {previous, own},
+                    .bytes = bytes,
+                    .properties = properties,
+                    .handle = DriverHandle{2},
+                    .site = site_});
       Place(imported, bytes);
     }
   }
@@ -159,7 +174,8 @@ double AppendNs(const fs::path& directory, int round, bool followed) {
   options.directory = directory / ("live" + std::to_string(round) + (followed ? "f" : "a"));
   auto writer = JournalWriter::Open(options, SessionId{0x11fe});
   Require(writer.status());
-  Require((*writer)->Append({SequenceNumber{1}, 1, 1, SessionOpened{.session = SessionId{0x11fe}, .host = "bench", .pid = ::getpid()}}));
+  Require((*writer)->Append(
+      {SequenceNumber{1}, 1, 1, SessionOpened{.session = SessionId{0x11fe}, .host = "bench", .pid = ::getpid()}}));
   pid_t follower = 0;
   if (followed && (follower = ::fork()) == 0) {
     const int nowhere = ::open("/dev/null", O_WRONLY);
@@ -211,8 +227,8 @@ int Main(int ranks, std::uint64_t events) {
   Report("run", Tool({"run", journals}), all);
   Report("trace", Tool({"trace", journals, "-o", directory / "trace.json"}), all);
   Report("pack", Tool({"pack", journals, "-o", directory / "job.amem"}), all);
-  std::printf("%-28s %.1f MiB (journals %.1f MiB)\n", "packed", static_cast<double>(fs::file_size(directory / "job.amem")) / 1048576,
-              [&] {
+  std::printf("%-28s %.1f MiB (journals %.1f MiB)\n", "packed",
+              static_cast<double>(fs::file_size(directory / "job.amem")) / 1048576, [&] {
                 double sum = 0;
                 for (const auto& entry : fs::recursive_directory_iterator(journals))
                   if (entry.is_regular_file()) sum += static_cast<double>(entry.file_size()) / 1048576;
@@ -225,8 +241,8 @@ int Main(int ranks, std::uint64_t events) {
     alone.push_back(AppendNs(directory, round, false));
     followed.push_back(AppendNs(directory, round, true));
   }
-  std::printf("append, nobody reads: %.0f ns; followed by tail: %.0f ns (%+.1f %%), medians of 7 rounds, alternating\n", Median(alone),
-              Median(followed), (Median(followed) / Median(alone) - 1) * 100);
+  std::printf("append, nobody reads: %.0f ns; followed by tail: %.0f ns (%+.1f %%), medians of 7 rounds, alternating\n",
+              Median(alone), Median(followed), (Median(followed) / Median(alone) - 1) * 100);
   fs::remove_all(directory);
   return 0;
 }

@@ -3,47 +3,15 @@
 #include "replay/postmortem.h"
 #include "statemachine/apply.h"
 #include "tests/replay/tool_journal.h"
+#include "tests/replay/tool_memory_reader.h"
 
 namespace amem {
 namespace {
 
 using test::Job;
 using test::kMiB;
+using test::MemoryReader;
 using test::Story;
-
-// A journal in memory. `beginning` is the state that the events go on from, as a snapshot would give it.
-class MemoryReader final : public JournalReader {
- public:
-  MemoryReader(std::vector<Event> events, SessionId session, SessionStatus status)
-      : events_(std::move(events)), session_(session), status_(status) {}
-
-  Result<JournalInfo> Info() override {
-    JournalInfo info;
-    info.session = session_;
-    info.status = status_;
-    info.events = events_.size();
-    if (!events_.empty()) {
-      info.first = events_.front().seq;
-      info.last = events_.back().seq;
-    }
-    return info;
-  }
-  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
-    for (const Event& event : events_) {
-      if (event.seq >= first && event.seq <= last && !visit(event)) break;
-    }
-    return report;
-  }
-  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return beginning; }
-
-  State beginning;
-  ReadReport report;
-
- private:
-  std::vector<Event> events_;
-  SessionId session_;
-  SessionStatus status_;
-};
 
 JournalFindings Findings(MemoryReader& reader) {
   Result<JournalFindings> found = VerifyJournal(reader);

@@ -28,6 +28,7 @@ constexpr int kRanks = 4, kVictim = 2;
 constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr Bytes kDevice = 256 * kMiB;
 constexpr int kLimitSeconds = 60;
+constexpr std::string_view kInSlabs = "_in_slabs";
 
 struct Shared {
   pthread_barrier_t barrier;
@@ -73,7 +74,11 @@ class Rank {
   Rank(int rank, Shared& shared, int to_next, int from_previous, fs::path directory)
       : rank_(rank), shared_(shared), to_next_(to_next), from_previous_(from_previous), directory_(std::move(directory)) {}
 
-  Status Play(const std::string& scenario) {
+  Status Play(std::string scenario) {
+    if (scenario.ends_with(kInSlabs)) {
+      scenario.resize(scenario.size() - kInSlabs.size());
+      layout_ = Layout::kSlab;
+    }
     timeout_ms_ = scenario == "never_came" || scenario == "broken" ? 600 : scenario == "stuck_in_driver" ? 1500 : 20'000;
     AMEM_TRY(Start());
     AMEM_TRY(Allocate());
@@ -208,9 +213,10 @@ class Rank {
     who.realtime_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     who.monotonic_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-    who.layout = "direct";
+    who.layout = layout_ == Layout::kSlab ? "slab" : "direct";
     who.content = "preserve";
     Options options;
+    options.layout = layout_;
     options.journal.directory = directory_ / "journal";
     auto journal = JournalWriter::Open(options.journal, who.session);
     if (!journal) return journal.status();
@@ -265,6 +271,7 @@ class Rank {
   Shared& shared_;
   const int to_next_, from_previous_;
   const fs::path directory_;
+  Layout layout_ = Layout::kDirect;
   std::uint32_t timeout_ms_ = 0;
   std::unique_ptr<Simulator> simulator_;
   std::unique_ptr<Session> session_;
@@ -302,8 +309,8 @@ Status PlayScenario(const std::string& name, const fs::path& directory) {
   for (int left = kRanks; left > 0; --left) {
     int status = 0;
     const pid_t ended = ::wait(&status);
-    const bool killed_as_told = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && ended == children[kVictim] &&
-                                name.starts_with("killed");
+    const bool killed_as_told =
+        WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && ended == children[kVictim] && name.starts_with("killed");
     if (status == 0 || killed_as_told || !result.ok()) continue;
     const auto rank = std::ranges::find(children, ended) - children.begin();
     result = {Code::kInvalid, "rank " + std::to_string(rank) + " of scenario " + name + ": " + shared->errors[rank]};

@@ -106,18 +106,19 @@ Plan Coordinator::MakePlan(CycleKind kind) {
 }
 
 Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
-  SessionId culprit;
-  Decided decided{round.Vote(phase, mine, &culprit), {}};
+  Decided decided;
+  decided.status = round.Vote(phase, mine, &decided.culprit);
   if (round.Leaderless()) {
     auto gathered = round.Regather();
     if (gathered.ok()) {
       decided.settled = *gathered;
+      decided.gathered_again = !decided.settled;
     } else {
       decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
     }
   }
   const auto lock = ledger_.Lock();
-  ledger_.Record(PhaseDecided{phase, decided.status.ok(), culprit, decided.status.message()});
+  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message()});
   return decided;
 }
 
@@ -149,10 +150,13 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
     const PhaseKind phase = planned.phase;
     if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
-    const Status all = Vote(round, phase, mine).status;
-    // The dead have nothing to undo, and who is late does it when it comes back.
-    const bool cannot = !all.ok() && all.code() != Code::kPeerLost && all.code() != Code::kTimeout;
-    if (cannot && others.ok()) others = all;
+    Decided all = Vote(round, phase, mine);
+    // Some may have heard why the cycle failed, and others only lost whoever counted: here they fall into step again.
+    while (all.gathered_again) all = Vote(round, phase, mine);
+    // The dead have nothing to undo, who is late does it when it comes back, and to be out of step is nobody's failure.
+    const bool cannot =
+        !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
+    if (cannot && others.ok()) others = all.status;
   }
   return mine.ok() ? others : mine;
 }

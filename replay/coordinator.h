@@ -52,7 +52,9 @@ class Coordinator {
   // them has ended its cycle, having heard what this session did not.
   struct Decided {
     Status status;
+    SessionId culprit;
     std::optional<Lifecycle> settled;
+    bool gathered_again = false;
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);

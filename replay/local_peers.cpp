@@ -31,7 +31,21 @@ struct Member {
 
 class LocalNetwork::Hub {
  public:
-  explicit Hub(std::uint32_t timeout) : timeout_ms(timeout) {}
+  Hub(std::uint32_t timeout, LocalScheduler* decides) : timeout_ms(timeout), scheduler(decides) {}
+
+  Clock::time_point Now() const { return scheduler == nullptr ? Clock::now() : scheduler->Now(); }
+  void Step() {
+    if (scheduler != nullptr) scheduler->Step();
+  }
+  // With the mutex held, both.
+  void WaitUntil(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
+    if (scheduler != nullptr) return scheduler->Wait(lock, until);
+    changed.wait_until(lock, until);
+  }
+  void Changed() {
+    changed.notify_all();
+    if (scheduler != nullptr) scheduler->Changed();
+  }
 
   std::shared_ptr<Member> Find(SessionId session) {
     const std::lock_guard lock(mutex);
@@ -80,9 +94,9 @@ class LocalNetwork::Hub {
       for (const SessionId other : member->connected) {
         if (auto found = members.find(other); found != members.end()) connected.push_back(found->second);
       }
+      boards.erase(session);  // what it counted is not decided any more
       for (auto& [leader, board] : boards) board->Closed(session.value, how);
-      boards.erase(session);  // its votes are not counted any more
-      changed.notify_all();
+      Changed();
     }
     {
       const std::lock_guard lock(member->calls);
@@ -97,7 +111,7 @@ class LocalNetwork::Hub {
     if (board == nullptr) {
       board = std::make_unique<RoundBoard>([this](std::uint64_t to, MessageBody body) {
         mail[to].push_back(std::move(body));
-        changed.notify_all();
+        Changed();
       });
     }
     return *board;
@@ -131,6 +145,7 @@ class LocalNetwork::Hub {
   }
 
   const std::uint32_t timeout_ms;
+  LocalScheduler* const scheduler;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<SessionId, std::shared_ptr<Member>> members;
@@ -153,7 +168,7 @@ class LocalArrival {
       : hub_(hub), session_(session), kind_(kind), cycle_(cycle), again_(again) {}
 
   Result<LocalBegun> Run() {
-    const auto deadline = Clock::now() + std::chrono::milliseconds(hub_.timeout_ms);
+    const auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
     while (true) {
       const auto me = hub_.Find(session_);
       if (me == nullptr) return Gone(session_);
@@ -168,12 +183,12 @@ class LocalArrival {
         if (!set) return set.status();
         return LocalBegun{{}, settled};
       }
-      if (Clock::now() >= deadline) return TimedOut();
+      if (hub_.Now() >= deadline) return TimedOut();
       const SessionId lowest = set->front().session;
       if (leader_ && *leader_ != lowest) Withdraw();
       leader_ = lowest;
       hub_.BoardOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
-      if (hub_.mail[session_.value].empty()) hub_.changed.wait_until(lock, std::min(deadline, Clock::now() + kLookAgain));
+      if (hub_.mail[session_.value].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
       if (auto news = TakeMail(); news.has_value()) return std::move(*news);
     }
   }
@@ -238,6 +253,7 @@ class LocalRound final : public Round {
   [[nodiscard]] bool Leaderless() const override { return lost_ && !given_up_; }
 
   Result<std::optional<Lifecycle>> Regather() override {
+    hub_->Step();
     given_up_ = true;
     {
       const std::lock_guard lock(hub_->mutex);
@@ -253,6 +269,7 @@ class LocalRound final : public Round {
   }
 
   Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+    hub_->Step();
     std::unique_lock lock(hub_->mutex);
     const auto answer = [&](SessionId whose, const Status& status) {
       if (culprit != nullptr) *culprit = whose;
@@ -263,7 +280,7 @@ class LocalRound final : public Round {
       return answer(leader(), Gone(leader()));
     };
     if (lost_ || !hub_->members.contains(leader())) return leader_lost();
-    hub_->BoardOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, Clock::now());
+    hub_->BoardOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
     while (true) {
       auto& mail = hub_->mail[self_.value];
       while (!mail.empty()) {
@@ -274,10 +291,11 @@ class LocalRound final : public Round {
         if (decision != nullptr && decision->round == begun_.round && decision->index == index_)
           return answer(decision->culprit, decision->status);
       }
+      if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
       if (!hub_->members.contains(leader())) return leader_lost();
       RoundBoard& board = hub_->BoardOf(leader());
-      hub_->changed.wait_until(lock, board.NextDeadline().value_or(Clock::now() + kLookAgain));
-      if (hub_->members.contains(leader())) hub_->BoardOf(leader()).Tick(Clock::now());
+      hub_->WaitUntil(lock, board.NextDeadline().value_or(hub_->Now() + kLookAgain));
+      if (hub_->members.contains(leader())) hub_->BoardOf(leader()).Tick(hub_->Now());
     }
   }
 
@@ -312,6 +330,7 @@ class LocalPeers final : public Peers {
   }
 
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override {
+    hub_->Step();
     const auto owner = hub_->Find(token.session);
     Result<SharedAllocation> shared = Gone(token.session);
     if (owner == nullptr || hub_->Find(session_) == nullptr) return shared;
@@ -321,6 +340,7 @@ class LocalPeers final : public Peers {
   }
 
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override {
+    hub_->Step();
     const auto member = hub_->Find(owner);
     if (member == nullptr || hub_->Find(session_) == nullptr) return Gone(owner);
     std::vector<SharedAllocation> all;
@@ -339,6 +359,7 @@ class LocalPeers final : public Peers {
   }
 
   bool AwaitLoss(SessionId who) override {
+    hub_->Step();
     if (hub_->Find(who) != nullptr) return false;
     PeerIdentity identity;
     identity.session = who;
@@ -347,6 +368,7 @@ class LocalPeers final : public Peers {
   }
 
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override {
+    hub_->Step();
     auto begun = LocalArrival(*hub_, session_, kind, cycle, false).Run();
     if (!begun) return begun.status();
     return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, std::move(begun->begun)));
@@ -362,7 +384,8 @@ class LocalPeers final : public Peers {
 
 }  // namespace
 
-LocalNetwork::LocalNetwork(std::uint32_t timeout_ms) : hub_(std::make_shared<Hub>(timeout_ms)) {}
+LocalNetwork::LocalNetwork(std::uint32_t timeout_ms, LocalScheduler* scheduler)
+    : hub_(std::make_shared<Hub>(timeout_ms, scheduler)) {}
 
 std::unique_ptr<Peers> LocalNetwork::Join(const PeerIdentity& self, PeerDelegate& delegate) {
   auto member = std::make_shared<Member>();

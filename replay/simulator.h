@@ -139,6 +139,7 @@ class Simulator final : public Driver {
 
   // The nth next call of that name (1: the very next) fails with `result` and does nothing. kInvalid: there is no such call.
   Status FailNext(std::string_view call, std::uint64_t nth, int result);
+  void ForgetPlannedFailures();  // those that have not happened yet
   // Asked before every call, with its name and how many of that name there have been, this one counted in; anything but 0
   // makes it fail with that. Called without locks: it may wait, or use the simulator. An empty function takes it away.
   using Hook = std::function<int(std::string_view call, std::uint64_t count)>;

@@ -115,6 +115,11 @@ Status Simulator::FailNext(std::string_view call, std::uint64_t nth, int result)
   return {};
 }
 
+void Simulator::ForgetPlannedFailures() {
+  const std::lock_guard lock(faults_->mutex);
+  for (auto& planned : faults_->planned) planned.clear();
+}
+
 void Simulator::SetHook(Hook hook) {
   const std::lock_guard lock(faults_->mutex);
   faults_->hook = hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;

@@ -36,12 +36,13 @@ std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
 
 }  // namespace
 
-std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
-                       const std::map<SessionId, Standing>& standings) {
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing, const std::map<SessionId, Standing>& standings,
+                       const std::set<SessionId>& silent) {
   std::string text;
   for (const auto& who : missing) {
     const auto at = standings.find(who.session);
-    const std::string what = at == standings.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
+    std::string what = at == standings.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
+    if (silent.contains(who.session)) what = "does not answer: it is stopped, or overloaded";
     if (!what.empty()) text += (text.empty() ? ", of whom " : "; ") + ToText(who) + " " + what;
   }
   return text;
@@ -188,7 +189,7 @@ void RoundBoard::DecideIfPossible(Ongoing& round, Time now) {
   for (const auto& [session, vote] : ballot.votes) {
     if (vote.phase == phase) continue;
     return Decide(
-        round, session,
+        round, SessionId{},
         {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) +
                              " while " + ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " +
                              std::string(ToText(phase))});

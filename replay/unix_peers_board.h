@@ -96,7 +96,7 @@ class RoundBoard {
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
 // What is known of those who did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
-std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
-                       const std::map<SessionId, Standing>& standings);
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing, const std::map<SessionId, Standing>& standings,
+                       const std::set<SessionId>& silent);
 
 }  // namespace amem

@@ -12,7 +12,8 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   const auto* shared = std::get_if<SharedMessage>(&incoming.message.body);
   const auto whole = [](const SharedItem& item) { return !item.part; };
   if (shared == nullptr || shared->items.size() != wanted ||
-      incoming.descriptors.size() != static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
+      incoming.descriptors.size() !=
+          static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
     return Status{Code::kCorrupt, "its answer has not what was asked for"};
   }
   std::vector<SharedAllocation> all;

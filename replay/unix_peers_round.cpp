@@ -100,6 +100,7 @@ Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
     if (!begun) return begun.status();
     at = connections_.emplace(session, *std::move(begun)).first;
   }
+  silent_.insert(session);
   const std::uint64_t question = at->second->NextRequest();
   AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
   return question;
@@ -166,6 +167,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     for (const auto& answer : *answers) {
       set[answer.self.session] = known_[answer.self.session] = answer.self;
       standings_[answer.self.session] = answer.standing;
+      silent_.erase(answer.self.session);
     }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
@@ -361,12 +363,18 @@ class Arrival {
 
   // Whoever was waited for and is of the set no more has let go of what it shared, or has died. Those who share memory with it
   // fail; so must those who only knew it through them.
-  [[nodiscard]] Status NobodyDied(const std::vector<PeerIdentity>& set) const {
+  Status NobodyDied(const std::vector<PeerIdentity>& set) {
     for (const auto& who : said_) {
-      if (again_ || std::ranges::find(set, who.session, &PeerIdentity::session) != set.end()) continue;
-      if (IsGone(context_.connection, who.session, {}))
+      if (std::ranges::find(set, who.session, &PeerIdentity::session) == set.end()) vanished_.push_back(who);
+    }
+    for (const auto& who : vanished_) {
+      // One that is dying may still seem to listen: the leader whose connection has ended is waited for, the others looked at
+      // again later.
+      const auto patience = who.session == closed_leader_ ? kDoubt : std::chrono::milliseconds(0);
+      if (!again_ && IsGone(context_.connection, who.session, patience))
         return {Code::kPeerLost, ToText(who) + " " + HowItEnded(context_.connection, who.session) + " while it was waited for"};
     }
+    closed_leader_ = {};
     return {};
   }
 
@@ -408,6 +416,7 @@ class Arrival {
 
   Status LeaderClosed(const Status& why) {
     const std::string who = NameOf(leader_->to());
+    closed_leader_ = leader_->to();
     leader_.reset();
     // Looking again tells whether it is still of the set, and says so if it has died.
     return ++closings_ < kLeaderClosingsMax ? Status{} : why.Within(who);
@@ -456,8 +465,8 @@ class Arrival {
     if (!withdrawn.ok() && leader_ != nullptr)
       return {Code::kTimeout, waited + NameOf(leader_->to()) + ", who counts arrivals, to answer" + advice};
     const auto missing = missing_.value_or(said_);
-    return {Code::kTimeout,
-            waited + ToText(missing) + " to come" + WhatTheyDo(kind_, missing, discovery_.standings()) + advice};
+    return {Code::kTimeout, waited + ToText(missing) + " to come" +
+                                WhatTheyDo(kind_, missing, discovery_.standings(), discovery_.silent()) + advice};
   }
 
   [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
@@ -478,6 +487,8 @@ class Arrival {
   std::optional<BegunMessage> begun_;
   std::optional<std::vector<PeerIdentity>> missing_;
   std::optional<Lifecycle> settled_;
+  std::vector<PeerIdentity> vanished_;  // were of the set, and are not any more
+  SessionId closed_leader_;             // its connection has ended
   bool alone_ = false;
   int closings_ = 0;
   std::chrono::milliseconds pause_ = kLookAgainFirst;

@@ -37,6 +37,7 @@ class Discovery {
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
   // Where the others stood when they were last asked.
   [[nodiscard]] const std::map<SessionId, Standing>& standings() const { return standings_; }
+  [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
@@ -56,6 +57,7 @@ class Discovery {
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
   std::map<SessionId, Standing> standings_;  // of all that ever answered
+  std::set<SessionId> silent_;               // have not answered the last question
   std::set<SessionId> gone_;                 // left out for ever
   const bool without_the_dead_;
 };

@@ -1,10 +1,8 @@
 // Pauses and resumes: a list of them, and for the chosen one what each rank did when.
 
 const cycles = (() => {
-  const PHASES = {  // by the number of a phase: a short name and a colour
-    0: ['arrive', 'p0'], 1: ['save', 'p1'], 2: ['drop imports', 'p2'], 3: ['release own', 'p3'], 4: ['all gone', 'p4'],
-    5: ['arrive', 'p0'], 6: ['create own', 'p1'], 7: ['import, restore', 'p2'], 8: ['verify', 'p3'], 9: ['open', 'p4'],
-  };
+  // A phase's word without "pause: " before it, and its colour: by its place in a pause or resume.
+  const phaseOf = (phase) => [(data.phases[phase] || '').replace(/^.*: /, ''), 'p' + (phase % 5)];
   const isResume = (phase) => phase >= 5;
   let selected = -1;
   let list = null;
@@ -90,7 +88,7 @@ const cycles = (() => {
     }
     for (const [phase, begun, worked, decided, passed, steps] of part.p) {
       if (part.b !== null && decided !== null && decided <= part.b) continue;  // the wait for the others
-      const [word, colour] = PHASES[phase] || ['?', 'p0'];
+      const [word, colour] = phaseOf(phase);
       const undo = isResume(phase) !== (cycle.kind === 1);
       const end = decided === null ? part.e : decided;
       const from = x(begun), middle = x(worked), to = Math.max(x(end), from + 0.7);
@@ -150,7 +148,7 @@ const cycles = (() => {
     for (const part of cycle.parts) for (const [phase] of part.p) used.add(phase);
     const waited = cycle.parts.some((part) => part.a < ganttStart(cycle));
     return el('div', { class: 'legend small' }, [...used].sort((a, b) => a - b).map((phase) =>
-      el('span', { class: 'key' }, el('i', { class: 'swatch ' + PHASES[phase][1] }), data.phases[phase])),
+      el('span', { class: 'key' }, el('i', { class: 'swatch ' + phaseOf(phase)[1] }), data.phases[phase])),
     el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'),
     waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');
   }

@@ -558,6 +558,102 @@ void AbsentRank(Rank& rank) {
   work.Destroy(world);
 }
 
+// Somebody takes the memory of one device while all are paused.
+void OutOfMemory(Rank& rank) {
+  const Cuda& cuda = Cuda::Get();
+  Workload work = MakeWorkload(rank, false, false);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  const bool culprit = rank.child.rank() == rank.child.processes() - 1;
+  CUdeviceptr hog = 0;
+  if (culprit) {
+    work.lanes()[0].device.MakeCurrent();
+    std::size_t free = 0, total = 0;
+    cuda.Check(cuda.MemGetInfo(&free, &total), "cuMemGetInfo");
+    cuda.Check(cuda.MemAlloc(&hog, free - (std::size_t{64} << 20)), "cuMemAlloc of all but 64 MiB");
+  }
+  rank.child.Barrier("one device is full");
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    rank.child.Stage("ncclResume with one device full");
+    const double start = Now();
+    const ncclResult_t result = rank.amem.Resume(nullptr);
+    const double seconds = Now() - start;
+    const std::string message = rank.amem.LastError();
+    rank.Expect(result != 0, "ncclResume succeeded although one device has no memory");
+    rank.Expect(seconds < 1, Format("ncclResume took %.2f s to fail", seconds));
+    rank.Expect(message.find(Format("rank %d", rank.child.processes() - 1)) != std::string::npos &&
+                    message.find("must come back") != std::string::npos && message.find("call ncclResume again") != std::string::npos,
+                "the message does not say who, what and what to do: " + message);
+    rank.details["message"] = message;
+    rank.details["failed_after_ms"] = seconds * 1000;
+    rank.child.Barrier("the resume failed");
+  }
+  if (culprit) cuda.Check(cuda.MemFree(hog), "cuMemFree");
+  rank.child.Barrier("the device is free again");
+  rank.Resume("once there is memory");
+  rank.child.Barrier("all resumed");
+  ExpectSame(work, work.Verify(world), reference, "after a resume that failed twice");
+  Cycle(rank, work, "once more");
+  ExpectSame(work, work.Verify(world), reference, "one cycle later");
+  work.Destroy(world);
+}
+
+void NeverResumes(Rank& rank) {
+  if (rank.child.processes() < 2) throw Skip("needs two processes");
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  rank.child.Barrier("before the pause");
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  if (rank.child.rank() != rank.child.processes() - 1) {
+    rank.child.Stage("ncclResume while one rank stays away");
+    const double start = Now();
+    const ncclResult_t result = rank.amem.Resume(nullptr);
+    const double waited = Now() - start;
+    const std::string message = rank.amem.LastError();
+    rank.Expect(result != 0, "ncclResume succeeded although a rank with shared memory did not come");
+    rank.Expect(waited < 10, Format("AMEM_TIMEOUT_MS is 3000, ncclResume took %.1f s", waited));
+    rank.Expect(message.find(Format("rank %d", rank.child.processes() - 1)) != std::string::npos,
+                "the message does not name who did not come: " + message);
+    rank.details["after_s"] = waited;
+    rank.details["message"] = message;
+  }
+  rank.child.Barrier("the resume failed");
+  rank.Resume("with everybody");
+  rank.child.Barrier("all resumed");
+  ExpectSame(work, work.Verify(world), reference, "after a resume that waited in vain");
+  work.Destroy(world);
+}
+
+// Communicators that come, are used and go: what is left of them must not grow.
+void Churn(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  const int rounds = rank.options.cycles, together = 3;
+  std::vector<std::uint64_t> first, last;
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Communicator> all;
+    for (int i = 0; i < together; ++i) all.push_back(work.Create(Format("round %d, communicator %d", round, i), World(rank)));
+    std::vector<std::vector<std::uint64_t>> references;
+    for (Communicator& one : all) references.push_back(work.Verify(one));
+    if (round % 5 == 4) Cycle(rank, work, Format("round %d", round));
+    for (std::size_t i = 0; i < all.size(); ++i) ExpectSame(work, work.Verify(all[i]), references[i], "the second time");
+    for (Communicator& one : all) work.Destroy(one);
+    rank.child.Barrier("all destroyed");
+    last = work.FreeBytes();
+    if (round == 4) first = last;  // after the first cycle: what a pause needs for itself, such as page tables of pinned memory, stays
+    rank.child.Barrier("memory read");
+  }
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    const double grown = MibBetween(first[i], last[i]);
+    rank.details["grown_mib"] = grown;
+    rank.Expect(grown < 4, Format("after %d rounds of %d communicators %.0f MiB more are held than after the fifth", rounds, together, grown));
+  }
+}
+
 struct Test {
   const char* name;
   void (*body)(Rank&);
@@ -588,6 +684,16 @@ const std::vector<Test>& Tests() {
        false,
        2,
        {{"AMEM_TIMEOUT_MS", "3000"}}},
+      {"one_full_device_fails_the_resume_of_all_and_the_retry_succeeds", OutOfMemory, 90, false, false, false, 2},
+      {"a_rank_that_never_resumes_is_named_and_all_can_retry",
+       NeverResumes,
+       90,
+       false,
+       false,
+       false,
+       2,
+       {{"AMEM_TIMEOUT_MS", "3000"}}},
+      {"communicators_that_come_and_go_leave_nothing", Churn, 120},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
       {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},

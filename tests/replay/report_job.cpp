@@ -307,16 +307,13 @@ class Job {
   }
 
   Status Undo(std::uint64_t number, const std::string& told) {
-    for (const PhaseKind phase :
-         {PhaseKind::kPauseSave, PhaseKind::kPauseDropImports, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}) {
+    for (std::size_t p = 1; p < PlanPause(At(0).state).phases.size(); ++p) {  // all but the arrival
       for (auto& rank : ranks_) {
-        AMEM_TRY(rank->Then(PhaseBegun{phase}, 20 * kMicrosecond));
-        for (const PlannedPhase& planned : PlanPause(rank->state).phases) {
-          if (planned.phase != phase) continue;
-          for (const Step& step : planned.steps) AMEM_TRY(TakeStep(*rank, step));
-        }
+        const PlannedPhase planned = PlanPause(rank->state).phases[p];
+        AMEM_TRY(rank->Then(PhaseBegun{planned.phase}, 20 * kMicrosecond));
+        for (const Step& step : planned.steps) AMEM_TRY(TakeStep(*rank, step));
       }
-      AMEM_TRY(Decide(phase, true, {}, ""));
+      AMEM_TRY(Decide(PlanPause(At(0).state).phases[p].phase, true, {}, ""));
     }
     for (auto& rank : ranks_)
       AMEM_TRY(

@@ -271,6 +271,7 @@ TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
     children.push_back(std::make_unique<Child>([&, rank] {
       auto self = JoinRing(rank, 3);
       if (rank == 1) ::raise(SIGKILL);
+      std::this_thread::sleep_for(milliseconds(20));
       auto round = self->peers->Arrive(CycleKind::kPause, 1);  // while it is dying, or after
       Note(rank, round.status());
       if (!round.ok() || (*round)->Members().size() != 2) return 1;

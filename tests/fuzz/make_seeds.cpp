@@ -1,0 +1,79 @@
+// Writes the seeds of the fuzz targets: fuzz_make_seeds DIRECTORY. To be run again when a kind of event or message is added.
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "journal/codec.h"
+#include "journal/journal.h"
+#include "replay/token.h"
+#include "replay/unix_peers_messages.h"
+#include "tests/journal/samples.h"
+
+namespace {
+
+void Write(const std::filesystem::path& path, std::span<const std::byte> bytes, const std::string& prefix = {}) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream file(path, std::ios::binary);
+  file << prefix;
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace amem;
+  if (argc != 2) return 1;
+  const std::filesystem::path seeds = argv[1];
+  Encoder encoder;
+  for (std::size_t kind = 0; kind < kEventKinds; kind += 3) {
+    Event event{SequenceNumber{kind + 1}, 2, 3, test::Sample(kind)};
+    Write(seeds / "event" / std::to_string(kind), encoder.Encode(event));
+  }
+  const PeerIdentity who{SessionId{1}, "host", 2, 3, 4};
+  const std::vector<MessageBody> bodies = {HelloMessage{1, 1, Purpose::kRound, who, SessionId{2}},
+                                           WelcomeMessage{1, who},
+                                           FailureMessage{{Code::kDriver, "why", 2}},
+                                           ImportMessage{AllocationId{3}, Token{SessionId{1}, AllocationId{2}, {}, 0}},
+                                           ReimportMessage{{{AllocationId{1}, AllocationId{2}}}},
+                                           SharedMessage{{{}}},
+                                           NeighbourhoodMessage{who, {who, who}, {Lifecycle::kPaused, 3}},
+                                           ArriveMessage{CycleKind::kResume, 3, {who}},
+                                           BegunMessage{4, {who, who}},
+                                           VoteMessage{4, 1, PhaseKind::kPauseSave, 1000, {Code::kOutOfMemory, "no", 2}},
+                                           DecisionMessage{4, 1, SessionId{1}, {}}};
+  for (std::size_t i = 0; i < bodies.size(); ++i) Write(seeds / "message" / std::to_string(i), *EncodeMessage({i, bodies[i]}));
+  Write(seeds / "token" / "0", Encode(Token{SessionId{1}, AllocationId{2}, {}, 3}));
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 6; ++i) {
+    std::string bytes;
+    for (int n = 0; n < 200; ++n) bytes.push_back(static_cast<char>(random()));
+    Write(seeds / "state" / std::to_string(i), std::as_bytes(std::span(bytes)));
+  }
+  // A journal of a few events that its writer left: the tail has them.
+  const std::filesystem::path directory = seeds / "journal";
+  JournalOptions options;
+  options.directory = directory;
+  options.tail_bytes = 8192;
+  options.map_bytes = Bytes{1} << 20;
+  {
+    auto writer = JournalWriter::Open(options, SessionId{0xaa});
+    if (!writer.ok()) return 2;
+    for (std::uint64_t seq = 1; seq < 8; ++seq) {
+      if (!(*writer)->Append({SequenceNumber{seq}, seq, 1, test::Sample(seq)}).ok()) return 3;
+    }
+    if (!(*writer)->Flush().ok()) return 4;
+    for (std::uint64_t seq = 8; seq < 12; ++seq) {
+      if (!(*writer)->Append({SequenceNumber{seq}, seq, 1, test::Sample(seq)}).ok()) return 3;
+    }
+    int n = 0;
+    for (const char* name : {"tail", "data.mdb"}) {
+      std::ifstream file((*writer)->Directory() / name, std::ios::binary);
+      std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+      if (bytes.size() > 40'000) bytes.resize(40'000);
+      Write(seeds / "reader" / name, std::as_bytes(std::span(bytes)), std::string(1, static_cast<char>(n++)));
+    }
+  }
+  std::filesystem::remove_all(directory);
+  return 0;
+}

@@ -1,0 +1,125 @@
+// The state machine: events in any order are applied or refused. A refused one changes nothing; and from every state that is
+// reached, plans, digest and snapshot can be made.
+#include <cstdlib>
+
+#include "statemachine/apply.h"
+#include "statemachine/plan.h"
+
+namespace {
+
+using namespace amem;
+
+class Input {
+ public:
+  Input(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
+  [[nodiscard]] bool left() const { return at_ < end_; }
+  std::uint64_t Take(std::uint64_t below) { return left() ? *at_++ % below : 0; }
+  AllocationId Allocation() { return AllocationId{Take(8)}; }
+  Address Place() { return Address{0x7f0000000000 + Take(12) * kUnit}; }
+  Bytes Size() { return Take(4) * kUnit; }
+  SessionId Session() { return SessionId{1 + Take(3)}; }
+  AllocationProperties Properties() {
+    AllocationProperties properties;
+    properties.location = {Take(4) == 0 ? LocationType::kHost : LocationType::kDevice, static_cast<std::int32_t>(Take(2))};
+    return properties;
+  }
+
+ private:
+  static constexpr Bytes kUnit = Bytes{2} << 20;
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+};
+
+Step AnyStep(Input& in, const State& state) {
+  if (in.Take(4) != 0) {  // one that is planned
+    for (const Plan& plan : {PlanPause(state), PlanResume(state)}) {
+      if (in.Take(2) == 0) continue;
+      std::vector<Step> steps;
+      for (const auto& phase : plan.phases) steps.insert(steps.end(), phase.steps.begin(), phase.steps.end());
+      if (!steps.empty()) return steps[in.Take(steps.size())];
+    }
+  }
+  return {static_cast<StepKind>(in.Take(13)), in.Allocation(), in.Place(), in.Size(), DeviceOrdinal{0}};
+}
+
+EventBody AnyEvent(Input& in, const State& state) {
+  const AllocationId fresh{state.next_allocation};
+  switch (in.Take(27)) {
+    case 0:
+      return RangeReserved{in.Place(), in.Size(), 0, {}, 0, {}, in.Take(4) == 0 ? in.Allocation() : AllocationId{}};
+    case 1:
+      return RangeFreed{in.Place(), in.Size(), in.Take(4) == 0 ? in.Allocation() : AllocationId{}};
+    case 2:
+    case 3:
+      return AllocationCreated{fresh, in.Size(), in.Properties(), 0, {}, {}, {}};
+    case 4:
+      return AllocationRetained{in.Allocation(), in.Place()};
+    case 5:
+      return AllocationReleased{in.Allocation()};
+    case 6:
+    case 7:
+      return Mapped{in.Place(), in.Size(), 0, in.Allocation(), 0};
+    case 8:
+      return Unmapped{in.Place(), in.Size(), in.Take(4) == 0 ? in.Allocation() : AllocationId{}};
+    case 9:
+      return AccessSet{in.Place(), in.Size(), {{{LocationType::kDevice, 0}, 3}}, {}};
+    case 10:
+      return Exported{in.Allocation(), 1};
+    case 11:
+      return Imported{fresh, {in.Session(), in.Allocation()}, in.Size(), in.Properties(), 1, {}, {}, {}};
+    case 12:
+      return ReferenceAdded{in.Allocation(), in.Session(), in.Allocation()};
+    case 13:
+      return ReferenceDropped{in.Allocation(), in.Session(), in.Allocation()};
+    case 14:
+      return PeerConnected{in.Session(), "h", 1, 0, 0};
+    case 15:
+      return PeerLost{in.Session(), "died"};
+    case 16:
+      return Registered{in.Place(), in.Size(), "dma-buf"};
+    case 17:
+      return Deregistered{in.Place(), in.Size()};
+    case 18:
+      return CycleBegun{static_cast<CycleKind>(in.Take(2)), in.Take(4), {}};
+    case 19:
+    case 20:
+      return StepBegun{AnyStep(in, state)};
+    case 21:
+    case 22:
+      return StepDone{state.cycle.open_step.value_or(Step{})};
+    case 23:
+      return PhaseBegun{static_cast<PhaseKind>(in.Take(10))};
+    case 24:
+      return CycleDone{state.cycle.kind, state.cycle.number, 0};
+    case 25:
+      return CycleFailed{state.cycle.kind, state.cycle.number, in.Take(2) == 0, "f"};
+    default:
+      return in.Take(2) == 0 ? EventBody{SlabOpened{in.Allocation(), in.Place(), {}}}
+                             : EventBody{Placed{in.Allocation(), in.Allocation(), in.Size(), false}};
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size > 600) return 0;
+  Input in(data, size);
+  State state;
+  if (!Apply(state, {SequenceNumber{1}, 0, 0, SessionOpened{SessionId{9}, "h"}}).ok()) std::abort();
+  while (in.left()) {
+    const Event event{SequenceNumber{state.last.value + 1}, 0, 0, AnyEvent(in, state)};
+    State after = state;
+    if (Apply(after, event).ok()) {
+      state = std::move(after);
+    } else if (after != state) {
+      std::abort();
+    }
+  }
+  static_cast<void>(CheckInvariants(state));
+  static_cast<void>(Digest(state));
+  static_cast<void>(PlanPause(state));
+  static_cast<void>(PlanResume(state));
+  static_cast<void>(Measure(state));
+  static_cast<void>(Condense(state));
+  return 0;
+}

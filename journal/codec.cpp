@@ -196,8 +196,8 @@ void Put(wire::RangeReserved::Builder to, const RangeReserved& from) {
   to.setAllocation(allocation.value);
 }
 RangeReserved Get(wire::RangeReserved::Reader from) {
-  return {Address{from.getAddress()}, from.getBytes(),     from.getAlignment(),
-          Address{from.getHint()},    from.getFlags(),     Get(from.getSite()),
+  return {Address{from.getAddress()},        from.getBytes(), from.getAlignment(),
+          Address{from.getHint()},           from.getFlags(), Get(from.getSite()),
           AllocationId{from.getAllocation()}};
 }
 void Put(wire::RangeFreed::Builder to, const RangeFreed& from) {
@@ -588,9 +588,7 @@ void Put(wire::PartCleared::Builder to, const PartCleared& from) {
   to.setOffset(offset);
   to.setBytes(bytes);
 }
-PartCleared Get(wire::PartCleared::Reader from) {
-  return {AllocationId{from.getSlab()}, from.getOffset(), from.getBytes()};
-}
+PartCleared Get(wire::PartCleared::Reader from) { return {AllocationId{from.getSlab()}, from.getOffset(), from.getBytes()}; }
 
 // ---- the union -----------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ Status Attach();
 struct Library {
   std::uintptr_t base = 0, text_begin = 0, text_end = 0;
   const char* path = "";
-  const char* way = "";  // "preload", "patched", "attach"
+  const char* way = "";                           // "preload", "patched", "attach"
   std::uintptr_t users_begin = 0, users_end = 0;  // the code of ncclMemAlloc, which allocates for the program
 };
 std::vector<Library> Libraries();

@@ -6,8 +6,8 @@
 namespace amem {
 namespace {
 
-// A pause and a resume cost by the number of driver calls, hardly by bytes, so slabs are large; but no more than a fourth of what
-// is held already, so that one that is almost empty costs little.
+// A pause and a resume cost by the number of driver calls, hardly by bytes, so slabs are large; but no more than a fourth of
+// what is held already, so that one that is almost empty costs little.
 constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
 
@@ -240,9 +240,10 @@ Status Slabs::Swap(AllocationId moved, AllocationId other) {
   const Allocation& to = state.allocations.at(other);
   if (!from.placed() || !from.own() || !to.own() || !from.untouched() || from.bytes != to.bytes ||
       from.properties != to.properties) {
-    return {Code::kUnsupported,
-            Name(moved) + " is mapped where " + Name(other) + " was expected, and cannot take its place; set AMEM_LAYOUT=direct",
-            cuda::kNotSupported};
+    return {
+        Code::kUnsupported,
+        Name(moved) + " is mapped where " + Name(other) + " was expected, and cannot take its place; set AMEM_LAYOUT=direct",
+        cuda::kNotSupported};
   }
   const Placed place{moved, to.slab, to.offset, false};
   AMEM_TRY(Back(other));

@@ -117,8 +117,8 @@ Status Backup::Save(std::span<const Item> items) {
   return {};
 }
 
-// Copies of what was looked at are under way while the next part is looked at. They are marked in smaller steps, so that memory can
-// go as soon as its own are done.
+// Copies of what was looked at are under way while the next part is looked at. They are marked in smaller steps, so that memory
+// can go as soon as its own are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
   return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some); });

@@ -72,7 +72,7 @@ class Backup {
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
-  Status Finish();                                        // waits for all that is queued
+  Status Finish();  // waits for all that is queued
   // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
   // can be restored once Finish was called, even if that fails for others.
   Status AwaitSaved(AllocationId allocation);

@@ -497,7 +497,8 @@ Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extent
 
 Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return sparse_->On(device).Mark(); }
 Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
-  return mark == 0 ? FinishCopies(device) : sparse_->On(device).Await(mark);  // 0: there are no streams of its own, and no marks
+  return mark == 0 ? FinishCopies(device)
+                   : sparse_->On(device).Await(mark);  // 0: there are no streams of its own, and no marks
 }
 
 void CudaDriver::SetParts(const Parts& parts) { sparse_->SetParts(parts); }

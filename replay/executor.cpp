@@ -8,8 +8,8 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kStepsPerBatch = 24;    // some 8 allocations: import, map, access
-constexpr std::size_t kBatchesComing = 6;     // asked for, and not imported yet
+constexpr std::size_t kStepsPerBatch = 24;  // some 8 allocations: import, map, access
+constexpr std::size_t kBatchesComing = 6;   // asked for, and not imported yet
 constexpr Bytes kRestoreAtOnce = Bytes{1} << 30;
 
 std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
@@ -22,11 +22,10 @@ Status Executor::Run(const PlannedPhase& phase) {
     ledger_.Record(PhaseBegun{phase.phase});
   }
   // What a pause began to copy is waited for where it is released. Any other phase that finds copies comes after a failure.
-  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn ? backup_.Saving()
-                                                                   : phase.phase == PhaseKind::kResumeImport && !backup_.Saving();
+  const bool expected = phase.phase == PhaseKind::kPauseReleaseOwn
+                            ? backup_.Saving()
+                            : phase.phase == PhaseKind::kResumeImport && !backup_.Saving();
   Status status;
-  // Nothing may be exported that is about to be released.
-  if (phase.phase != PhaseKind::kResumeImport) StopExporting();
   if (!expected) status = backup_.Queued() || !restoring_.empty() ? Settle() : DropScratch();
   if (status.ok()) status = RunSteps(phase.steps);
   if (status.ok() && phase.phase == PhaseKind::kPauseReleaseOwn && backup_.Queued()) {
@@ -54,7 +53,6 @@ Status Executor::RunSteps(const std::vector<Step>& steps) {
       imports.push_back(step);
     } else {
       AMEM_TRY(RunOne(step));
-      if (step.kind == StepKind::kCreate) ExportSoon(step.allocation);
       if (step.kind == StepKind::kSetAccess) AMEM_TRY(RestoreSoon(step.allocation, step.address, kRestoreAtOnce));
     }
   }
@@ -243,8 +241,8 @@ Status Executor::Verify() {
   return {};
 }
 
-// One owner's steps in batches of descriptors that a process may hold open at once; the owners take turns, every session beginning
-// with the one after itself, so that not all ask the same one.
+// One owner's steps in batches of descriptors that a process may hold open at once; the owners take turns, every session
+// beginning with the one after itself, so that not all ask the same one.
 std::vector<Executor::Batch> Executor::Batches(const std::vector<Step>& steps) {
   std::map<SessionId, std::vector<Batch>> by_owner;
   const auto lock = ledger_.Lock();
@@ -256,7 +254,8 @@ std::vector<Executor::Batch> Executor::Batches(const std::vector<Step>& steps) {
     const auto& remote = state.allocations.at(step.allocation).remote;
     const SessionId owner = remote ? remote->owner : self;
     auto& batches = by_owner[owner];
-    if (batches.empty() || (batches.back().steps.size() >= kStepsPerBatch && step.allocation != last)) batches.push_back({owner, {}, {}});
+    if (batches.empty() || (batches.back().steps.size() >= kStepsPerBatch && step.allocation != last))
+      batches.push_back({owner, {}, {}});
     batches.back().steps.push_back(step);
     if (step.kind == StepKind::kImport && remote) batches.back().requests.push_back({remote->allocation, step.allocation});
     last = step.allocation;
@@ -389,46 +388,6 @@ Status Executor::Settle() {
   return finished.ok() ? dropped : finished;
 }
 
-void Executor::ExportSoon(AllocationId slab) {
-  {
-    const auto lock = ledger_.Lock();
-    const auto it = ledger_.state().allocations.find(slab);
-    if (it == ledger_.state().allocations.end() || !ledger_.state().slabs.contains(slab) || it->second.importers.empty()) return;
-  }
-  {
-    const std::lock_guard lock(export_mutex_);
-    to_export_.push_back(slab);
-    export_changed_.notify_one();
-  }
-  if (exporting_.valid()) return;
-  no_more_exports_ = false;
-  try {
-    exporting_ = std::async(std::launch::async, [this] {
-      for (std::unique_lock lock(export_mutex_);;) {
-        export_changed_.wait(lock, [&] { return !to_export_.empty() || no_more_exports_; });
-        if (no_more_exports_) return;
-        const AllocationId next = to_export_.front();
-        to_export_.pop_front();
-        lock.unlock();
-        ledger_.ExportAndKeep(next, driver_);
-        lock.lock();
-      }
-    });
-  } catch (const std::system_error&) {  // no thread: whoever asks makes it happen
-  }
-}
-
-void Executor::StopExporting() {
-  if (!exporting_.valid()) return;
-  {
-    const std::lock_guard lock(export_mutex_);
-    no_more_exports_ = true;
-    to_export_.clear();
-    export_changed_.notify_one();
-  }
-  exporting_.get();
-}
-
 // Of an own allocation that can be reached through its own mapping. The others wait for their restore steps.
 Status Executor::RestoreSoon(AllocationId allocation, Address address, Bytes enough) {
   const auto lock = ledger_.Lock();
@@ -442,7 +401,8 @@ Status Executor::RestoreSoon(AllocationId allocation, Address address, Bytes eno
   restorable_bytes_ = 0;
   Status begun = backup_.Restore(items);
   if (begun.ok()) return {};
-  const Step culprit{StepKind::kRestore, items.front().allocation, items.front().address, items.front().bytes, items.front().device};
+  const Step culprit{StepKind::kRestore, items.front().allocation, items.front().address, items.front().bytes,
+                     items.front().device};
   ledger_.Record(StepBegun{culprit});
   return Fail(culprit, std::move(begun));
 }

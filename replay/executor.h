@@ -1,11 +1,7 @@
 // The executor: runs the steps of a plan on the driver, each between a begun and a done in the journal.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
-#include <future>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
@@ -23,9 +19,6 @@ class Executor {
   // All must outlive the executor.
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
       : ledger_(ledger), driver_(driver), peers_(peers), backup_(backup) {}
-  ~Executor() { StopExporting(); }
-  Executor(const Executor&) = delete;
-  Executor& operator=(const Executor&) = delete;
 
   // Runs the steps, stops at the first that fails (StepFailed is recorded) and returns its reason. Steps of one allocation keep
   // their order; imports are taken owner by owner, because their descriptors come in batches. Called by one thread at a time,
@@ -66,9 +59,6 @@ class Executor {
   // Waits for all copies, and takes the mappings away that were made for them.
   Status Settle();
   Status RunImports(const std::vector<Step>& steps);
-  // Exports slabs that peers will ask for, in a thread of its own, while this one goes on.
-  void ExportSoon(AllocationId slab);
-  void StopExporting();
   struct Batch {  // imports whose descriptors come together from one owner
     SessionId owner;
     std::vector<Step> steps;
@@ -81,11 +71,6 @@ class Executor {
   Driver& driver_;
   Peers& peers_;
   Backup& backup_;
-  std::future<void> exporting_;
-  std::mutex export_mutex_;  // over the three below
-  std::condition_variable export_changed_;
-  std::deque<AllocationId> to_export_;
-  bool no_more_exports_ = false;
   std::vector<Backup::Item> restorable_;  // mapped again, and not being copied to yet
   Bytes restorable_bytes_ = 0;
   std::set<AllocationId> restoring_;

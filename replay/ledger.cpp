@@ -63,7 +63,6 @@ void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor)
   if (it != backing_.end()) it->second.descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
 }
 
-
 Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool keep) {
   const std::lock_guard one(export_mutex_);
   DriverHandle handle;

@@ -48,7 +48,6 @@ class Ledger {
   // Without the lock: a descriptor of an allocation that is backed, kept if `keep`; of those that ask at the same time one
   // exports and the others wait for it.
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep);
-  void ExportAndKeep(AllocationId allocation, Driver& driver) { static_cast<void>(Export(allocation, driver, true)); }
 
  private:
   std::mutex mutex_;

@@ -79,7 +79,8 @@ Result<std::vector<EventBody>> Condense(const State& s) {
     out.emplace_back(PeerConnected{id, p.host, p.pid, p.group, p.rank});
     if (!p.connected) out.emplace_back(PeerLost{id, p.lost_reason});
   }
-  for (const auto& [address, r] : s.ranges) out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
+  for (const auto& [address, r] : s.ranges)
+    out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
   for (const auto& [id, a] : s.allocations) AddAllocation(out, id, a);
   AddMulticasts(out, s);
   for (const auto& [address, m] : s.mappings) {

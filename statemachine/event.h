@@ -396,8 +396,8 @@ using EventVariant =
                  Imported, ReferenceAdded, ReferenceDropped, PeerConnected, PeerLost, HostAllocated, HostFreed, LegacyAllocated,
                  LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
-                 StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened, Placed, Backed,
-                 PartCleared>;
+                 StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
+                 Placed, Backed, PartCleared>;
 
 // One event's content. Copying, comparing and destroying are compiled once, in event.cpp: they are large for so many kinds.
 struct EventBody : EventVariant {

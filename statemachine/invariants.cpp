@@ -58,7 +58,8 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, std::uint64
   Bytes end = 0;
   for (const auto& [offset, list] : slab.parts) {
     if (list.empty()) return Broken("slab " + std::to_string(id.value) + " has an empty part");
-    if (whole.own() && (offset < end || list.size() > 1)) return Broken("parts of slab " + std::to_string(id.value) + " overlap");
+    if (whole.own() && (offset < end || list.size() > 1))
+      return Broken("parts of slab " + std::to_string(id.value) + " overlap");
     for (const AllocationId part : list) {
       const auto a = s.allocations.find(part);
       if (a == s.allocations.end() || a->second.slab != id || a->second.offset != offset)
@@ -99,7 +100,8 @@ Status CheckLifecycle(const State& s) {
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
   for (const auto& [id, a] : s.allocations) {
     if (whole && (!a.backed || a.stale)) return Broken(Name(id) + " has no memory and the session is running");
-    if (gone && a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone) return Broken(Name(id) + " has memory and the session is paused");
+    if (gone && a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone)
+      return Broken(Name(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {
     if (whole && !m.present) return Broken("mapping " + At(address) + " is absent and the session is running");

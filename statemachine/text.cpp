@@ -225,15 +225,11 @@ struct Describe {
     return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " failed" +
            (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }
-  std::string operator()(const SlabOpened& e) const {
-    return "slab " + Number(e.slab.value) + " opened at " + At(e.address);
-  }
+  std::string operator()(const SlabOpened& e) const { return "slab " + Number(e.slab.value) + " opened at " + At(e.address); }
   std::string operator()(const Placed& e) const {
     return Name(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
   }
-  std::string operator()(const Backed& e) const {
-    return Name(e.allocation) + " left its slab, with memory of its own";
-  }
+  std::string operator()(const Backed& e) const { return Name(e.allocation) + " left its slab, with memory of its own"; }
   std::string operator()(const PartCleared& e) const {
     return "slab " + Number(e.slab.value) + " cleared from offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
   }

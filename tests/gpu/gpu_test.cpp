@@ -585,7 +585,8 @@ void OutOfMemory(Rank& rank) {
     rank.Expect(result != 0, "ncclResume succeeded although one device has no memory");
     rank.Expect(seconds < 1, Format("ncclResume took %.2f s to fail", seconds));
     rank.Expect(message.find(Format("rank %d", rank.child.processes() - 1)) != std::string::npos &&
-                    message.find("must come back") != std::string::npos && message.find("call ncclResume again") != std::string::npos,
+                    message.find("must come back") != std::string::npos &&
+                    message.find("call ncclResume again") != std::string::npos,
                 "the message does not say who, what and what to do: " + message);
     rank.details["message"] = message;
     rank.details["failed_after_ms"] = seconds * 1000;
@@ -644,13 +645,15 @@ void Churn(Rank& rank) {
     for (Communicator& one : all) work.Destroy(one);
     rank.child.Barrier("all destroyed");
     last = work.FreeBytes();
-    if (round == 4) first = last;  // after the first cycle: what a pause needs for itself, such as page tables of pinned memory, stays
+    if (round == 4)
+      first = last;  // after the first cycle: what a pause needs for itself, such as page tables of pinned memory, stays
     rank.child.Barrier("memory read");
   }
   for (std::size_t i = 0; i < first.size(); ++i) {
     const double grown = MibBetween(first[i], last[i]);
     rank.details["grown_mib"] = grown;
-    rank.Expect(grown < 4, Format("after %d rounds of %d communicators %.0f MiB more are held than after the fifth", rounds, together, grown));
+    rank.Expect(grown < 4, Format("after %d rounds of %d communicators %.0f MiB more are held than after the fifth", rounds,
+                                  together, grown));
   }
 }
 

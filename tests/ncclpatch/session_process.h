@@ -48,9 +48,10 @@ struct Process {
     who.rank = static_cast<std::int32_t>(id) - 1;
     auto writer = std::make_unique<FakeJournal>();
     journal = writer.get();
-    session = *Session::Start(options, *simulator, who, std::move(writer), [&](const PeerIdentity& self, PeerDelegate& delegate) {
-      return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
-    });
+    session =
+        *Session::Start(options, *simulator, who, std::move(writer), [&](const PeerIdentity& self, PeerDelegate& delegate) {
+          return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
+        });
   }
 
   static AllocationProperties On(DeviceOrdinal device) {

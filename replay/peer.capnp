@@ -70,6 +70,7 @@ struct Neighbourhood {
   neighbours @1 :List(Identity);
   lifecycle @2 :UInt8;        # Lifecycle; 0: not said
   cycle @3 :UInt64;
+  lost @4 :Identity;          # whose end failed its last call, which it has not repeated; no session: nobody's
 }
 
 struct Arrive {

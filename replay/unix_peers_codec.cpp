@@ -163,6 +163,7 @@ void PutBody(wire::Message::Builder to, const MessageBody& body) {
             PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
             b.setLifecycle(static_cast<std::uint8_t>(m.standing.lifecycle));
             b.setCycle(m.standing.cycle);
+            if (m.lost) Put(b.initLost(), *m.lost);
           },
           [&](const ArriveMessage& m) {
             auto b = to.initArrive();
@@ -230,7 +231,8 @@ MessageBody GetBody(wire::Message::Reader from) {
       const bool known = b.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
       return NeighbourhoodMessage{Get(b.getSelf()),
                                   GetAll<PeerIdentity>(b.getNeighbours(), kMembersMax),
-                                  {known ? static_cast<Lifecycle>(b.getLifecycle()) : Lifecycle::kNew, b.getCycle()}};
+                                  {known ? static_cast<Lifecycle>(b.getLifecycle()) : Lifecycle::kNew, b.getCycle()},
+                                  b.hasLost() ? std::optional(Get(b.getLost())) : std::nullopt};
     }
     case wire::Message::ARRIVE: {
       auto b = from.getArrive();

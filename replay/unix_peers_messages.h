@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -62,6 +63,7 @@ struct NeighbourhoodMessage {
   PeerIdentity self;
   std::vector<PeerIdentity> neighbours;
   Standing standing;
+  std::optional<PeerIdentity> lost;  // whose end failed its last call to Arrive; nothing once it has called again
 };
 struct ArriveMessage {
   CycleKind kind{};

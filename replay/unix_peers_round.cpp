@@ -74,10 +74,23 @@ bool Discovery::LeaveOut(SessionId session, const Status& why) {
   return true;
 }
 
-Status Discovery::Unreachable(SessionId session, const Status& why) const {
+PeerIdentity Discovery::IdentityOf(SessionId session) const {
   const auto known = known_.find(session);
-  const std::string who =
-      known != known_.end() && known->second.pid != 0 ? ToText(known->second) : "session " + Hex(session.value);
+  return known != known_.end() ? known->second : PeerIdentity{.session = session};
+}
+
+// Somebody died while others waited for it, and they were told; they do not wait any more. Who comes after that would find all
+// that live, and wait for them in vain: it fails as they did, and with their next call all meet again.
+Status Discovery::OthersFailed(const NeighbourhoodMessage& answer) {
+  if (without_the_dead_ || !answer.lost || service_.HasFailedBy(answer.lost->session)) return {};
+  lost_ = answer.lost;
+  return {Code::kPeerLost, ToText(*lost_) + " " + HowItEnded(context_, lost_->session) + ", and so the call of " +
+                               ToText(answer.self) + " has failed: call it again on all that are left"};
+}
+
+Status Discovery::Unreachable(SessionId session, const Status& why) const {
+  const PeerIdentity known = IdentityOf(session);
+  const std::string who = known.pid != 0 ? ToText(known) : "session " + Hex(session.value);
   const std::string what =
       why.code() == Code::kTimeout ? "no answer within " + std::to_string(timeout_ms_) + " ms" : why.message();
   return {why.code(), "asking " + who + " with whom it shares memory: " + what};
@@ -135,6 +148,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
     if (why.code() != Code::kTimeout) connections_.erase(session);
     if (LeaveOut(session, why)) return;
     const Status named = Unreachable(session, why);
+    if (why.code() == Code::kPeerLost) lost_ = IdentityOf(session);
     failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
     deadline = std::min(deadline, In(kAfterFailure));
   };
@@ -172,6 +186,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
+      AMEM_TRY(OthersFailed(answer));
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
         if (set.contains(neighbour.session) || gone_.contains(neighbour.session)) continue;
@@ -308,6 +323,14 @@ class Arrival {
         discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms, again) {}
 
   Result<RoundBegun> Run() {
+    if (!again_) context_.service->SetLoss(std::nullopt);
+    auto begun = Wait();
+    if (!begun && begun.status().code() == Code::kPeerLost) context_.service->SetLoss(lost_ ? lost_ : discovery_.lost());
+    return begun;
+  }
+
+ private:
+  Result<RoundBegun> Wait() {
     while (true) {
       Status looked = LookAndArrive();
       if (begun_) return Begin();
@@ -319,8 +342,6 @@ class Arrival {
       if (!looked.ok()) return looked;
     }
   }
-
- private:
   Result<RoundBegun> Begin() { return RoundBegun{std::move(leader_), std::move(*begun_), {}}; }
 
   // Whoever is in a round is neither running nor paused; who has left it in order will not come back to it.
@@ -371,8 +392,9 @@ class Arrival {
       // One that is dying may still seem to listen: the leader whose connection has ended is waited for, the others looked at
       // again later.
       const auto patience = who.session == closed_leader_ ? kDoubt : std::chrono::milliseconds(0);
-      if (!again_ && IsGone(context_.connection, who.session, patience))
-        return {Code::kPeerLost, ToText(who) + " " + HowItEnded(context_.connection, who.session) + " while it was waited for"};
+      if (again_ || !IsGone(context_.connection, who.session, patience)) continue;
+      lost_ = who;
+      return {Code::kPeerLost, ToText(who) + " " + HowItEnded(context_.connection, who.session) + " while it was waited for"};
     }
     closed_leader_ = {};
     return {};
@@ -416,6 +438,7 @@ class Arrival {
 
   Status LeaderClosed(const Status& why) {
     const std::string who = NameOf(leader_->to());
+    if (closings_ + 1 == kLeaderClosingsMax) lost_ = discovery_.IdentityOf(leader_->to());
     closed_leader_ = leader_->to();
     leader_.reset();
     // Looking again tells whether it is still of the set, and says so if it has died.
@@ -489,6 +512,7 @@ class Arrival {
   std::optional<Lifecycle> settled_;
   std::vector<PeerIdentity> vanished_;  // were of the set, and are not any more
   SessionId closed_leader_;             // its connection has ended
+  std::optional<PeerIdentity> lost_;    // that failed this call
   bool alone_ = false;
   int closings_ = 0;
   std::chrono::milliseconds pause_ = kLookAgainFirst;

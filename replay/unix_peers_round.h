@@ -30,14 +30,18 @@ class Discovery {
         without_the_dead_(without_the_dead) {}
 
   // Sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does not
-  // answer. Neighbours that are dead when they are first asked are left out; with `without_the_dead` all that die are.
+  // answer. kPeerLost, too: another member has failed by somebody's end in this call, and this session has not yet.
+  // Neighbours that are dead when they are first asked are left out; with `without_the_dead` all that die are.
   // Gives up early, with kTimeout, once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // To wait until one of them has something to say, which is its end.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
   // Where the others stood when they were last asked.
   [[nodiscard]] const std::map<SessionId, Standing>& standings() const { return standings_; }
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId session) const;
   [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
+  // Why the last look failed with kPeerLost.
+  [[nodiscard]] const std::optional<PeerIdentity>& lost() const { return lost_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
@@ -47,6 +51,7 @@ class Discovery {
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
                                                    int unless_readable);
+  [[nodiscard]] Status OthersFailed(const NeighbourhoodMessage& answer);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 
@@ -59,6 +64,7 @@ class Discovery {
   std::map<SessionId, Standing> standings_;  // of all that ever answered
   std::set<SessionId> silent_;               // have not answered the last question
   std::set<SessionId> gone_;                 // left out for ever
+  std::optional<PeerIdentity> lost_;
   const bool without_the_dead_;
 };
 

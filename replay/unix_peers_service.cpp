@@ -137,6 +137,17 @@ std::optional<PeerIdentity> PeerService::Known(SessionId session) const {
   return at == known_.end() ? std::nullopt : std::optional(at->second);
 }
 
+void PeerService::SetLoss(const std::optional<PeerIdentity>& who) {
+  const std::lock_guard lock(self_mutex_);
+  loss_ = who;
+  if (who) failed_by_.insert(who->session);
+}
+
+bool PeerService::HasFailedBy(SessionId session) const {
+  const std::lock_guard lock(self_mutex_);
+  return failed_by_.contains(session);
+}
+
 void PeerService::Changed() { Signal(change_.get()); }
 
 // ---- commands --------------------------------------------------------------------------------------------------------------
@@ -444,6 +455,8 @@ NeighbourhoodMessage PeerService::Neighbourhood() {
     unknown.session = session;
     answer.neighbours.push_back(Known(session).value_or(unknown));
   }
+  const std::lock_guard lock(self_mutex_);
+  answer.lost = loss_;
   return answer;
 }
 

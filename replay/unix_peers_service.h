@@ -52,6 +52,9 @@ class PeerService {
   // Readable when something happened that may change who shares memory with whom; for Arrive.
   [[nodiscard]] int change_fd() const { return change_.get(); }
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;
+  // Whose end failed this session's call to Arrive, for peers that come to that call later; nothing: it calls again.
+  void SetLoss(const std::optional<PeerIdentity>& who);
+  [[nodiscard]] bool HasFailedBy(SessionId session) const;  // SetLoss was called with it
 
   // Runs `work` on the service thread and waits until it is done; false: the service has stopped and it did not run.
   bool Run(const std::function<void()>& work);
@@ -147,6 +150,8 @@ class PeerService {
   mutable std::mutex self_mutex_;
   PeerIdentity self_;
   std::map<SessionId, PeerIdentity> known_;  // with self_mutex_: everybody that was ever connected, for messages
+  std::optional<PeerIdentity> loss_;         // with self_mutex_, both
+  std::set<SessionId> failed_by_;
 
   std::mutex command_mutex_;
   std::deque<std::function<void()>> commands_;

@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
                                            ImportMessage{AllocationId{3}, Token{SessionId{1}, AllocationId{2}, {}, 0}},
                                            ReimportMessage{{{AllocationId{1}, AllocationId{2}}}},
                                            SharedMessage{{{}}},
-                                           NeighbourhoodMessage{who, {who, who}, {Lifecycle::kPaused, 3}},
+                                           NeighbourhoodMessage{who, {who, who}, {Lifecycle::kPaused, 3}, {}},
                                            ArriveMessage{CycleKind::kResume, 3, {who}},
                                            BegunMessage{4, {who, who}},
                                            VoteMessage{4, 1, PhaseKind::kPauseSave, 1000, {Code::kOutOfMemory, "no", 2}},

@@ -23,7 +23,7 @@ std::vector<Message> OneOfEach() {
       {6, SharedMessage{{{4096, properties}, {1, {}}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AskNeighboursMessage{}},
-      {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}}},
+      {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}, Who(5)}},
       {10, ArriveMessage{CycleKind::kResume, 12, {Who(2), Who(3)}}},
       {11, BegunMessage{44, {Who(2)}}},
       {12, WithdrawMessage{}},
@@ -61,6 +61,7 @@ TEST(PeerMessages, fields_are_where_they_belong) {
   auto neighbourhood = std::get<NeighbourhoodMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[8]))->body);
   EXPECT_EQ(neighbourhood.self, Who(1));
   EXPECT_EQ(neighbourhood.neighbours, (std::vector{Who(2), Who(3)}));
+  EXPECT_EQ(neighbourhood.lost, Who(5));
 }
 
 TEST(PeerMessages, the_longest_lists_fit) {

@@ -311,5 +311,34 @@ TEST_F(RoundTest, a_member_that_closes_while_others_wait_for_it_is_named_at_once
   }
 }
 
+TEST_F(RoundTest, who_calls_after_the_others_were_told_of_a_loss_is_told_too_and_their_next_call_unites_them) {
+  JoinRing(4);
+  for (auto& rank : ranks_) rank->session.forget_lost = true;
+  std::vector<Status> statuses(4);
+  std::atomic<int> told{0};
+  const auto begun = std::chrono::steady_clock::now();
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) {
+      std::this_thread::sleep_for(milliseconds(100));
+      return rank.peers->Stop();
+    }
+    while (i == 3 && told < 2) std::this_thread::sleep_for(milliseconds(1));
+    statuses[i] = rank.peers->Arrive(CycleKind::kPause, 1).status();
+    ++told;
+  });
+  for (const std::size_t i : {0u, 2u, 3u}) {
+    EXPECT_EQ(statuses[i].code(), Code::kPeerLost) << statuses[i].message();
+    EXPECT_NE(statuses[i].message().find("rank 1 (pid "), std::string::npos) << statuses[i].message();
+  }
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) return;
+    if (i == 3) std::this_thread::sleep_for(milliseconds(50));
+    auto round = rank.peers->Arrive(CycleKind::kPause, 2);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_EQ((*round)->Members().size(), 3u);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
+}
+
 }  // namespace
 }  // namespace amem

@@ -191,6 +191,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
     if (!reply || reply->ok() || failing >= 0) continue;
     if (reply->code == Code::kTimeout) {
       ++came_late_;
+      std::printf("%s: %s\n", where.c_str(), reply->text.data());
       continue;
     }
     EXPECT_EQ(reply->code, Code::kPeerLost) << reply->text.data();

@@ -24,7 +24,7 @@ constexpr Tables MakeTables() {
   }
   return t;
 }
-constexpr Tables kTables = MakeTables();
+constexpr Tables kCrcTables = MakeTables();
 
 std::uint64_t Load(const std::byte* at) {
   std::uint64_t word;
@@ -54,9 +54,9 @@ std::uint32_t Crc32cPortable(std::span<const std::byte> bytes) {
   for (; left >= 8; left -= 8, at += 8) {  // eight tables, eight bytes a step
     const std::uint64_t x = Load(at) ^ crc;
     crc = 0;
-    for (std::size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][(x >> (8 * k)) & 0xff];
+    for (std::size_t k = 0; k < 8; ++k) crc ^= kCrcTables[7 - k][(x >> (8 * k)) & 0xff];
   }
-  for (; left > 0; --left, ++at) crc = (crc >> 8) ^ kTables[0][(crc ^ static_cast<std::uint32_t>(*at)) & 0xff];
+  for (; left > 0; --left, ++at) crc = (crc >> 8) ^ kCrcTables[0][(crc ^ static_cast<std::uint32_t>(*at)) & 0xff];
   return ~crc;
 }
 

@@ -83,6 +83,8 @@ struct ReadReport {
 };
 
 // Reads a journal, live or dead, also a read-only copy. Sees what was appended when a call began.
+inline constexpr SequenceNumber kToTheEnd{~std::uint64_t{0}};  // as the last event to read
+
 class JournalReader {
  public:
   virtual ~JournalReader() = default;

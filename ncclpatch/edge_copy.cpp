@@ -9,7 +9,7 @@
 namespace amem::edge {
 namespace {
 
-constinit log::Limited g_refusals;
+constinit log::Limited g_refused_copies;
 
 template <std::size_t N>
 struct Text {
@@ -33,8 +33,8 @@ struct Copy {
     if (session == nullptr || !session->paused()) [[likely]]
       return real(arguments...);
     if (!touches(Touch{*session}, arguments...)) return real(arguments...);
-    g_refusals.Error(std::string(kName) +
-                     " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first");
+    g_refused_copies.Error(std::string(kName) +
+                           " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first");
     return CUDA_ERROR_ILLEGAL_STATE;
   }
 };

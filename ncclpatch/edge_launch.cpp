@@ -8,7 +8,7 @@
 namespace amem::edge {
 namespace {
 
-constinit log::Limited g_refusals;
+constinit log::Limited g_refused_launches;
 
 template <class Function, class... A>
 CUresult Launch(const char* call, Function* real, A... arguments) {
@@ -17,8 +17,8 @@ CUresult Launch(const char* call, Function* real, A... arguments) {
   const auto entered = session->EnterLaunch();
   if (entered.owns_lock()) [[likely]]
     return real(arguments...);
-  g_refusals.Error(std::string(call) +
-                   " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
+  g_refused_launches.Error(std::string(call) +
+                           " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 

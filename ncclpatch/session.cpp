@@ -7,9 +7,6 @@
 namespace amem {
 namespace {
 
-std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
-std::string At(Address a) { return Hex(a.value); }
-
 constexpr Bytes kPrepareFrom = Bytes{64} << 20;
 
 Status NotOurs(std::string what) { return {Code::kNotFound, std::move(what), cuda::kInvalidValue}; }
@@ -119,7 +116,7 @@ Status Session::Release(AllocationId allocation) {
     const auto lock = ledger_.Lock();
     const auto it = ledger_.state().allocations.find(allocation);
     if (it == ledger_.state().allocations.end() || it->second.guest_references == 0) {
-      return Wrong("release " + Name(allocation) + ": NCCL holds no reference to it");
+      return Wrong("release " + ToText(allocation) + ": NCCL holds no reference to it");
     }
     const Allocation& a = it->second;
     const AllocationId slab = a.slab;
@@ -154,7 +151,7 @@ Result<AllocationId> Session::Retain(Address address) {
     const auto mapping = ledger_.state().MappingAt(address);
     if (mapping != ledger_.state().mappings.end()) id = mapping->second.allocation;
   }
-  if (!id) return NotOurs("retain " + At(address) + ": no mapping of NCCL's is there");
+  if (!id) return NotOurs("retain " + Hex(address.value) + ": no mapping of NCCL's is there");
   ledger_.Record(AllocationRetained{id, address});
   Touched(id);
   return id;
@@ -213,7 +210,7 @@ Status Session::FreeOneRange(Address address, Bytes bytes, std::vector<DroppedIm
   if (const AllocationId slab = state.SlabAt(address)) {
     const AllocationId part = state.PartAt(address);
     if (!part || state.PlaceOf(state.allocations.at(part)) != address) {
-      return Wrong("free range " + At(address) + ": it was not reserved by NCCL");
+      return Wrong("free range " + Hex(address.value) + ": it was not reserved by NCCL");
     }
     for (const AllocationId id : state.slabs.at(slab).parts.at(state.allocations.at(part).offset)) {
       const Allocation& a = state.allocations.at(id);
@@ -222,9 +219,10 @@ Status Session::FreeOneRange(Address address, Bytes bytes, std::vector<DroppedIm
       PartWent(slab, dropped);
       return {};
     }
-    return Wrong("free range " + At(address) + ": NCCL holds no range of that size there, or has memory mapped in it");
+    return Wrong("free range " + Hex(address.value) + ": NCCL holds no range of that size there, or has memory mapped in it");
   }
-  if (!ledger_.state().ranges.contains(address)) return NotOurs("free range " + At(address) + ": it was not reserved by NCCL");
+  if (!ledger_.state().ranges.contains(address))
+    return NotOurs("free range " + Hex(address.value) + ": it was not reserved by NCCL");
   AMEM_TRY(driver_.FreeRange(address, bytes));
   ledger_.Record(RangeFreed{address, bytes, {}});
   return {};
@@ -232,13 +230,13 @@ Status Session::FreeOneRange(Address address, Bytes bytes, std::vector<DroppedIm
 
 Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
   const std::shared_lock gate(gate_);
-  AMEM_TRY(RefuseWhilePaused("map " + At(address)));
+  AMEM_TRY(RefuseWhilePaused("map " + Hex(address.value)));
   auto lock = ledger_.Lock();
   bool at_its_place = false;
   AMEM_TRY(MapPart(address, bytes, offset, allocation, at_its_place));
   if (at_its_place) return {};
   const DriverHandle handle = ledger_.HandleOf(allocation);
-  if (!handle) return Wrong("map " + At(address) + ": " + Name(allocation) + " does not exist");
+  if (!handle) return Wrong("map " + Hex(address.value) + ": " + ToText(allocation) + " does not exist");
   lock.unlock();
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
   lock.lock();
@@ -251,14 +249,14 @@ Status Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId
   const State& state = ledger_.state();
   const auto it = state.allocations.find(allocation);
   if (it == state.allocations.end()) return {};
-  const std::string doing = "map " + At(address) + " of " + Name(allocation);
+  const std::string doing = "map " + Hex(address.value) + " of " + ToText(allocation);
   if (const AllocationId other = state.PartAt(address);
       other && (!it->second.placed() || state.PlaceOf(it->second) != address)) {
     // The range was reserved for another allocation: that was the wrong guess.
     const Allocation& there = state.allocations.at(other);
     const Address place = state.PlaceOf(there);
     if (place != address || there.reserved != 1 || there.mappings > 0 || there.guest_references == 0) {
-      return {Code::kUnsupported, doing + ": " + Name(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
+      return {Code::kUnsupported, doing + ": " + ToText(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
     }
     const Bytes whole = there.bytes;
     ledger_.Record(RangeFreed{place, whole, other});
@@ -317,18 +315,19 @@ Status Session::UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport
     whole.push_back(it->first);
     at = at + it->second.bytes;
   }
-  if (whole.empty()) return NotOurs("unmap " + At(address) + ": NCCL mapped nothing there");
-  if (at != address + bytes) return Wrong("unmap " + At(address) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+  if (whole.empty()) return NotOurs("unmap " + Hex(address.value) + ": NCCL mapped nothing there");
+  if (at != address + bytes)
+    return Wrong("unmap " + Hex(address.value) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
   for (const Address one : whole) AMEM_TRY(UnmapOne(one, dropped));
   return {};
 }
 
 Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab, std::vector<DroppedImport>& dropped) {
   const AllocationId part = MappedPartAt(address);
-  if (!part) return Wrong("unmap " + At(address) + ": NCCL mapped nothing there");
+  if (!part) return Wrong("unmap " + Hex(address.value) + ": NCCL mapped nothing there");
   const Allocation& a = ledger_.state().allocations.at(part);
   if (ledger_.state().PlaceOf(a) != address || a.bytes != bytes)
-    return Wrong("unmap " + At(address) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+    return Wrong("unmap " + Hex(address.value) + ": " + FormatBytes(bytes) + " would cut a mapping in two");
   if (a.guest_references == 0 && a.mappings == 1 && a.importers.empty()) {
     if (a.remote) dropped.push_back({*a.remote, part});
     secrets_.erase(part);
@@ -340,14 +339,14 @@ Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab, std::
 
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
   const std::shared_lock gate(gate_);
-  AMEM_TRY(RefuseWhilePaused("set access to " + At(address)));
+  AMEM_TRY(RefuseWhilePaused("set access to " + Hex(address.value)));
   auto lock = ledger_.Lock();
   if (ledger_.state().SlabAt(address)) {
     const AllocationId part = MappedPartAt(address);
-    if (!part) return Wrong("set access to " + At(address) + ": NCCL mapped nothing there");
+    if (!part) return Wrong("set access to " + Hex(address.value) + ": NCCL mapped nothing there");
     const Address place = ledger_.state().PlaceOf(ledger_.state().allocations.at(part));
     if (place != address || ledger_.state().allocations.at(part).bytes != bytes)
-      return Wrong("set access to " + At(address) + ": " + FormatBytes(bytes) + " is not what is mapped there");
+      return Wrong("set access to " + Hex(address.value) + ": " + FormatBytes(bytes) + " is not what is mapped there");
     lock.unlock();
     AMEM_TRY(slabs_.Open(part, access));
     lock.lock();
@@ -355,7 +354,7 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
     return {};
   }
   if (!ledger_.state().mappings.contains(address))
-    return NotOurs("set access to " + At(address) + ": NCCL mapped nothing there");
+    return NotOurs("set access to " + Hex(address.value) + ": NCCL mapped nothing there");
   lock.unlock();
   AMEM_TRY(driver_.SetAccess(address, bytes, access));
   lock.lock();
@@ -366,7 +365,7 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
 Result<AllocationProperties> Session::Properties(AllocationId allocation) {
   const auto lock = ledger_.Lock();
   const auto it = ledger_.state().allocations.find(allocation);
-  if (it == ledger_.state().allocations.end()) return Wrong("properties of " + Name(allocation) + ": it does not exist");
+  if (it == ledger_.state().allocations.end()) return Wrong("properties of " + ToText(allocation) + ": it does not exist");
   return it->second.properties;
 }
 
@@ -383,7 +382,7 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
   }
   const auto mapping = state.MappingAt(address);
   if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
-    return NotOurs("address range of " + At(address) + ": not NCCL's memory");
+    return NotOurs("address range of " + Hex(address.value) + ": not NCCL's memory");
   return std::pair{mapping->first, mapping->second.bytes};
 }
 
@@ -414,14 +413,14 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
   {
     const auto lock = ledger_.Lock();
     const auto it = ledger_.state().allocations.find(allocation);
-    if (it == ledger_.state().allocations.end()) return Wrong("export " + Name(allocation) + ": it does not exist");
+    if (it == ledger_.state().allocations.end()) return Wrong("export " + ToText(allocation) + ": it does not exist");
     if (it->second.own()) {
       auto secret = SecretOf(allocation);
       if (!secret.ok()) return secret.status();
       token.secret = *secret;
       ledger_.Record(Exported{allocation, 1});
     } else {
-      return Status{Code::kUnsupported, "export " + Name(allocation) + ": it is itself imported; export it from its owner",
+      return Status{Code::kUnsupported, "export " + ToText(allocation) + ": it is itself imported; export it from its owner",
                     cuda::kNotSupported};
     }
   }
@@ -474,20 +473,20 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
   const auto secret = secrets_.find(token.allocation);
   if (it == ledger_.state().allocations.end() || secret == secrets_.end()) {
     return Status{Code::kNotFound,
-                  Name(token.allocation) + " does not exist any more at its owner, " + ToText(peers_->Self()) +
+                  ToText(token.allocation) + " does not exist any more at its owner, " + ToText(peers_->Self()) +
                       "; its communicator was probably destroyed",
                   cuda::kInvalidValue};
   }
   if (!SameSecret(secret->second, token.secret)) {
     return Status{
         Code::kRefused,
-        "the token's secret for " + Name(token.allocation) + " is wrong; it was not made by " + ToText(peers_->Self()),
+        "the token's secret for " + ToText(token.allocation) + " is wrong; it was not made by " + ToText(peers_->Self()),
         cuda::kNotPermitted};
   }
   const AllocationId slab = it->second.slab;
   if (!(slab ? ledger_.state().allocations.at(slab) : it->second).backed) {
     return Status{Code::kRefused,
-                  Name(token.allocation) + " is paused at its owner, " + ToText(peers_->Self()) + "; call ncclResume there",
+                  ToText(token.allocation) + " is paused at its owner, " + ToText(peers_->Self()) + "; call ncclResume there",
                   cuda::kIllegalState};
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
@@ -526,16 +525,16 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
   const auto it = ledger_.state().allocations.find(request.allocation);
   if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
-                  ToText(by) + " holds no reference to " + Name(request.allocation) + " as " + Name(request.as)};
+                  ToText(by) + " holds no reference to " + ToText(request.allocation) + " as " + ToText(request.as)};
   }
   if (!it->second.backed) {
-    return Status{Code::kNotFound, Name(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
+    return Status{Code::kNotFound, ToText(request.allocation) + " has no memory yet at its owner, " + ToText(peers_->Self())};
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
   // Own memory stays until every member has voted, and the one that asks has not.
   lock.unlock();
   auto descriptor = ExportWhole(request.allocation);
-  if (!descriptor.ok()) return descriptor.status().Within("export " + Name(request.allocation));
+  if (!descriptor.ok()) return descriptor.status().Within("export " + ToText(request.allocation));
   shared.descriptor = *std::move(descriptor);
   return shared;
 }
@@ -701,7 +700,8 @@ Status Session::DropLegacyBlock(const LegacyBlock& block) {
 Status Session::LegacyFree(Address address) {
   const std::shared_lock gate(gate_);
   const auto lock = ledger_.Lock();
-  if (!ledger_.state().legacy.contains(address)) return NotOurs("cuMemFree " + At(address) + ": NCCL did not allocate it");
+  if (!ledger_.state().legacy.contains(address))
+    return NotOurs("cuMemFree " + Hex(address.value) + ": NCCL did not allocate it");
   ledger_.Record(LegacyFreed{address});
   if (const auto empty = legacy_.Give(address)) return DropLegacyBlock(*empty);
   return {};
@@ -711,7 +711,7 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   const std::shared_lock gate(gate_);
   const auto lock = ledger_.Lock();
   const auto block = legacy_.BlockAt(address);
-  if (!block) return NotOurs("IPC handle of " + At(address) + ": not memory that NCCL allocated");
+  if (!block) return NotOurs("IPC handle of " + Hex(address.value) + ": not memory that NCCL allocated");
   auto secret = SecretOf(block->allocation);
   if (!secret.ok()) return secret.status();
   ledger_.Record(LegacyExported{address, block->allocation});
@@ -760,7 +760,7 @@ Status Session::LegacyClose(Address address) {
     const auto lock = ledger_.Lock();
     const auto it = ledger_.state().legacy_imports.find(address);
     if (it == ledger_.state().legacy_imports.end())
-      return NotOurs("cuIpcCloseMemHandle " + At(address) + ": NCCL did not open it");
+      return NotOurs("cuIpcCloseMemHandle " + Hex(address.value) + ": NCCL did not open it");
     id = it->second;
     const auto mapping = ledger_.state().MappingAt(address);
     const Address base = mapping->first;

@@ -11,8 +11,6 @@ namespace {
 constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
 
-std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
-
 }  // namespace
 
 Result<Bytes> Slabs::GranularityOf(const AllocationProperties& properties) {
@@ -184,7 +182,7 @@ Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation
   }
   const Bytes whole = ledger_.state().allocations.at(slab).bytes;
   if (shared.part->offset > whole || shared.bytes > whole - shared.part->offset) {
-    return {Code::kCorrupt, Name(token.allocation) + " ends outside its owner's slab " + std::to_string(slab.value),
+    return {Code::kCorrupt, ToText(token.allocation) + " ends outside its owner's slab " + std::to_string(slab.value),
             cuda::kInvalidValue};
   }
   const RemoteAllocation remote{token.session, token.allocation};
@@ -222,9 +220,10 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 Status Slabs::Back(AllocationId part) {
   const Allocation& a = ledger_.state().allocations.at(part);
   if (!a.own() || !a.untouched()) {
-    return {Code::kUnsupported,
-            Name(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",
-            cuda::kNotSupported};
+    return {
+        Code::kUnsupported,
+        ToText(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",
+        cuda::kNotSupported};
   }
   auto handle = driver_.Create(a.bytes, a.properties, a.flags);
   if (!handle.ok()) return handle.status();
@@ -240,10 +239,10 @@ Status Slabs::Swap(AllocationId moved, AllocationId other) {
   const Allocation& to = state.allocations.at(other);
   if (!from.placed() || !from.own() || !to.own() || !from.untouched() || from.bytes != to.bytes ||
       from.properties != to.properties) {
-    return {
-        Code::kUnsupported,
-        Name(moved) + " is mapped where " + Name(other) + " was expected, and cannot take its place; set AMEM_LAYOUT=direct",
-        cuda::kNotSupported};
+    return {Code::kUnsupported,
+            ToText(moved) + " is mapped where " + ToText(other) +
+                " was expected, and cannot take its place; set AMEM_LAYOUT=direct",
+            cuda::kNotSupported};
   }
   const Placed place{moved, to.slab, to.offset, false};
   AMEM_TRY(Back(other));

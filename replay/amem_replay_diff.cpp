@@ -51,14 +51,14 @@ class Comparison {
     Value("imported memory", FormatBytes(before.imported), FormatBytes(after.imported));
     Value("pinned host memory", FormatBytes(before.host), FormatBytes(after.host));
     Maps(
-        a_.allocations, b_.allocations, [](const auto& entry) { return "allocation " + std::to_string(entry.first.value); },
+        a_.allocations, b_.allocations, [](const auto& entry) { return ToText(entry.first); },
         [](const Allocation& a) { return Words(a); });
     Maps(
         a_.mappings, b_.mappings, [](const auto& entry) { return "mapping " + Hex(entry.first.value); },
         [](const Mapping& m) {
-          return FormatBytes(m.bytes) + " of allocation " + std::to_string(m.allocation.value) +
-                 (m.present ? "" : ", not there now") + (m.present && !m.accessible ? ", without access" : "") + ", for " +
-                 std::to_string(m.access.size()) + (m.access.size() == 1 ? " device" : " devices");
+          return FormatBytes(m.bytes) + " of " + ToText(m.allocation) + (m.present ? "" : ", not there now") +
+                 (m.present && !m.accessible ? ", without access" : "") + ", for " + std::to_string(m.access.size()) +
+                 (m.access.size() == 1 ? " device" : " devices");
         });
     Maps(
         a_.ranges, b_.ranges, [](const auto& entry) { return "range " + Hex(entry.first.value); },

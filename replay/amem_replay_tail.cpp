@@ -12,7 +12,6 @@
 namespace amem::tool {
 namespace {
 
-constexpr SequenceNumber kEnd{~std::uint64_t{0}};
 constexpr int kLooksBeforeForgotten = 5;  // at a journal that has ended
 
 class Follower {
@@ -40,7 +39,7 @@ class Follower {
     if (!info) return info.status();
     const bool lives = info->status == SessionStatus::kLive;
     bool any = false;
-    const auto read = reader_->Read(SequenceNumber{next_}, kEnd, [&](const Event& event) {
+    const auto read = reader_->Read(SequenceNumber{next_}, kToTheEnd, [&](const Event& event) {
       printer_->Print(event);
       next_ = event.seq.value + 1;
       any = true;

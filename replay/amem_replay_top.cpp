@@ -36,7 +36,7 @@ struct Times {
 };
 Result<Times> ReadTimes(JournalReader& reader) {
   Times times;
-  const auto read = reader.Read(SequenceNumber{1}, SequenceNumber{~std::uint64_t{0}}, [&](const Event& event) {
+  const auto read = reader.Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) {
     times.last = event.time_ns;
     const bool creates = std::holds_alternative<AllocationCreated>(event.body) || std::holds_alternative<Imported>(event.body);
     if (creates) times.created[event.seq] = event.time_ns;

@@ -10,6 +10,8 @@
 #include <numeric>
 #include <system_error>
 
+#include "statemachine/event.h"
+
 namespace amem {
 namespace {
 
@@ -18,8 +20,7 @@ constexpr Bytes kQueueBytes = Bytes{64} << 20;  // handed to the driver at once,
 constexpr int kNiceness = 10;
 
 std::string Name(const Backup::Item& item) {
-  return "allocation " + std::to_string(item.allocation.value) + " (" + std::to_string(item.bytes) + " bytes at offset " +
-         std::to_string(item.offset) + ")";
+  return ToText(item.allocation) + " (" + std::to_string(item.bytes) + " bytes at offset " + std::to_string(item.offset) + ")";
 }
 
 // The items of each device, in the order in which they were given.

@@ -145,12 +145,11 @@ Status ReadOn(JournalReader& reader, HistoryBuilder& builder, JournalHistory& hi
   if (history.findings.whole || history.findings.report.corrupt_records == 0) return {};
   history.times.clear();
   history.kinds.clear();
-  const Result<ReadReport> rest =
-      reader.Read(SequenceNumber{history.last.seq.value + 1}, SequenceNumber{~std::uint64_t{0}}, [&](const Event& event) {
-        history.last = {event.seq, event.time_ns};
-        builder.Take(event, history.findings.state);
-        return true;
-      });
+  const Result<ReadReport> rest = reader.Read(SequenceNumber{history.last.seq.value + 1}, kToTheEnd, [&](const Event& event) {
+    history.last = {event.seq, event.time_ns};
+    builder.Take(event, history.findings.state);
+    return true;
+  });
   if (!rest) return rest.status();
   history.findings.last_ns = history.last.time_ns;
   if (rest->corrupt_records > history.findings.report.corrupt_records) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "replay/event_json.h"
+#include "replay/plural.h"
 #include "replay/simulator_errors.h"
 
 namespace amem {
@@ -13,11 +14,6 @@ using Role = Evidence::Role;
 constexpr std::size_t kEvidenceOfOthersMax = 32;
 
 std::string Number(std::uint64_t n) { return std::to_string(n); }
-std::string Plural(std::uint64_t n, const std::string& one, const std::string& many = {}) {
-  std::string digits = Number(n);
-  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
-  return digits + " " + (n == 1 ? one : many.empty() ? one + "s" : many);
-}
 // Of a sentence that may begin with a name of the driver's, which stays as it is.
 std::string Capital(std::string text) {
   const std::string first = text.substr(0, text.find(' '));

@@ -12,8 +12,6 @@ constexpr std::size_t kStepsPerBatch = 24;  // some 8 allocations: import, map, 
 constexpr std::size_t kBatchesComing = 6;   // asked for, and not imported yet
 constexpr Bytes kRestoreAtOnce = Bytes{1} << 30;
 
-std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
-
 }  // namespace
 
 Status Executor::Run(const PlannedPhase& phase) {
@@ -105,7 +103,7 @@ bool Executor::Exists(const Step& step) const {
 
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {
   const Status given = handle ? driver_.Release(handle) : Status{};
-  const std::string why = Name(step.allocation) + " was let go of meanwhile by the last peer that held it";
+  const std::string why = ToText(step.allocation) + " was let go of meanwhile by the last peer that held it";
   ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message()});
   return given;
 }
@@ -230,12 +228,12 @@ Status Executor::Verify() {
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.multicast) continue;
     if (a.placed()) {
-      if (ledger_.HandleOf(id)) return {Code::kInvalid, Name(id) + " is part of a slab and has a driver handle"};
+      if (ledger_.HandleOf(id)) return {Code::kInvalid, ToText(id) + " is part of a slab and has a driver handle"};
       continue;
     }
     if (a.backed != static_cast<bool>(ledger_.HandleOf(id))) {
-      return {Code::kInvalid, Name(id) + (a.backed ? " should have a driver handle and has none"
-                                                   : " has a driver handle and should have none")};
+      return {Code::kInvalid, ToText(id) + (a.backed ? " should have a driver handle and has none"
+                                                     : " has a driver handle and should have none")};
     }
   }
   return {};

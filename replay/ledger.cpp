@@ -71,7 +71,7 @@ Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool ke
     if (UniqueFd copy = CopyOfDescriptor(allocation)) return copy;
     handle = HandleOf(allocation);
   }
-  if (!handle) return Status{Code::kNotFound, "allocation " + std::to_string(allocation.value) + " has no memory now"};
+  if (!handle) return Status{Code::kNotFound, ToText(allocation) + " has no memory now"};
   auto descriptor = driver.Export(handle);
   if (!descriptor.ok() || !keep) return descriptor;
   const auto lock = Lock();

@@ -16,9 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLookAgain = std::chrono::milliseconds(5);
 
-Status Gone(SessionId session) {
-  return {Code::kPeerLost, "session " + Hex(session.value) + " is not on the network any more"};
-}
+Status Gone(SessionId session) { return {Code::kPeerLost, ToText(session) + " is not on the network any more"}; }
 
 struct Member {
   PeerIdentity identity;  // with the hub's mutex

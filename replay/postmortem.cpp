@@ -1,16 +1,14 @@
 #include "replay/postmortem.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "replay/event_json.h"
+#include "replay/plural.h"
 #include "statemachine/apply.h"
 
 namespace amem {
 namespace {
-
-constexpr SequenceNumber kEnd{std::numeric_limits<std::uint64_t>::max()};
 
 // CheckInvariants walks the whole state; after each event of a large job that would be quadratic. A state of so many objects is
 // checked after each event, one of twice as many after every second one, and so on, and in any case at the end.
@@ -18,10 +16,6 @@ constexpr std::size_t kObjectsPerEvent = 8;
 
 // A message in flight when the receiver closed is not a disagreement.
 constexpr std::uint64_t kInFlight_ns = 1'000'000'000;
-
-std::string Number(std::uint64_t n) { return std::to_string(n); }
-
-std::string Plural(std::uint64_t n, const std::string& one) { return Number(n) + " " + one + (n == 1 ? "" : "s"); }
 
 // ---- one journal -----------------------------------------------------------------------------------------------------------
 
@@ -87,11 +81,11 @@ class Fold {
 
   static std::string GapText(SequenceNumber expected, SequenceNumber got) {
     if (got.value < expected.value) {
-      return "event " + Number(got.value) + " comes where " + Number(expected.value) + " was expected";
+      return "event " + std::to_string(got.value) + " comes where " + std::to_string(expected.value) + " was expected";
     }
-    const std::string missing = got.value - expected.value == 1
-                                    ? "event " + Number(expected.value) + " is"
-                                    : "events " + Number(expected.value) + " to " + Number(got.value - 1) + " are";
+    const std::string missing = got.value - expected.value == 1 ? "event " + std::to_string(expected.value) + " is"
+                                                                : "events " + std::to_string(expected.value) + " to " +
+                                                                      std::to_string(got.value - 1) + " are";
     return missing + " missing before this one; what follows was not checked";
   }
 
@@ -216,7 +210,7 @@ class Job {
   static bool BeginningDropped(const Journal& journal) { return journal.info.first.value > 1; }
 
   static std::string Remote(const Journal& owner, AllocationId allocation) {
-    return "allocation " + Number(allocation.value) + " of " + NameOf(owner);
+    return "allocation " + std::to_string(allocation.value) + " of " + NameOf(owner);
   }
 
   void CheckImport(const Journal& importer, AllocationId id, const ImportRecord& import) {
@@ -239,12 +233,13 @@ class Job {
     const bool forgotten = BeginningDropped(owner) && import.dropped;  // both its events are before the owner's snapshot
     if (forgotten || Broken(owner) || NotReadUpTo(owner, importer, import.time_ns)) return;
     Violate(importer, import.seq,
-            "allocation " + Number(id.value) + " was imported from " + Remote(owner, import.remote.allocation) +
-                ", whose journal has no reference added by this session as " + Number(id.value));
+            "allocation " + std::to_string(id.value) + " was imported from " + Remote(owner, import.remote.allocation) +
+                ", whose journal has no reference added by this session as " + std::to_string(id.value));
   }
 
   void CompareWithOwner(const Journal& importer, AllocationId id, const ImportRecord& import, const Journal& owner) {
-    const std::string what = "allocation " + Number(id.value) + " was imported from " + Remote(owner, import.remote.allocation);
+    const std::string what =
+        "allocation " + std::to_string(id.value) + " was imported from " + Remote(owner, import.remote.allocation);
     const auto own = owner.own.find(import.remote.allocation);
     if (own == owner.own.end()) {
       if (!BeginningDropped(owner)) Violate(importer, import.seq, what + ", which never created it");
@@ -252,12 +247,13 @@ class Job {
     }
     if (own->second.bytes != import.bytes) {
       Violate(importer, import.seq,
-              what + " as " + Number(import.bytes) + " bytes, but was created with " + Number(own->second.bytes) + " (event " +
-                  Number(own->second.seq.value) + " there)");
+              what + " as " + std::to_string(import.bytes) + " bytes, but was created with " +
+                  std::to_string(own->second.bytes) + " (event " + std::to_string(own->second.seq.value) + " there)");
     }
     if (!own->second.multicast && own->second.properties != import.properties) {
-      Violate(importer, import.seq,
-              what + " with other properties than it was created with (event " + Number(own->second.seq.value) + " there)");
+      Violate(
+          importer, import.seq,
+          what + " with other properties than it was created with (event " + std::to_string(own->second.seq.value) + " there)");
     }
   }
 
@@ -268,8 +264,8 @@ class Job {
       if (Crashed(owner) || Broken(owner) || EndedBefore(owner, importer, import.dropped_ns)) return;
       if (NotReadUpTo(owner, importer, import.dropped_ns + kInFlight_ns)) return;
       Violate(owner, reference.seq,
-              "allocation " + Number(import.remote.allocation.value) + " is still referenced by " + NameOf(importer) +
-                  ", which let go of it (event " + Number(import.dropped.value) + " there)");
+              "allocation " + std::to_string(import.remote.allocation.value) + " is still referenced by " + NameOf(importer) +
+                  ", which let go of it (event " + std::to_string(import.dropped.value) + " there)");
     } else if (!import.dropped && reference.dropped) {
       CheckDroppedWhileHeld(importer, id, import, owner, reference);
     }
@@ -284,10 +280,10 @@ class Job {
     }
     if (Broken(importer) || NotReadUpTo(importer, owner, reference.dropped_ns)) return;
     Violate(importer, import.seq,
-            "allocation " + Number(id.value) + " is still held, but " + NameOf(owner) +
-                " dropped its reference to allocation " + Number(import.remote.allocation.value) +
-                (reference.by_peer_loss ? " when it lost this peer" : "") + " (event " + Number(reference.dropped.value) +
-                " there)");
+            "allocation " + std::to_string(id.value) + " is still held, but " + NameOf(owner) +
+                " dropped its reference to allocation " + std::to_string(import.remote.allocation.value) +
+                (reference.by_peer_loss ? " when it lost this peer" : "") + " (event " +
+                std::to_string(reference.dropped.value) + " there)");
   }
 
   void CheckReference(const Journal& owner, const ReferenceKey& key, const std::vector<ReferenceRecord>& records) {
@@ -305,8 +301,8 @@ class Job {
     if (matches || reference.dropped || Crashed(*importer) || Broken(*importer)) return;
     if (NotReadUpTo(*importer, owner, reference.time_ns)) return;
     Violate(owner, reference.seq,
-            "allocation " + Number(key.allocation.value) + " is referenced by " + NameOf(*importer) + " as " +
-                Number(key.as.value) + ", whose journal has no such import");
+            "allocation " + std::to_string(key.allocation.value) + " is referenced by " + NameOf(*importer) + " as " +
+                std::to_string(key.as.value) + ", whose journal has no such import");
   }
 
   std::map<SessionId, const Journal*> by_session_;
@@ -327,13 +323,13 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& obs
   if (found.info.first.value > 1) {
     Result<State> start = reader.StateAt(SequenceNumber{found.info.first.value - 1});
     if (!start) {
-      return start.status().Within("verify: the journal begins with event " + Number(found.info.first.value) +
+      return start.status().Within("verify: the journal begins with event " + std::to_string(found.info.first.value) +
                                    ", and the state before it cannot be read");
     }
     fold.StartFrom(*std::move(start));
   }
-  Result<ReadReport> report =
-      reader.Read(SequenceNumber{found.state.last.value + 1}, kEnd, [&fold](const Event& event) { return fold.Take(event); });
+  Result<ReadReport> report = reader.Read(SequenceNumber{found.state.last.value + 1}, kToTheEnd,
+                                          [&fold](const Event& event) { return fold.Take(event); });
   if (!report) return report.status();
   found.report = *std::move(report);
   fold.Finish();

@@ -3,8 +3,6 @@
 namespace amem {
 namespace {
 
-std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
-
 std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
 
 }  // namespace
@@ -164,7 +162,7 @@ Status RerunSession::Call(const Event& event, EventBody& replayed) {
     if (a != recorded_.allocations.end() && (a->second.placed() || a->second.multicast)) return {};
     ++calls_;
     const DriverHandle handle = HandleOf(e->allocation);
-    if (!handle) return {Code::kNotFound, Name(e->allocation) + " has no handle"};
+    if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
     return driver_->Map(e->address, e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {
@@ -203,10 +201,10 @@ Status RerunSession::Perform(const Step& step) {
       return released;
     }
     case StepKind::kCreate:
-      if (!known) return {Code::kNotFound, Name(step.allocation) + " does not exist"};
+      if (!known) return {Code::kNotFound, ToText(step.allocation) + " does not exist"};
       return Create(step.allocation, allocation->second.bytes, allocation->second.properties, allocation->second.flags);
     case StepKind::kImport:
-      if (!known || !allocation->second.remote) return {Code::kNotFound, Name(step.allocation) + " is not imported"};
+      if (!known || !allocation->second.remote) return {Code::kNotFound, ToText(step.allocation) + " is not imported"};
       return Import(step.allocation, *allocation->second.remote, allocation->second);
     case StepKind::kMap:
       if (!mapped) return {Code::kNotFound, "there is no such mapping"};
@@ -240,8 +238,8 @@ Status RerunSession::Compare() const {
     return {Code::kInvalid, "the states differ (digest " + Hex(Digest(replayed_)) + ")"};
   for (const auto& [id, a] : recorded_.allocations) {
     if (a.multicast || (a.backed && !a.placed()) == static_cast<bool>(HandleOf(id))) continue;
-    return {Code::kInvalid, Name(id) + (a.backed && !a.placed() ? " should have memory, and the driver has none for it"
-                                                                : " should have no memory, and the driver still has some")};
+    return {Code::kInvalid, ToText(id) + (a.backed && !a.placed() ? " should have memory, and the driver has none for it"
+                                                                  : " should have no memory, and the driver still has some")};
   }
   for (const auto& [address, m] : recorded_.mappings) {
     const auto mapping = driver_->MappingAt(address);

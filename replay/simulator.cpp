@@ -20,7 +20,6 @@ namespace {
 constexpr std::uint32_t kPosixDescriptor = 1, kFabric = 8;  // CUmemAllocationHandleType
 constexpr std::uint64_t kFirstHandle = 0x5100000001;        // unlike ids and addresses, so that a mix-up shows
 constexpr std::uint64_t kFirstNumberedAddress = 0x500000000000;
-constexpr int kOperatingSystem = 304;
 
 constexpr std::string_view kNoSuchHandle = "nobody has this handle (released, or never made)";
 constexpr std::string_view kNotGranular = "address and size must be multiples of the granularity, and not zero";
@@ -120,12 +119,6 @@ int Simulator::Enter(Call call) {
 }
 
 // ---- helpers ---------------------------------------------------------------------------------------------------------------
-
-namespace {
-std::string_view WhyNotEntered(std::int32_t owner) {
-  return getpid() == owner ? "a test asked for this failure" : "a forked child cannot use its parent's GPU memory";
-}
-}  // namespace
 
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
   return ordinal >= 0 && static_cast<std::size_t>(ordinal) < visible_.size() ? visible_[static_cast<std::size_t>(ordinal)] : -1;
@@ -360,10 +353,10 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
     return fail(cuda::kInvalidValue, "something is mapped in this range already");
   }
   if (options_.physical) {
-    if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(kOperatingSystem, made.message());
+    if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
     if (mmap(Pointer(address), bytes, PROT_NONE, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, memory->descriptor.get(), 0) ==
         MAP_FAILED) {
-      return fail(kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
+      return fail(cuda::kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
     }
   }
   ++memory->mappings;
@@ -381,7 +374,7 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
   if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
   if (options_.physical && !MapNothing(address, bytes)) {
-    return fail(kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
+    return fail(cuda::kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
   }
   const auto end = End(address, bytes);
   for (auto it = mappings_.lower_bound(address); it != end;) {
@@ -429,7 +422,7 @@ int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const Ac
   }
   const int now = Protection(changed);
   if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0) {
-    return kOperatingSystem;
+    return cuda::kOperatingSystem;
   }
   mapping.access = std::move(changed);
   return 0;
@@ -449,9 +442,9 @@ Result<UniqueFd> Simulator::Export(DriverHandle handle) {
     return fail(cuda::kInvalidValue, memory->imported ? "an imported handle cannot be exported again"
                                                       : "it was not created to be exported as a descriptor");
   }
-  if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(kOperatingSystem, made.message());
+  if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
   UniqueFd copy(fcntl(memory->descriptor.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail(kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  if (!copy) return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
   world_->MarkExported(memory->key);
   return copy;
 }
@@ -475,7 +468,8 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
     memory->properties.location.id = OrdinalOf(memory->world_device);
   }
   memory->descriptor.Reset(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
-  if (!memory->descriptor) return fail(kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  if (!memory->descriptor)
+    return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
   const auto key = world_->AddReference(member_, shared->tag.key, memory->world_device, memory->bytes);
   if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
   memory->key = *key;

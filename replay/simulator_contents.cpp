@@ -13,12 +13,7 @@
 namespace amem {
 namespace {
 
-constexpr int kIllegalAddress = 700, kOperatingSystem = 304;
-constexpr std::align_val_t kPage{4096};
-
-std::string_view WhyNotEntered(std::int32_t owner) {
-  return getpid() == owner ? "a test asked for this failure" : "a forked child cannot use its parent's GPU memory";
-}
+constexpr std::align_val_t kAlignment{4096};
 
 bool HasAccess(const std::vector<AccessDescriptor>& access, std::int32_t device, std::uint32_t flags) {
   const Location location{LocationType::kDevice, device};
@@ -51,7 +46,7 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
       const std::lock_guard lock(registry_->mutex);
       registry_->buffers.erase(data_);
     }
-    ::operator delete(data_, kPage);
+    ::operator delete(data_, kAlignment);
   }
   SimulatedPinnedBuffer(const SimulatedPinnedBuffer&) = delete;
   SimulatedPinnedBuffer& operator=(const SimulatedPinnedBuffer&) = delete;
@@ -70,7 +65,7 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   };
   if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered(pid_));
   if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
-  auto* data = static_cast<std::byte*>(::operator new(bytes, kPage, std::nothrow));
+  auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
   if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
   return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, data, bytes));
 }
@@ -162,11 +157,11 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
       pieces = Resolve(device, copy, why);
     }
     if (!pieces.ok()) {
-      return fail(kIllegalAddress, std::string(why) + " any more: " + Hex(copy.device_address.value) + ", " +
-                                       std::to_string(copy.bytes) +
-                                       " bytes, was unmapped or freed before its copy was finished");
+      return fail(cuda::kIllegalAddress, std::string(why) + " any more: " + Hex(copy.device_address.value) + ", " +
+                                             std::to_string(copy.bytes) +
+                                             " bytes, was unmapped or freed before its copy was finished");
     }
-    if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(kOperatingSystem, done.message());
+    if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(cuda::kOperatingSystem, done.message());
   }
   return {};
 }

@@ -1,5 +1,7 @@
 #include "replay/simulator_errors.h"
 
+#include <unistd.h>
+
 #include <array>
 
 #include "replay/driver.h"
@@ -69,6 +71,10 @@ Status SimulatedFailure(int result, std::string_view tried, std::string_view why
   message += " from the simulator";
   if (!why.empty()) message.append(": ").append(why);
   return {CodeOf(result), std::move(message), result};
+}
+
+std::string_view WhyNotEntered(std::int32_t owner) {
+  return ::getpid() == owner ? "a test asked for this failure" : "a forked child cannot use its parent's GPU memory";
 }
 
 }  // namespace amem

@@ -16,4 +16,7 @@ std::string_view CudaErrorDescription(int result);
 // Code::kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a running capture (900), kDriver otherwise.
 Status SimulatedFailure(int result, std::string_view tried, std::string_view why);
 
+// Why a call was refused before it looked at anything, on the simulator that the process `owner` opened.
+std::string_view WhyNotEntered(std::int32_t owner);
+
 }  // namespace amem

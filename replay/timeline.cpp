@@ -1,15 +1,12 @@
 #include "replay/timeline.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 #include "statemachine/apply.h"
 
 namespace amem {
 namespace {
-
-constexpr SequenceNumber kEnd{std::numeric_limits<std::uint64_t>::max()};
 
 void Take(LinkRecord& link, Bytes bytes) {
   link.bytes += bytes;
@@ -613,7 +610,7 @@ Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits
                          ", and the state before it cannot be read: " + start.status().message();
     }
   }
-  Result<ReadReport> report = reader.Read(SequenceNumber{1}, kEnd, [&fold](const Event& event) {
+  Result<ReadReport> report = reader.Read(SequenceNumber{1}, kToTheEnd, [&fold](const Event& event) {
     fold.Take(event);
     return true;
   });

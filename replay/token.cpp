@@ -15,7 +15,7 @@
 namespace amem {
 namespace {
 
-constexpr std::string_view kMagic = "AMEMTOK1";
+constexpr std::string_view kTokenMagic = "AMEMTOK1";
 constexpr std::size_t kFamilyLength = 7;  // the magic without its version digit
 constexpr std::size_t kChecksumAt = 56;
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
@@ -69,7 +69,7 @@ Status NotAToken(int fd, const std::string& what) {
 std::array<std::byte, kTokenBytes> Encode(const Token& token) {
   std::array<std::byte, kTokenBytes> bytes{};
   std::span<std::byte> all(bytes);
-  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
+  std::memcpy(bytes.data(), kTokenMagic.data(), kTokenMagic.size());
   PutNumber(all.subspan(8), token.session.value);
   PutNumber(all.subspan(16), token.allocation.value);
   std::memcpy(&bytes[24], token.secret.data(), token.secret.size());
@@ -79,13 +79,13 @@ std::array<std::byte, kTokenBytes> Encode(const Token& token) {
 }
 
 Result<Token> Decode(std::span<const std::byte> bytes) {
-  if (!StartsWith(bytes, kMagic.substr(0, kFamilyLength)))
+  if (!StartsWith(bytes, kTokenMagic.substr(0, kFamilyLength)))
     return Status{Code::kNotFound, "these bytes are not a token of AMem"};
   if (bytes.size() != kTokenBytes) {
     return Status{Code::kCorrupt, "a token of AMem has " + std::to_string(kTokenBytes) + " bytes, this one has " +
                                       std::to_string(bytes.size())};
   }
-  if (!StartsWith(bytes, kMagic)) {
+  if (!StartsWith(bytes, kTokenMagic)) {
     return Status{Code::kCorrupt, "a token of another version of AMem ('" +
                                       std::string(1, static_cast<char>(bytes[kFamilyLength])) +
                                       "', this build reads '1'), or a damaged one: use one version of AMem in the whole job"};

@@ -12,7 +12,6 @@
 namespace amem {
 namespace {
 
-constexpr SequenceNumber kEnd{~std::uint64_t{0}};
 constexpr std::uint64_t kSamples = 2000;       // of the counters, of each session
 constexpr std::uint64_t kShortest_ns = 1'000;  // an export or import, so that it can be seen and clicked
 
@@ -119,11 +118,6 @@ class TraceWriter {
   TraceSummary& summary_;
   std::string buffer_;
   bool first_ = true;
-};
-
-struct Clock {
-  std::map<std::string, std::uint64_t> offsets;  // by boot: to the wall clock
-  std::uint64_t base = ~std::uint64_t{0};        // wall clock of the first event
 };
 
 // One session's events, as slices.
@@ -278,12 +272,13 @@ Result<Part> Look(JournalReader& reader) {
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
                                 const std::function<void(std::string_view)>& write) {
   std::vector<Part> parts;
-  Clock clock;
+  std::map<std::string, std::uint64_t> offsets;  // by boot: to the wall clock
+  std::uint64_t base = ~std::uint64_t{0};        // wall clock of the first event
   for (const auto& reader : journals) {
     auto part = Look(*reader);
     if (!part) return part.status();
-    part->offset = clock.offsets.try_emplace(part->who.boot_id, part->offset).first->second;
-    clock.base = std::min(clock.base, part->first_ns + part->offset);
+    part->offset = offsets.try_emplace(part->who.boot_id, part->offset).first->second;
+    base = std::min(base, part->first_ns + part->offset);
     parts.push_back(*std::move(part));
   }
   std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.who.rank; });
@@ -296,9 +291,8 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
              (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + ", " : "") + "pid " +
                  std::to_string(part.info.pid) + " on " + part.who.host);
     out.SortIndex(process, part.who.rank);
-    SessionTrace session(out, process, part.offset, clock.base, std::move(part.start),
-                         (part.last_ns - part.first_ns) / kSamples);
-    const auto read = part.reader->Read(part.info.first, kEnd, [&](const Event& event) { return session.Take(event); });
+    SessionTrace session(out, process, part.offset, base, std::move(part.start), (part.last_ns - part.first_ns) / kSamples);
+    const auto read = part.reader->Read(part.info.first, kToTheEnd, [&](const Event& event) { return session.Take(event); });
     if (!read) return read.status();
     session.Finish();
     ++summary.sessions;

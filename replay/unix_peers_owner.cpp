@@ -52,7 +52,7 @@ class OwnerConnection::Turn {
 
 Status OwnerConnection::Failed(const std::string& doing, const Status& why) const {
   const auto known = service_.Known(owner_);
-  const std::string text = doing + " from " + (known ? ToText(*known) : "session " + Hex(owner_.value)) + ": ";
+  const std::string text = doing + " from " + (known ? ToText(*known) : ToText(owner_)) + ": ";
   if (why.code() == Code::kTimeout) {
     return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
                                 " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
@@ -125,7 +125,7 @@ Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationI
     return shared;
   };
   auto result = run();
-  if (!result) return Failed("import of allocation " + std::to_string(token.allocation.value), result.status());
+  if (!result) return Failed("import of " + ToText(token.allocation), result.status());
   return result;
 }
 

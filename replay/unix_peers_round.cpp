@@ -90,7 +90,7 @@ Status Discovery::OthersFailed(const NeighbourhoodMessage& answer) {
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
   const PeerIdentity known = IdentityOf(session);
-  const std::string who = known.pid != 0 ? ToText(known) : "session " + Hex(session.value);
+  const std::string who = known.pid != 0 ? ToText(known) : ToText(session);
   const std::string what =
       why.code() == Code::kTimeout ? "no answer within " + std::to_string(timeout_ms_) + " ms" : why.message();
   return {why.code(), "asking " + who + " with whom it shares memory: " + what};
@@ -496,7 +496,7 @@ class Arrival {
 
   [[nodiscard]] std::string NameOf(SessionId session) const {
     const auto at = std::ranges::find(said_, session, &PeerIdentity::session);
-    return at == said_.end() ? "session " + Hex(session.value) : ToText(*at);
+    return at == said_.end() ? ToText(session) : ToText(*at);
   }
 
   const RoundContext& context_;

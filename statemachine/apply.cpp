@@ -8,8 +8,6 @@ namespace {
 using std::to_string;
 
 Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
-std::string At(Address a) { return Hex(a.value); }
-std::string Name(AllocationId id) { return "allocation " + to_string(id.value); }
 
 template <class Map>
 bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
@@ -56,7 +54,7 @@ class Fold {
   Status operator()(const DriverSymbolBound&) { return {}; }
 
   Status operator()(const RangeReserved& e) {
-    const std::string doing = "reserve " + At(e.address);
+    const std::string doing = "reserve " + Hex(e.address.value);
     AMEM_TRY(Open(doing));
     if (e.allocation) {
       AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
@@ -65,18 +63,18 @@ class Fold {
     }
     if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
     if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where)) {
-      return Bad(doing + ": overlaps the range reserved at " + At(where) + ", which was not freed");
+      return Bad(doing + ": overlaps the range reserved at " + Hex(where.value) + ", which was not freed");
     }
     s_.ranges.emplace(e.address, Range{e.bytes, e.alignment, e.hint, e.flags});
     return {};
   }
   Status operator()(const RangeFreed& e) {
-    const std::string doing = "free range " + At(e.address);
+    const std::string doing = "free range " + Hex(e.address.value);
     if (e.allocation) {
       AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
       Allocation& a = *Find(e.allocation);
       if (a.reserved == 0) return Bad(doing + ": it is not reserved");
-      if (a.reserved <= a.mappings) return Bad(doing + ": " + Name(e.allocation) + " is still mapped there");
+      if (a.reserved <= a.mappings) return Bad(doing + ": " + ToText(e.allocation) + " is still mapped there");
       --a.reserved;
       Bury(e.allocation);
       return {};
@@ -87,7 +85,7 @@ class Fold {
       return Bad(doing + ": its size is " + FormatBytes(it->second.bytes) + ", not " + FormatBytes(e.bytes));
     }
     if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
-      return Bad(doing + ": something is still mapped at " + At(where));
+      return Bad(doing + ": something is still mapped at " + Hex(where.value));
     }
     s_.ranges.erase(it);
     return {};
@@ -104,21 +102,22 @@ class Fold {
   }
   Status operator()(const AllocationRetained& e) {
     Allocation* a = Find(e.allocation);
-    if (a == nullptr) return Bad("retain " + Name(e.allocation) + ": it does not exist");
-    if (a->mappings == 0) return Bad("retain " + Name(e.allocation) + " by " + At(e.address) + ": it is not mapped anywhere");
+    if (a == nullptr) return Bad("retain " + ToText(e.allocation) + ": it does not exist");
+    if (a->mappings == 0)
+      return Bad("retain " + ToText(e.allocation) + " by " + Hex(e.address.value) + ": it is not mapped anywhere");
     ++a->guest_references;
     return {};
   }
   Status operator()(const AllocationReleased& e) {
     Allocation* a = Find(e.allocation);
-    if (a == nullptr) return Bad("release " + Name(e.allocation) + ": it does not exist");
-    if (a->guest_references == 0) return Bad("release " + Name(e.allocation) + ": all references were released before");
+    if (a == nullptr) return Bad("release " + ToText(e.allocation) + ": it does not exist");
+    if (a->guest_references == 0) return Bad("release " + ToText(e.allocation) + ": all references were released before");
     --a->guest_references;
     Bury(e.allocation);
     return {};
   }
   Status operator()(const Mapped& e) {
-    const std::string doing = "map " + At(e.address) + " of " + Name(e.allocation);
+    const std::string doing = "map " + Hex(e.address.value) + " of " + ToText(e.allocation);
     AMEM_TRY(Open(doing));
     Allocation* a = Find(e.allocation);
     if (a == nullptr) return Bad(doing + ": the allocation does not exist");
@@ -141,7 +140,7 @@ class Fold {
       return Bad(doing + ": the address range is not reserved");
     }
     if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
-      return Bad(doing + ": that range is mapped already (at " + At(where) + ")");
+      return Bad(doing + ": that range is mapped already (at " + Hex(where.value) + ")");
     }
     Mapping m;
     m.bytes = e.bytes;
@@ -153,11 +152,11 @@ class Fold {
     return {};
   }
   Status operator()(const Unmapped& e) {
-    const std::string doing = "unmap " + At(e.address);
+    const std::string doing = "unmap " + Hex(e.address.value);
     if (e.allocation) {
       AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
       Allocation& a = *Find(e.allocation);
-      if (a.mappings == 0) return Bad(doing + ": " + Name(e.allocation) + " is not mapped");
+      if (a.mappings == 0) return Bad(doing + ": " + ToText(e.allocation) + " is not mapped");
       --a.mappings;
       Bury(e.allocation);
       return {};
@@ -178,7 +177,7 @@ class Fold {
     return {};
   }
   Status operator()(const AccessSet& e) {
-    const std::string doing = "set access to " + At(e.address);
+    const std::string doing = "set access to " + Hex(e.address.value);
     AMEM_TRY(Open(doing));
     if (e.allocation) {
       AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
@@ -195,7 +194,7 @@ class Fold {
 
   Status operator()(const Exported& e) {
     Allocation* a = Find(e.allocation);
-    if (a == nullptr) return Bad("export " + Name(e.allocation) + ": it does not exist");
+    if (a == nullptr) return Bad("export " + ToText(e.allocation) + ": it does not exist");
     ++a->exports;
     return {};
   }
@@ -206,11 +205,11 @@ class Fold {
     a.site = e.site;
     a.created = e.created ? e.created : seq_;
     a.remote = e.remote;
-    if (!e.remote.owner || !e.remote.allocation) return Bad("import " + Name(e.allocation) + ": it names no owner");
+    if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
     return Add("import", e.allocation, std::move(a));
   }
   Status operator()(const ReferenceAdded& e) {
-    const std::string doing = "add reference of session " + Hex(e.by.value) + " to " + Name(e.allocation);
+    const std::string doing = "add reference of " + ToText(e.by) + " to " + ToText(e.allocation);
     Allocation* a = Find(e.allocation);
     if (a == nullptr) return Bad(doing + ": it does not exist");
     if (!a->own()) return Bad(doing + ": it is itself imported");
@@ -220,11 +219,11 @@ class Fold {
     return {};
   }
   Status operator()(const ReferenceDropped& e) {
-    const std::string doing = "drop reference of session " + Hex(e.by.value) + " to " + Name(e.allocation);
+    const std::string doing = "drop reference of " + ToText(e.by) + " to " + ToText(e.allocation);
     Allocation* a = Find(e.allocation);
     if (a == nullptr) return Bad(doing + ": it does not exist");
     const auto it = a->importers.find(Importer{e.by, e.as});
-    if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + Name(e.as));
+    if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
     if (--it->second == 0) a->importers.erase(it);
     Bury(e.allocation);
     return {};
@@ -249,42 +248,45 @@ class Fold {
 
   Status operator()(const HostAllocated& e) {
     const auto [it, fresh] = s_.host.emplace(e.address, HostAllocation{e.bytes, e.flags, e.registered});
-    return fresh ? Status{} : Bad("host memory at " + At(e.address) + " is known already");
+    return fresh ? Status{} : Bad("host memory at " + Hex(e.address.value) + " is known already");
   }
   Status operator()(const HostFreed& e) {
-    return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + At(e.address) + ": none is known there");
+    return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + Hex(e.address.value) + ": none is known there");
   }
   Status operator()(const LegacyAllocated& e) {
     if (e.backing && Find(e.backing) == nullptr)
-      return Bad("cuMemAlloc " + At(e.address) + ": " + Name(e.backing) + " does not exist");
+      return Bad("cuMemAlloc " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
     const auto [it, fresh] = s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site});
-    return fresh ? Status{} : Bad("cuMemAlloc " + At(e.address) + ": that address is allocated already");
+    return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address.value) + ": that address is allocated already");
   }
   Status operator()(const LegacyFreed& e) {
-    return s_.legacy.erase(e.address) == 1 ? Status{} : Bad("cuMemFree " + At(e.address) + ": nothing is allocated there");
+    return s_.legacy.erase(e.address) == 1 ? Status{}
+                                           : Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
   }
   Status operator()(const LegacyExported& e) {
     Allocation* a = Find(e.backing);
-    if (a == nullptr) return Bad("IPC handle of " + At(e.address) + ": " + Name(e.backing) + " does not exist");
+    if (a == nullptr) return Bad("IPC handle of " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
     ++a->exports;
     return {};
   }
   Status operator()(const LegacyImported& e) {
     if (Find(e.allocation) == nullptr)
-      return Bad("open IPC handle at " + At(e.address) + ": " + Name(e.allocation) + " does not exist");
+      return Bad("open IPC handle at " + Hex(e.address.value) + ": " + ToText(e.allocation) + " does not exist");
     const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e.allocation);
-    return fresh ? Status{} : Bad("open IPC handle at " + At(e.address) + ": one is open there");
+    return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address.value) + ": one is open there");
   }
   Status operator()(const LegacyClosed& e) {
-    return s_.legacy_imports.erase(e.address) == 1 ? Status{}
-                                                   : Bad("close IPC handle at " + At(e.address) + ": none is open there");
+    return s_.legacy_imports.erase(e.address) == 1
+               ? Status{}
+               : Bad("close IPC handle at " + Hex(e.address.value) + ": none is open there");
   }
   Status operator()(const AsyncAllocated& e) {
     s_.async[e.address] = e.bytes;
     return {};
   }
   Status operator()(const AsyncFreed& e) {
-    return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + At(e.address) + ": none is known there");
+    return s_.async.erase(e.address) == 1 ? Status{}
+                                          : Bad("free pool memory " + Hex(e.address.value) + ": none is known there");
   }
 
   Status operator()(const MulticastCreated& e) {
@@ -313,7 +315,7 @@ class Fold {
       if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
     }
     Allocation* a = id ? Find(id) : nullptr;
-    if (e.allocation && a == nullptr) return Bad(doing + ": " + Name(e.allocation) + " does not exist");
+    if (e.allocation && a == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
     if (a != nullptr) ++a->multicast_bindings;
     if (a != nullptr && a->placed()) ++Find(a->slab)->multicast_bindings;
     it->second.bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
@@ -353,7 +355,7 @@ class Fold {
   }
   Status operator()(const Deregistered& e) {
     const auto it = s_.registrations.find(e.address);
-    if (it == s_.registrations.end()) return Bad("deregister " + At(e.address) + ": it was not registered");
+    if (it == s_.registrations.end()) return Bad("deregister " + Hex(e.address.value) + ": it was not registered");
     if (--it->second.count > 0) return {};
     for (const AllocationId id : it->second.allocations) {
       if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
@@ -460,7 +462,8 @@ class Fold {
     const std::string doing = "open slab " + to_string(e.slab.value);
     AMEM_TRY(Open(doing));
     const auto m = s_.mappings.find(e.address);
-    if (m == s_.mappings.end() || m->second.allocation != e.slab) return Bad(doing + ": it is not mapped at " + At(e.address));
+    if (m == s_.mappings.end() || m->second.allocation != e.slab)
+      return Bad(doing + ": it is not mapped at " + Hex(e.address.value));
     if (m->second.offset != 0 || m->second.bytes != Find(e.slab)->bytes) return Bad(doing + ": it is not mapped whole");
     if (Find(e.slab)->placed()) return Bad(doing + ": it is itself a part of a slab");
     Slab slab{e.address, {}, {}};
@@ -469,7 +472,7 @@ class Fold {
     return {};
   }
   Status operator()(const Placed& e) {
-    const std::string doing = "place " + Name(e.allocation) + " in slab " + to_string(e.slab.value);
+    const std::string doing = "place " + ToText(e.allocation) + " in slab " + to_string(e.slab.value);
     AMEM_TRY(Open(doing));
     Allocation* a = Find(e.allocation);
     const auto slab = s_.slabs.find(e.slab);
@@ -489,7 +492,7 @@ class Fold {
     return {};
   }
   Status operator()(const Backed& e) {
-    const std::string doing = "back " + Name(e.allocation) + " by itself";
+    const std::string doing = "back " + ToText(e.allocation) + " by itself";
     AMEM_TRY(Open(doing));
     Allocation* a = Find(e.allocation);
     if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
@@ -574,21 +577,21 @@ class Fold {
   Status IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes) const {
     auto next = slab.parts.lower_bound(offset);
     if (next != slab.parts.end() && next->first < offset + bytes)
-      return Bad(doing + ": " + Name(next->second.front()) + " is there");
+      return Bad(doing + ": " + ToText(next->second.front()) + " is there");
     if (next != slab.parts.begin()) {
       --next;
       const AllocationId before = next->second.front();
-      if (next->first + s_.allocations.at(before).bytes > offset) return Bad(doing + ": " + Name(before) + " is there");
+      if (next->first + s_.allocations.at(before).bytes > offset) return Bad(doing + ": " + ToText(before) + " is there");
     }
     if (!DirtyWithin(slab, offset, bytes).empty()) return Bad(doing + ": what was there before was not cleared");
     return {};
   }
   Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const {
     const auto a = s_.allocations.find(id);
-    if (a == s_.allocations.end()) return Bad(doing + ": " + Name(id) + " does not exist");
-    if (!a->second.placed()) return Bad(doing + ": " + Name(id) + " is not part of a slab");
+    if (a == s_.allocations.end()) return Bad(doing + ": " + ToText(id) + " does not exist");
+    if (!a->second.placed()) return Bad(doing + ": " + ToText(id) + " is not part of a slab");
     if (s_.PlaceOf(a->second) != address || a->second.bytes != bytes) {
-      return Bad(doing + ": " + Name(id) + " is " + FormatBytes(a->second.bytes) + " at " + At(s_.PlaceOf(a->second)));
+      return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->second.bytes) + " at " + Hex(s_.PlaceOf(a->second).value));
     }
     return {};
   }
@@ -616,7 +619,7 @@ class Fold {
                     (s_.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive));
   }
   Status Add(const char* verb, AllocationId id, Allocation a) {
-    const std::string doing = std::string(verb) + " " + Name(id);
+    const std::string doing = std::string(verb) + " " + ToText(id);
     AMEM_TRY(Open(doing));
     if (!id) return Bad(doing + ": zero is no id");
     if (a.bytes == 0) return Bad(doing + ": its size is zero");
@@ -632,7 +635,7 @@ class Fold {
     const Address end = address + bytes;
     auto it = s_.mappings.find(address);
     while (at < end) {
-      if (it == s_.mappings.end() || it->first != at) return Bad(doing + ": nothing is mapped at " + At(at));
+      if (it == s_.mappings.end() || it->first != at) return Bad(doing + ": nothing is mapped at " + Hex(at.value));
       at = at + it->second.bytes;
       ++it;
     }
@@ -674,7 +677,7 @@ class Fold {
     const auto it = s_.mappings.find(step.address);
     if (it == s_.mappings.end()) return Bad(doing + ": there is no such mapping");
     Mapping& m = it->second;
-    if (m.allocation != step.allocation) return Bad(doing + ": that address belongs to " + Name(m.allocation));
+    if (m.allocation != step.allocation) return Bad(doing + ": that address belongs to " + ToText(m.allocation));
     switch (step.kind) {
       case StepKind::kUnmap:
         if (!m.present) return Bad(doing + ": it is unmapped already");
@@ -682,7 +685,7 @@ class Fold {
         return {};
       case StepKind::kMap:
         if (m.present) return Bad(doing + ": it is mapped already");
-        if (!Find(m.allocation)->backed) return Bad(doing + ": " + Name(m.allocation) + " has no memory yet");
+        if (!Find(m.allocation)->backed) return Bad(doing + ": " + ToText(m.allocation) + " has no memory yet");
         m.present = true;
         return {};
       default:
@@ -727,18 +730,19 @@ class Fold {
   }
   Status AllGone(const std::string& doing) const {
     for (const auto& [id, a] : s_.allocations) {
-      if (a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone) return Bad(doing + ": " + Name(id) + " still has memory");
+      if (a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone)
+        return Bad(doing + ": " + ToText(id) + " still has memory");
     }
     return {};
   }
   Status AllBack(const std::string& doing) const {
     for (const auto& [id, a] : s_.allocations) {
-      if (!a.backed) return Bad(doing + ": " + Name(id) + " has no memory");
-      if (a.stale) return Bad(doing + ": the contents of " + Name(id) + " were not restored");
+      if (!a.backed) return Bad(doing + ": " + ToText(id) + " has no memory");
+      if (a.stale) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
     }
     for (const auto& [address, m] : s_.mappings) {
       if (!m.present || (!m.accessible && !m.access.empty()))
-        return Bad(doing + ": " + At(address) + " is not mapped with access");
+        return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
     }
     return {};
   }

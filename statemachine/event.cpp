@@ -1,6 +1,23 @@
 #include "statemachine/event.h"
 
+#include <utility>
+
 namespace amem {
+
+template <class Kind>
+requires kIsAlternative<Kind, EventVariant>
+[[gnu::noinline]] EventBody::EventBody(Kind kind) : EventVariant(std::in_place_type<Kind>, std::move(kind)) {}
+
+namespace {
+
+// Never called: that it could be makes the compiler keep a constructor for every kind.
+template <class... Kinds>
+[[gnu::used]] void MakeOneOfEach(std::variant<Kinds...>&) {
+  (static_cast<void>(EventBody(Kinds{})), ...);
+}
+[[gnu::used]] void MakeAll(EventVariant& all) { MakeOneOfEach(all); }
+
+}  // namespace
 
 EventBody::EventBody() = default;
 EventBody::EventBody(const EventBody&) = default;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -399,10 +400,17 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared>;
 
-// One event's content. Copying, comparing and destroying are compiled once, in event.cpp: they are large for so many kinds.
+template <class T, class Variant>
+inline constexpr bool kIsAlternative = false;
+template <class T, class... Kinds>
+inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = (std::is_same_v<T, Kinds> || ...);
+
+// One event's content. Making, copying, comparing and destroying are compiled once, in event.cpp: they are large for so many
+// kinds.
 struct EventBody : EventVariant {
-  using EventVariant::EventVariant;
   EventBody();
+  template <class Kind>
+  requires kIsAlternative<Kind, EventVariant> EventBody(Kind kind);  // NOLINT(google-explicit-constructor)
   EventBody(const EventBody&);
   EventBody(EventBody&&) noexcept;
   EventBody& operator=(const EventBody&);
@@ -429,6 +437,8 @@ std::string_view ToText(PhaseKind);
 std::string_view ToText(StepKind);
 std::string ToText(const Step&);
 std::string ToText(const Location&);
+std::string ToText(AllocationId);  // "allocation 7"
+std::string ToText(SessionId);     // "session 0x1f"
 std::string ToText(const CallSite&);
 // One line without the sequence number, time and thread: "mapped 0x7f00 2 MiB of allocation 3".
 std::string ToText(const EventBody&);

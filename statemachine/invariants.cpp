@@ -4,13 +4,11 @@ namespace amem {
 namespace {
 
 Status Broken(std::string what) { return {Code::kInvalid, "invariant: " + std::move(what)}; }
-std::string Name(AllocationId id) { return "allocation " + std::to_string(id.value); }
-std::string At(Address a) { return Hex(a.value); }
 
 Status CheckRanges(const State& s) {
   Address end;
   for (const auto& [address, r] : s.ranges) {
-    if (address < end) return Broken("ranges overlap at " + At(address));
+    if (address < end) return Broken("ranges overlap at " + Hex(address.value));
     end = address + r.bytes;
   }
   return {};
@@ -19,18 +17,19 @@ Status CheckRanges(const State& s) {
 Status CheckMappings(const State& s) {
   Address end;
   for (const auto& [address, m] : s.mappings) {
-    if (address < end) return Broken("mappings overlap at " + At(address));
+    if (address < end) return Broken("mappings overlap at " + Hex(address.value));
     end = address + m.bytes;
     const auto range = s.RangeAt(address);
     if (range == s.ranges.end() || end > range->first + range->second.bytes)
-      return Broken("mapping " + At(address) + " lies outside any reserved range");
+      return Broken("mapping " + Hex(address.value) + " lies outside any reserved range");
     const auto a = s.allocations.find(m.allocation);
     if (a == s.allocations.end())
-      return Broken("mapping " + At(address) + " is of " + Name(m.allocation) + ", which does not exist");
-    if (m.offset + m.bytes > a->second.bytes) return Broken("mapping " + At(address) + " is larger than " + Name(m.allocation));
+      return Broken("mapping " + Hex(address.value) + " is of " + ToText(m.allocation) + ", which does not exist");
+    if (m.offset + m.bytes > a->second.bytes)
+      return Broken("mapping " + Hex(address.value) + " is larger than " + ToText(m.allocation));
     if (m.present && !a->second.backed)
-      return Broken("mapping " + At(address) + " is present and " + Name(m.allocation) + " has no memory");
-    if (m.accessible && !m.present) return Broken("mapping " + At(address) + " is accessible and not present");
+      return Broken("mapping " + Hex(address.value) + " is present and " + ToText(m.allocation) + " has no memory");
+    if (m.accessible && !m.present) return Broken("mapping " + Hex(address.value) + " is accessible and not present");
   }
   return {};
 }
@@ -39,16 +38,16 @@ Status CheckAllocations(const State& s) {
   std::map<AllocationId, std::uint32_t> mapped;
   for (const auto& [address, m] : s.mappings) ++mapped[m.allocation];
   for (const auto& [id, a] : s.allocations) {
-    if (!id || id.value >= s.next_allocation) return Broken(Name(id) + " has an id that was never given out");
-    if (a.dead()) return Broken(Name(id) + " is held by nobody");
+    if (!id || id.value >= s.next_allocation) return Broken(ToText(id) + " has an id that was never given out");
+    if (a.dead()) return Broken(ToText(id) + " is held by nobody");
     if (a.placed()) continue;  // CheckSlabs
     const auto it = mapped.find(id);
     if ((it == mapped.end() ? 0 : it->second) != a.mappings)
-      return Broken(Name(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
-    if (!a.own() && !a.importers.empty()) return Broken(Name(id) + " is imported, and has importers");
-    if (!a.own() && a.saved) return Broken(Name(id) + " is imported, and its contents are saved");
-    if (a.stale && !(a.backed && a.saved)) return Broken(Name(id) + " waits for contents that are not saved");
-    if (!a.backed && a.own() && !a.saved) return Broken(Name(id) + " has neither memory nor saved contents");
+      return Broken(ToText(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
+    if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
+    if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
+    if (a.stale && !(a.backed && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
+    if (!a.backed && a.own() && !a.saved) return Broken(ToText(id) + " has neither memory nor saved contents");
   }
   return {};
 }
@@ -63,12 +62,12 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, std::uint64
     for (const AllocationId part : list) {
       const auto a = s.allocations.find(part);
       if (a == s.allocations.end() || a->second.slab != id || a->second.offset != offset)
-        return Broken("slab " + std::to_string(id.value) + " lists " + Name(part) + ", which is not there");
-      if (a->second.own() != whole.own()) return Broken(Name(part) + " and its slab are not the same session's");
+        return Broken("slab " + std::to_string(id.value) + " lists " + ToText(part) + ", which is not there");
+      if (a->second.own() != whole.own()) return Broken(ToText(part) + " and its slab are not the same session's");
       end = offset + a->second.bytes;
-      if (end > whole.bytes) return Broken(Name(part) + " ends outside its slab");
+      if (end > whole.bytes) return Broken(ToText(part) + " ends outside its slab");
       if (whole.own() && !DirtyWithin(slab, offset, a->second.bytes).empty())
-        return Broken(Name(part) + " lies where nothing was cleared");
+        return Broken(ToText(part) + " lies where nothing was cleared");
       ++parts;
     }
   }
@@ -81,14 +80,14 @@ Status CheckSlabs(const State& s) {
     if (!s.allocations.contains(id)) return Broken("slab " + std::to_string(id.value) + " is no allocation");
     const auto mapping = s.mappings.find(slab.address);
     if (!slab.parts.empty() && (mapping == s.mappings.end() || mapping->second.allocation != id))
-      return Broken("slab " + std::to_string(id.value) + " is not mapped at " + At(slab.address));
+      return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address.value));
     AMEM_TRY(CheckParts(s, id, slab, parts));
   }
   for (const auto& [id, a] : s.allocations) {
     if (!a.placed()) continue;
     ++placed;
-    if (!a.backed || a.saved || a.stale) return Broken(Name(id) + " is part of a slab, and has memory of its own");
-    if (a.mappings > a.reserved) return Broken(Name(id) + " is mapped in a range that is not reserved");
+    if (!a.backed || a.saved || a.stale) return Broken(ToText(id) + " is part of a slab, and has memory of its own");
+    if (a.mappings > a.reserved) return Broken(ToText(id) + " is mapped in a range that is not reserved");
   }
   return parts == placed ? Status{} : Broken("the slabs list " + std::to_string(parts) + " parts of " + std::to_string(placed));
 }
@@ -99,12 +98,12 @@ Status CheckLifecycle(const State& s) {
   if ((whole || gone) && s.cycle.open_step)
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
   for (const auto& [id, a] : s.allocations) {
-    if (whole && (!a.backed || a.stale)) return Broken(Name(id) + " has no memory and the session is running");
+    if (whole && (!a.backed || a.stale)) return Broken(ToText(id) + " has no memory and the session is running");
     if (gone && a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone)
-      return Broken(Name(id) + " has memory and the session is paused");
+      return Broken(ToText(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {
-    if (whole && !m.present) return Broken("mapping " + At(address) + " is absent and the session is running");
+    if (whole && !m.present) return Broken("mapping " + Hex(address.value) + " is absent and the session is running");
   }
   return {};
 }

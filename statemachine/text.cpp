@@ -69,10 +69,6 @@ std::string Number(std::int64_t value) {
   return value < 0 ? "-" + Number(0 - static_cast<std::uint64_t>(value)) : Number(static_cast<std::uint64_t>(value));
 }
 
-std::string At(Address address) { return Hex(address.value); }
-std::string Name(AllocationId id) { return "allocation " + Number(id.value); }
-std::string Name(SessionId id) { return "session " + Hex(id.value); }
-
 std::string ToText(const std::vector<AccessDescriptor>& access) {
   std::string out;
   for (const auto& a : access) {
@@ -101,11 +97,11 @@ std::string Who(std::int32_t rank, std::int32_t pid, const std::string& host) {
   return (rank >= 0 ? "rank " + Number(std::int64_t{rank}) + ", " : "") + "pid " + Number(std::int64_t{pid}) + " on " + host;
 }
 
-std::string Within(AllocationId id) { return id ? " of " + Name(id) + " in its slab" : ""; }
+std::string Within(AllocationId id) { return id ? " of " + ToText(id) + " in its slab" : ""; }
 
 struct Describe {
   std::string operator()(const SessionOpened& e) const {
-    return Name(e.session) + " opened by " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group) + ", driver " +
+    return ToText(e.session) + " opened by " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group) + ", driver " +
            e.driver_version + ", NCCL " + e.nccl_version + ", " + Number(std::uint64_t{e.gpu_uuids.size()}) + " GPUs, layout " +
            e.layout + ", content " + e.content + ", AMem " + e.amem_version;
   }
@@ -121,67 +117,69 @@ struct Describe {
            (e.replaced ? "" : ", which passes through");
   }
   std::string operator()(const RangeReserved& e) const {
-    return "range reserved " + At(e.address) + " " + FormatBytes(e.bytes) +
-           (e.alignment != 0 ? " aligned to " + FormatBytes(e.alignment) : "") + (e.hint ? " asked at " + At(e.hint) : "") +
-           Within(e.allocation) + Site(e.site);
+    return "range reserved " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
+           (e.alignment != 0 ? " aligned to " + FormatBytes(e.alignment) : "") +
+           (e.hint ? " asked at " + Hex(e.hint.value) : "") + Within(e.allocation) + Site(e.site);
   }
   std::string operator()(const RangeFreed& e) const {
-    return "range freed " + At(e.address) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+    return "range freed " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
   }
   std::string operator()(const AllocationCreated& e) const {
-    return Name(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Site(e.site);
+    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Site(e.site);
   }
   std::string operator()(const AllocationRetained& e) const {
-    return Name(e.allocation) + " retained by address " + At(e.address);
+    return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
   }
-  std::string operator()(const AllocationReleased& e) const { return Name(e.allocation) + " released"; }
+  std::string operator()(const AllocationReleased& e) const { return ToText(e.allocation) + " released"; }
   std::string operator()(const Mapped& e) const {
-    return "mapped " + At(e.address) + " " + FormatBytes(e.bytes) + " of " + Name(e.allocation) +
+    return "mapped " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " of " + ToText(e.allocation) +
            (e.offset != 0 ? " from offset " + FormatBytes(e.offset) : "");
   }
   std::string operator()(const Unmapped& e) const {
-    return "unmapped " + At(e.address) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+    return "unmapped " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
   }
   std::string operator()(const AccessSet& e) const {
-    return "access to " + At(e.address) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access) + Within(e.allocation);
+    return "access to " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access) + Within(e.allocation);
   }
   std::string operator()(const Exported& e) const {
-    return Name(e.allocation) + " exported, handle type " + Number(std::uint64_t{e.handle_type});
+    return ToText(e.allocation) + " exported, handle type " + Number(std::uint64_t{e.handle_type});
   }
   std::string operator()(const Imported& e) const {
-    return Name(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + Name(e.remote.allocation) + " of " +
-           Name(e.remote.owner) + " " + ToText(e.properties) + Site(e.site);
+    return ToText(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + ToText(e.remote.allocation) + " of " +
+           ToText(e.remote.owner) + " " + ToText(e.properties) + Site(e.site);
   }
   std::string operator()(const ReferenceAdded& e) const {
-    return "reference to " + Name(e.allocation) + " added by " + Name(e.by) + " as " + Name(e.as);
+    return "reference to " + ToText(e.allocation) + " added by " + ToText(e.by) + " as " + ToText(e.as);
   }
   std::string operator()(const ReferenceDropped& e) const {
-    return "reference to " + Name(e.allocation) + " dropped by " + Name(e.by) + " as " + Name(e.as);
+    return "reference to " + ToText(e.allocation) + " dropped by " + ToText(e.by) + " as " + ToText(e.as);
   }
   std::string operator()(const PeerConnected& e) const {
     return "peer " + Hex(e.peer.value) + " connected: " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group);
   }
   std::string operator()(const PeerLost& e) const { return "peer " + Hex(e.peer.value) + " lost: " + e.reason; }
   std::string operator()(const HostAllocated& e) const {
-    return std::string("host memory ") + (e.registered ? "registered " : "allocated ") + At(e.address) + " " +
+    return std::string("host memory ") + (e.registered ? "registered " : "allocated ") + Hex(e.address.value) + " " +
            FormatBytes(e.bytes);
   }
-  std::string operator()(const HostFreed& e) const { return "host memory freed " + At(e.address); }
+  std::string operator()(const HostFreed& e) const { return "host memory freed " + Hex(e.address.value); }
   std::string operator()(const LegacyAllocated& e) const {
-    return "cuMemAlloc " + At(e.address) + " " + FormatBytes(e.bytes) +
-           (e.backing ? " in " + Name(e.backing) + " at offset " + FormatBytes(e.offset) : " kept by the driver: " + e.why) +
+    return "cuMemAlloc " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
+           (e.backing ? " in " + ToText(e.backing) + " at offset " + FormatBytes(e.offset) : " kept by the driver: " + e.why) +
            Site(e.site);
   }
-  std::string operator()(const LegacyFreed& e) const { return "cuMemFree " + At(e.address); }
-  std::string operator()(const LegacyExported& e) const { return "IPC handle of " + At(e.address) + " in " + Name(e.backing); }
+  std::string operator()(const LegacyFreed& e) const { return "cuMemFree " + Hex(e.address.value); }
+  std::string operator()(const LegacyExported& e) const {
+    return "IPC handle of " + Hex(e.address.value) + " in " + ToText(e.backing);
+  }
   std::string operator()(const LegacyImported& e) const {
-    return "IPC handle opened at " + At(e.address) + " as " + Name(e.allocation);
+    return "IPC handle opened at " + Hex(e.address.value) + " as " + ToText(e.allocation);
   }
-  std::string operator()(const LegacyClosed& e) const { return "IPC handle closed at " + At(e.address); }
+  std::string operator()(const LegacyClosed& e) const { return "IPC handle closed at " + Hex(e.address.value); }
   std::string operator()(const AsyncAllocated& e) const {
-    return "pool memory allocated " + At(e.address) + " " + FormatBytes(e.bytes);
+    return "pool memory allocated " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
   }
-  std::string operator()(const AsyncFreed& e) const { return "pool memory freed " + At(e.address); }
+  std::string operator()(const AsyncFreed& e) const { return "pool memory freed " + Hex(e.address.value); }
   std::string operator()(const MulticastCreated& e) const {
     return "multicast object " + Number(e.allocation.value) + " created, " + FormatBytes(e.bytes) + " for " +
            Number(std::uint64_t{e.devices}) + " devices";
@@ -190,7 +188,7 @@ struct Describe {
     return "device " + Number(std::int64_t{e.device.value}) + " added to multicast object " + Number(e.multicast.value);
   }
   std::string operator()(const MulticastBound& e) const {
-    return (e.allocation ? Name(e.allocation) : "address " + At(e.address)) + " " + FormatBytes(e.bytes) +
+    return (e.allocation ? ToText(e.allocation) : "address " + Hex(e.address.value)) + " " + FormatBytes(e.bytes) +
            " bound to multicast object " + Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
   }
   std::string operator()(const MulticastUnbound& e) const {
@@ -198,9 +196,11 @@ struct Describe {
            Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
   }
   std::string operator()(const Registered& e) const {
-    return "registered for RDMA (" + e.how + ") " + At(e.address) + " " + FormatBytes(e.bytes);
+    return "registered for RDMA (" + e.how + ") " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
   }
-  std::string operator()(const Deregistered& e) const { return "deregistered " + At(e.address) + " " + FormatBytes(e.bytes); }
+  std::string operator()(const Deregistered& e) const {
+    return "deregistered " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
+  }
   std::string operator()(const PassedThrough& e) const {
     return e.name + " passed through" + (e.detail.empty() ? "" : ": " + e.detail) + ", result " +
            Number(std::int64_t{e.result});
@@ -225,11 +225,13 @@ struct Describe {
     return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " failed" +
            (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }
-  std::string operator()(const SlabOpened& e) const { return "slab " + Number(e.slab.value) + " opened at " + At(e.address); }
-  std::string operator()(const Placed& e) const {
-    return Name(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
+  std::string operator()(const SlabOpened& e) const {
+    return "slab " + Number(e.slab.value) + " opened at " + Hex(e.address.value);
   }
-  std::string operator()(const Backed& e) const { return Name(e.allocation) + " left its slab, with memory of its own"; }
+  std::string operator()(const Placed& e) const {
+    return ToText(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
+  }
+  std::string operator()(const Backed& e) const { return ToText(e.allocation) + " left its slab, with memory of its own"; }
   std::string operator()(const PartCleared& e) const {
     return "slab " + Number(e.slab.value) + " cleared from offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
   }
@@ -362,12 +364,14 @@ std::string ToText(const Step& step) {
   if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kFind) {
     out += " device " + Number(std::int64_t{step.device.value});
   }
-  if (step.allocation) out += " " + Name(step.allocation);
-  if (step.address) out += " at " + At(step.address);
+  if (step.allocation) out += " " + ToText(step.allocation);
+  if (step.address) out += " at " + Hex(step.address.value);
   if (step.bytes != 0) out += ", " + FormatBytes(step.bytes);
   return out;
 }
 
+std::string ToText(AllocationId id) { return "allocation " + Number(id.value); }
+std::string ToText(SessionId id) { return "session " + Hex(id.value); }
 std::string ToText(const Location& location) {
   switch (location.type) {
     case LocationType::kDevice:

@@ -45,8 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   auto reader = JournalReader::Open(directory);
   if (!reader.ok()) return 0;
   static_cast<void>((*reader)->Info());
-  static_cast<void>((*reader)->Read(SequenceNumber{1}, SequenceNumber{std::numeric_limits<std::uint64_t>::max()},
-                                    [](const Event&) { return true; }));
+  static_cast<void>((*reader)->Read(SequenceNumber{1}, kToTheEnd, [](const Event&) { return true; }));
   static_cast<void>((*reader)->StateAt(std::nullopt));
   return 0;
 }

@@ -208,13 +208,12 @@ TEST(Crash, readers_of_a_live_journal_see_what_was_appended_when_they_began) {
     ASSERT_TRUE(fresh.ok()) << fresh.status().message();
     JournalReader& reader = rounds % 2 == 0 ? **kept : **fresh;
     std::uint64_t next = 0;
-    const auto report =
-        reader.Read(SequenceNumber{before > 500 ? before - 500 : 1}, SequenceNumber{~0ULL}, [&](const Event& event) {
-          EXPECT_TRUE(next == 0 || event.seq.value == next) << event.seq.value << " for " << next;
-          EXPECT_EQ(event, LegalEvent(event.seq.value));
-          next = event.seq.value + 1;
-          return !HasFailure();
-        });
+    const auto report = reader.Read(SequenceNumber{before > 500 ? before - 500 : 1}, kToTheEnd, [&](const Event& event) {
+      EXPECT_TRUE(next == 0 || event.seq.value == next) << event.seq.value << " for " << next;
+      EXPECT_EQ(event, LegalEvent(event.seq.value));
+      next = event.seq.value + 1;
+      return !HasFailure();
+    });
     ASSERT_TRUE(report.ok()) << report.status().message();
     ASSERT_EQ(report->corrupt_records, 0U) << report->corruption;
     ASSERT_FALSE(report->torn_tail);

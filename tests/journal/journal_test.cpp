@@ -64,7 +64,7 @@ TEST_F(Journal, a_reader_beside_the_writer_sees_each_event_at_once) {
     }
     std::uint64_t last = 0;
     ASSERT_TRUE((*reader)
-                    ->Read(SequenceNumber{1}, SequenceNumber{~0ULL},
+                    ->Read(SequenceNumber{1}, kToTheEnd,
                            [&](const Event& e) {
                              EXPECT_EQ(e.seq.value, ++last);
                              return true;
@@ -90,7 +90,7 @@ TEST_F(Journal, a_range_and_an_early_end_are_kept_to) {
   EXPECT_TRUE(ReadAll(writer->Directory(), 20, 10).events.empty());
   auto reader = JournalReader::Open(writer->Directory());
   int seen = 0;
-  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event&) { return ++seen < 7; }).ok());
+  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, kToTheEnd, [&](const Event&) { return ++seen < 7; }).ok());
   EXPECT_EQ(seen, 7);
 }
 
@@ -157,9 +157,7 @@ TEST_F(Journal, a_reader_outlives_the_writer) {
   ASSERT_TRUE(writer->Close().ok());
   writer.reset();
   std::uint64_t last = 0;
-  ASSERT_TRUE((*reader)
-                  ->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; })
-                  .ok());
+  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, kToTheEnd, [&](const Event& e) { return (last = e.seq.value) != 0; }).ok());
   EXPECT_EQ(last, 20U);
 }
 
@@ -293,9 +291,7 @@ TEST_F(Journal, a_forked_child_is_refused_and_changes_nothing) {
   AppendNumbered(*writer, 11, 2000);
   ASSERT_TRUE(writer->Flush().ok());
   std::uint64_t last = 0;
-  ASSERT_TRUE((*reader)
-                  ->Read(SequenceNumber{1}, SequenceNumber{~0ULL}, [&](const Event& e) { return (last = e.seq.value) != 0; })
-                  .ok());
+  ASSERT_TRUE((*reader)->Read(SequenceNumber{1}, kToTheEnd, [&](const Event& e) { return (last = e.seq.value) != 0; }).ok());
   EXPECT_EQ(last, 2000U);
   ASSERT_TRUE(writer->Close().ok());
 }

@@ -1,66 +1,26 @@
 // report as people use it, and how it does with a job of a million events.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "tests/replay/report_job.h"
+#include "tests/replay/run_tool.h"
 
 namespace amem {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string Contents(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using test::Contents;
+using test::Ran;
 
-struct Ran {
-  int code = -1;
-  double seconds = 0;
-  long peak_kib = 0;  // of memory
-  std::string out, err;
-};
-
-class Report : public ::testing::Test {
+class Report : public test::ToolTest {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "amem-report-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    scratch_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(scratch_); }
-
-  Ran Run(const std::string& arguments) {
-    const std::string line = "exec '" AMEM_REPLAY "' report " + arguments + " >'" + (scratch_ / "out").string() + "' 2>'" +
-                             (scratch_ / "err").string() + "'";
-    const auto began = std::chrono::steady_clock::now();
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      ::execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
-      ::_exit(127);
-    }
-    int status = 0;
-    rusage usage{};
-    ::wait4(pid, &status, 0, &usage);
-    Ran ran;
-    ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    ran.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    ran.peak_kib = usage.ru_maxrss;
-    ran.out = Contents(scratch_ / "out");
-    ran.err = Contents(scratch_ / "err");
-    return ran;
-  }
+  Ran Run(const std::string& arguments) { return Shell("exec $TOOL report " + arguments); }
   [[nodiscard]] std::string journals() const { return (scratch_ / "journals").string(); }
   [[nodiscard]] std::string page() const { return (scratch_ / "job.html").string(); }
-
-  fs::path scratch_;
 };
 
 TEST_F(Report, is_one_file_with_the_verdict_in_it_and_nothing_to_fetch) {

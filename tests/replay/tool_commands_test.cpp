@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "journal/journal.h"
+#include "tests/replay/run_tool.h"
 #include "tests/replay/tool_journal.h"
 #include "tests/replay/tool_scenario.h"
 
@@ -20,61 +21,30 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+using test::Contents;
+using test::Ran;
 using test::Story;
 
-struct Ran {
-  int code = -1;
-  std::string out, err;
-  [[nodiscard]] Json json() const { return Json::parse(out, nullptr, false); }
-};
-
-std::string Contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The jobs are played once, and read by all tests.
-class Commands : public ::testing::Test {
+class Commands : public test::ToolTest {
  protected:
   static void SetUpTestSuite() {
-    std::string pattern = fs::temp_directory_path() / "amem-commands-XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    jobs_ = pattern;
+    jobs_ = NewDirectory();
     for (const char* name : {"healthy", "out_of_memory"}) {
       const Status played = test::PlayScenario(name, jobs_ / name);
       ASSERT_TRUE(played.ok()) << played.message();
     }
   }
   static void TearDownTestSuite() { fs::remove_all(jobs_); }
-  void SetUp() override {
-    std::string pattern = fs::temp_directory_path() / "amem-commands-XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    scratch_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(scratch_); }
 
-  // $TOOL is the tool, $OK and $OOM are the journals of the two jobs, $S is a directory for files.
+  // $OK and $OOM are the journals of the two jobs.
   Ran Shell(const std::string& command) {
-    const std::string line = "TOOL='" AMEM_REPLAY "' OK='" + (jobs_ / "healthy/journal").string() + "' OOM='" +
-                             (jobs_ / "out_of_memory/journal").string() + "' S='" + scratch_.string() +
-                             "'; export TMPDIR=$S; (" + command + ") >'" + (scratch_ / "out").string() + "' 2>'" +
-                             (scratch_ / "err").string() + "'";
-    const int status = std::system(("bash -c \"" + Quoted(line) + "\"").c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(scratch_ / "out"), Contents(scratch_ / "err")};
-  }
-  static std::string Quoted(const std::string& line) {
-    std::string quoted;
-    for (const char c : line) {
-      if (c == '"' || c == '\\' || c == '$' || c == '`') quoted += '\\';
-      quoted += c;
-    }
-    return quoted;
+    return ToolTest::Shell("OK='" + (jobs_ / "healthy/journal").string() + "' OOM='" +
+                           (jobs_ / "out_of_memory/journal").string() + "'; export TMPDIR=$S; " + command);
   }
   static bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-#define EXPECT_HAS(text, part) EXPECT_TRUE(Has(text, part)) << part << "\nis not in\n" << (text)
 
   static fs::path jobs_;
-  fs::path scratch_;
 };
 fs::path Commands::jobs_;
 
@@ -176,7 +146,8 @@ TEST_F(Commands, refs_are_the_ring_that_the_job_made) {
   }
   const Ran dot = Shell("$TOOL refs --dot $OK");
   EXPECT_HAS(dot.out, "digraph references {");
-  EXPECT_HAS(dot.out, "\"5e55000000000001\" -> \"5e55000000000000\" [label=\"3, 6 MiB\"];");
+  // Who closed first may be marked as lost by the others.
+  EXPECT_HAS(dot.out, "\"5e55000000000001\" -> \"5e55000000000000\" [label=\"3, 6 MiB");
   EXPECT_HAS(Shell("$TOOL refs $(ls -d $OK/*1)").out, "not given");
 }
 

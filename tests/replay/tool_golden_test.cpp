@@ -1,12 +1,11 @@
 // What `amem-replay why` says of jobs whose failure is known: packed journals of golden/, and scenarios played anew.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/replay/run_tool.h"
 #include "tests/replay/tool_scenario.h"
 
 namespace amem {
@@ -14,21 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-struct Answer {
-  int exit = -1;
-  std::string text;
-};
-
-Answer Run(const std::string& command) {
-  FILE* pipe = ::popen(command.c_str(), "r");
-  Answer answer;
-  char buffer[4096];
-  while (const std::size_t got = pipe != nullptr ? ::fread(buffer, 1, sizeof buffer, pipe) : 0) answer.text.append(buffer, got);
-  const int status = pipe != nullptr ? ::pclose(pipe) : -1;
-  answer.exit = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return answer;
-}
 
 // Every value of `expected` is in `actual`; of objects, only the keys named are compared.
 void ExpectPart(const Json& expected, const Json& actual, const std::string& where) {
@@ -43,23 +27,24 @@ void ExpectPart(const Json& expected, const Json& actual, const std::string& whe
   }
 }
 
-void ExpectVerdict(const fs::path& journals, const fs::path& expectation) {
-  const Json expected = Json::parse(std::ifstream(expectation), nullptr, false);
-  ASSERT_TRUE(expected.is_object()) << expectation;
-  const Answer answer = Run("'" AMEM_REPLAY "' why --json '" + journals.string() + "'");
-  const Json verdict = Json::parse(answer.text, nullptr, false);
-  ASSERT_TRUE(verdict.is_object()) << answer.text;
-  ExpectPart(expected, verdict, expectation.stem());
-  EXPECT_EQ(expected.value("exit", 0), answer.exit) << answer.text;
-  for (const auto& [list, text] : {std::pair("says", "summary"), std::pair("remedy_says", "remedy")}) {
-    if (!expected.contains(list)) continue;
-    for (const std::string part : expected[list])
-      EXPECT_NE(std::string(verdict[text]).find(part), std::string::npos) << part << "\nis not in\n" << verdict[text];
+class Verdict : public test::ToolTest, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void ExpectVerdict(const fs::path& journals, const fs::path& expectation) const {
+    const Json expected = Json::parse(std::ifstream(expectation), nullptr, false);
+    ASSERT_TRUE(expected.is_object()) << expectation;
+    const test::Ran answer = Shell("$TOOL why --json '" + journals.string() + "'");
+    const Json verdict = answer.json();
+    ASSERT_TRUE(verdict.is_object()) << answer.out << answer.err;
+    ExpectPart(expected, verdict, expectation.stem());
+    EXPECT_EQ(expected.value("exit", 0), answer.code) << answer.out << answer.err;
+    for (const auto& [list, text] : {std::pair("says", "summary"), std::pair("remedy_says", "remedy")}) {
+      if (!expected.contains(list)) continue;
+      for (const std::string part : expected[list]) EXPECT_HAS(std::string(verdict[text]), part);
+    }
+    EXPECT_HAS(Shell("$TOOL why '" + journals.string() + "'").out, std::string(verdict["headline"]));
+    EXPECT_NE(verdict["healthy"], !verdict["evidence"].empty());
   }
-  const Answer text = Run("'" AMEM_REPLAY "' why '" + journals.string() + "'");
-  EXPECT_NE(text.text.find(std::string(verdict["headline"])), std::string::npos) << text.text;
-  EXPECT_NE(verdict["healthy"], !verdict["evidence"].empty());
-}
+};
 
 std::vector<std::string> GoldenNames() {
   std::vector<std::string> names;
@@ -72,7 +57,7 @@ std::vector<std::string> GoldenNames() {
 
 std::string Name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
-class Golden : public ::testing::TestWithParam<std::string> {};
+class Golden : public Verdict {};
 
 TEST_P(Golden, gets_its_verdict) {
   const fs::path file = fs::path(AMEM_GOLDEN) / (GetParam() + ".amem");
@@ -83,23 +68,14 @@ TEST_P(Golden, gets_its_verdict) {
 }
 INSTANTIATE_TEST_SUITE_P(Journals, Golden, ::testing::ValuesIn(GoldenNames()), Name);
 
-class Scenario : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    std::string pattern = fs::temp_directory_path() / "amem-scenario-XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  fs::path directory_;
-};
+class Scenario : public Verdict {};
 
 TEST_P(Scenario, played_anew_gets_its_verdict) {
-  const Status played = test::PlayScenario(GetParam(), directory_);
+  const Status played = test::PlayScenario(GetParam(), scratch_);
   ASSERT_TRUE(played.ok()) << played.message();
   // What depends on the build that plays has expectations of its own.
   const fs::path own = fs::path(AMEM_GOLDEN) / ("played_" + GetParam() + ".json");
-  ExpectVerdict(directory_ / "journal", fs::exists(own) ? own : fs::path(AMEM_GOLDEN) / ("sim_" + GetParam() + ".json"));
+  ExpectVerdict(scratch_ / "journal", fs::exists(own) ? own : fs::path(AMEM_GOLDEN) / ("sim_" + GetParam() + ".json"));
 }
 INSTANTIATE_TEST_SUITE_P(Simulator, Scenario, ::testing::ValuesIn(test::kScenarios), Name);
 

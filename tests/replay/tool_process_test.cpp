@@ -9,10 +9,10 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "journal/journal.h"
 #include "replay/event_json.h"
+#include "tests/replay/run_tool.h"
 #include "tests/replay/tool_journal.h"
 
 namespace amem {
@@ -21,53 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using test::Job;
 using test::kMiB;
+using test::Ran;
 using test::Story;
 
-struct Ran {
-  int code = -1;
-  std::string out, err;
-  [[nodiscard]] std::vector<std::string> lines() const {
-    std::vector<std::string> all;
-    std::istringstream stream(out);
-    for (std::string line; std::getline(stream, line);) all.push_back(line);
-    return all;
-  }
-};
-
-std::string Contents(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class Tool : public ::testing::Test {
+class Tool : public test::ToolTest {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "amem-tool-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    scratch_ = pattern;
-  }
-  void TearDown() override {
-    fs::permissions(scratch_, fs::perms::owner_all);
-    fs::remove_all(scratch_);
-  }
-
-  // A shell command; $TOOL is amem-replay and $JOURNALS the directory of the journals.
+  // $JOURNALS is the directory of the journals.
   Ran Shell(const std::string& command) {
-    const std::string line = "TOOL='" AMEM_REPLAY "' JOURNALS='" + journals().string() +
-                             "'; export AMEM_JOURNAL_DIR=$JOURNALS; (" + command + ") >'" + (scratch_ / "out").string() +
-                             "' 2>'" + (scratch_ / "err").string() + "'";
-    const char* arguments[] = {"bash", "-c", line.c_str(), nullptr};
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      ::execvp("bash", const_cast<char* const*>(arguments));
-      ::_exit(127);
-    }
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    Ran ran{.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)};
-    ran.out = Contents(scratch_ / "out");
-    ran.err = Contents(scratch_ / "err");
-    return ran;
+    return ToolTest::Shell("export AMEM_JOURNAL_DIR='" + journals().string() + "'; JOURNALS=$AMEM_JOURNAL_DIR; " + command);
   }
 
   // Writes events as a session that ended in order.
@@ -110,9 +71,7 @@ class Tool : public ::testing::Test {
 
   [[nodiscard]] fs::path journals() const { return scratch_ / "journal"; }
   static bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-#define EXPECT_HAS(text, part) EXPECT_TRUE(Has(text, part)) << (text)
 
-  fs::path scratch_;
   Job job_;
   fs::path owner_, importer_;
 };

@@ -99,8 +99,7 @@ class Matrix : public ::testing::Test {
       agreed = reply.lifecycle;
       *all_ok = *all_ok && reply.ok();
       any_ok = any_ok || reply.ok();
-      // Who had not come yet when the others were told of a death waits for them, until its time-out, to call again.
-      if (reply.code != Code::kTimeout) *slowest_ms = std::max(*slowest_ms, reply.took_ms);
+      *slowest_ms = std::max(*slowest_ms, reply.took_ms);
     }
     EXPECT_TRUE(*all_ok || !any_ok) << where << ": for some it went well, for others not";
     return agreed;
@@ -153,7 +152,7 @@ class Matrix : public ::testing::Test {
 
   Layout layout_ = Layout::kDirect;
   std::vector<JournalFindings> journals_;
-  std::uint64_t points_ = 0, slowest_ms_ = 0, undone_ = 0, steps_named_ = 0, came_late_ = 0;
+  std::uint64_t points_ = 0, slowest_ms_ = 0, undone_ = 0, steps_named_ = 0;
 };
 
 void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing, std::uint64_t failing_call) {
@@ -189,11 +188,6 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
   if (!all_ok) ++undone_;
   for (const auto& reply : replies) {
     if (!reply || reply->ok() || failing >= 0) continue;
-    if (reply->code == Code::kTimeout) {
-      ++came_late_;
-      std::printf("%s: %s\n", where.c_str(), reply->text.data());
-      continue;
-    }
     EXPECT_EQ(reply->code, Code::kPeerLost) << reply->text.data();
     EXPECT_NE(std::string(reply->text.data()).find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
         << reply->text.data();
@@ -235,10 +229,8 @@ void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
       KillAt(ranks, victim, op, Fault::kKillAtAppend, nth);
   }
   std::printf(
-      "%d ranks, %s: killed at %lu points, %lu undone by the others, %lu journals name the step; slowest answer %lu ms, %lu "
-      "came late\n",
-      ranks, Name(op), points_, undone_, steps_named_, slowest_ms_, came_late_);
-  EXPECT_LE(came_late_, points_ / 20) << "a time-out where a death should have been told";
+      "%d ranks, %s: killed at %lu points, %lu undone by the others, %lu journals name the step; slowest answer %lu ms\n",
+      ranks, Name(op), points_, undone_, steps_named_, slowest_ms_);
 }
 
 void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {

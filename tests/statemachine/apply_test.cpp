@@ -3,9 +3,6 @@
 namespace amem::testing {
 namespace {
 
-constexpr Address kA{0x7f0000000000}, kB{0x7f0000400000};
-constexpr SessionId kPeer{0x99};
-
 TEST(Apply, an_allocation_lives_from_create_to_the_last_release) {
   Folding f;
   const AllocationId id = f.Allocate(kA);

@@ -10,6 +10,8 @@ namespace amem::testing {
 
 inline constexpr Bytes kMiB = Bytes{1} << 20;
 inline constexpr Bytes k2M = 2 * kMiB;
+inline constexpr Address kA{0x7f0000000000}, kB{0x7f0000400000}, kC{0x7f0000800000};
+inline constexpr SessionId kPeer{0x99};
 
 class Folding {
  public:

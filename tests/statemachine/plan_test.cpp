@@ -5,9 +5,6 @@
 namespace amem::testing {
 namespace {
 
-constexpr Address kA{0x7f0000000000}, kB{0x7f0000400000}, kC{0x7f0000800000};
-constexpr SessionId kPeer{0x99};
-
 PlannedPhase Phase(const Plan& plan, PhaseKind kind) {
   return *std::find_if(plan.phases.begin(), plan.phases.end(), [&](const auto& p) { return p.phase == kind; });
 }

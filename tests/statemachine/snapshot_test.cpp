@@ -3,8 +3,7 @@
 namespace amem::testing {
 namespace {
 
-constexpr Address kA{0x7f0000000000}, kB{0x7f0000400000}, kC{0x7f0000800000};
-constexpr SessionId kPeer{0x99}, kGone{0x98};
+constexpr SessionId kGone{0x98};
 
 State Expand(const std::vector<EventBody>& bodies) {
   State state;

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "ncclpatch/session.h"
@@ -98,6 +100,61 @@ struct Process {
   std::unique_ptr<Simulator> simulator;
   std::unique_ptr<Session> session;
   FakeJournal* journal = nullptr;
+};
+
+// Two of them, each with a device.
+class TwoProcesses : public ::testing::Test {
+ protected:
+  explicit TwoProcesses(const Options& options) : a(1, world, network, options), b(2, world, network, options) {}
+  void TearDown() override {
+    for (Process* p : {&a, &b}) {
+      p->JournalFolds();
+      EXPECT_TRUE(p->session->Close("test").ok());
+    }
+  }
+
+  // b gets a's allocation the way NCCL passes it on.
+  AllocationId Pass(AllocationId id) const {
+    auto token = a.session->Export(id);
+    EXPECT_TRUE(token.ok()) << token.status().message();
+    auto imported = b.session->Import(token->get(), {});
+    EXPECT_TRUE(imported.ok()) << imported.status().message();
+    return *imported;
+  }
+  void Both(Status (Session::*cycle)()) const {
+    Status first, second;
+    std::thread other([&] { second = (b.session.get()->*cycle)(); });
+    first = (a.session.get()->*cycle)();
+    other.join();
+    EXPECT_TRUE(first.ok()) << first.message();
+    EXPECT_TRUE(second.ok()) << second.message();
+  }
+  // Three pauses and resumes of private and of shared memory, of which `held` bytes are in use while running.
+  void CyclesBringTheSameBytesToTheSameAddresses(Bytes held) {
+    const AllocationId shared = a.Create(5 * k2M);
+    std::byte* mine = a.Place(shared, 5 * k2M);
+    std::byte* theirs = b.Place(Pass(shared), 5 * k2M);
+    std::byte* private_to_b = b.Place(b.Create());
+    for (Bytes i = 0; i < 5 * k2M; ++i) mine[i] = static_cast<std::byte>(i * 31 >> 3);
+    std::memset(private_to_b, 0x5a, k2M);
+    const std::vector<std::byte> before(mine, mine + 5 * k2M);
+    for (int cycle = 0; cycle < 3; ++cycle) {
+      EXPECT_EQ(a.InUse(), held);
+      Both(&Session::Pause);
+      EXPECT_EQ(a.InUse(), 0U);
+      EXPECT_TRUE(a.session->paused());
+      Both(&Session::Resume);
+      EXPECT_EQ(std::memcmp(mine, before.data(), before.size()), 0);
+      EXPECT_EQ(private_to_b[k2M - 1], std::byte{0x5a});
+      theirs[7] = std::byte{42};  // peers see each other's writes again
+      EXPECT_EQ(mine[7], std::byte{42});
+      mine[7] = before[7];
+    }
+  }
+
+  std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{512} << 20);
+  LocalNetwork network;
+  Process a, b;
 };
 
 }  // namespace amem::test

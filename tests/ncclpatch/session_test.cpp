@@ -21,33 +21,9 @@ Options Direct() {
   return options;
 }
 
-class SessionTest : public ::testing::Test {
+class SessionTest : public test::TwoProcesses {
  protected:
-  void TearDown() override {
-    for (Process* p : {&a, &b}) p->JournalFolds();
-    EXPECT_TRUE(a.session->Close("test").ok());
-    EXPECT_TRUE(b.session->Close("test").ok());
-  }
-  // b gets a's allocation the way NCCL passes it on.
-  AllocationId Pass(AllocationId id) {
-    auto token = a.session->Export(id);
-    EXPECT_TRUE(token.ok()) << token.status().message();
-    auto imported = b.session->Import(token->get(), {});
-    EXPECT_TRUE(imported.ok()) << imported.status().message();
-    return *imported;
-  }
-  void Both(Status (Session::*cycle)()) {
-    Status first, second;
-    std::thread other([&] { second = (b.session.get()->*cycle)(); });
-    first = (a.session.get()->*cycle)();
-    other.join();
-    EXPECT_TRUE(first.ok()) << first.message();
-    EXPECT_TRUE(second.ok()) << second.message();
-  }
-
-  std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{256} << 20);
-  LocalNetwork network;
-  Process a{1, world, network, Direct()}, b{2, world, network, Direct()};
+  SessionTest() : TwoProcesses(Direct()) {}
 };
 
 TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
@@ -62,25 +38,7 @@ TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
 }
 
 TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
-  const AllocationId shared = a.Create(5 * k2M);
-  std::byte* mine = a.Place(shared, 5 * k2M);
-  std::byte* theirs = b.Place(Pass(shared), 5 * k2M);
-  std::byte* private_to_b = b.Place(b.Create());
-  for (Bytes i = 0; i < 5 * k2M; ++i) mine[i] = static_cast<std::byte>(i * 31 >> 3);
-  std::memset(private_to_b, 0x5a, k2M);
-  const std::vector<std::byte> before(mine, mine + 5 * k2M);
-  for (int cycle = 0; cycle < 3; ++cycle) {
-    EXPECT_EQ(a.InUse(), 6 * k2M);
-    Both(&Session::Pause);
-    EXPECT_EQ(a.InUse(), 0U);
-    EXPECT_TRUE(a.session->paused());
-    Both(&Session::Resume);
-    EXPECT_EQ(std::memcmp(mine, before.data(), before.size()), 0);
-    EXPECT_EQ(private_to_b[k2M - 1], std::byte{0x5a});
-    theirs[7] = std::byte{42};  // peers see each other's writes again
-    EXPECT_EQ(mine[7], std::byte{42});
-    mine[7] = before[7];
-  }
+  CyclesBringTheSameBytesToTheSameAddresses(6 * k2M);
 }
 
 TEST_F(SessionTest, contents_of_memory_that_its_owner_never_mapped_survive) {

@@ -56,10 +56,6 @@ class SlabTest : public ::testing::Test {
     }
     return true;
   }
-
-  std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{512} << 20);
-  LocalNetwork network;
-  Process a{1, world, network, Slabs()}, b{2, world, network, Slabs()};
 };
 
 TEST_F(SlabTest, the_driver_sees_one_allocation_for_many) {

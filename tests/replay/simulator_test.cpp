@@ -22,6 +22,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/pass_descriptor.h"
+
 namespace amem {
 namespace {
 
@@ -100,37 +102,6 @@ int Wait(pid_t pid) {
 }
 int InChild(const std::function<int()>& body) { return Wait(Spawn(body)); }
 
-void SendFd(int socket, int fd) {
-  char byte = 'f';
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
-  EXPECT_EQ(sendmsg(socket, &message, 0), 1);
-}
-UniqueFd ReceiveFd(int socket) {
-  char byte = 0;
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return {};
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  int fd = -1;
-  if (header != nullptr) std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
-  return UniqueFd(fd);
-}
 void Tell(int socket) { EXPECT_EQ(write(socket, "x", 1), 1); }
 void Listen(int socket) {
   char byte = 0;
@@ -661,7 +632,7 @@ TEST_F(World, processes_share_memory_through_descriptors_and_the_account_through
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets.data()), 0);
   const pid_t peer = Spawn([&] {
     const auto sim = Make(Options());
-    const UniqueFd descriptor = ReceiveFd(sockets[1]);
+    const UniqueFd descriptor = test::ReceiveDescriptor(sockets[1]);
     const auto handle = sim->Import(descriptor);
     const auto address = sim->Reserve(kPage, 0, {}, 0);
     if (!handle.ok() || !address.ok() || !sim->Map(*address, kPage, 0, *handle, 0).ok()) return 1;
@@ -676,7 +647,7 @@ TEST_F(World, processes_share_memory_through_descriptors_and_the_account_through
   Words(block.address)[5] = 41;
   {
     const auto descriptor = *sim->Export(block.handle);
-    SendFd(sockets[0], descriptor.get());
+    EXPECT_TRUE(test::SendDescriptor(sockets[0], descriptor.get()));
   }
   Listen(sockets[0]);
   EXPECT_EQ(Words(block.address)[5], 42U);
@@ -697,12 +668,12 @@ TEST_F(World, what_only_a_descriptor_in_flight_held_is_counted_again_when_it_arr
   Words(block.address)[0] = 11;
   {
     const auto descriptor = *sim->Export(block.handle);
-    SendFd(sockets[0], descriptor.get());
+    EXPECT_TRUE(test::SendDescriptor(sockets[0], descriptor.get()));
   }
   FreeBlock(*sim, block);
   EXPECT_EQ(sim->BytesInUse(kGpu0), 0U);
   const auto filler = *sim->Create(kPage, OnDevice(0), 0);  // takes the old place in the table
-  const UniqueFd arrived = ReceiveFd(sockets[1]);
+  const UniqueFd arrived = test::ReceiveDescriptor(sockets[1]);
   const auto one = sim->Import(arrived), two = sim->Import(arrived);
   ASSERT_TRUE(one.ok() && two.ok());
   EXPECT_EQ(sim->BytesInUse(kGpu0), 2 * kPage) << "once the filler, once the memory with its two handles";

@@ -1,5 +1,6 @@
 #include "replay/token.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -104,7 +105,7 @@ TEST(TokenDescriptor, anything_else_is_named_and_the_cause_suggested) {
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   ExpectForeign(null.get(), "/dev/null");
   const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
-  ExpectForeign(file.get(), "token_test");
+  ExpectForeign(file.get(), ::program_invocation_short_name);
   const UniqueFd memory(::memfd_create("somebody", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ExpectForeign(memory.get(), "memfd:somebody");
   ExpectForeign(-1, "descriptor -1");

@@ -18,6 +18,7 @@
 #include "ncclpatch/session.h"
 #include "replay/simulator.h"
 #include "replay/unix_peers.h"
+#include "tests/pass_descriptor.h"
 
 namespace amem::test {
 namespace {
@@ -34,40 +35,6 @@ struct Shared {
   pthread_barrier_t barrier;
   char errors[kRanks][512];
 };
-
-// A descriptor to the process at the other end of a socket pair.
-bool SendDescriptor(int socket, int fd) {
-  char byte = 0;
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
-}
-UniqueFd ReceiveDescriptor(int socket) {
-  char byte = 0;
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  if (::recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return {};
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return {};
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-  return UniqueFd{fd};
-}
 
 class Rank {
  public:

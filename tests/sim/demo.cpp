@@ -27,6 +27,7 @@
 #include "replay/postmortem.h"
 #include "replay/simulator.h"
 #include "replay/unix_peers.h"
+#include "tests/pass_descriptor.h"
 
 namespace amem {
 namespace {
@@ -62,40 +63,6 @@ std::uint64_t Hash(const float* data, std::size_t count) {
     hash = (hash ^ bits) * 0x100000001b3ULL;
   }
   return hash;
-}
-
-bool SendDescriptor(int socket, int fd) {
-  char byte = 0;
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
-}
-
-UniqueFd ReceiveDescriptor(int socket) {
-  char byte = 0;
-  iovec io{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &io;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  if (::recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return {};
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return {};
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-  return UniqueFd{fd};
 }
 
 class Rank {
@@ -207,8 +174,8 @@ class Rank {
   Result<Buffer> Exchange(const Buffer& mine) {
     auto token = session_->Export(mine.allocation);
     if (!token.ok()) return token.status();
-    if (!SendDescriptor(to_next_, token->get())) return Status{Code::kIo, "send a descriptor to the next rank"};
-    const UniqueFd received = ReceiveDescriptor(from_previous_);
+    if (!test::SendDescriptor(to_next_, token->get())) return Status{Code::kIo, "send a descriptor to the next rank"};
+    const UniqueFd received = test::ReceiveDescriptor(from_previous_);
     if (!received) return Status{Code::kIo, "receive a descriptor of the previous rank"};
     auto id = session_->Import(received.get(), {});
     if (!id.ok()) return id.status();

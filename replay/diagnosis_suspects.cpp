@@ -12,8 +12,6 @@ constexpr std::uint64_t kPatience_ns = 1'000'000'000;
 // A process that was silent for so long before it was seen to be dead had been stuck; it did not die at its work.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
-using Weight = Suspect::Weight;
-
 bool Open(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
 bool Done(const JournalHistory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
 bool Dead(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
@@ -44,7 +42,7 @@ class Search {
   }
 
  private:
-  Suspect& Add(Weight weight, const char* kind, const JournalHistory& j, std::uint64_t time_ns) {
+  Suspect& Add(Suspect::Weight weight, const char* kind, const JournalHistory& j, std::uint64_t time_ns) {
     Suspect suspect;
     suspect.weight = weight;
     suspect.kind = kind;
@@ -63,7 +61,7 @@ class Search {
     const char* kind = unknown                              ? verdict::kReferences
                        : failure.code == Code::kOutOfMemory ? verdict::kOutOfMemory
                                                             : verdict::kStepFailed;
-    Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause, kind, j, failure.at.time_ns);
+    Add(BlamesAnother(failure.code) ? Suspect::Weight::kConsequence : Suspect::Weight::kCause, kind, j, failure.at.time_ns);
   }
 
   // A vote that failed because somebody did not cast his in time.
@@ -76,7 +74,7 @@ class Search {
     if (culprit != nullptr && Open(*culprit) && Dead(*culprit) && !culprit->attempts.back().failed_step) return;  // Death
     if (culprit != nullptr && !culprit->attempts.empty() && culprit->attempts.back().failed_step) return;  // its own step
     Suspect suspect;
-    suspect.weight = Weight::kAbsence;
+    suspect.weight = Suspect::Weight::kAbsence;
     suspect.kind = verdict::kStalled;
     suspect.session = decision.culprit;
     suspect.journal = culprit;
@@ -94,7 +92,7 @@ class Search {
     const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
                                               [&](const auto& import) { return std::get<0>(import) == j.session(); });
     const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
-    Suspect& suspect = Add(owner_denies ? Weight::kCause : Weight::kConsequence,
+    Suspect& suspect = Add(owner_denies ? Suspect::Weight::kCause : Suspect::Weight::kConsequence,
                            owner_denies ? verdict::kReferences : verdict::kStepFailed, j, decision.at.time_ns);
     suspect.text = decision.message;
     if (owner_denies) suspect.allocation = std::get<1>(*unknown);
@@ -124,7 +122,7 @@ class Search {
     }
     const SessionId blamed = missing.empty() ? j.session() : missing.front();
     Suspect suspect;
-    suspect.weight = Weight::kAbsence;
+    suspect.weight = Suspect::Weight::kAbsence;
     suspect.kind = missing.empty() ? verdict::kRefused : verdict::kNeverArrived;
     suspect.session = blamed;
     suspect.journal = cast_.Find(blamed);
@@ -152,7 +150,7 @@ class Search {
   void Broken(const JournalHistory& j) {
     const bool marked = j.findings.info.status == SessionStatus::kBroken;
     if (!marked && j.findings.state.broken.empty()) return;
-    Suspect& suspect = Add(Weight::kCause, verdict::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+    Suspect& suspect = Add(Suspect::Weight::kCause, verdict::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
     suspect.text = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
   }
 
@@ -186,8 +184,8 @@ class Search {
     const bool first = seen != 0 || others_lived || alone;
     const bool was_stuck = in_cycle && seen > last + kStuck_ns;
     const bool matters = (in_cycle || half) && first && !was_stuck;
-    Suspect& suspect =
-        Add(matters ? Weight::kCause : Weight::kEnd, in_cycle || half ? verdict::kDied : verdict::kEnded, j, j.last.time_ns);
+    Suspect& suspect = Add(matters ? Suspect::Weight::kCause : Suspect::Weight::kEnd,
+                           in_cycle || half ? verdict::kDied : verdict::kEnded, j, j.last.time_ns);
     suspect.live = false;
     suspect.witness = by;
     suspect.witness_seq = seq;
@@ -197,7 +195,7 @@ class Search {
 
   void Undone(const JournalHistory& j) {
     if (j.attempts.empty() || j.attempts.back().end != Attempt::End::kFailed || j.attempts.back().undone) return;
-    Add(Weight::kConsequence, verdict::kHalfDone, j, j.attempts.back().ended.time_ns).text = j.attempts.back().failure;
+    Add(Suspect::Weight::kConsequence, verdict::kHalfDone, j, j.attempts.back().ended.time_ns).text = j.attempts.back().failure;
   }
 
   // Attempts that are open: somebody waits, and somebody is waited for.
@@ -213,7 +211,7 @@ class Search {
       if (!attempt.begun) {
         Absent(j, attempt, now, "", attempt.arrived.seq);
       } else if (!progress.did_its_part) {
-        Suspect& suspect = Add(Weight::kAbsence, verdict::kStalled, j, progress.since.time_ns);
+        Suspect& suspect = Add(Suspect::Weight::kAbsence, verdict::kStalled, j, progress.since.time_ns);
         suspect.waited_ns = now - since;
       } else {
         AbsentVoters(j, attempt, now, progress);
@@ -226,7 +224,7 @@ class Search {
     for (const SessionId member : attempt.members) {
       if (cast_.Find(member) != nullptr) continue;
       Suspect suspect;
-      suspect.weight = Weight::kConsequence;
+      suspect.weight = Suspect::Weight::kConsequence;
       suspect.kind = verdict::kStalled;
       suspect.session = member;
       suspect.attempt = &attempt;
@@ -243,7 +241,7 @@ class Search {
     const auto add = [&](const Violation& violation, const char* kind) {
       const JournalHistory* j = cast_.Find(violation.session);
       if (j == nullptr) return;
-      Suspect& suspect = Add(Weight::kDisagreement, kind, *j, 0);
+      Suspect& suspect = Add(Suspect::Weight::kDisagreement, kind, *j, 0);
       suspect.witness_seq = violation.seq;
       suspect.text = violation.text;
       suspect.attempt = nullptr;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kTokenMagic = "AMEMTOK1";
 constexpr std::size_t kFamilyLength = 7;  // the magic without its version digit
 constexpr std::size_t kChecksumAt = 56;
-constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+constexpr int kTokenSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 void PutNumber(std::span<std::byte> at, std::uint64_t value) {
   for (std::size_t i = 0; i < 8; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
@@ -110,7 +110,7 @@ Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
   if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     return Status{Code::kIo, "export: write of a token: " + SystemError()};
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return Status{Code::kIo, "export: sealing a token: " + SystemError()};
+  if (::fcntl(fd.get(), F_ADD_SEALS, kTokenSeals) != 0) return Status{Code::kIo, "export: sealing a token: " + SystemError()};
   return fd;
 }
 
@@ -123,11 +123,11 @@ Result<Token> ReadTokenDescriptor(int fd) {
   if (link.starts_with("/memfd:amem-sim")) return Status{Code::kNotFound, "a descriptor of the simulator (" + link + ")"};
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !link.starts_with("/memfd:amem-token")) return NotAToken(fd, Describe(info, link));
-  if (info.st_size != static_cast<off_t>(kTokenBytes) || (seals & kSeals) != kSeals) {
+  if (info.st_size != static_cast<off_t>(kTokenBytes) || (seals & kTokenSeals) != kTokenSeals) {
     return Status{Code::kCorrupt, "import of descriptor " + std::to_string(fd) + ": " + link + " has " +
                                       std::to_string(info.st_size) + " bytes and seals " +
                                       Hex(static_cast<std::uint64_t>(seals)) + "; a token has " + std::to_string(kTokenBytes) +
-                                      " and " + Hex(kSeals)};
+                                      " and " + Hex(kTokenSeals)};
   }
   std::array<std::byte, kTokenBytes> bytes{};
   if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {

@@ -27,7 +27,7 @@ void ExpectPart(const Json& expected, const Json& actual, const std::string& whe
   }
 }
 
-class Verdict : public test::ToolTest, public ::testing::WithParamInterface<std::string> {
+class VerdictTest : public test::ToolTest, public ::testing::WithParamInterface<std::string> {
  protected:
   void ExpectVerdict(const fs::path& journals, const fs::path& expectation) const {
     const Json expected = Json::parse(std::ifstream(expectation), nullptr, false);
@@ -57,7 +57,7 @@ std::vector<std::string> GoldenNames() {
 
 std::string Name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
-class Golden : public Verdict {};
+class Golden : public VerdictTest {};
 
 TEST_P(Golden, gets_its_verdict) {
   const fs::path file = fs::path(AMEM_GOLDEN) / (GetParam() + ".amem");
@@ -68,7 +68,7 @@ TEST_P(Golden, gets_its_verdict) {
 }
 INSTANTIATE_TEST_SUITE_P(Journals, Golden, ::testing::ValuesIn(GoldenNames()), Name);
 
-class Scenario : public Verdict {};
+class Scenario : public VerdictTest {};
 
 TEST_P(Scenario, played_anew_gets_its_verdict) {
   const Status played = test::PlayScenario(GetParam(), scratch_);

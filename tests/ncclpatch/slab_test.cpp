@@ -22,32 +22,16 @@ Options Slabs() {
   return options;
 }
 
-class SlabTest : public ::testing::Test {
+class SlabTest : public test::TwoProcesses {
  protected:
+  SlabTest() : TwoProcesses(Slabs()) {}
   void TearDown() override {
-    for (Process* p : {&a, &b}) {
-      p->JournalFolds();
+    for (const Process* p : {&a, &b}) {
       const State state = p->session->CopyState();
       EXPECT_TRUE(state.broken.empty()) << state.broken;
       EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state).message();
-      EXPECT_TRUE(p->session->Close("test").ok());
     }
-  }
-  // b gets a's allocation the way NCCL passes it on.
-  AllocationId Pass(AllocationId id) const {
-    auto token = a.session->Export(id);
-    EXPECT_TRUE(token.ok()) << token.status().message();
-    auto imported = b.session->Import(token->get(), {});
-    EXPECT_TRUE(imported.ok()) << imported.status().message();
-    return *imported;
-  }
-  void Both(Status (Session::*cycle)()) const {
-    Status first, second;
-    std::thread other([&] { second = (b.session.get()->*cycle)(); });
-    first = (a.session.get()->*cycle)();
-    other.join();
-    EXPECT_TRUE(first.ok()) << first.message();
-    EXPECT_TRUE(second.ok()) << second.message();
+    TwoProcesses::TearDown();
   }
   static Address At(const std::byte* memory) { return Address{reinterpret_cast<std::uint64_t>(memory)}; }
   static bool AllZero(const std::byte* memory, Bytes bytes = k2M) {
@@ -87,26 +71,7 @@ TEST_F(SlabTest, a_peer_imports_a_slab_once_for_all_its_parts) {
   }
 }
 
-TEST_F(SlabTest, a_cycle_brings_the_same_bytes_to_the_same_addresses) {
-  const AllocationId shared = a.Create(5 * k2M);
-  std::byte* mine = a.Place(shared, 5 * k2M);
-  std::byte* theirs = b.Place(Pass(shared), 5 * k2M);
-  std::byte* private_to_b = b.Place(b.Create());
-  for (Bytes i = 0; i < 5 * k2M; ++i) mine[i] = static_cast<std::byte>(i * 31 >> 3);
-  std::memset(private_to_b, 0x5a, k2M);
-  const std::vector<std::byte> before(mine, mine + 5 * k2M);
-  for (int cycle = 0; cycle < 3; ++cycle) {
-    EXPECT_EQ(a.InUse(), 2 * kSlab);
-    Both(&Session::Pause);
-    EXPECT_EQ(a.InUse(), 0U);
-    Both(&Session::Resume);
-    EXPECT_EQ(std::memcmp(mine, before.data(), before.size()), 0);
-    EXPECT_EQ(private_to_b[k2M - 1], std::byte{0x5a});
-    theirs[7] = std::byte{42};  // peers see each other's writes again
-    EXPECT_EQ(mine[7], std::byte{42});
-    mine[7] = before[7];
-  }
-}
+TEST_F(SlabTest, a_cycle_brings_the_same_bytes_to_the_same_addresses) { CyclesBringTheSameBytesToTheSameAddresses(2 * kSlab); }
 
 // ---- the guess of the reservation --------------------------------------------------------------------------------------
 

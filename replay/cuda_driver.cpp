@@ -8,6 +8,7 @@
 
 #include "replay/cuda_driver_core.h"
 #include "replay/cuda_sparse.h"
+#include "replay/nvml.h"
 
 namespace amem {
 namespace {
@@ -153,6 +154,11 @@ Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
   if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
   if (result == CUDA_SUCCESS) return MemoryInfo{.free = free, .total = total};
   return core_->Failure(result, "cuMemGetInfo " + OfDevice(device));
+}
+
+std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
+  const auto uuid = DeviceUuid(device);
+  return uuid.ok() ? HoldersByNvml(OpenNvml(), *uuid) : std::vector<MemoryHolder>();
 }
 
 Result<int> CudaDriver::DeviceCount() { return core_->Devices(); }

@@ -41,6 +41,7 @@ class CudaDriver final : public Driver {
   Result<DriverHandle> Import(const UniqueFd& descriptor) override;
   Result<Bytes> Granularity(const AllocationProperties& properties) override;
   Result<MemoryInfo> Memory(DeviceOrdinal device) override;
+  std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal device) override;
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say

@@ -1,6 +1,26 @@
 #include "replay/driver.h"
 
+#include <algorithm>
+#include <functional>
+
+#include "statemachine/event.h"
+
 namespace amem {
+
+std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
+  constexpr std::size_t kNamed = 5;
+  std::erase_if(holders, [&](const MemoryHolder& holder) { return holder.pid == self; });
+  std::ranges::sort(holders, std::greater<>(), &MemoryHolder::bytes);
+  std::string text;
+  for (std::size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
+    const MemoryHolder& holder = holders[i];
+    text += (i == 0 ? " (pid " : "; pid ") + std::to_string(holder.pid) +
+            (holder.name.empty() ? "" : ", " + holder.name + ",") + " holds " +
+            (holder.bytes == 0 ? "some" : FormatBytes(holder.bytes));
+  }
+  if (holders.size() > kNamed) text += "; and " + std::to_string(holders.size() - kNamed) + " more";
+  return text.empty() ? text : text + ")";
+}
 
 Result<NonZero> Driver::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes) {
   NonZero found;

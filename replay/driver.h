@@ -28,6 +28,16 @@ struct MemoryInfo {
   Bytes total = 0;
 };
 
+// A process that holds memory of a device.
+struct MemoryHolder {
+  std::int32_t pid = 0;
+  Bytes bytes = 0;   // 0: not known
+  std::string name;  // of its program; empty: not known
+  friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
+};
+// " (pid 7, python3, holds 3 GiB; pid 8 holds some)": those that hold the most, without the process `self`; or nothing.
+std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
+
 // Page-locked host memory for copies; given back by its destructor.
 class PinnedBuffer {
  public:
@@ -67,6 +77,8 @@ class Driver {
   virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
 
   virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
+  // As far as that can be known: in a container, those outside it cannot. For messages; takes milliseconds.
+  virtual std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal) { return {}; }
   virtual Result<int> DeviceCount() = 0;
   virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
   virtual std::string Version() = 0;

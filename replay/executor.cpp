@@ -1,15 +1,19 @@
 #include "replay/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
 #include <future>
 #include <set>
+#include <system_error>
 
 namespace amem {
 namespace {
 
 constexpr std::size_t kStepsPerBatch = 24;  // some 8 allocations: import, map, access
 constexpr std::size_t kBatchesComing = 6;   // asked for, and not imported yet
+constexpr std::string_view kAskNvidiaSmi = " (nvidia-smi lists the processes that hold memory)";
 constexpr Bytes kRestoreAtOnce = Bytes{1} << 30;
 
 }  // namespace
@@ -164,11 +168,12 @@ Status Executor::CheckMemory(const Step& step) {
   auto memory = driver_.Memory(step.device);
   if (!memory.ok()) return memory.status();
   if (memory->free >= step.bytes) return {};
+  const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
   return {Code::kOutOfMemory,
           "device " + std::to_string(step.device.value) + " has " + FormatBytes(memory->free) + " free of " +
               FormatBytes(memory->total) + ", and " + FormatBytes(step.bytes) + " must come back; free at least " +
-              FormatBytes(step.bytes - memory->free) +
-              " on it (nvidia-smi lists the processes that hold memory) and call ncclResume again",
+              FormatBytes(step.bytes - memory->free) + " on it" + (holders.empty() ? std::string(kAskNvidiaSmi) : holders) +
+              " and call ncclResume again",
           cuda::kOutOfMemory};
 }
 
@@ -281,10 +286,15 @@ Status Executor::RunImports(const std::vector<Step>& steps) {
   std::size_t asked = 0;
   for (const Batch& batch : batches) {
     for (; asked < batches.size() && coming.size() < kBatchesComing; ++asked) {
-      coming.push_back(std::async(std::launch::async, [this, &wanted = batches[asked]]() -> Shared {
+      const auto ask = [this, &wanted = batches[asked]]() -> Shared {
         if (wanted.requests.empty()) return std::vector<SharedAllocation>();
         return peers_.Reimport(wanted.owner, wanted.requests);
-      }));
+      };
+      try {
+        coming.push_back(std::async(std::launch::async, ask));
+      } catch (const std::system_error&) {  // no thread to be had: it is asked when it is waited for
+        coming.push_back(std::async(std::launch::deferred, ask));
+      }
     }
     Shared shared = coming.front().get();
     coming.pop_front();

@@ -41,6 +41,8 @@ options
                       (default: what the reference workload makes on 4 GPUs: 588, 592, 592)
   --scale K           mode floor: a K-th of the allocations
   --single-process    one process drives all GPUs
+  --worlds N          N communicators of all ranks in place of the reference workload's six
+  --steady BYTES      time of single collectives from 8 B to so many, before the cycles and after them
   --elements A,B,…    message sizes in floats; default 256,65536,1048576,33554432
   --ops LIST          reference (the default), all, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
   --label TEXT        put into the result
@@ -51,9 +53,10 @@ exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 ski
 
 struct Options {
   std::string mode, nccl, json, log, layout = "slab", label;
-  int gpus = 0, cycles = 6;
+  int gpus = 0, cycles = 6, worlds = 0;
   double time_limit_s = 180;
   bool single_process = false, verbose = false, probe = false;
+  std::size_t steady = 0;  // bytes of the largest
   std::vector<Op> ops = kReferenceOps;
   std::vector<std::size_t> elements = kReferenceSizes;
   FloorOptions floor;
@@ -94,6 +97,10 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.layout = value;
       else if (word == "--gpus")
         options.gpus = number();
+      else if (word == "--steady")
+        options.steady = std::strtoull(value.c_str(), nullptr, 10);
+      else if (word == "--worlds")
+        options.worlds = number();
       else if (word == "--cycles")
         options.cycles = number();
       else if (word == "--ops") {
@@ -127,7 +134,7 @@ std::optional<Options> Parse(int argc, char** argv) {
     return bad("--mode '" + options.mode + "' is unknown");
   if (options.mode != "floor" && options.nccl.empty()) return bad("--nccl PATH is needed");
   if (options.layout != "direct" && options.layout != "slab") return bad("--layout is slab or direct");
-  if (options.cycles < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 ||
+  if (options.cycles < 0 || options.worlds < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 ||
       options.elements.empty() || options.floor.slab_mib < 0 || options.floor.slab_mib % 2 != 0 ||
       options.floor.private_2mib < 0 || options.floor.shared_2mib < 0 || options.floor.shared_10mib < 0)
     return bad("a number is out of range");
@@ -181,6 +188,18 @@ void StartUp(Child& child, Workload& work, Json& result) {
             {"total_ms", 1e3 * (end - start)}};
 }
 
+// [{op, bytes, us}], on the first communicator: 8 B, 64 B, 512 B and so on.
+Json SteadyState(Workload& work, std::size_t most_bytes) {
+  Json rows = Json::array();
+  for (const Op op : {Op::kAllReduce, Op::kAllToAll}) {
+    for (std::size_t bytes = 8; bytes <= most_bytes; bytes *= 8) {
+      if (op == Op::kAllToAll && bytes / 4 < kMaxProcesses) continue;  // not to be divided
+      rows.push_back({{"op", OpText(op)}, {"bytes", bytes}, {"us", work.SteadyState(work.communicators()[0], op, bytes / 4)}});
+    }
+  }
+  return rows;
+}
+
 // One way to give the memory up and take it back; each is collective.
 struct Way {
   std::function<void()> pause;
@@ -224,6 +243,8 @@ void RunNcclRank(const Options& options, Child& child) {
   work_options.single_process = options.single_process;
   work_options.sizes = options.elements;
   work_options.ops = options.ops;
+  work_options.worlds = options.worlds;
+  work_options.room = options.steady / 4;
   Workload work(child, nccl, work_options);
   child.Barrier("buffers filled");
 
@@ -239,6 +260,7 @@ void RunNcclRank(const Options& options, Child& child) {
 
   const auto reference = work.VerifyAll();
   result["checksums"] = reference.size();
+  if (options.steady > 0) result["steady_before"] = SteadyState(work, options.steady);
   result["cycles"] = Json::array();
   const Way way = MakeWay(options, child, nccl, work, amem);
   for (int cycle = 1; cycle <= options.cycles; ++cycle) {
@@ -273,6 +295,7 @@ void RunNcclRank(const Options& options, Child& child) {
     result["cycles"].push_back(row);
     if (sums != reference) throw Failure(Format("cycle %d: ", cycle) + Difference(sums, reference, work.names()));
   }
+  if (options.steady > 0 && options.cycles > 0) result["steady_after"] = SteadyState(work, options.steady);
   work.DestroyAll();
   result["held_destroyed_mib"] = Freed(before, work.FreeBytes());
   child.Result(result.dump());
@@ -391,6 +414,13 @@ Json Summarize(const std::vector<Json>& ranks) {
       ranks, [](const Json& rank) { return rank["held_mib"]; }, true);
   run["held_destroyed_mib"] = Over(
       ranks, [](const Json& rank) { return rank["held_destroyed_mib"]; }, true);
+  for (const char* key : {"steady_before", "steady_after"}) {
+    if (!ranks[0].contains(key)) continue;
+    run[key] = ranks[0][key];
+    for (std::size_t i = 0; i < run[key].size(); ++i)
+      run[key][i]["us"] = Over(
+          ranks, [&](const Json& rank) { return rank[key][i]["us"]; }, true);
+  }
   run["cycles"] = Json::array();
   const std::size_t cycles = ranks[0]["cycles"].size();
   for (std::size_t i = 0; i < cycles; ++i) {
@@ -515,6 +545,7 @@ int Main(int argc, char** argv) {
            {"single_process", options.single_process},
            {"slab_mib", options.floor.slab_mib},
            {"scale", options.floor.scale},
+           {"worlds", options.worlds},
            {"outcome", OutcomeText(job.outcome)},
            {"reason", job.reason},
            {"seconds", job.seconds}};

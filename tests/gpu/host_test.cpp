@@ -154,6 +154,18 @@ TEST_F(Programs, every_mode_gives_numbers_for_each_cycle) {
   }
 }
 
+TEST_F(Programs, steady_state_is_timed_before_and_after_cycles_on_as_many_communicators_as_asked) {
+  const Ran ran =
+      Bench("--mode amem --gpus 2 --worlds 3 --steady 32768 --cycles 2 --json " + (directory_ / "run.json").string());
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  const auto run = Json("run.json");
+  EXPECT_EQ(run["worlds"], 3);
+  for (const char* when : {"steady_before", "steady_after"}) {
+    ASSERT_EQ(run[when].size(), 8U) << "5 sizes, of which 3 can be divided among all ranks";
+    for (const auto& row : run[when]) EXPECT_GT(row["us"].get<double>(), 0.0) << row;
+  }
+}
+
 TEST_F(Programs, native_mode_needs_a_library_that_has_it) {
   const Ran without = Bench("--mode native");
   EXPECT_EQ(without.code, 77);

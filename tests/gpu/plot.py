@@ -4,7 +4,7 @@
     plot.py RESULTS.json [MORE.json ...] [--out DIR]
 
 Takes results.json of run_gpu_tests or files of amem-gpu-bench --json. Writes summary.md (a Markdown table, also printed) and, where
-matplotlib is installed, plot.svg.
+matplotlib is installed, plot.svg (the benchmark's times) and, from part `scale`, held.svg (times against bytes held).
 """
 import argparse
 import json
@@ -12,13 +12,13 @@ import os
 import sys
 
 
-def load(paths):
-    """All benchmark runs in the files that have cycles, in their order."""
+def load(paths, part="bench"):
+    """The runs of a part of run_gpu_tests that have cycles, in their order."""
     runs = []
     for path in paths:
         with open(path) as file:
             data = json.load(file)
-        found = [step["data"] for step in data["steps"] if step["part"] == "bench" and step["data"]] if "steps" in data else [data]
+        found = [step["data"] for step in data["steps"] if step["part"] == part and step["data"]] if "steps" in data else [data]
         runs += [run for run in found if run.get("program") == "amem-gpu-bench" and run.get("cycles")]
     return runs
 
@@ -54,15 +54,43 @@ def table(runs):
     return "\n".join(lines) + "\n"
 
 
-def draw(runs, path):
+def pyplot():
+    """None where it is not installed."""
     try:
         import matplotlib
     except ImportError:
         print("plot.py: no matplotlib here, so no picture", file=sys.stderr)
-        return
+        return None
     matplotlib.use("svg")
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot
+    return matplotlib.pyplot
 
+
+def draw_held(runs, path):
+    """Pause and resume against bytes held, a line for each way; both axes logarithmic, so that a straight line of slope 1 is linear."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, both = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    for axes, what in zip(both, ("pause", "resume")):
+        for name in dict.fromkeys(title(run) for run in runs):
+            points = sorted((run["held_mib"] / 1024, (run["median"] or run["first"])[what + "_ms"]) for run in runs if title(run) == name)
+            axes.plot(*zip(*points), marker="o", label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("GiB held per GPU")
+        axes.set_title(what)
+        axes.grid(True, which="both", alpha=0.3)
+    both[0].set_ylabel("ms, slowest rank, median without the first cycle")
+    both[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def draw(runs, path):
+    plt = pyplot()
+    if plt is None:
+        return
     labels = [f"{title(run)} ({run['gpus']} GPUs)" for run in runs]
     parts = [("pause", "#4c72b0", lambda m: m["pause_ms"]), ("resume", "#dd8452", lambda m: m["resume_ms"]),
              ("first collectives after it", "#c9a27e", lambda m: m["first_collectives_ms"])]
@@ -88,9 +116,11 @@ def main():
     parser.add_argument("results", nargs="+", help="JSON files of run_gpu_tests or amem-gpu-bench")
     parser.add_argument("--out", default=".", help="directory for summary.md and plot.svg (default: here)")
     options = parser.parse_args()
-    runs = load(options.results)
+    runs, scaled = load(options.results), load(options.results, "scale")
+    if scaled:
+        draw_held(scaled, os.path.join(options.out, "held.svg"))
     if not runs:
-        print("plot.py: no benchmark with cycles in these files; nothing to draw", file=sys.stderr)
+        print("plot.py: no benchmark with cycles in these files" + ("" if scaled else "; nothing to draw"), file=sys.stderr)
         return 0
     text = table(runs)
     print(text)

@@ -201,6 +201,7 @@ Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
   const Cuda& cuda = Cuda::Get();
   if (options_.gpus > cuda.devices) throw Skip(Format("%d GPUs needed, the driver reports %d", options_.gpus, cuda.devices));
   const std::size_t floats = *std::max_element(options_.sizes.begin(), options_.sizes.end());
+  const std::size_t room = std::max(floats, options_.room);
   for (int rank = 0; rank < options_.gpus; ++rank) {
     if (!options_.single_process && rank != child.rank()) continue;
     Lane lane;
@@ -208,8 +209,8 @@ Workload::Workload(Child& child, const Nccl& nccl, WorkloadOptions options)
     child.Stage(Format("opening device %d", rank));
     lane.device = Device::Open(rank);
     cuda.Check(cuda.StreamCreate(&lane.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    cuda.Check(cuda.MemAlloc(&lane.send, floats * 4), Format("cuMemAlloc of %zu bytes", floats * 4));
-    cuda.Check(cuda.MemAlloc(&lane.receive, floats * 4), Format("cuMemAlloc of %zu bytes", floats * 4));
+    cuda.Check(cuda.MemAlloc(&lane.send, room * 4), Format("cuMemAlloc of %zu bytes", room * 4));
+    cuda.Check(cuda.MemAlloc(&lane.receive, room * 4), Format("cuMemAlloc of %zu bytes", room * 4));
     cuda.Check(cuda.MemHostAlloc(&lane.host, floats * 4, CU_MEMHOSTALLOC_PORTABLE),
                Format("cuMemHostAlloc of %zu bytes", floats * 4));
     lanes_.push_back(lane);
@@ -263,12 +264,12 @@ void Workload::CreateAll() {
   std::vector<std::vector<int>> members;
   std::vector<int> world(static_cast<std::size_t>(options_.gpus));
   std::iota(world.begin(), world.end(), 0);
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < (options_.worlds > 0 ? options_.worlds : 4); ++i) {
     names.push_back(Format("world%d", i));
     members.push_back(world);
   }
   // Neighbours, then the halves against each other: {0,1},{2,3} and {0,2},{1,3} for four. With two GPUs both are {0,1}.
-  const int half = options_.gpus / 2;
+  const int half = options_.worlds > 0 ? 0 : options_.gpus / 2;
   for (int i = 0; i < half; ++i) {
     names.push_back(Format("neighbours%d", i));
     members.push_back({2 * i, 2 * i + 1});
@@ -379,6 +380,23 @@ ncclResult_t Workload::Launch(Communicator& communicator, Op op, std::size_t cou
   }
   if (group) note(nccl_.GroupEnd());
   return first;
+}
+
+double Workload::SteadyState(Communicator& communicator, Op op, std::size_t count) {
+  const std::string what = Format("%s of %zu floats, many in a row", OpText(op), count);
+  child_.Stage(what);
+  constexpr int kRows = 7;
+  const int in_row = count <= 8192 ? 100 : count <= 1 << 20 ? 30 : count <= 1 << 25 ? 8 : 3;
+  std::vector<double> rows;
+  for (int row = -1; row < kRows; ++row) {  // the first warms up
+    child_.Barrier("before a row of collectives");
+    const double start = Now();
+    for (int i = 0; i < in_row; ++i) nccl_.Check(Launch(communicator, op, count), what);
+    Wait(what, &communicator);
+    if (row >= 0) rows.push_back(1e6 * (Now() - start) / in_row);
+  }
+  std::nth_element(rows.begin(), rows.begin() + kRows / 2, rows.end());
+  return rows[kRows / 2];
 }
 
 void Workload::Wait(const std::string& what, const Communicator* communicator) {

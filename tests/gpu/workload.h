@@ -53,6 +53,8 @@ struct WorkloadOptions {
   std::vector<Op> ops = kReferenceOps;
   std::vector<std::size_t> sizes = kReferenceSizes;
   double collective_limit_s = 60;  // longer means hung
+  int worlds = 0;                  // so many communicators of all ranks and no others; 0: the reference set
+  std::size_t room = 0;            // floats in each buffer, if the largest of `sizes` is smaller
 };
 
 class Workload {
@@ -85,6 +87,8 @@ class Workload {
 
   // Starts one op on the streams. The first bad NCCL result, 0 when all is well.
   ncclResult_t Launch(Communicator& communicator, Op op, std::size_t count);
+  // Microseconds that one op takes where many are queued one after the other, the median of several such rows. Collective.
+  double SteadyState(Communicator& communicator, Op op, std::size_t count);
   // Waits for the streams; Failure when they hang or fault, naming `what`.
   void Wait(const std::string& what, const Communicator* communicator = nullptr);
   // Checks the last result of `op` that is in the receive buffers; poisons nothing.

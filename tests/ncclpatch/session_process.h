@@ -105,7 +105,8 @@ struct Process {
 // Two of them, each with a device.
 class TwoProcesses : public ::testing::Test {
  protected:
-  explicit TwoProcesses(const Options& options) : a(1, world, network, options), b(2, world, network, options) {}
+  TwoProcesses(const Options& options, Bytes of_each_device)
+      : world(*SimulatorWorld::InMemory(2, of_each_device)), a(1, world, network, options), b(2, world, network, options) {}
   void TearDown() override {
     for (Process* p : {&a, &b}) {
       p->JournalFolds();
@@ -152,7 +153,7 @@ class TwoProcesses : public ::testing::Test {
     }
   }
 
-  std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{512} << 20);
+  std::shared_ptr<SimulatorWorld> world;
   LocalNetwork network;
   Process a, b;
 };

@@ -23,7 +23,7 @@ Options Direct() {
 
 class SessionTest : public test::TwoProcesses {
  protected:
-  SessionTest() : TwoProcesses(Direct()) {}
+  SessionTest() : TwoProcesses(Direct(), 256 * kMiB) {}
 };
 
 TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {

@@ -24,7 +24,7 @@ Options Slabs() {
 
 class SlabTest : public test::TwoProcesses {
  protected:
-  SlabTest() : TwoProcesses(Slabs()) {}
+  SlabTest() : TwoProcesses(Slabs(), 512 * kMiB) {}
   void TearDown() override {
     for (const Process* p : {&a, &b}) {
       const State state = p->session->CopyState();

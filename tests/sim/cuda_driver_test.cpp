@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "replay/nvml.h"
 #include "replay/simulator.h"
 #include "tests/sim/fake_cuda/fake_cuda.h"
 
@@ -701,6 +703,30 @@ TEST_P(FakeCuda, a_forked_child_is_not_initialised) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), CUDA_ERROR_NOT_INITIALIZED);
+}
+
+// ---- who holds memory ------------------------------------------------------------------------------------------------------
+
+TEST(MemoryHolders, are_named_with_what_they_hold_where_the_management_library_knows) {
+  void* library = dlopen(AMEM_FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto holders = HoldersByNvml(library, "GPU-fake");
+  ASSERT_EQ(holders.size(), 2U);
+  EXPECT_EQ(holders[0].pid, getpid());
+  EXPECT_EQ(holders[0].bytes, Bytes{3} << 30);
+  EXPECT_EQ(holders[0].name, std::string(program_invocation_short_name).substr(0, 15));
+  EXPECT_EQ(holders[1].pid, 1);
+  EXPECT_EQ(holders[1].bytes, 0U) << "not known";
+  EXPECT_TRUE(HoldersByNvml(library, "GPU-other").empty());
+  EXPECT_TRUE(HoldersByNvml(nullptr, "GPU-fake").empty());
+}
+
+TEST(MemoryHolders, text_names_the_largest_and_not_this_process) {
+  EXPECT_EQ(ToText({{7, 5, "me"}}, 7), "");
+  EXPECT_EQ(ToText({{8, 0, ""}, {7, 5, "me"}, {9, Bytes{3} << 30, "python3"}}, 7),
+            " (pid 9, python3, holds 3 GiB; pid 8 holds some)");
+  const std::string many = ToText({{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {4, 1, ""}, {5, 1, ""}, {6, 1, ""}, {8, 1, ""}}, 7);
+  EXPECT_TRUE(many.ends_with("; pid 5 holds 1 B; and 2 more)")) << many;
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ class Baton final : public LocalScheduler {
     {
       const std::lock_guard lock(mutex_);
       ended_ = true;
-      changed_.notify_all();
+      for (auto& task : tasks_) task->chosen.notify_one();
     }
     for (auto& task : tasks_) task->thread.join();
   }
@@ -47,8 +47,7 @@ class Baton final : public LocalScheduler {
       ++running_;
     }
     Next();
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return running_ == 0; });
+    done_.wait(lock, [&] { return running_ == 0; });
   }
 
   // ---- LocalScheduler
@@ -79,6 +78,7 @@ class Baton final : public LocalScheduler {
  private:
   struct Task {
     std::thread thread;
+    std::condition_variable chosen;  // or ended_
     std::function<void()> work;
     Time waits_until{};
     bool active = false;
@@ -90,7 +90,7 @@ class Baton final : public LocalScheduler {
     Task& me = *tasks_[static_cast<std::size_t>(index)];
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return ended_ || (me.active && holder_ == index); });
+      me.chosen.wait(lock, [&] { return ended_ || (me.active && holder_ == index); });
       if (ended_) return;
       me.deaf = false;
       lock.unlock();
@@ -98,16 +98,13 @@ class Baton final : public LocalScheduler {
       lock.lock();
       me.active = false;
       me.work = nullptr;
-      --running_;
+      if (--running_ == 0) done_.notify_one();
       Next();
-      changed_.notify_all();
     }
   }
   void HandOn(std::unique_lock<std::mutex>& lock) {
     Next();
-    if (holder_ == mine_) return;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return holder_ == mine_; });
+    tasks_[static_cast<std::size_t>(mine_)]->chosen.wait(lock, [&] { return holder_ == mine_; });
   }
   // Whoever can go on now, by chance; if nobody can, time passes.
   void Next() {
@@ -126,11 +123,12 @@ class Baton final : public LocalScheduler {
       now_ = std::max(now_, soonest);
     }
     holder_ = ready[random_() % ready.size()];
+    if (holder_ != mine_) tasks_[static_cast<std::size_t>(holder_)]->chosen.notify_one();
   }
 
   static thread_local inline int mine_ = -1;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable done_;  // running_ is 0
   std::vector<std::unique_ptr<Task>> tasks_;
   std::function<void(int)> step_;
   std::mt19937_64 random_;

@@ -31,8 +31,6 @@ std::string Where(const AllocationProperties& properties) {
   return "location type " + std::to_string(static_cast<std::uint32_t>(properties.location.type)) + " id " +
          std::to_string(properties.location.id) + ", handle types " + std::to_string(properties.handle_types);
 }
-std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
-std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }
 std::string OfDevice(DeviceOrdinal device) { return "device " + std::to_string(device.value); }
 
 constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -54,4 +54,7 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
 Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
 Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
 
+std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
+std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }
+
 }  // namespace amem

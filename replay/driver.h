@@ -111,4 +111,8 @@ class Driver {
   virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
 };
 
+// For what drivers say of a failed call: "0x7f00, 4096 bytes" and "handle 0x1f".
+std::string InRange(Address address, Bytes bytes);
+std::string OfHandle(DriverHandle handle);
+
 }  // namespace amem

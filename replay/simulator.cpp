@@ -26,9 +26,6 @@ constexpr std::string_view kNotGranular = "address and size must be multiples of
 constexpr std::string_view kPartOfMapping = "it contains a part of a mapping, and a mapping cannot be split";
 constexpr std::string_view kNoSuchDevice = "there is no such device";
 
-std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
-std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }
-
 void* Pointer(Address address) { return reinterpret_cast<void*>(address.value); }  // NOLINT(performance-no-int-to-ptr)
 
 bool MapNothing(Address address, Bytes bytes) {

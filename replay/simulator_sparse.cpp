@@ -12,9 +12,9 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kPage = 4096;
+constexpr Bytes kSparsePage = 4096;
 
-bool Multiple(const Extent& extent) { return extent.address.value % kPage == 0 && extent.bytes % kPage == 0; }
+bool Multiple(const Extent& extent) { return extent.address.value % kSparsePage == 0 && extent.bytes % kSparsePage == 0; }
 
 // Calls saw(offset) for every page of [from, from + bytes) of the memfd that is not zero. False: errno says why.
 bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
@@ -22,11 +22,11 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
   while (from < end) {
     const off_t data = lseek(fd, static_cast<off_t>(from), SEEK_DATA);
     if (data < 0) return errno == ENXIO;  // only holes from here on
-    from = static_cast<Bytes>(data) / kPage * kPage;
-    std::array<std::byte, kPage> page;
+    from = static_cast<Bytes>(data) / kSparsePage * kSparsePage;
+    std::array<std::byte, kSparsePage> page;
     const off_t hole = lseek(fd, data, SEEK_HOLE);
-    for (const Bytes stop = std::min(end, static_cast<Bytes>(std::max<off_t>(hole, 0))); from < stop; from += kPage) {
-      if (pread(fd, page.data(), kPage, static_cast<off_t>(from)) != static_cast<ssize_t>(kPage)) return false;
+    for (const Bytes stop = std::min(end, static_cast<Bytes>(std::max<off_t>(hole, 0))); from < stop; from += kSparsePage) {
+      if (pread(fd, page.data(), kSparsePage, static_cast<off_t>(from)) != static_cast<ssize_t>(kSparsePage)) return false;
       if (std::any_of(page.begin(), page.end(), [](std::byte b) { return b != std::byte{}; })) saw(from);
     }
   }
@@ -41,7 +41,7 @@ Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Ext
   };
   if (const int result = Enter(kFindNonZero)) return fail(result, "a test asked for this failure, or this is a forked child");
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
-  if (!std::has_single_bit(block) || block < kPage) return fail(cuda::kInvalidValue, "not a size of blocks");
+  if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
   const std::lock_guard lock(mutex_);
   const auto queued = queued_.find(device);
   if (queued != queued_.end() && std::any_of(queued->second.begin(), queued->second.end(),

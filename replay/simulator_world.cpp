@@ -27,7 +27,7 @@ namespace {
 constexpr std::uint64_t kMagic = 0x616d656d2d73696dULL;  // "amem-sim"
 constexpr std::uint64_t kVersion = 1;
 
-struct Member {
+struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left
   std::uint64_t start_time;
 };
@@ -62,7 +62,7 @@ ProcessStat ReadProcessStat(std::int32_t pid) {
   return stat;
 }
 
-bool Alive(const Member& member) {
+bool Alive(const WorldMember& member) {
   const ProcessStat stat = ReadProcessStat(member.pid);
   return stat.state != 'X' && stat.state != 'Z' && stat.start_time == member.start_time;
 }
@@ -104,7 +104,7 @@ struct SimulatorWorld::Table {
   std::uint32_t end;         // no used entry from here on
   std::uint32_t lingering;   // entries that only exported descriptors may hold
   std::array<Bytes, kMaxDevices> used;
-  std::array<Member, kMembers> members;
+  std::array<WorldMember, kMembers> members;
   std::array<Entry, kAllocations> entries;
 
   static Table* MapFile(int fd) {
@@ -211,7 +211,7 @@ struct SimulatorWorld::Table {
   void ForgetClosedDescriptors() {
     if (lingering == 0) return;
     std::set<std::int32_t> pids;
-    for (const Member& member : members) {
+    for (const WorldMember& member : members) {
       if (member.pid != 0) pids.insert(member.pid);
     }
     pids.insert(getpid());
@@ -419,7 +419,7 @@ std::uint32_t SimulatorWorld::Members() {
   const Guard guard(*table_);
   table_->ReapTheDead();
   std::uint32_t count = 0;
-  for (const Member& member : table_->members) count += member.pid != 0;
+  for (const WorldMember& member : table_->members) count += member.pid != 0;
   return count;
 }
 

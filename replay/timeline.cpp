@@ -452,9 +452,9 @@ class Memory {
 
 // ---- one journal -----------------------------------------------------------------------------------------------------------
 
-class Fold {
+class TimelineFold {
  public:
-  Fold(SessionTimeline& out, const TimelineLimits& limits)
+  TimelineFold(SessionTimeline& out, const TimelineLimits& limits)
       : out_(out),
         points_(limits.points),
         series_(limits.points - limits.points / 4),
@@ -600,7 +600,7 @@ Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits
   if (!info) return info.status();
   SessionTimeline timeline;
   timeline.info = *std::move(info);
-  Fold fold(timeline, limits);
+  TimelineFold fold(timeline, limits);
   if (timeline.info.first.value > 1) {
     Result<State> start = reader.StateAt(SequenceNumber{timeline.info.first.value - 1});
     if (start) {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kListenerKey = 1, kCommandKey = 2, kStopKey = 3, kFirstKey = 16;
 constexpr auto kHelloPatience = std::chrono::seconds(5);
-constexpr auto kSpin = std::chrono::milliseconds(1);  // awake, after the last event
+constexpr auto kServiceSpin = std::chrono::milliseconds(1);  // awake, after the last event
 constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr std::size_t kStrangersMax = 64;  // connections that have not said hello
@@ -219,7 +219,7 @@ void PeerService::Loop() {
 void PeerService::Turn() {
   std::array<epoll_event, 32> events;
   // Imports come in rows: whoever asked a moment ago asks again before this thread could fall asleep and be woken.
-  const bool spin = HasIdleCores() && Clock::now() - last_event_ < kSpin;
+  const bool spin = HasIdleCores() && Clock::now() - last_event_ < kServiceSpin;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), spin ? 0 : WaitMilliseconds());
   if (n > 0) last_event_ = Clock::now();
   if (n == 0 && spin) ::sched_yield();

@@ -10,7 +10,7 @@ namespace amem {
 std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
   constexpr std::size_t kNamed = 5;
   std::erase_if(holders, [&](const MemoryHolder& holder) { return holder.pid == self; });
-  std::ranges::sort(holders, std::greater<>(), &MemoryHolder::bytes);
+  std::ranges::stable_sort(holders, std::greater<>(), &MemoryHolder::bytes);
   std::string text;
   for (std::size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
     const MemoryHolder& holder = holders[i];

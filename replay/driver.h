@@ -35,7 +35,7 @@ struct MemoryHolder {
   std::string name;  // of its program; empty: not known
   friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
 };
-// " (pid 7, python3, holds 3 GiB; pid 8 holds some)": those that hold the most, without the process `self`; or nothing.
+// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": those that hold the most, without the process `self`; or nothing.
 std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
 
 // Page-locked host memory for copies; given back by its destructor.

@@ -724,7 +724,7 @@ TEST(MemoryHolders, are_named_with_what_they_hold_where_the_management_library_k
 TEST(MemoryHolders, text_names_the_largest_and_not_this_process) {
   EXPECT_EQ(ToText({{7, 5, "me"}}, 7), "");
   EXPECT_EQ(ToText({{8, 0, ""}, {7, 5, "me"}, {9, Bytes{3} << 30, "python3"}}, 7),
-            " (pid 9, python3, holds 3 GiB; pid 8 holds some)");
+            " (pid 9, python3, holds 3 072 MiB; pid 8 holds some)");
   const std::string many = ToText({{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {4, 1, ""}, {5, 1, ""}, {6, 1, ""}, {8, 1, ""}}, 7);
   EXPECT_TRUE(many.ends_with("; pid 5 holds 1 B; and 2 more)")) << many;
 }

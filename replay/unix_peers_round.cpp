@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <set>
+#include <utility>
 
 #include "replay/unix_peers_board.h"
 
@@ -17,6 +18,7 @@ constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
 constexpr auto kDoubt = std::chrono::milliseconds(500);        // for a process that dies to be gone
+constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for those who were told of a death
 constexpr int kLeaderClosingsMax = 3;
 
 Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
@@ -80,12 +82,19 @@ PeerIdentity Discovery::IdentityOf(SessionId session) const {
 }
 
 // Somebody died while others waited for it, and they were told; they do not wait any more. Who comes after that would find all
-// that live, and wait for them in vain: it fails as they did, and with their next call all meet again.
-Status Discovery::OthersFailed(const NeighbourhoodMessage& answer) {
-  if (without_the_dead_ || !answer.lost || service_.HasFailedBy(answer.lost->session)) return {};
-  lost_ = answer.lost;
+// that live, and wait for them in vain: unless they call again at once, it fails as they did, and with their next call all
+// meet.
+Status Discovery::FailAsOthers(const std::vector<NeighbourhoodMessage>& answers) {
+  const auto other = std::ranges::find_if(answers, [&](const NeighbourhoodMessage& answer) {
+    return answer.lost && !without_the_dead_ && !service_.HasFailedBy(answer.lost->session);
+  });
+  if (other == answers.end()) return {};
+  others_failed_now_ = true;
+  if (!others_failed_) others_failed_ = std::chrono::steady_clock::now();
+  if (std::chrono::steady_clock::now() < *others_failed_ + kToCallAgain) return {};
+  lost_ = other->lost;
   return {Code::kPeerLost, ToText(*lost_) + " " + HowItEnded(context_, lost_->session) + ", and so the call of " +
-                               ToText(answer.self) + " has failed: call it again on all that are left"};
+                               ToText(other->self) + " has failed: call it again on all that are left"};
 }
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
@@ -183,10 +192,10 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       standings_[answer.self.session] = answer.standing;
       silent_.erase(answer.self.session);
     }
+    AMEM_TRY(FailAsOthers(*answers));
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
-      AMEM_TRY(OthersFailed(answer));
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
         if (set.contains(neighbour.session) || gone_.contains(neighbour.session)) continue;
@@ -195,6 +204,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       }
     }
   }
+  if (!std::exchange(others_failed_now_, false)) others_failed_.reset();
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;
   for (auto& [session, who] : set) members.push_back(std::move(who));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -51,7 +52,7 @@ class Discovery {
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
                                                    int unless_readable);
-  [[nodiscard]] Status OthersFailed(const NeighbourhoodMessage& answer);
+  Status FailAsOthers(const std::vector<NeighbourhoodMessage>& answers);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 
@@ -65,6 +66,8 @@ class Discovery {
   std::set<SessionId> silent_;               // have not answered the last question
   std::set<SessionId> gone_;                 // left out for ever
   std::optional<PeerIdentity> lost_;
+  std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that
+  bool others_failed_now_ = false;                                      // this look has
   const bool without_the_dead_;
 };
 

@@ -335,7 +335,10 @@ class Arrival {
   Result<RoundBegun> Run() {
     if (!again_) context_.service->SetLoss(std::nullopt);
     auto begun = Wait();
-    if (!begun && begun.status().code() == Code::kPeerLost) context_.service->SetLoss(lost_ ? lost_ : discovery_.lost());
+    if (!begun && begun.status().code() == Code::kPeerLost) {
+      if (!lost_) lost_ = discovery_.lost();
+      context_.service->SetLoss(lost_ ? *lost_ : discovery_.IdentityOf(last_leader_));  // it must have been one of them
+    }
     return begun;
   }
 
@@ -411,6 +414,7 @@ class Arrival {
   }
 
   Status Arrive(SessionId leader) {
+    last_leader_ = leader;
     if (leader_ == nullptr) {
       auto connection =
           PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->Self(), deadline_);
@@ -448,7 +452,6 @@ class Arrival {
 
   Status LeaderClosed(const Status& why) {
     const std::string who = NameOf(leader_->to());
-    if (closings_ + 1 == kLeaderClosingsMax) lost_ = discovery_.IdentityOf(leader_->to());
     closed_leader_ = leader_->to();
     leader_.reset();
     // Looking again tells whether it is still of the set, and says so if it has died.
@@ -521,6 +524,7 @@ class Arrival {
   std::optional<std::vector<PeerIdentity>> missing_;
   std::optional<Lifecycle> settled_;
   std::vector<PeerIdentity> vanished_;  // were of the set, and are not any more
+  SessionId last_leader_;               // to whom this session has come
   SessionId closed_leader_;             // its connection has ended
   std::optional<PeerIdentity> lost_;    // that failed this call
   bool alone_ = false;

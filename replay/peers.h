@@ -116,7 +116,7 @@ class Peers {
   // Finds the set of sessions that share memory with this one, directly or through others (Neighbours of neighbours), with the
   // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names who did not come, and what
   // it is doing as far as that is known. Who is dead when it is first looked at does not belong to the set any more; kPeerLost
-  // names one that died, or closed, while it was waited for.
+  // names one that died, or closed, while it was waited for - by this session, or by others, who were told and have given up.
   virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
 
   // Stops serving; no delegate call comes after this returns.

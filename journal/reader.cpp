@@ -20,6 +20,8 @@ constexpr std::uint64_t kEverything = ~std::uint64_t{0};
 // How much is copied out of LMDB at a time: a read transaction that lasts keeps the writer from using pages again.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
 constexpr std::size_t kBatchRecords = 8192;
+// How often the writer may let the events after a snapshot go, for a later one, before they are read.
+constexpr int kOvertaken = 100;
 
 struct Entry {  // one of LMDB's, copied; `frame` may be damaged
   std::uint64_t seq = 0;
@@ -76,6 +78,7 @@ class Reader final : public JournalReader {
     std::uint64_t stored_last = 0;
   };
   Result<View> Look() const;
+  Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const;
   Result<Batch> ReadBatch(std::uint64_t from, std::uint64_t to) const;
   bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
   static void NoteDamagedTail(const View& view, Losses& losses);
@@ -142,11 +145,15 @@ std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_
 Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
   const auto view = Look();
   if (!view) return view.status();
+  return ReadSeen(*view, first, last, visit);
+}
+
+Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const {
   ReadReport report;
   Losses losses(report);
-  report.torn_tail = view->tail.torn && !WriterIsAlive(directory_ / "tail");
+  report.torn_tail = view.tail.torn && !WriterIsAlive(directory_ / "tail");
   if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
-  const std::uint64_t to = std::min(last.value, view->last);
+  const std::uint64_t to = std::min(last.value, view.last);
   std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
   for (bool more = true; more && next <= to;) {
     const auto batch = ReadBatch(next, to);
@@ -161,8 +168,8 @@ Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const
     if (batch->beyond && next <= to && next > batch->first_kept) losses.Gap(next, to);
     if (batch->beyond) return report;
   }
-  if (!ReadFromTail(*view, next, to, losses, visit)) return report;
-  if (last.value > view->last) NoteDamagedTail(*view, losses);
+  if (!ReadFromTail(view, next, to, losses, visit)) return report;
+  if (last.value > view.last) NoteDamagedTail(view, losses);
   return report;
 }
 
@@ -216,8 +223,10 @@ Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
 // The state after event `to`, or after the last one if that comes before.
 Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   if (to <= state.last.value) return state;
+  const auto view = Look();
+  if (!view) return view.status();
   Status failed;
-  const auto read = Read(SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
+  const auto read = ReadSeen(*view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
     failed = Apply(state, event);
     return failed.ok();
   });
@@ -225,7 +234,8 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   report.torn_tail = read->torn_tail;
   report.corrupt_records += read->corrupt_records;
   if (report.corruption.empty()) report.corruption = read->corruption;
-  if (failed.ok()) return state;
+  const bool complete = state.last.value >= std::min(to, view->last) || report.corrupt_records != 0;
+  if (failed.ok() && complete) return state;
   return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
 }
 
@@ -245,13 +255,15 @@ Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* repo
   const std::string doing = "state of journal " + directory_.string() + " after " +
                             (at ? "event " + std::to_string(at->value) : std::string("the last event"));
   Result<State> state = State{};
-  for (int attempt = 0; attempt < 3; ++attempt) {
+  std::optional<SequenceNumber> before;
+  for (int attempt = 0; attempt < kOvertaken; ++attempt) {
     out = {};
     Losses losses(out);
     auto start = NearestSnapshot(to, losses);
     if (!start) return start.status().Within(doing);
+    if (start->last == before) break;  // there is no later one: what is missing is missing
+    before = start->last;
     state = Fold(std::move(*start), to, out);
-    // The writer may have let events go between the two looks.
     if (state.ok() || out.corrupt_records != 0) break;
   }
   if (!state) return state.status().Within(doing);

@@ -84,17 +84,16 @@ PeerIdentity Discovery::IdentityOf(SessionId session) const {
 // Somebody died while others waited for it, and they were told; they do not wait any more. Who comes after that would find all
 // that live, and wait for them in vain: unless they call again at once, it fails as they did, and with their next call all
 // meet.
-Status Discovery::FailAsOthers(const std::vector<NeighbourhoodMessage>& answers) {
-  const auto other = std::ranges::find_if(answers, [&](const NeighbourhoodMessage& answer) {
-    return answer.lost && !without_the_dead_ && !service_.HasFailedBy(answer.lost->session);
-  });
-  if (other == answers.end()) return {};
-  others_failed_now_ = true;
+bool Discovery::FailedWithoutUs(const NeighbourhoodMessage& other) const {
+  return other.lost && !without_the_dead_ && !service_.HasFailedBy(other.lost->session);
+}
+
+Status Discovery::FailAs(const NeighbourhoodMessage& other) {
   if (!others_failed_) others_failed_ = std::chrono::steady_clock::now();
   if (std::chrono::steady_clock::now() < *others_failed_ + kToCallAgain) return {};
-  lost_ = other->lost;
+  lost_ = other.lost;
   return {Code::kPeerLost, ToText(*lost_) + " " + HowItEnded(context_, lost_->session) + ", and so the call of " +
-                               ToText(other->self) + " has failed: call it again on all that are left"};
+                               ToText(other.self) + " has failed: call it again on all that are left"};
 }
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
@@ -183,6 +182,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // who shares memory with it
   for (const SessionId session : *frontier) through[session] = self.session;
+  bool others_failed = false;
   while (!frontier->empty()) {
     auto answers = AskAll(*frontier, deadline, unless_readable);
     if (!answers) return answers.status();
@@ -192,7 +192,11 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       standings_[answer.self.session] = answer.standing;
       silent_.erase(answer.self.session);
     }
-    AMEM_TRY(FailAsOthers(*answers));
+    const auto other = std::ranges::find_if(*answers, [this](const auto& answer) { return FailedWithoutUs(answer); });
+    if (other != answers->end()) {
+      others_failed = true;
+      AMEM_TRY(FailAs(*other));
+    }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
@@ -204,7 +208,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       }
     }
   }
-  if (!std::exchange(others_failed_now_, false)) others_failed_.reset();
+  if (!others_failed) others_failed_.reset();
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;
   for (auto& [session, who] : set) members.push_back(std::move(who));

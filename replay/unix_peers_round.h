@@ -52,7 +52,8 @@ class Discovery {
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
   Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
                                                    int unless_readable);
-  Status FailAsOthers(const std::vector<NeighbourhoodMessage>& answers);
+  [[nodiscard]] bool FailedWithoutUs(const NeighbourhoodMessage& other) const;
+  Status FailAs(const NeighbourhoodMessage& other);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
   [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
 
@@ -67,7 +68,6 @@ class Discovery {
   std::set<SessionId> gone_;                 // left out for ever
   std::optional<PeerIdentity> lost_;
   std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that
-  bool others_failed_now_ = false;                                      // this look has
   const bool without_the_dead_;
 };
 

@@ -25,9 +25,9 @@ inline std::string Contents(const std::filesystem::path& path) {
 }
 
 struct Ran {
-  int code = -1;  // exit status, or minus the signal
-  double seconds = 0;
-  long peak_kib = 0;  // of memory, of the largest process
+  int code = -1;                              // exit status, or minus the signal
+  double seconds = 0, processor_seconds = 0;  // the latter do not depend on what else the machine does
+  long peak_kib = 0;                          // of memory, of the largest process
   std::string out, err;
   [[nodiscard]] std::vector<std::string> lines() const {
     std::vector<std::string> all;
@@ -69,11 +69,14 @@ class ToolTest : public ::testing::Test {
     Ran ran;
     ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
     ran.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    ran.processor_seconds = Seconds(usage.ru_utime) + Seconds(usage.ru_stime);
     ran.peak_kib = usage.ru_maxrss;
     ran.out = Contents(out);
     ran.err = Contents(err);
     return ran;
   }
+
+  static double Seconds(const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; }
 
   std::filesystem::path scratch_;
 };

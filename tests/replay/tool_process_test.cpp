@@ -240,11 +240,9 @@ TEST_F(Tool, log_of_the_reference_workload_takes_well_under_a_second) {
 #endif
   for (int i = 0; i < kAllocations; ++i) story.Map(story.Create());
   const std::string session = Write(story).string();
-  const auto began = std::chrono::steady_clock::now();
   const Ran ran = Shell("$TOOL log " + session);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   EXPECT_EQ(ran.lines().size(), story.events().size());
-  EXPECT_LT(took.count(), 1.0);
+  EXPECT_LT(ran.processor_seconds, 1.0);
 }
 
 TEST_F(Tool, log_ends_quietly_when_its_reader_goes) {

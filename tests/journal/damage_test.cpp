@@ -1,6 +1,7 @@
 // Journals whose bytes are not what was written: what is left is read, what is lost is told, and nothing worse happens.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <lmdb.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -42,6 +43,7 @@ class Damage : public testing::Test {
       }
     }
     ASSERT_TRUE((*writer)->Close().ok());
+    Compact();
     if (in_tail == 0) return;
     fs::remove(session / "closed");
     auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
@@ -50,6 +52,18 @@ class Damage : public testing::Test {
     for (std::uint64_t seq = stored + 1; seq <= stored + in_tail; ++seq) {
       ASSERT_TRUE(tail->Append(RecordType::kEvent, seq, encoder.Encode(LegalEvent(seq))));
     }
+  }
+  // Leaves out the pages that are not in use any more, so that each record is in the file once.
+  void Compact() const {
+    const fs::path compacted = directory.path() / "compacted";
+    fs::create_directory(compacted);
+    MDB_env* env = nullptr;
+    ASSERT_EQ(mdb_env_create(&env), 0);
+    EXPECT_EQ(mdb_env_open(env, session.c_str(), MDB_RDONLY, 0), 0);
+    EXPECT_EQ(mdb_env_copy2(env, compacted.c_str(), MDB_CP_COMPACT), 0);
+    mdb_env_close(env);
+    fs::rename(compacted / "data.mdb", session / "data.mdb");
+    fs::remove(compacted);
   }
   void Change(const char* file, const std::function<void(std::vector<std::byte>&)>& change) const {
     auto bytes = ReadFile(session / file);

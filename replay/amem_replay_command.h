@@ -67,6 +67,8 @@ struct RunOptions {
   Directories directories;
   std::string until;                // "SEQ", or "RANK:SEQ"
   std::vector<std::string> memory;  // "DEVICE=BYTES"
+  std::string driver = "sim";       // or "cuda"
+  bool processes = false;
   bool json = false;
 };
 struct DiffOptions {

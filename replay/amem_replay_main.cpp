@@ -135,10 +135,12 @@ class CommandLine {
 
   void AddRun() {
     CLI::App* command =
-        Add("run", "Does again on the simulator what journals say, and compares each result; no GPU is needed",
+        Add("run", "Does again what journals say, and compares each result; on the simulator, which needs no GPU",
             "  amem-replay run DIR                            all ranks of a job, up to the end\n"
             "  amem-replay run DIR --until 2:115              up to event 115 of rank 2\n"
             "  amem-replay run job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
+            "  amem-replay run DIR --processes                one process per rank, descriptors over Unix sockets\n"
+            "  amem-replay run DIR --driver cuda              likewise, on this host's GPUs\n"
             "A failed resume for want of memory fails again with as little, and not with more.\n");
     AddDirectories(command, replay_.directories);
     command->add_option("--until", replay_.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job")
@@ -147,6 +149,10 @@ class CommandLine {
         ->add_option("--memory", replay_.memory, "How much a device has once it was paused; by number or UUID, may be repeated")
         ->type_name("DEVICE=BYTES")
         ->allow_extra_args(false);
+    command->add_flag("--processes", replay_.processes, "Each session in a process of its own, as in the job");
+    command->add_option("--driver", replay_.driver, "What the calls are made to: sim, the simulator (default), or cuda")
+        ->check(CLI::IsMember({"sim", "cuda"}))
+        ->type_name("sim|cuda");
     command->add_flag("--json", replay_.json, "One JSON object");
     command->callback([this] { run_ = [this](Output& out) { return RunRun(replay_, out); }; });
   }

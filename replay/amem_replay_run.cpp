@@ -1,4 +1,5 @@
-// run: does again on the simulator what journals say, and compares.
+// run: does again what journals say, and compares.
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "replay/amem_replay_command.h"
@@ -64,10 +65,10 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   return {};
 }
 
-void PrintText(Output& out, const RerunReport& report, const std::string& whose) {
+void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
   out << "replayed " << Grouped(report.sessions) << (report.sessions == 1 ? " session, " : " sessions, ")
       << Grouped(report.events) << " events, " << Grouped(report.calls) << " driver calls, " << Grouped(report.steps)
-      << " steps on the simulator; " << Grouped(report.comparisons) << " times the states were compared\n";
+      << " steps " << where << "; " << Grouped(report.comparisons) << " times the states were compared\n";
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
     out << "device " << d << "  ";
@@ -76,6 +77,7 @@ void PrintText(Output& out, const RerunReport& report, const std::string& whose)
     for (std::size_t i = 0; i < device.used_by.size(); ++i) out << (i == 0 ? ", own memory of " : ", ") << device.used_by[i];
     out << "\n";
   }
+  if (report.elsewhere != 0) out << Grouped(report.elsewhere) << " address ranges lie elsewhere than they were\n";
   for (const auto& [kind, count] : report.not_replayed) out << "not replayed: " << Grouped(count) << " of " << kind << "\n";
   for (const std::string& failure : report.reproduced) out << "reproduced: " << failure << "\n";
   if (!report.difference) {
@@ -104,6 +106,7 @@ Json ToJson(const RerunReport& report) {
             {"comparisons", report.comparisons},
             {"failures_reproduced", report.failures_reproduced},
             {"devices", devices},
+            {"ranges_elsewhere", report.elsewhere},
             {"not_replayed", report.not_replayed}};
   j["difference"] = nullptr;
   if (report.difference) {
@@ -137,6 +140,9 @@ int RunRun(const RunOptions& options, Output& out) {
     Complain(wrong);
     return kUsage;
   }
+  prepared.options.processes = options.processes;
+  prepared.options.cuda = options.driver == "cuda";
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) prepared.options.cuda_visible_devices = visible;
   const Result<RerunReport> report = Rerun(prepared.journals, prepared.options);
   if (!report) {
     Complain(report.status().message());
@@ -152,7 +158,10 @@ int RunRun(const RunOptions& options, Output& out) {
   if (options.json) {
     out << ToJson(*report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
-    PrintText(out, *report, whose);
+    const std::string where = prepared.options.cuda ? "on GPUs, one process a session"
+                              : options.processes   ? "on the simulator, one process a session"
+                                                    : "on the simulator";
+    PrintText(out, *report, where, whose);
   }
   return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
 }

@@ -18,9 +18,9 @@ namespace amem {
 
 // The CUresult values AMem itself produces or tells apart.
 namespace cuda {
-inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101,
-                     kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401, kIllegalAddress = 700,
-                     kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
+inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
+                     kInvalidDevice = 101, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401,
+                     kIllegalAddress = 700, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
 }
 
 struct MemoryInfo {

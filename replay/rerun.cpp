@@ -1,11 +1,16 @@
 #include "replay/rerun.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <set>
 
 #include "replay/event_json.h"
+#include "replay/rerun_process.h"
 #include "replay/rerun_session.h"
 #include "replay/rerun_stream.h"
+#include "replay/unix_peers_socket.h"
 
 namespace amem {
 namespace {
@@ -13,7 +18,7 @@ namespace {
 constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
 constexpr std::uint64_t kMeasureEvery = 512;  // calls
 
-// Kinds that the simulator has no call for.
+// Kinds that the driver has no call for.
 bool HasNoCall(const EventBody& body) {
   return std::holds_alternative<HostAllocated>(body) || std::holds_alternative<LegacyAllocated>(body) ||
          std::holds_alternative<AsyncAllocated>(body) || std::holds_alternative<MulticastCreated>(body) ||
@@ -25,6 +30,25 @@ bool IsCheckpoint(const EventBody& body) {
   return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
          std::holds_alternative<CycleFailed>(body);
 }
+
+// A folder that is gone with the object.
+class Scratch {
+ public:
+  ~Scratch() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  Status Make() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "amem-run-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) return {Code::kIo, "make " + pattern + ": " + ErrnoText(errno)};
+    path_ = pattern;
+    return {};
+  }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 std::string NameOf(const SessionOpened& who) {
   return who.rank < 0 ? "session " + SessionText(who.session) : "rank " + std::to_string(who.rank);
@@ -42,7 +66,11 @@ class Host {
     AMEM_TRY(Replay());
     for (const auto& one : cast_) {
       Measure(*one);
-      report_.calls += one->session->calls();
+      const RerunRank::Counts counts = one->rank->counts();
+      report_.events += counts.events;
+      report_.calls += counts.calls;
+      report_.steps += counts.steps;
+      report_.elsewhere += counts.elsewhere;
     }
     for (std::size_t d = 0; d < report_.devices.size(); ++d) report_.devices[d].most = most_[d];
     return std::move(report_);
@@ -50,13 +78,16 @@ class Host {
 
  private:
   struct One {
+    JournalReader* reader = nullptr;
     JournalInfo info;
     SessionOpened who;
     State start;
     std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
-    std::unique_ptr<RerunSession> session;
+    std::unique_ptr<RerunRank> rank;
+    RerunSession* session = nullptr;      // the rank, if it lives in this process
+    std::uint64_t events = 0;             // taken
     std::map<std::int32_t, Bytes> holds;  // by device of the host
   };
 
@@ -66,6 +97,7 @@ class Host {
       auto one = std::make_unique<One>();
       const auto info = reader->Info();
       if (!info) return info.status();
+      one->reader = reader.get();
       one->info = *info;
       if (info->first.value > 1) {
         auto start = reader->StateAt(SequenceNumber{info->first.value - 1});
@@ -148,33 +180,67 @@ class Host {
     if (devices >= SimulatorWorld::kMaxDevices)
       return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
-    auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for strangers: what they hold counts for nobody
-    if (!world) return world.status();
-    world_ = *world;
-    auto stranger = Simulator::Open({.in_memory = world_, .visible = {devices}, .granularity = 4096, .physical = false});
-    auto tenant = Simulator::Open({.in_memory = world_, .granularity = 4096, .physical = false});
-    if (!stranger || !tenant) return (stranger ? tenant : stranger).status();
-    stranger_ = *std::move(stranger);
-    tenant_ = *std::move(tenant);
+    AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
     for (const auto& one : cast_) {
-      auto driver = Simulator::Open({.in_memory = world_, .visible = one->devices, .granularity = 4096, .physical = false});
-      if (!driver) return driver.status();
-      one->session = std::make_unique<RerunSession>(
-          *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
-      by_session_[one->info.session] = one.get();
       // Only differences of clocks matter: those of one host are one clock.
       const auto same = std::ranges::find_if(cast_, [&](const auto& other) { return other->who.boot_id == one->who.boot_id; });
       one->offset = (*same)->who.realtime_ns - (*same)->who.monotonic_ns;
-      if (one->start.last) one->session->StartFrom(std::move(one->start));
     }
-    for (const auto& one : cast_) AMEM_TRY(one->session->BuildOwn().Within(NameOf(one->who) + ", from its snapshot"));
-    for (const auto& one : cast_) AMEM_TRY(one->session->BuildImports().Within(NameOf(one->who) + ", from its snapshot"));
+    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
+    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
+    return {};
+  }
+
+  static std::string Beginning(const One& one) {
+    return NameOf(one.who) + (one.info.first.value > 1 ? ", from its snapshot" : "");
+  }
+
+  Status StartHere(std::int32_t devices) {
+    auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for strangers: what they hold counts for nobody
+    if (!world) return world.status();
+    auto stranger = Simulator::Open({.in_memory = *world, .visible = {devices}, .granularity = 4096, .physical = false});
+    if (!stranger) return stranger.status();
+    stranger_ = *std::move(stranger);
+    for (const auto& one : cast_) {
+      auto driver = Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false});
+      if (!driver) return driver.status();
+      auto session = std::make_unique<RerunSession>(
+          *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
+      if (one->start.last) session->StartFrom(std::move(one->start));
+      one->session = session.get();
+      one->rank = std::move(session);
+      by_session_[one->info.session] = one.get();
+    }
+    return {};
+  }
+
+  Status StartProcesses(std::int32_t devices) {
+    AMEM_TRY(scratch_.Make());
+    RerunProcessOptions start;
+    start.scratch = scratch_.path();
+    start.devices_of_host = devices;
+    start.capacity = kPlenty;
+    start.cuda = options_.cuda;
+    start.visible = options_.cuda_visible_devices;
+    if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
+    for (const auto& one : cast_) start.job.insert(one->info.session);
+    for (const auto& one : cast_) {
+      start.journal = one->info.directory;
+      start.self = {one->info.session, "this host", 0, one->who.group, one->who.rank};
+      start.devices = one->devices;
+      auto rank = RerunProcess::Start(start, std::move(one->start));
+      if (!rank) return rank.status();
+      one->rank = *std::move(rank);
+    }
     return {};
   }
 
   Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
-    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end())
-      return owner->second->session->Export(remote.allocation);
+    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end()) {
+      auto shared = owner->second->session->Share(remote.allocation);
+      if (!shared) return shared.status();
+      return std::move(shared->descriptor);
+    }
     DriverHandle& handle = strange_[remote];
     if (!handle) {
       AllocationProperties properties = as_imported.properties;
@@ -203,70 +269,94 @@ class Host {
   }
 
   Status Replay() {
-    while (One* one = Earliest()) {
-      const Event event = *one->stream->Peek();
-      one->stream->Pop();
-      if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
-      const RerunSession::Outcome outcome = one->session->Take(event);
-      ++report_.events;
-      report_.steps += std::holds_alternative<StepBegun>(event.body) ? 1 : 0;
-      if (!outcome.mismatch.ok()) {
-        Differ(*one, event, outcome.what, Recorded(event), outcome.mismatch.message());
-        return {};
-      }
-      if (outcome.reproduced) {
-        ++report_.failures_reproduced;
-        if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one->who) + ": " + ToText(event.body));
-      }
-      if (IsCheckpoint(event.body)) {
-        ++report_.comparisons;
-        if (const Status same = one->session->Compare(); !same.ok()) {
-          Differ(*one, event, "state after \"" + ToText(event.body) + "\"", "digest " + Hex(Digest(one->session->recorded())),
-                 same.message());
-          return {};
-        }
-      }
-      TakeMemoryAway(*one, event);
-      if (one->session->calls() % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure(*one);
-      if (options_.until && event.seq == *options_.until &&
-          (one->info.session == options_.until_session || cast_.size() == 1)) {
-        return {};
-      }
+    One* before = nullptr;
+    bool go_on = true;
+    while (One* one = go_on ? Earliest() : nullptr) {
+      if (before != nullptr && before != one) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
+      before = one;
+      if (go_on) AMEM_TRY(Replay(*one, go_on));
     }
+    if (go_on && before != nullptr) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
+    return go_on ? CompareAtTheEnd() : Status{};
+  }
+
+  // One event; what came of it may be known later. `go_on` becomes false after the last.
+  Status Replay(One& one, bool& go_on) {
+    const Event event = *one.stream->Peek();
+    one.stream->Pop();
+    if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
+    const bool last =
+        options_.until && event.seq == *options_.until && (one.info.session == options_.until_session || cast_.size() == 1);
+    const bool now = last || IsCheckpoint(event.body) || std::holds_alternative<StepFailed>(event.body);
+    AMEM_TRY(Note(one, one.rank->Take(event, now), go_on));
+    if (go_on && IsCheckpoint(event.body)) go_on = Compare(one, event, "after \"" + ToText(event.body) + "\"");
+    if (!go_on) return {};
+    AMEM_TRY(TakeMemoryAway(one, event));
+    if (++one.events % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure(one);
+    go_on = !last;
+    return {};
+  }
+
+  Status Note(const One& one, const RerunRank::Outcome& outcome, bool& go_on) {
+    if (!outcome.failure.ok()) return outcome.failure.Within(NameOf(one.who));
+    if (outcome.mismatch.ok() && !outcome.reproduced) return {};
+    std::optional<Event> event;
+    const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
+      event = found;
+      return false;
+    });
+    if (!read) return read.status();
+    if (!event) return {Code::kNotFound, NameOf(one.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
+    if (outcome.reproduced) {
+      ++report_.failures_reproduced;
+      if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one.who) + ": " + ToText(event->body));
+    }
+    if (!outcome.mismatch.ok()) {
+      Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
+      go_on = false;
+    }
+    return {};
+  }
+
+  bool Compare(const One& one, const Event& at, const std::string& when) {
+    ++report_.comparisons;
+    const Status same = one.rank->Compare();
+    if (!same.ok()) Differ(one, at, "state " + when, "digest " + Hex(Digest(one.rank->recorded())), same.message());
+    return same.ok();
+  }
+
+  Status CompareAtTheEnd() {
     for (const auto& one : cast_) {
       if (!one->stream->status().ok()) return one->stream->status().Within(NameOf(one->who));
-      if (one->session->recorded().cycle.open_step) continue;  // it died at that: the driver may be a step ahead
-      ++report_.comparisons;
-      if (const Status same = one->session->Compare(); !same.ok()) {
-        Differ(*one, Event{one->session->recorded().last, 0, 0, {}}, "state at the end",
-               "digest " + Hex(Digest(one->session->recorded())), same.message());
-        return {};
-      }
+      if (one->rank->recorded().cycle.open_step) continue;  // it died at that: the driver may be a step ahead
+      if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
     }
     return {};
   }
 
   // Somebody else takes what is over the limit, once it was given back.
-  void TakeMemoryAway(const One& one, const Event& event) {
+  Status TakeMemoryAway(const One& one, const Event& event) {
     const auto* done = std::get_if<CycleDone>(&event.body);
-    if (done == nullptr || done->kind != CycleKind::kPause) return;
-    for (const std::int32_t device : one.devices) {
+    if (done == nullptr || done->kind != CycleKind::kPause) return {};
+    for (std::size_t ordinal = 0; ordinal < one.devices.size(); ++ordinal) {
+      const std::int32_t device = one.devices[ordinal];
       const auto index = static_cast<std::size_t>(device);
       const auto limit = report_.devices[index].limit;
       const auto& users = report_.devices[index].used_by;
       if (!limit || taken_.contains(device) || std::ranges::find(users, NameOf(one.who)) == users.end()) continue;
-      AllocationProperties properties;
-      properties.location = {LocationType::kDevice, device};
-      const Bytes over = kPlenty > *limit ? (kPlenty - *limit) & ~Bytes{4095} : 0;
-      if (over != 0 && tenant_->Create(over, properties, 0).ok()) taken_.insert(device);
+      const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
+      if (taken.ok()) taken_.insert(device);
+      if (!taken.ok() && taken.code() != Code::kOutOfMemory)  // others hold it still: once more when they have paused
+        return taken.Within("--memory: taking the rest of device " + std::to_string(device));
     }
+    return {};
   }
 
   // What the sessions hold, from their states: the simulated host would look at every process to tell.
   void Measure(One& one) {
     for (const auto& [device, bytes] : one.holds) holds_[device] -= bytes;
     one.holds.clear();
-    for (const auto& [id, a] : one.session->recorded().allocations) {
+    for (const auto& [id, a] : one.rank->recorded().allocations) {
       const auto ordinal = static_cast<std::size_t>(a.properties.location.id);
       if (!a.own() || !a.on_device() || !a.backed || a.placed() || ordinal >= one.devices.size()) continue;
       one.holds[one.devices[ordinal]] += a.bytes;
@@ -294,7 +384,7 @@ class Host {
     const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
     if (ordinal >= one.devices.size()) return;
     const std::int32_t device = one.devices[ordinal];
-    const auto& own = one.session->recorded().allocations;
+    const auto& own = one.rank->recorded().allocations;
     Bytes whole = 0;
     for (const auto& [id, a] : own) {
       if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
@@ -306,11 +396,11 @@ class Host {
 
   std::span<const std::unique_ptr<JournalReader>> journals_;
   const RerunOptions& options_;
+  Scratch scratch_;  // outlives the processes
   RerunReport report_;
   std::vector<std::unique_ptr<One>> cast_;
   std::map<SessionId, One*> by_session_;
-  std::shared_ptr<SimulatorWorld> world_;
-  std::unique_ptr<Simulator> stranger_, tenant_;
+  std::unique_ptr<Simulator> stranger_;
   std::map<RemoteAllocation, DriverHandle> strange_;
   std::set<std::int32_t> taken_;
   std::map<std::int32_t, Bytes> holds_;

@@ -1,12 +1,16 @@
-// Rerun: does again what journals say, on the simulator, and compares. The library behind `amem-replay run`.
+// Rerun: does again what journals say, on the simulator or on GPUs, and compares. The library behind `amem-replay run`.
 //
-// All sessions are replayed in one process, in the order of their common clock: each has a simulated driver of its own, all
-// drivers share one simulated host, and imports go from driver to driver as descriptors. Addresses are only numbers there, so
-// that a journal of any job fits on a laptop; contents are not replayed. What another journal would have to tell - an
-// allocation of a session that was not given - comes from a stranger, who has memory of his own.
+// All sessions are replayed in the order of their common clock, one call at a time. On the simulator each has a driver of its
+// own, and all drivers share one simulated host; addresses are only numbers there, so that a journal of any job fits on a
+// laptop. Contents are not replayed. What another journal would have to tell - an allocation of a session that was not given -
+// comes from a stranger, who has memory of his own.
 //
-// Every call must have the result that was recorded. At the end of each phase and cycle, the state that the replayed results
-// lead to must have the digest of the recorded one, and the driver must hold what the state says. The first difference ends it.
+// All sessions live in this process, where imports go from driver to driver as descriptors; or each in a process of its own,
+// as in the job, where the descriptors go over Unix sockets. On GPUs they always do; device N of the journals is device N here,
+// and an address range that the driver will not reserve where it was lies elsewhere, and is counted.
+//
+// Every call must have the result that was recorded. At the end of each phase and cycle the state must be sound, equal in both
+// processes by its digest if there are two, and the driver must hold what it says. The first difference ends it.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +33,9 @@ struct RerunOptions {
   // How much a device has, from the moment on that its memory was first given back by a pause: as if somebody else had taken
   // the rest then. By number or name of RerunReport::devices. Others have as much as is asked for.
   std::map<std::string, Bytes> memory;
+  bool processes = false;                           // one per session
+  bool cuda = false;                                // on this host's GPUs; with processes
+  std::optional<std::string> cuda_visible_devices;  // the variable, if it is set
 };
 
 struct RerunDevice {
@@ -51,7 +58,8 @@ struct RerunReport {
   std::uint64_t failures_reproduced = 0;  // steps that failed in the journal, and did so again
   std::vector<std::string> reproduced;    // the first of them, in words
   std::vector<RerunDevice> devices;
-  std::map<std::string, std::uint64_t> not_replayed;  // kinds of events that have no effect on the simulator, and how many
+  std::uint64_t elsewhere = 0;                        // address ranges
+  std::map<std::string, std::uint64_t> not_replayed;  // kinds of events that have no effect on the driver, and how many
   std::optional<RerunDifference> difference;
   std::string hint;  // to the difference: what to try
 };

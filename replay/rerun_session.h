@@ -1,4 +1,4 @@
-// One session of a rerun: its two states (as recorded, and as replayed), its simulated driver, its handles.
+// One session of a rerun: its state, its driver, its handles.
 #pragma once
 
 #include <functional>
@@ -6,41 +6,40 @@
 #include <memory>
 #include <string>
 
+#include "replay/peers.h"
+#include "replay/rerun_rank.h"
 #include "replay/simulator.h"
 #include "statemachine/apply.h"
-#include "statemachine/event.h"
-#include "statemachine/state.h"
 
 namespace amem {
 
 // Gets a driver handle's descriptor from whoever owns an allocation.
 using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remote, const Allocation& as_imported)>;
 
-class RerunSession {
+class RerunSession final : public RerunRank {
  public:
+  // On the simulator, which must have every address where it was; its own view of its mappings is compared, too.
   RerunSession(std::unique_ptr<Simulator> driver, ExportRemote export_remote)
+      : simulator_(driver.get()), driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
+  RerunSession(std::unique_ptr<Driver> driver, ExportRemote export_remote)
       : driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
 
-  // Begins from a snapshot's state: first what is its own, and when all sessions have that, what they import.
-  void StartFrom(State state) { recorded_ = replayed_ = std::move(state); }
-  Status BuildOwn();
-  Status BuildImports();
+  void StartFrom(State state) { recorded_ = std::move(state); }
+  Status BuildOwn() override;
+  Status BuildImports() override;
+  Outcome Take(const Event& event, bool now) override;  // at once
+  Outcome Settle() override { return {}; }
+  Status Compare() override;
+  Status LeaveOnly(DeviceOrdinal device, Bytes bytes) override;
+  [[nodiscard]] const State& recorded() const override { return recorded_; }
+  [[nodiscard]] Counts counts() const override { return counts_; }
 
-  struct Outcome {
-    Status mismatch;  // the recorded event cannot follow, or the replayed result differs; its message is the replayed side
-    std::string what;
-    bool reproduced = false;  // a failure that was recorded happened again
-  };
-  Outcome Take(const Event& event);
-  // The digests are equal, and the driver holds what the state says.
-  [[nodiscard]] Status Compare() const;
-
-  [[nodiscard]] const State& recorded() const { return recorded_; }
-  Result<UniqueFd> Export(AllocationId allocation);
-  [[nodiscard]] std::uint64_t calls() const { return calls_; }
+  Result<SharedAllocation> Share(AllocationId allocation);
 
  private:
-  Status Call(const Event& event, EventBody& replayed);
+  Status Reserve(Address at, const Range& range);
+  [[nodiscard]] Address Here(Address recorded) const;
+  Status Call(const Event& event);
   Status Perform(const Step& step);
   Status CheckMemory(const Step& step);
   Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
@@ -50,12 +49,19 @@ class RerunSession {
   void ReleaseIfGone(AllocationId allocation);
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
 
-  std::unique_ptr<Simulator> driver_;
+  Simulator* simulator_ = nullptr;  // the driver, if it is one
+  std::unique_ptr<Driver> driver_;
   ExportRemote export_remote_;
-  State recorded_, replayed_;
+  State recorded_;
   std::map<AllocationId, DriverHandle> handles_;
   Status step_result_;  // of the step that was begun
-  std::uint64_t calls_ = 0;
+  struct Elsewhere {
+    Bytes bytes = 0;
+    Address here;
+  };
+  std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
+  DriverHandle held_back_;
+  Counts counts_;
 };
 
 }  // namespace amem

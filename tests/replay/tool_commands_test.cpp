@@ -98,6 +98,40 @@ TEST_F(Commands, run_of_one_journal_does_without_the_others) {
   EXPECT_HAS(ran.out, "replayed 1 session, ");
 }
 
+// The same job and the same failures, with a process for each rank and descriptors over sockets.
+TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
+  const Json together = Shell("$TOOL run --json $OK").json();
+  const Ran apart = Shell("$TOOL run --json --processes $OK");
+  EXPECT_EQ(apart.code, 0) << apart.out << apart.err;
+  EXPECT_EQ(apart.json(), together);
+  const std::string wrong = " $OOM --memory 2=64MiB";
+  EXPECT_EQ(Shell("$TOOL run --json --processes" + wrong).json(), Shell("$TOOL run --json" + wrong).json());
+  EXPECT_EQ(Shell("$TOOL run --json --processes $OOM --memory 2=20MiB").json()["failures_reproduced"], 1);
+  EXPECT_EQ(Shell("$TOOL run --json --processes $OK --until 1:60").json(), Shell("$TOOL run --json $OK --until 1:60").json());
+  const Ran alone = Shell("$TOOL run --processes $(ls -d $OK/*1)");
+  EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
+  EXPECT_HAS(alone.out, "steps on the simulator, one process a session;");
+  EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-run-*").code, 2) << "nothing is left behind";
+}
+
+// A stand-in for libcuda: what is shown here is that the calls go where libcuda is.
+TEST_F(Commands, run_on_the_driver_makes_the_calls_there) {
+  const std::string on_sim = "LD_LIBRARY_PATH='" AMEM_SIM_LIBRARIES "' AMEM_SIM_WORLD=$S/world AMEM_SIM_DEVICES=";
+  const Ran ran = Shell(on_sim + "4 $TOOL run --json --driver cuda $OK");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_EQ(ran.json()["same"], true) << ran.out;
+  EXPECT_EQ(ran.json()["calls"], Shell("$TOOL run --json $OK").json()["calls"]);
+  EXPECT_HAS(Shell("rm $S/world; " + on_sim + "2 $TOOL run --driver cuda $OK").err, "there are fewer here");
+  const Ran limited = Shell("rm $S/world; " + on_sim + "4 $TOOL run --json --driver cuda --memory 2=20MiB $OOM");
+  EXPECT_EQ(limited.json()["failures_reproduced"], 1) << limited.out << limited.err;
+}
+
+TEST_F(Commands, run_on_gpus_says_what_is_missing) {
+  const Ran ran = Shell("CUDA_VISIBLE_DEVICES= $TOOL run $OK --driver cuda");
+  EXPECT_EQ(ran.code, 1) << ran.out << ran.err;
+  EXPECT_HAS(ran.err, "the journals use 4 devices, and there are fewer here (asked for device 0)");
+}
+
 // A journal that says that what cannot be happened: the replay of the calls finds it.
 TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   std::uint64_t clock = 1'000'000'000;

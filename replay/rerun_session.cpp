@@ -81,8 +81,7 @@ Status RerunSession::Drop(AllocationId allocation) {
   return released;
 }
 
-// ---- from a snapshot
-// ---------------------------------------------------------------------------------------------------------
+// ---- from a snapshot -------------------------------------------------------------------------------------------------------
 
 Status RerunSession::BuildOwn() {
   for (const auto& [address, range] : recorded_.ranges) AMEM_TRY(Reserve(address, range));
@@ -112,8 +111,7 @@ Status RerunSession::Place(bool own) {
   return {};
 }
 
-// ---- event by event
-// ----------------------------------------------------------------------------------------------------------
+// ---- event by event --------------------------------------------------------------------------------------------------------
 
 RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   Outcome outcome;

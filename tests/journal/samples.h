@@ -177,8 +177,7 @@ inline std::string Dump(const Event& event) {
          std::to_string(event.body.index()) + " " + dumper.text;
 }
 
-// ---- a stream of events whose contents follow from their number
-// --------------------------------------------------------------
+// ---- a stream of events whose contents follow from their number ------------------------------------------------------------
 
 inline Event NumberedEvent(std::uint64_t seq) {
   Event event{SequenceNumber{seq}, seq * 1000 + 7, static_cast<std::uint32_t>(seq % 5 + 100), {}};

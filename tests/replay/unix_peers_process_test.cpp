@@ -238,8 +238,7 @@ TEST_F(ProcessTest, too_few_descriptors_are_an_error_that_says_so) {
   EXPECT_EQ(owner.Wait(), 0);
 }
 
-// ---- rounds
-// ------------------------------------------------------------------------------------------------------------------
+// ---- rounds ----------------------------------------------------------------------------------------------------------------
 
 TEST_F(ProcessTest, a_member_killed_while_others_wait_for_it_is_named_at_once) {
   std::vector<std::unique_ptr<Child>> children;

@@ -284,8 +284,7 @@ TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   EXPECT_NE(failure->status.message().find("speaks 3 to 3"), std::string::npos) << failure->status.message();
 }
 
-// ---- the directory
-// -----------------------------------------------------------------------------------------------------------
+// ---- the directory ---------------------------------------------------------------------------------------------------------
 
 TEST_F(UnixPeersTest, the_directory_is_made_for_this_user_only) {
   const Rank rank(directory_, 0);

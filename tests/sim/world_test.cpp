@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "journal/journal.h"
 #include "ncclpatch/session.h"
@@ -168,7 +169,8 @@ class World {
     r.alive = false;
     r.silent = true;
     ++deaths;
-    network_.Kill(SessionId{i + 1});
+    // In a thread of its own, as the dead hold no locks: this may be inside a call that was made under the session's.
+    std::thread([this, i] { network_.Kill(SessionId{i + 1}); }).join();
   }
   void Bury(std::size_t i) {  // its process is gone, with all it held
     Rank& r = ranks_[i];

@@ -208,7 +208,8 @@ class SessionTrace {
   void On(const Body&) {}
   void On(const PhaseBegun& e) {
     ClosePhase("");
-    phase_ = Begin(std::string(ToText(e.phase)));
+    const std::string_view name = ToText(e.phase);  // "pause: save"
+    phase_ = Begin(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
   }
   void On(const PhaseDecided& e) {
     if (!e.passed) Fail("vote failed", e.message);

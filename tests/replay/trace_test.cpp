@@ -137,6 +137,18 @@ TEST(Trace, a_counter_changes_when_memory_does_and_not_after_the_silence_that_fo
   EXPECT_EQ(held.rbegin()->second, 12);
 }
 
+TEST(Trace, a_phase_within_a_pause_is_named_without_it_and_the_wait_before_with_it) {
+  std::map<std::string, std::set<std::string>> names;
+  for (const Json& e : TraceOfAJobThatFailed()) {
+    if (e["ph"] == "X") names[e["cat"]].insert(e["name"]);
+  }
+  for (const char* name : {"pause: arrive", "resume: arrive", "save", "release", "verify"}) {
+    EXPECT_TRUE(names["phase"].contains(name)) << name;
+  }
+  EXPECT_FALSE(names["phase"].contains("pause: save"));
+  EXPECT_TRUE(names["cycle"].contains("pause 1"));
+}
+
 TEST(Trace, a_tenth_of_a_mebibyte_is_not_shown_as_none) {
   std::uint64_t clock = 0;
   test::Story story(5, 0, &clock);

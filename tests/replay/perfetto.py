@@ -69,7 +69,7 @@ def query(page, sql):
 
 
 def by_rank(page):
-    """All tracks open, processes in the order that the trace asks for (viewers before 2026 do not look at it)."""
+    """All tracks open, processes in the order that the trace asks for (this version of the viewer does not look at it, later ones do)."""
     page.evaluate("""(() => {
       const workspace = app.trace.workspace, open = node => { node.expand(); node.children.forEach(open); };
       const sorted = [...workspace.children].sort((a, b) => a.name.localeCompare(b.name, 'en', {numeric: true}));

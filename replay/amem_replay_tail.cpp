@@ -35,9 +35,6 @@ class Follower {
 
   // Prints what is new. False: the session has ended, and all of it was printed.
   Result<bool> Look() {
-    const auto info = reader_->Info();
-    if (!info) return info.status();
-    const bool lives = info->status == SessionStatus::kLive;
     bool any = false;
     const auto read = reader_->Read(SequenceNumber{next_}, kToTheEnd, [&](const Event& event) {
       printer_->Print(event);
@@ -46,7 +43,10 @@ class Follower {
       return true;
     });
     if (!read) return read.status();
-    return lives || any;
+    if (any) return true;
+    const auto info = reader_->Info();
+    if (!info) return info.status();
+    return info->status == SessionStatus::kLive;
   }
   [[nodiscard]] std::string Name() const { return NameOf(who_); }
   [[nodiscard]] const JournalInfo& info() const { return info_; }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "replay/event_json.h"
 #include "statemachine/apply.h"
@@ -12,8 +13,9 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kSamples = 2000;       // of the counters, of each session
-constexpr std::uint64_t kShortest_ns = 1'000;  // an export or import, so that it can be seen and clicked
+constexpr std::uint64_t kSamples = 2000;           // of the counters, of each session
+constexpr std::uint64_t kOtherHosts = 10'000'000;  // more than any pid: added where two hosts have the same
+constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so that it can be seen and clicked
 
 // JSON by hand: a million small objects of a fixed shape.
 void AppendText(std::string& out, std::string_view text) {
@@ -29,6 +31,32 @@ void AppendMicroseconds(std::string& out, std::uint64_t ns) {
   std::snprintf(text, sizeof text, "%llu.%03u", static_cast<unsigned long long>(ns / 1000), static_cast<unsigned>(ns % 1000));
   out += text;
 }
+
+// Perfetto takes numbers of up to 64 bits for an arrow's id, and nothing else; as text, so that no reader of JSON rounds them.
+std::string Hexadecimal(std::uint64_t number) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(number));
+  return text;
+}
+std::string Mebibytes(Bytes bytes) {
+  constexpr Bytes kMiB = Bytes{1} << 20;
+  if (bytes % kMiB == 0) return std::to_string(bytes / kMiB);
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(bytes) / static_cast<double>(kMiB));
+  return text;
+}
+
+// What the counters show.
+struct Memory {
+  Memory() = default;
+  explicit Memory(const Holdings& h) : held(h.own_device_backed), pinned(h.host) {
+    const Bytes whole = h.own_device + h.slabs_free;
+    released = whole - std::min(whole, held);
+    for (const auto& [why, bytes] : h.kept) kept += bytes;
+  }
+  Bytes held = 0, released = 0, pinned = 0, kept = 0;
+  friend bool operator==(const Memory&, const Memory&) = default;
+};
 
 class TraceWriter {
  public:
@@ -64,26 +92,27 @@ class TraceWriter {
   void Instant(std::uint64_t process, std::uint32_t thread, std::string_view name, std::uint64_t at, SequenceNumber seq,
                std::string_view detail) {
     Begin('i', name, process, thread, at);
-    buffer_ += ",\"s\":\"p\"";
+    buffer_ += ",\"s\":\"t\"";
     Category("failure", seq, detail);
     End();
   }
-  void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::string_view id, std::uint64_t at) {
+  void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::uint64_t id, std::uint64_t at) {
     Begin(phase, "reference", process, thread, at);
-    buffer_ += ",\"cat\":\"reference\",\"id\":";
-    AppendText(buffer_, id);
+    buffer_ += ",\"cat\":\"reference\",\"id\":\"" + Hexadecimal(id) + '"';
     if (phase == 'f') buffer_ += ",\"bp\":\"e\"";
     End();
     summary_.arrows += phase == 'f' ? 1 : 0;
   }
-  void Counter(std::uint64_t process, std::uint64_t at, const Holdings& h) {
+  void Counter(std::uint64_t process, std::uint64_t at, const Memory& memory) {
     Begin('C', "memory (MiB)", process, 0, at);
-    const auto mib = [](Bytes bytes) { return std::to_string(bytes >> 20); };
-    buffer_ += ",\"args\":{\"held\":" + mib(h.own_device_backed) +
-               ",\"released\":" + mib(h.own_device - std::min(h.own_device, h.own_device_backed)) +
-               ",\"pinned host\":" + mib(h.host) + "}";
+    buffer_ += ",\"args\":{\"held\":" + Mebibytes(memory.held) + ",\"released\":" + Mebibytes(memory.released) + "}";
     End();
     ++summary_.samples;
+  }
+  void Counter(std::uint64_t process, std::uint64_t at, std::string_view name, Bytes bytes) {
+    Begin('C', name, process, 0, at);
+    buffer_ += ",\"args\":{\"value\":" + Mebibytes(bytes) + "}";
+    End();
   }
 
  private:
@@ -120,6 +149,16 @@ class TraceWriter {
   bool first_ = true;
 };
 
+// The same number for the owner's event and the importer's.
+std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
+  std::uint64_t number = 1469598103934665603ULL;  // FNV-1a, word by word
+  for (const std::uint64_t word : {owner.value, allocation.value, by.value, as.value}) {
+    number = (number ^ word) * 1099511628211ULL;
+    number ^= number >> 32;
+  }
+  return number;
+}
+
 // One session's events, as slices.
 class SessionTrace {
  public:
@@ -133,11 +172,15 @@ class SessionTrace {
         sample_every_ns_(sample_every_ns) {}
 
   bool Take(const Event& event) {
-    now_ = event.time_ns + offset_ > base_ ? event.time_ns + offset_ - base_ : 0;
+    const std::uint64_t now = event.time_ns + offset_ > base_ ? event.time_ns + offset_ - base_ : 0;
+    // Before a silence: what changed last did not change at its end.
+    if (now >= next_sample_ && unsampled_) Sample();
+    now_ = now;
     event_ = &event;
-    if (threads_.insert(event.thread).second) out_.Name(process_, event.thread, "thread " + std::to_string(event.thread));
     if (!Apply(state_, event).ok()) return false;
+    unsampled_ = true;
     std::visit([this](const auto& body) { On(body); }, event.body);
+    drawn_[event.thread] = now_;
     if (now_ >= next_sample_) Sample();
     return true;
   }
@@ -146,7 +189,11 @@ class SessionTrace {
     CloseStep("open at the end of the journal");
     ClosePhase("");
     CloseCycle("open at the end of the journal");
-    Sample();
+    Sample(true);
+    for (const auto& [thread, drawn] : drawn_) {
+      const bool main = std::cmp_equal(thread, state_.session.pid);
+      out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
+    }
   }
 
  private:
@@ -161,7 +208,8 @@ class SessionTrace {
   void On(const Body&) {}
   void On(const PhaseBegun& e) {
     ClosePhase("");
-    phase_ = Begin(std::string(ToText(e.phase)));
+    const std::string_view name = ToText(e.phase);  // "pause: save"
+    phase_ = Begin(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
   }
   void On(const PhaseDecided& e) {
     if (!e.passed) Fail("vote failed", e.message);
@@ -187,21 +235,21 @@ class SessionTrace {
   void On(const PeerLost& e) { Fail("peer lost", e.reason); }
   void On(const SessionBroken& e) { Fail("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
-    const std::string id = SessionText(state_.session.session) + "." + std::to_string(e.allocation.value) + "." +
-                           SessionText(e.by) + "." + std::to_string(e.as.value);
-    Short("export allocation " + std::to_string(e.allocation.value));
-    out_.Arrow('s', process_, event_->thread, id, now_);
+    exporters_.insert(event_->thread);
+    Reference('s', "export allocation " + std::to_string(e.allocation.value),
+              ArrowId(state_.session.session, e.allocation, e.by, e.as));
   }
   void On(const Imported& e) {
-    const std::string id = SessionText(e.remote.owner) + "." + std::to_string(e.remote.allocation.value) + "." +
-                           SessionText(state_.session.session) + "." + std::to_string(e.allocation.value);
-    Short("import allocation " + std::to_string(e.allocation.value));
-    out_.Arrow('f', process_, event_->thread, id, now_);
+    Reference('f', "import allocation " + std::to_string(e.allocation.value),
+              ArrowId(e.remote.owner, e.remote.allocation, state_.session.session, e.allocation));
   }
 
   Open Begin(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
-  void Short(const std::string& name) {
-    out_.Slice(process_, event_->thread, name, "reference", now_, now_ + kShortest_ns, event_->seq);
+  // Ends with its event and begins no sooner than the one before: slices that cross are dropped by viewers.
+  void Reference(char phase, const std::string& name, std::uint64_t id) {
+    const std::uint64_t from = std::max(drawn_[event_->thread], now_ - std::min(now_, kShortest_ns));
+    out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
+    out_.Arrow(phase, process_, event_->thread, id, from);
   }
   void Fail(const char* name, const std::string& message) {
     out_.Instant(process_, event_->thread, name, now_, event_->seq, message);
@@ -209,6 +257,7 @@ class SessionTrace {
   void Close(std::optional<Open>& open, const char* category, std::string_view detail) {
     if (!open) return;
     out_.Slice(process_, open->thread, open->name, category, open->from, now_, open->seq, detail);
+    drawn_[open->thread] = now_;
     open.reset();
   }
   void CloseStep(std::string_view detail) { Close(step_, "step", detail); }
@@ -219,9 +268,22 @@ class SessionTrace {
     Close(cycle_, "cycle", detail);
     Sample();
   }
-  void Sample() {
-    out_.Counter(process_, now_, Measure(state_));
+  void Sample(bool last = false) {
+    const Memory memory(Measure(state_));
+    if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
+    sampled_ = memory;
+    unsampled_ = false;
     next_sample_ = now_ + sample_every_ns_;
+  }
+  // What many jobs never have gets a track only in those that do.
+  void Draw(const Memory& memory, bool last) {
+    const Memory before = sampled_.value_or(Memory{});
+    const auto draw = [&](const char* name, Bytes was, Bytes is) {
+      if (was != is || (last && is != 0)) out_.Counter(process_, now_, name, is);
+    };
+    out_.Counter(process_, now_, memory);
+    draw("pinned host memory (MiB)", before.pinned, memory.pinned);
+    draw("kept in a pause (MiB)", before.kept, memory.kept);
   }
 
   TraceWriter& out_;
@@ -230,7 +292,10 @@ class SessionTrace {
   const std::uint64_t sample_every_ns_;
   std::uint64_t now_ = 0, next_sample_ = 0;
   const Event* event_ = nullptr;
-  std::set<std::uint32_t> threads_;
+  bool unsampled_ = false;
+  std::optional<Memory> sampled_;
+  std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
+  std::set<std::uint32_t> exporters_;
   std::optional<Open> cycle_, phase_, step_;
 };
 
@@ -284,12 +349,11 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
   std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.who.rank; });
   TraceSummary summary;
   TraceWriter out(write, summary);
-  std::uint64_t process = 0;
+  std::set<std::uint64_t> processes;
   for (Part& part : parts) {
-    ++process;
-    out.Name(process, {},
-             (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + ", " : "") + "pid " +
-                 std::to_string(part.info.pid) + " on " + part.who.host);
+    std::uint64_t process = static_cast<std::uint64_t>(std::max(part.who.pid, 0));  // which viewers show beside the name
+    while (!processes.insert(process).second) process += kOtherHosts;
+    out.Name(process, {}, (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + " on " : "") + part.who.host);
     out.SortIndex(process, part.who.rank);
     SessionTrace session(out, process, part.offset, base, std::move(part.start), (part.last_ns - part.first_ns) / kSamples);
     const auto read = part.reader->Read(part.info.first, kToTheEnd, [&](const Event& event) { return session.Take(event); });

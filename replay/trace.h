@@ -1,8 +1,8 @@
 // Traces: the journals of a job as a file for chrome://tracing and ui.perfetto.dev.
 //
-// A process track per session, a thread track per thread that recorded; slices for pauses and resumes, their phases and steps,
-// and for exports and imports, with an arrow from one to the other; instants for failures and lost peers; counters for memory
-// that is held, released and pinned.
+// A process track per session, by rank, a thread track per thread that recorded; slices for pauses and resumes, their phases
+// and steps, and for exports and imports, with an arrow from one to the other; instants for failures and lost peers; counters
+// for memory of the device that is held and released, and, where there is any, kept in a pause, and pinned host memory.
 #pragma once
 
 #include <cstdint>

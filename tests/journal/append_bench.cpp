@@ -8,10 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <random>
 #include <vector>
 
 #include "journal/journal.h"
+#include "tests/journal/mix.h"
 
 namespace {
 
@@ -21,32 +21,6 @@ std::uint64_t Now() {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(t.tv_nsec);
-}
-
-// Per kind, how many of them the trace of one rank has: 30 795 calls in all.
-std::vector<EventBody> Mix() {
-  const CallSite site{{0xf05da, 0xf11cd, 0xf135f, 0x8a04f, 0}};
-  const AllocationProperties properties{1, 1, {LocationType::kDevice, 3}, 0, 1, 0, 0};
-  const Address at{0x7f1200000000};
-  const Bytes bytes = 2 << 20;
-  const std::pair<EventBody, int> kinds[] = {
-      {AllocationReleased{AllocationId{17}}, 5913},
-      {RangeFreed{at, bytes}, 2956},
-      {Unmapped{at, bytes}, 2956},
-      {AllocationRetained{AllocationId{17}, at}, 2956},
-      {RangeReserved{at, bytes, bytes, {}, 0, site}, 2956},
-      {Mapped{at, bytes, 0, AllocationId{17}, 0}, 2956},
-      {AccessSet{at, bytes, {{{LocationType::kDevice, 3}, 3}}}, 2956},
-      {AllocationCreated{AllocationId{17}, bytes, properties, 0, DriverHandle{0x1b4fcdf0}, site, {}}, 1773},
-      {Imported{AllocationId{17}, {SessionId{5}, AllocationId{9}}, bytes, properties, 1, DriverHandle{0x1b4fcdf0}, site, {}},
-       1184},
-      {Exported{AllocationId{17}, 1}, 1184},
-      {HostAllocated{at, bytes, 2, false}, 48},
-  };
-  std::vector<EventBody> mix;
-  for (const auto& [body, count] : kinds) mix.insert(mix.end(), static_cast<std::size_t>(count), body);
-  std::shuffle(mix.begin(), mix.end(), std::mt19937(1));
-  return mix;
 }
 
 int Fail(const Status& status) {
@@ -61,7 +35,7 @@ int main(int argc, char** argv) {
   JournalOptions options;
   options.directory = argc > 2 ? argv[2] : (std::filesystem::temp_directory_path() / "amem-append-bench").string();
   std::vector<Event> events;
-  for (const EventBody& body : Mix()) events.push_back({{}, 0, 4711, body});
+  for (const EventBody& body : test::Mix()) events.push_back({{}, 0, 4711, body});
 
   auto writer = JournalWriter::Open(options, SessionId{Now()});
   if (!writer) return Fail(writer.status());

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the screenshots of README from made-up jobs:  screenshots.py BIN_DIRECTORY OUTPUT_DIRECTORY
+"""Makes the screenshots of README:  screenshots.py BIN_DIRECTORY OUTPUT_DIRECTORY PERFETTO
 
-Each is a PNG under 200 KB. Needs amem-replay and make_report_job in BIN_DIRECTORY, and a Chromium.
+Of the report of a made-up job, and of a trace of the demo in Perfetto's viewer, whose pages lie in the folder PERFETTO. Each is a
+PNG under 200 KB. Needs amem-demo, amem-replay and make_report_job in BIN_DIRECTORY, and a Chromium.
 """
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 
 import chromium
+import perfetto
 import small_png
 
 LIMIT = 200_000
@@ -44,7 +46,35 @@ def around(page, selector):
     return max(0, x - 14), y - 14, width + 28, height + 28
 
 
-def main(bin_directory, output):
+def trace_of_demo(bin_directory, scratch):
+    directory, trace = os.path.join(scratch, "demo"), os.path.join(scratch, "demo.json")
+    os.mkdir(directory)
+    subprocess.run([os.path.join(bin_directory, "amem-demo"), "--ranks", "4", "--directory", directory], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([os.path.join(bin_directory, "amem-replay"), "trace", os.path.join(directory, "journal"), "-o", trace], check=True,
+                   stdout=subprocess.DEVNULL)
+    return trace
+
+
+def shoot_trace(viewer, browser, trace, path):
+    page = viewer.open(browser, trace, width=1120, height=1500)
+    page.evaluate("app.sidebar.toggleVisibility()")
+    perfetto.by_rank(page)
+    ask = lambda sql: perfetto.query(page, sql)[0]
+    arrows, first, last = ask("select count(*), min(a.ts), max(b.ts + b.dur) from flow join slice a on a.id = slice_out"
+                              " join slice b on b.id = slice_in")
+    ranks, begin, end = ask("select count(distinct upid), min(ts), max(ts + slice.dur) from slice join thread_track on thread_track.id ="
+                            " track_id join thread using (utid) where category in ('cycle', 'phase')")
+    if arrows < 10 or ranks != 4:
+        sys.exit(f"{trace}: {arrows} arrows, pauses of {ranks} ranks; what could be seen of it?")
+    first = max(first, begin - (end - begin) * 3 // 4)  # more than half for pause and resume
+    perfetto.show(page, min(first, last - 2_000_000) - 500_000, end + 2_000_000)
+    perfetto.mark(page, min(first, last - 2_000_000), last + 500_000)
+    _, top, _, _ = page.box(".pf-timeline-header")
+    _, y, width, height = page.box(".pf-track-tree .pf-virtual-overlay-canvas__content")
+    save(page, path, (0, top, width, y + height - top))
+
+
+def main(bin_directory, output, viewer_pages):
     os.makedirs(output, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="amem-screenshots-") as scratch, chromium.Chromium.start() as browser:
         failed = job(bin_directory, scratch, "failed", "--fail", "--ranks", "4", "--events", "90000", "--allocations", "600")
@@ -62,10 +92,12 @@ def main(bin_directory, output):
         phone = browser.open(failed, width=390, height=844, mobile=True)
         phone.until(READY)
         save(phone, os.path.join(output, "phone.png"), (0, 0, 390, 1500))
+        with perfetto.Viewer(viewer_pages) as viewer:
+            shoot_trace(viewer, browser, trace_of_demo(bin_directory, scratch), os.path.join(output, "trace.png"))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4:
         sys.exit(__doc__)
     if chromium.find() is None:
         sys.exit("there is no Chromium: install one, or name it in AMEM_CHROMIUM")

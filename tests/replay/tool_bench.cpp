@@ -1,4 +1,4 @@
-// How fast and how large amem-replay is on the journals of a large job, and what a reader costs a writer:
+// How fast and how large amem-replay is on the journals of a large job:
 //   replay_tool_bench [RANKS] [EVENTS-PER-RANK]     (8 and 125 000)
 //
 // The journals have the shape of the reference workload: 1 772 allocations a rank, two thirds shared with the next rank, and
@@ -168,47 +168,6 @@ void Report(const char* what, const Used& used, std::uint64_t events) {
               static_cast<double>(events) / 1e6 / used.seconds, used.peak_mib, used.status);
 }
 
-// A writer at the pace of a job in its busiest time, with and without somebody who follows it; the time in Append.
-double AppendNs(const fs::path& directory, int round, bool followed) {
-  JournalOptions options;
-  options.directory = directory / ("live" + std::to_string(round) + (followed ? "f" : "a"));
-  auto writer = JournalWriter::Open(options, SessionId{0x11fe});
-  Require(writer.status());
-  Require((*writer)->Append(
-      {SequenceNumber{1}, 1, 1, SessionOpened{.session = SessionId{0x11fe}, .host = "bench", .pid = ::getpid()}}));
-  pid_t follower = 0;
-  if (followed && (follower = ::fork()) == 0) {
-    const int nowhere = ::open("/dev/null", O_WRONLY);
-    ::dup2(nowhere, STDOUT_FILENO);
-    const std::string session = (*writer)->Directory();
-    ::execl(AMEM_REPLAY, AMEM_REPLAY, "tail", session.c_str(), nullptr);
-    ::_exit(127);
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  constexpr int kEvents = 200'000, kBurst = 100;
-  Clock::duration inside{};
-  std::uint64_t seq = 1;
-  for (int i = 0; i < kEvents / kBurst; ++i) {
-    const auto began = Clock::now();
-    for (int k = 0; k < kBurst; ++k) {
-      Require((*writer)->Append({SequenceNumber{++seq}, seq, 1, Unmapped{.address = Address{seq << 21}, .bytes = 2 * kMiB}}));
-    }
-    inside += Clock::now() - began;
-    std::this_thread::sleep_for(std::chrono::microseconds(500));  // some 150 000 events a second
-  }
-  if (follower > 0) {
-    ::kill(follower, SIGTERM);
-    ::waitpid(follower, nullptr, 0);
-  }
-  Require((*writer)->Close());
-  return Seconds(inside) * 1e9 / kEvents;
-}
-
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 int Main(int ranks, std::uint64_t events) {
   std::string pattern = fs::temp_directory_path() / "amem-tool-bench-XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) return 1;
@@ -235,14 +194,6 @@ int Main(int ranks, std::uint64_t events) {
                 return sum;
               }());
   Report("why job.amem", Tool({"why", directory / "job.amem"}), all);
-
-  std::vector<double> alone, followed;
-  for (int round = 0; round < 7; ++round) {
-    alone.push_back(AppendNs(directory, round, false));
-    followed.push_back(AppendNs(directory, round, true));
-  }
-  std::printf("append, nobody reads: %.0f ns; followed by tail: %.0f ns (%+.1f %%), medians of 7 rounds, alternating\n",
-              Median(alone), Median(followed), (Median(followed) / Median(alone) - 1) * 100);
   fs::remove_all(directory);
   return 0;
 }

@@ -20,8 +20,8 @@
 
 #ifdef __SANITIZE_THREAD__
 // Who dies in the middle of a call dies under the locks of that call, which a process would take with it.
-extern "C" const char* __tsan_default_suppressions();  // NOLINT: the sanitizer's name
-extern "C" const char* __tsan_default_suppressions() { return "deadlock:amem::LocalNetwork::Kill\n"; }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
+const char* __tsan_default_suppressions() { return "deadlock:amem::LocalNetwork::Kill\n"; }
 #endif
 
 namespace amem::test {

@@ -1,9 +1,12 @@
 // amem-gpu-test: claims about a patched libnccl on real GPUs. Each test is a job of its own processes with a time limit of its
 // own, and passes, FAILs or is SKIPPED (waived) with a reason. Exit code 0 only when nothing failed.
+#include <dlfcn.h>
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -115,11 +118,24 @@ std::optional<Options> Parse(int argc, char** argv) {
 
 // ---- what the tests share ------------------------------------------------------------------------------------------------
 
+// Where one rank is killed, by amem_kill_at.so.
+struct KillPoint {
+  bool in_pause = false;
+  const char* call = "";          // before this driver call of AMem's:
+  bool last = false;              // the last of them, else the first
+  unsigned long after_sends = 0;  // not before it, but when this message after it is to be sent
+  double share = 0;               // of the time that a whole pause or resume takes; used where calls cannot be counted
+  int victim = 0;                 // below zero: counted from the end
+  bool once_more = false;         // the others resume without it before they clean up, else they clean up at once
+  [[nodiscard]] int Victim(int processes) const { return victim < 0 ? processes + victim : std::min(victim, processes - 1); }
+};
+
 struct Rank {
   const Options& options;
   Child& child;
   const Nccl& nccl;
   Amem amem;
+  const KillPoint* kill = nullptr;
   Json details = Json::object();  // shown beside the result
 
   void Expect(bool holds, const std::string& otherwise) const {
@@ -657,6 +673,98 @@ void Churn(Rank& rank) {
   }
 }
 
+// What amem_kill_at.so offers to the process it is preloaded into.
+struct KillAt {
+  void (*arm)(const char* call, unsigned long nth, unsigned long after_sends) = nullptr;
+  unsigned long (*calls)(const char* call) = nullptr;
+
+  static KillAt Find() {
+    KillAt found;
+    found.arm = reinterpret_cast<decltype(found.arm)>(dlsym(RTLD_DEFAULT, "amem_kill_at"));
+    found.calls = reinterpret_cast<decltype(found.calls)>(dlsym(RTLD_DEFAULT, "amem_kill_at_calls"));
+    if (found.arm == nullptr || found.calls == nullptr) throw Failure("amem_kill_at.so is not preloaded");
+    return found;
+  }
+};
+
+void KillMyselfIn(double seconds) {
+  std::thread([seconds] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    kill(getpid(), SIGKILL);
+  }).detach();
+}
+
+// Kills the victim in its next pause or resume, and gives the others' error. How often the call is made, and how long all
+// takes, is known from a cycle before in which nothing happens.
+void PauseOrResumeAndKill(Rank& rank) {
+  const KillPoint& point = *rank.kill;
+  const int victim = point.Victim(rank.child.processes());
+  const bool mine = rank.child.rank() == victim;
+  const char* const what = point.in_pause ? "ncclPause" : "ncclResume";
+  const KillAt kill_at = KillAt::Find();
+  if (!point.in_pause) rank.Pause("before a counted resume");
+  rank.child.Barrier("ready to count");
+  kill_at.arm("", 0, 0);
+  double start = Now();
+  point.in_pause ? rank.Pause("counted") : rank.Resume("counted");
+  const double whole = Now() - start;
+  const unsigned long calls = kill_at.calls(point.call), nth = point.last ? calls : 1;
+  const bool blind = rank.child.Maximum(calls == 0 ? 1 : 0) > 0;
+  point.in_pause ? rank.Resume("before the kill") : rank.Pause("before the kill");
+  rank.child.Barrier("ready to be killed");
+  rank.child.Stage(std::string(what) + " in which a rank is killed");
+  if (mine && blind) KillMyselfIn(whole * point.share);
+  if (mine && !blind) kill_at.arm(point.call, nth, point.after_sends);
+  start = Now();
+  const ncclResult_t result = point.in_pause ? rank.amem.Pause(nullptr) : rank.amem.Resume(nullptr);
+  const double seconds = Now() - start;
+  const std::string message = rank.amem.LastError();
+  rank.Expect(!mine, Format("rank %d was to be killed at %s %lu, has made %lu, and is alive: %d %s", victim, point.call, nth,
+                            kill_at.calls(point.call), result, message.c_str()));
+  rank.child.Without(victim);
+  rank.Expect(result != 0, std::string(what) + " succeeded although a rank was killed in it");
+  rank.Expect(message.find(Format("rank %d", victim)) != std::string::npos, "the message does not name who died: " + message);
+  const double slowest = rank.child.Maximum(seconds);
+  rank.Expect(slowest < 2, Format("the error came after %.2f s", slowest));
+  rank.details["killed_rank"] = victim;
+  rank.details["killed_at"] = blind                   ? Format("%.0f %% of the time", 100 * point.share)
+                              : point.after_sends > 0 ? Format("message %lu after %s %lu", point.after_sends, point.call, nth)
+                                                      : Format("%s %lu of %lu", point.call, nth, calls);
+  rank.details["failed_after_ms"] = 1000 * slowest;
+  rank.details["message"] = message;
+}
+
+void KilledRank(Rank& rank) {
+  const KillPoint& point = *rank.kill;
+  Workload work = MakeWorkload(rank);
+  rank.child.Barrier("buffers filled");
+  const auto before = work.FreeBytes();
+  rank.child.Barrier("memory read before start-up");
+  Communicator world = work.Create("world", World(rank));
+  work.Verify(world);
+  rank.child.Barrier("first results");
+  PauseOrResumeAndKill(rank);
+  const Json stats = Stats(rank);
+  const std::string now = stats.is_object() ? stats.value("lifecycle", "") : "";
+  const std::string expected = point.in_pause ? "running" : "paused";
+  rank.Expect(now == expected, Format("after the failure a session is '%s'", now.c_str()));
+  if (point.once_more) {
+    if (point.in_pause) rank.Pause("without the dead");
+    rank.Resume("without the dead");
+    rank.child.Barrier("resumed without the dead");
+  }
+  work.Abort(world);
+  rank.child.Barrier("all aborted");
+  rank.details["left_after_abort_mib"] = MibBetween(before[0], work.FreeBytes()[0]);
+}
+
+// Free memory of each device, for the parent, from a process that has nothing to do with the job before.
+void ReadMemory(Rank& rank) {
+  rank.details["free_bytes"] = Json::array();
+  for (int device = 0; device < rank.options.gpus; ++device)
+    rank.details["free_bytes"].push_back(Device::Open(device).Memory().free_bytes);
+}
+
 struct Test {
   const char* name;
   void (*body)(Rank&);
@@ -666,7 +774,12 @@ struct Test {
   bool bind_now = false;
   int least_gpus = 1;
   std::map<std::string, std::string> environment = {};
+  std::optional<KillPoint> kill = std::nullopt;
 };
+
+Test Killing(const char* name, const KillPoint& point) { return {name, KilledRank, 90, false, false, false, 2, {}, point}; }
+
+constexpr const char* kReadMemory = "free memory of the devices";
 
 const std::vector<Test>& Tests() {
   static const std::vector<Test> tests{
@@ -696,6 +809,15 @@ const std::vector<Test>& Tests() {
        false,
        2,
        {{"AMEM_TIMEOUT_MS", "3000"}}},
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_it_created_anything",
+              {.call = "cuMemCreate", .share = 0.1, .victim = -1}),
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_its_first_import",
+              {.call = "cuMemImportFromShareableHandle", .share = 0.5, .victim = 1, .once_more = true}),
+      // After the last mapping is set up there are three votes: imports done, all verified, all open.
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_its_last_vote",
+              {.call = "cuMemSetAccess", .last = true, .after_sends = 3, .share = 0.9, .victim = 0}),
+      Killing("a_rank_killed_in_mid_pause_fails_the_others_who_clean_up",
+              {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.5, .victim = -1, .once_more = true}),
       {"communicators_that_come_and_go_leave_nothing", Churn, 120},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
@@ -707,6 +829,11 @@ const std::vector<Test>& Tests() {
 
 int RunRank(const Options& options, int region_fd, int rank_number) {
   return RunChild(region_fd, rank_number, [&](Child& child) {
+    if (options.child_test == kReadMemory) {
+      Rank rank{options, child, {}, {}};
+      ReadMemory(rank);
+      return child.Result(rank.details.dump());
+    }
     const auto& tests = Tests();
     const auto test = std::find_if(tests.begin(), tests.end(), [&](const Test& one) { return options.child_test == one.name; });
     if (test == tests.end()) throw Failure("no test named " + options.child_test);
@@ -715,7 +842,7 @@ int RunRank(const Options& options, int region_fd, int rank_number) {
     const Nccl& nccl = Nccl::Load(test->preload ? options.stock : options.nccl, test->bind_now);
     const auto amem = Amem::Find(nccl);
     if (!amem) throw Failure(nccl.path + " offers no ncclPause: is it the copy that amem-patch made?");
-    Rank rank{options, child, nccl, *amem};
+    Rank rank{options, child, nccl, *amem, test->kill ? &*test->kill : nullptr};
     test->body(rank);
     child.Result(rank.details.dump(-1, ' ', false, Json::error_handler_t::replace));
     child.Barrier("the end");
@@ -732,10 +859,50 @@ struct Row {
   double seconds;
 };
 
+// As a new process sees it; empty when it cannot be read.
+std::vector<std::uint64_t> FreeMemory(const Options& options) {
+  JobSpec spec;
+  spec.name = kReadMemory;
+  spec.time_limit_s = 30;
+  spec.arguments = {"--run", kReadMemory, "--nccl", options.nccl, "--gpus", std::to_string(options.gpus)};
+  spec.log_path = options.log;
+  const JobResult job = RunJob(spec);
+  const Json read = job.outcome == Outcome::kPass ? Json::parse(job.results[0], nullptr, false) : Json();
+  return read.is_object() ? read.value("free_bytes", std::vector<std::uint64_t>()) : std::vector<std::uint64_t>();
+}
+
+// What the dead had comes back a moment after their end.
+std::string MemoryNotBack(const Options& options, const std::vector<std::uint64_t>& before) {
+  std::string text;
+  const double until = Now() + 5;
+  do {
+    const auto now = FreeMemory(options);
+    if (now.empty() || now.size() != before.size()) return "free memory of the devices cannot be read";
+    text.clear();
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (now[i] < before[i])
+        text += Format("%sdevice %zu has %.1f MiB less than before the job", text.empty() ? "" : ", ", i,
+                       MibBetween(before[i], now[i]));
+    }
+  } while (!text.empty() && Now() < until);
+  return text;
+}
+
+// Beside this program.
+std::string KillAtLibrary() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  const std::string self(path, length > 0 ? static_cast<std::size_t>(length) : 0);
+  const std::string library = self.substr(0, self.rfind('/') + 1) + "amem_kill_at.so";
+  return access(library.c_str(), R_OK) == 0 ? library : "";
+}
+
 Row RunTest(const Test& test, const Options& options, double budget_ends) {
   if (options.gpus < test.least_gpus) return {test.name, Outcome::kSkipped, Format("needs %d GPUs", test.least_gpus), {}, 0};
   if (test.preload && (options.stock.empty() || options.amem_lib.empty()))
     return {test.name, Outcome::kSkipped, "needs --stock and --amem-lib", {}, 0};
+  if (test.kill && KillAtLibrary().empty())
+    return {test.name, Outcome::kSkipped, "amem_kill_at.so is not beside this program", {}, 0};
   JobSpec spec;
   spec.name = test.name;
   spec.processes = test.single_process ? 1 : options.gpus;
@@ -760,9 +927,20 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   if (test.preload) spec.environment["LD_PRELOAD"] = options.amem_lib;
   spec.log_path = options.log;
   spec.verbose = options.verbose;
+  std::vector<std::uint64_t> free_before;
+  if (test.kill) {
+    spec.environment["LD_PRELOAD"] = KillAtLibrary();
+    spec.victim = test.kill->Victim(spec.processes);
+    free_before = FreeMemory(options);
+  }
   const JobResult job = RunJob(spec);
   Row row{test.name, job.outcome, job.reason, {}, job.seconds};
-  if (job.outcome == Outcome::kPass && !job.results.empty()) row.details = Json::parse(job.results[0], nullptr, false);
+  if (row.outcome == Outcome::kPass && !job.results.empty())
+    row.details = Json::parse(job.results[spec.victim == 0 ? 1 : 0], nullptr, false);
+  if (test.kill && row.outcome == Outcome::kPass) {
+    row.reason = MemoryNotBack(options, free_before);
+    if (!row.reason.empty()) row.outcome = Outcome::kFail;
+  }
   return row;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -31,6 +32,7 @@ constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
   --amem-lib PATH    libamem_nccl.so, for the test that preloads it; without them that test is skipped
   --gpus N           default: all
   --cycles N         of the reference workload, default 20
+  --leak-cycles N    of the test of two hundred cycles, default 200
   --only A,B         tests whose names contain one of these
   --list             names of the tests
   --json FILE        results for programs
@@ -44,7 +46,7 @@ exit codes: 0 nothing failed, 1 something failed, 2 wrong usage or NCCL_NVLS_ENA
 
 struct Options {
   std::string nccl, stock, amem_lib, json, log;
-  int gpus = 0, cycles = 20;
+  int gpus = 0, cycles = 20, leak_cycles = 200;
   double budget_s = 0;
   bool verbose = false, list = false;
   std::vector<std::string> only;
@@ -92,6 +94,8 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.gpus = atoi(value.c_str());
       else if (word == "--cycles")
         options.cycles = atoi(value.c_str());
+      else if (word == "--leak-cycles")
+        options.leak_cycles = atoi(value.c_str());
       else if (word == "--budget")
         options.budget_s = atof(value.c_str());
       else if (word == "--ops")
@@ -110,7 +114,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   if (options.list) return options;
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
   if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
-  if (options.gpus < 0 || options.cycles < 1 || options.elements.empty() ||
+  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.elements.empty() ||
       *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("a number is out of range");
   return options;
@@ -673,6 +677,71 @@ void Churn(Rank& rank) {
   }
 }
 
+// What a process holds that a cycle might forget to give back, by name.
+using Account = std::map<std::string, std::uint64_t>;
+
+std::uint64_t Entries(const char* directory) {
+  const auto all = std::filesystem::directory_iterator(directory);
+  return static_cast<std::uint64_t>(std::distance(begin(all), end(all)));
+}
+
+Account TakeAccount(const Rank& rank, const Workload& work) {
+  Account account{{"descriptors", Entries("/proc/self/fd")}, {"threads", Entries("/proc/self/task")}};
+  const auto free = work.FreeBytes();
+  for (std::size_t i = 0; i < free.size(); ++i) account[Format("free bytes of lane %zu", i)] = free[i];
+  const Json stats = Stats(rank);
+  if (!stats.is_object()) return account;
+  if (stats.contains("contents")) account["pinned bytes"] = stats["contents"].value("pinned_bytes", std::uint64_t{0});
+  for (const char* key : {"address_ranges", "mappings", "own_allocations", "slab_bytes"})
+    account[key] = stats.value(key, std::uint64_t{0});
+  return account;
+}
+
+// Connections of the last cycle close a moment after it: once nothing has changed for a while, or it is as `expected`.
+Account Settled(const Rank& rank, const Workload& work, const Account* expected) {
+  Account account = TakeAccount(rank, work);
+  double since = Now();
+  const double until = since + 3;
+  while (Now() < until && Now() < since + 0.3 && (expected == nullptr || account != *expected)) {
+    const timespec nap{0, 10'000'000};
+    nanosleep(&nap, nullptr);
+    Account now = TakeAccount(rank, work);
+    if (now != account) since = Now();
+    account = std::move(now);
+  }
+  return account;
+}
+
+void ManyCycles(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  const int cycles = rank.options.leak_cycles, first = std::min(5, cycles / 2);
+  Account before;
+  const double start = Now();
+  for (int cycle = 1; cycle <= cycles; ++cycle) {
+    const std::string when = Format("in cycle %d", cycle);
+    rank.Pause(when);
+    rank.Resume(when);
+    if (cycle <= first || cycle % 10 == 0 || cycle == cycles) ExpectSame(work, work.Verify(world), reference, when);
+    rank.child.Stage("after cycle " + std::to_string(cycle));
+    rank.child.Barrier("cycle done");
+    if (cycle != first) continue;
+    before = Settled(rank, work, nullptr);
+    rank.child.Barrier("account taken");
+  }
+  rank.details["cycles"] = cycles;
+  rank.details["ms_per_cycle"] = 1000 * (Now() - start) / cycles;
+  const Account after = Settled(rank, work, &before);
+  rank.details["account"] = after;
+  for (const auto& [what, value] : after)
+    rank.Expect(value == before[what],
+                Format("%s: %llu after cycle %d, %llu after cycle %d", what.c_str(), static_cast<unsigned long long>(value),
+                       cycles, static_cast<unsigned long long>(before[what]), first));
+  rank.child.Barrier("accounts compared");
+  work.Destroy(world);
+}
+
 // What amem_kill_at.so offers to the process it is preloaded into.
 struct KillAt {
   void (*arm)(const char* call, unsigned long nth, unsigned long after_sends) = nullptr;
@@ -818,6 +887,7 @@ const std::vector<Test>& Tests() {
               {.call = "cuMemSetAccess", .last = true, .after_sends = 3, .share = 0.9, .victim = 0}),
       Killing("a_rank_killed_in_mid_pause_fails_the_others_who_clean_up",
               {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.5, .victim = -1, .once_more = true}),
+      {"two_hundred_cycles_leak_nothing", ManyCycles, 180},
       {"communicators_that_come_and_go_leave_nothing", Churn, 120},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
@@ -912,10 +982,11 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
     if (left < 20) return {test.name, Outcome::kSkipped, "no time left (--budget)", {}, 0};
     spec.time_limit_s = std::min(spec.time_limit_s, left);
   }
-  spec.arguments = {"--run",    test.name,
-                    "--nccl",   options.nccl,
-                    "--gpus",   std::to_string(options.gpus),
-                    "--cycles", std::to_string(options.cycles)};
+  spec.arguments = {"--run",         test.name,
+                    "--nccl",        options.nccl,
+                    "--gpus",        std::to_string(options.gpus),
+                    "--cycles",      std::to_string(options.cycles),
+                    "--leak-cycles", std::to_string(options.leak_cycles)};
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});

@@ -37,6 +37,8 @@ constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
   --list             names of the tests
   --json FILE        results for programs
   --log FILE         output of all ranks is appended there
+  --golden DIR       only the golden jobs: small ones whose journals go to DIR/NAME, by
+  --pack COMMAND     COMMAND JOURNALS DIR/NAME, at the moment that they are about
   --budget S         tests that would end later than S seconds from now are skipped (default: no limit)
   --elements A,B,…   message sizes in floats; default 256,65536,1048576,33554432
   --ops LIST         all (the default), reference, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
@@ -52,6 +54,7 @@ struct Options {
   std::vector<std::string> only;
   std::vector<std::size_t> elements = kReferenceSizes;
   std::string ops = "all";
+  std::string golden, pack;
   std::string child_test;  // what a rank is to run
 };
 
@@ -94,6 +97,10 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.gpus = atoi(value.c_str());
       else if (word == "--cycles")
         options.cycles = atoi(value.c_str());
+      else if (word == "--golden")
+        options.golden = value;
+      else if (word == "--pack")
+        options.pack = value;
       else if (word == "--leak-cycles")
         options.leak_cycles = atoi(value.c_str());
       else if (word == "--budget")
@@ -112,6 +119,7 @@ std::optional<Options> Parse(int argc, char** argv) {
     }
   }
   if (options.list) return options;
+  if (options.golden.empty() != options.pack.empty()) return bad("--golden and --pack belong together");
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
   if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
   if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.elements.empty() ||
@@ -827,6 +835,102 @@ void KilledRank(Rank& rank) {
   rank.details["left_after_abort_mib"] = MibBetween(before[0], work.FreeBytes()[0]);
 }
 
+// ---- golden jobs: what a journal of a real run looks like, healthy and in each kind of failure ------------------------------
+
+constexpr int kGoldenRank = 2;  // who is short of memory, dies, or stays away
+
+int GoldenRank(const Rank& rank) { return std::min(kGoldenRank, rank.options.gpus - 1); }
+
+// Packs the journals as they are now; all others wait. By the first rank, which nothing happens to.
+void Pack(Rank& rank) {
+  rank.child.Barrier("journals complete");
+  if (rank.child.rank() == 0) {
+    const char* journals = getenv("AMEM_JOURNAL_DIR");
+    rank.Expect(journals != nullptr, "AMEM_JOURNAL_DIR is not set");
+    const std::string file = rank.options.golden + "/" + rank.options.child_test;
+    rank.child.Stage("packing journals");
+    const int code = std::system(Format("'%s' '%s' '%s'", rank.options.pack.c_str(), journals, file.c_str()).c_str());
+    rank.Expect(code == 0, Format("%s %s %s: status %d", rank.options.pack.c_str(), journals, file.c_str(), code));
+  }
+  rank.child.Barrier("journals packed");
+}
+
+// One more process than there are ranks, which has no GPU memory but what it takes away.
+bool IsStranger(const Rank& rank) { return rank.child.rank() >= rank.options.gpus; }
+
+struct GoldenJob {
+  explicit GoldenJob(Rank& rank) : work(MakeWorkload(rank)), world(work.Create("world", World(rank))) {
+    if (!IsStranger(rank)) reference = work.Verify(world);
+    rank.child.Barrier("first results");
+  }
+  void Check(Rank& rank, const std::string& when) {
+    rank.child.Barrier("before checking");
+    if (!IsStranger(rank)) ExpectSame(work, work.Verify(world), reference, when);
+    rank.child.Barrier("checked");
+  }
+  Workload work;
+  Communicator world;
+  std::vector<std::uint64_t> reference;
+};
+
+void GoldenHealthy(Rank& rank) {
+  GoldenJob job(rank);
+  for (int cycle = 1; cycle <= 2; ++cycle) {
+    Cycle(rank, job.work, Format("in cycle %d", cycle));
+    job.Check(rank, Format("after cycle %d", cycle));
+  }
+  Pack(rank);
+  job.work.Destroy(job.world);
+}
+
+// Another process takes the memory while all are paused.
+void GoldenOutOfMemory(Rank& rank) {
+  const Cuda& cuda = Cuda::Get();
+  GoldenJob job(rank);
+  const bool stranger = IsStranger(rank);
+  if (!stranger) rank.Pause();
+  rank.child.Barrier("all paused");
+  CUdeviceptr taken = 0;
+  if (stranger) {
+    const Device device = Device::Open(GoldenRank(rank));
+    const std::size_t left = std::size_t{32} << 20;
+    cuda.Check(cuda.MemAlloc(&taken, device.Memory().free_bytes - left), "cuMemAlloc of all but 32 MiB");
+  }
+  rank.child.Barrier("one device is full");
+  if (!stranger) {
+    rank.Expect(rank.amem.Resume(nullptr) != 0, "ncclResume succeeded although one device has no memory");
+    rank.details["message"] = rank.amem.LastError();
+  }
+  Pack(rank);
+  if (stranger) cuda.Check(cuda.MemFree(taken), "cuMemFree");
+  rank.child.Barrier("the device is free again");
+  if (!stranger) rank.Resume("once there is memory");
+  job.Check(rank, "after a resume that failed");
+  job.work.Destroy(job.world);
+}
+
+void GoldenKilled(Rank& rank) {
+  GoldenJob job(rank);
+  PauseOrResumeAndKill(rank);
+  Pack(rank);
+  job.work.Abort(job.world);
+}
+
+void GoldenNeverCame(Rank& rank) {
+  GoldenJob job(rank);
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  if (rank.child.rank() != GoldenRank(rank)) {
+    rank.child.Stage("ncclResume while one rank stays away");
+    rank.Expect(rank.amem.Resume(nullptr) != 0, "ncclResume succeeded although a rank did not come");
+    rank.details["message"] = rank.amem.LastError();
+  }
+  Pack(rank);
+  rank.Resume("with everybody");
+  job.Check(rank, "after a resume that waited in vain");
+  job.work.Destroy(job.world);
+}
+
 // Free memory of each device, for the parent, from a process that has nothing to do with the job before.
 void ReadMemory(Rank& rank) {
   rank.details["free_bytes"] = Json::array();
@@ -844,14 +948,33 @@ struct Test {
   int least_gpus = 1;
   std::map<std::string, std::string> environment = {};
   std::optional<KillPoint> kill = std::nullopt;
+  bool golden = false;
+  int strangers = 0;  // processes beside the ranks
 };
 
 Test Killing(const char* name, const KillPoint& point) { return {name, KilledRank, 90, false, false, false, 2, {}, point}; }
 
+// Few and small buffers, for journals that are small enough to be kept for ever.
+Test Golden(const char* name, void (*body)(Rank&)) {
+  Test test{name, body, 60, false, false, false, 3, {}, std::nullopt, true};
+  test.environment = {{"NCCL_MAX_NCHANNELS", "2"},     {"NCCL_MIN_NCHANNELS", "1"},  {"NCCL_MAX_P2P_NCHANNELS", "1"},
+                      {"NCCL_MIN_P2P_NCHANNELS", "1"}, {"NCCL_BUFFSIZE", "1048576"}, {"AMEM_LAYOUT", "slab"},
+                      {"AMEM_TIMEOUT_MS", "3000"}};
+  return test;
+}
+
+std::vector<Test> GoldenTests() {
+  std::vector<Test> tests{Golden("golden-healthy", GoldenHealthy), Golden("golden-out-of-memory", GoldenOutOfMemory),
+                          Golden("golden-killed", GoldenKilled), Golden("golden-never-came", GoldenNeverCame)};
+  tests[1].strangers = 1;
+  tests[2].kill = KillPoint{.call = "cuMemImportFromShareableHandle", .share = 0.5, .victim = kGoldenRank};
+  return tests;
+}
+
 constexpr const char* kReadMemory = "free memory of the devices";
 
 const std::vector<Test>& Tests() {
-  static const std::vector<Test> tests{
+  static std::vector<Test> tests{
       {"pause_before_any_communicator_is_fine", BeforeAnyCommunicator, 60},
       {"pause_twice_and_resume_when_running_change_nothing", Idempotent, 60},
       {"reference_workload_is_bit_identical_over_all_cycles", ReferenceWorkload, 240},
@@ -894,6 +1017,11 @@ const std::vector<Test>& Tests() {
       {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},
       {"libamem_preloaded_beside_a_stock_libnccl", Preloaded, 60, false, true},
   };
+  static const bool complete = [] {
+    for (Test& one : GoldenTests()) tests.push_back(std::move(one));
+    return true;
+  }();
+  (void)complete;
   return tests;
 }
 
@@ -975,7 +1103,7 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
     return {test.name, Outcome::kSkipped, "amem_kill_at.so is not beside this program", {}, 0};
   JobSpec spec;
   spec.name = test.name;
-  spec.processes = test.single_process ? 1 : options.gpus;
+  spec.processes = test.single_process ? 1 : options.gpus + test.strangers;
   spec.time_limit_s = test.limit_s;
   if (budget_ends > 0) {
     const double left = budget_ends - Now();
@@ -990,6 +1118,8 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});
+  if (!options.golden.empty())
+    spec.arguments.insert(spec.arguments.end(), {"--golden", options.golden, "--pack", options.pack});
   if (!options.stock.empty()) spec.arguments.insert(spec.arguments.end(), {"--stock", options.stock});
   spec.environment = test.environment;
   // A directory for each test, so that its sessions can be checked against each other afterwards.
@@ -1001,7 +1131,7 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   std::vector<std::uint64_t> free_before;
   if (test.kill) {
     spec.environment["LD_PRELOAD"] = KillAtLibrary();
-    spec.victim = test.kill->Victim(spec.processes);
+    spec.victim = test.kill->Victim(options.gpus);
     free_before = FreeMemory(options);
   }
   const JobResult job = RunJob(spec);
@@ -1023,7 +1153,9 @@ int Main(int argc, char** argv) {
   if (!parsed) return kExitUsage;
   Options options = *parsed;
   if (options.list) {
-    for (const Test& test : Tests()) printf("%s\n", test.name);
+    for (const Test& test : Tests()) {
+      if (!test.golden) printf("%s\n", test.name);
+    }
     return kExitPass;
   }
   if (RefusedForNvls("amem-gpu-test")) return kExitUsage;
@@ -1041,6 +1173,7 @@ int Main(int argc, char** argv) {
   std::vector<Row> rows;
   for (const Test& test : Tests()) {
     const auto wanted = [&](const std::string& part) { return std::string(test.name).find(part) != std::string::npos; };
+    if (test.golden == options.golden.empty()) continue;
     if (!options.only.empty() && std::none_of(options.only.begin(), options.only.end(), wanted)) continue;
     printf("[ run  ] %s (%d GPUs)\n", test.name, options.gpus);
     fflush(stdout);

@@ -958,8 +958,7 @@ Test Killing(const char* name, const KillPoint& point) { return {name, KilledRan
 Test Golden(const char* name, void (*body)(Rank&)) {
   Test test{name, body, 60, false, false, false, 3, {}, std::nullopt, true};
   test.environment = {{"NCCL_MAX_NCHANNELS", "2"},     {"NCCL_MIN_NCHANNELS", "1"},  {"NCCL_MAX_P2P_NCHANNELS", "1"},
-                      {"NCCL_MIN_P2P_NCHANNELS", "1"}, {"NCCL_BUFFSIZE", "1048576"}, {"AMEM_LAYOUT", "slab"},
-                      {"AMEM_TIMEOUT_MS", "3000"}};
+                      {"NCCL_MIN_P2P_NCHANNELS", "1"}, {"NCCL_BUFFSIZE", "1048576"}, {"AMEM_LAYOUT", "slab"}};
   return test;
 }
 
@@ -967,6 +966,7 @@ std::vector<Test> GoldenTests() {
   std::vector<Test> tests{Golden("golden-healthy", GoldenHealthy), Golden("golden-out-of-memory", GoldenOutOfMemory),
                           Golden("golden-killed", GoldenKilled), Golden("golden-never-came", GoldenNeverCame)};
   tests[1].strangers = 1;
+  tests[3].environment["AMEM_TIMEOUT_MS"] = "3000";
   tests[2].kill = KillPoint{.call = "cuMemImportFromShareableHandle", .share = 0.5, .victim = kGoldenRank};
   return tests;
 }

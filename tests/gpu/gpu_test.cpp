@@ -967,7 +967,8 @@ std::vector<Test> GoldenTests() {
                           Golden("golden-killed", GoldenKilled), Golden("golden-never-came", GoldenNeverCame)};
   tests[1].strangers = 1;
   tests[3].environment["AMEM_TIMEOUT_MS"] = "3000";
-  tests[2].kill = KillPoint{.call = "cuMemImportFromShareableHandle", .share = 0.5, .victim = kGoldenRank};
+  // Between its create and its map: the others all wait for its vote, and none has begun to take its memory.
+  tests[2].kill = KillPoint{.call = "cuMemMap", .share = 0.3, .victim = kGoldenRank};
   return tests;
 }
 

@@ -742,10 +742,16 @@ void ManyCycles(Rank& rank) {
   rank.details["ms_per_cycle"] = 1000 * (Now() - start) / cycles;
   const Account after = Settled(rank, work, &before);
   rank.details["account"] = after;
-  for (const auto& [what, value] : after)
-    rank.Expect(value == before[what],
-                Format("%s: %llu after cycle %d, %llu after cycle %d", what.c_str(), static_cast<unsigned long long>(value),
-                       cycles, static_cast<unsigned long long>(before[what]), first));
+  for (const auto& [what, value] : after) {
+    if (value == before[what]) continue;
+    // A thread of the background that has come to its end is no leak.
+    const bool fewer = value < before[what] && !what.starts_with("free bytes");
+    const std::string text =
+        Format("%s: %llu after cycle %d, %llu after cycle %d", what.c_str(), static_cast<unsigned long long>(value), cycles,
+               static_cast<unsigned long long>(before[what]), first);
+    rank.Expect(fewer, text);
+    rank.details["fewer"].push_back(text);
+  }
   rank.child.Barrier("accounts compared");
   work.Destroy(world);
 }
@@ -1010,7 +1016,7 @@ const std::vector<Test>& Tests() {
       Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_its_last_vote",
               {.call = "cuMemSetAccess", .last = true, .after_sends = 3, .share = 0.9, .victim = 0}),
       Killing("a_rank_killed_in_mid_pause_fails_the_others_who_clean_up",
-              {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.5, .victim = -1, .once_more = true}),
+              {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.15, .victim = -1, .once_more = true}),
       {"two_hundred_cycles_leak_nothing", ManyCycles, 180},
       {"communicators_that_come_and_go_leave_nothing", Churn, 120},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
@@ -1070,7 +1076,7 @@ std::vector<std::uint64_t> FreeMemory(const Options& options) {
   return read.is_object() ? read.value("free_bytes", std::vector<std::uint64_t>()) : std::vector<std::uint64_t>();
 }
 
-// What the dead had comes back a moment after their end.
+// What the dead had comes back a moment after their end. Some MiB are the driver's own.
 std::string MemoryNotBack(const Options& options, const std::vector<std::uint64_t>& before) {
   std::string text;
   const double until = Now() + 5;
@@ -1079,7 +1085,7 @@ std::string MemoryNotBack(const Options& options, const std::vector<std::uint64_
     if (now.empty() || now.size() != before.size()) return "free memory of the devices cannot be read";
     text.clear();
     for (std::size_t i = 0; i < now.size(); ++i) {
-      if (now[i] < before[i])
+      if (now[i] + (8U << 20) < before[i])
         text += Format("%sdevice %zu has %.1f MiB less than before the job", text.empty() ? "" : ", ", i,
                        MibBetween(before[i], now[i]));
     }

@@ -15,7 +15,9 @@ json Phases(const CycleReport& report) {
   for (const PhaseTime& p : report.phases) {
     phases.push_back({{"phase", ToText(p.phase)},
                       {"work_ms", static_cast<double>(p.work_ns) / 1e6},
-                      {"wait_ms", static_cast<double>(p.wait_ns) / 1e6}});
+                      {"wait_ms", static_cast<double>(p.wait_ns) / 1e6},
+                      {"voted_at_ms", static_cast<double>(p.voted_at_ns) / 1e6},
+                      {"decided_at_ms", static_cast<double>(p.decided_at_ns) / 1e6}});
   }
   return {{"cycle", report.cycle},
           {"total_ms", static_cast<double>(report.total_ns) / 1e6},
@@ -112,6 +114,8 @@ std::string Session::StatisticsJson() {
               {"legacy_kept_bytes", held.legacy_kept},
               {"pool_bytes", held.async},
               {"host_bytes", held.host},
+              {"address_ranges", state.ranges.size()},
+              {"mappings", state.mappings.size()},
               {"contents", Contents(coordinator_->Contents())},
               {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
               {"resume", Phases(coordinator_->Last(CycleKind::kResume))},

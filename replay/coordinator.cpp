@@ -131,7 +131,8 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
     if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
     const std::uint64_t voted = Now();
     const Decided all = Vote(round, phase.phase, mine);
-    report.phases.push_back({phase.phase, voted - begun, Now() - voted});
+    const std::uint64_t decided = Now();
+    report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
     // Whoever counted has died after it told somebody that the last vote had passed: so it has, for everybody.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere) AMEM_TRY(all.status);

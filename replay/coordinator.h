@@ -21,6 +21,9 @@ struct PhaseTime {
   PhaseKind phase{};
   std::uint64_t work_ns = 0;  // this session's own steps
   std::uint64_t wait_ns = 0;  // until everybody had voted
+  // When this session voted, and when it knew the decision: CLOCK_MONOTONIC, the same for all processes of a host. What a vote
+  // costs beside waiting for the slowest: the latest decided_at of all sessions less the latest voted_at of all.
+  std::uint64_t voted_at_ns = 0, decided_at_ns = 0;
 };
 struct CycleReport {  // of the last pause or resume
   std::uint64_t cycle = 0;

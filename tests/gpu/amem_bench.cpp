@@ -48,6 +48,8 @@ options
   --label TEXT        put into the result
   --probe             print the GPUs as JSON and stop
   --verbose           show the output of the ranks
+votes_ms, of mode amem: what the votes of one pause and resume cost beside waiting for the slowest rank. For each phase, the time
+from the last vote that any rank cast until the last rank knew the decision (on the host's monotonic clock); their sum.
 exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 skipped (the last line says why)
 )";
 
@@ -399,6 +401,30 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+// When the last rank did `what` in that phase; see kUsage.
+double Latest(const std::vector<Json>& ranks, std::size_t cycle, const char* kind, std::size_t phase, const char* what) {
+  double latest = 0;
+  for (const Json& rank : ranks)
+    latest =
+        std::max(latest, rank.at("cycles").at(cycle).at("amem_resumed").at(kind).at("phases").at(phase).at(what).get<double>());
+  return latest;
+}
+
+// Nothing where the ranks do not tell.
+std::optional<double> VotesMs(const std::vector<Json>& ranks, std::size_t cycle) {
+  try {
+    double sum = 0;
+    for (const char* kind : {"pause", "resume"}) {
+      const std::size_t phases = ranks[0].at("cycles").at(cycle).at("amem_resumed").at(kind).at("phases").size();
+      for (std::size_t phase = 0; phase < phases; ++phase)
+        sum += Latest(ranks, cycle, kind, phase, "decided_at_ms") - Latest(ranks, cycle, kind, phase, "voted_at_ms");
+    }
+    return sum;
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+}
+
 constexpr const char* kLargest[] = {"pause_ms", "drop_imports_ms",      "release_own_ms",  "resume_ms",       "create_own_ms",
                                     "share_ms", "first_collectives_ms", "resume_total_ms", "held_paused_mib", "held_after_mib"};
 
@@ -434,6 +460,7 @@ Json Summarize(const std::vector<Json>& ranks) {
     }
     row["freed_mib"] = Over(
         ranks, [&](const Json& rank) { return rank["cycles"][i]["freed_mib"]; }, false);
+    if (const auto votes = VotesMs(ranks, i)) row["votes_ms"] = *votes;
     row["identical"] =
         std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].value("identical", true); });
     for (const char* key : {"amem_paused", "amem_resumed"}) {
@@ -494,6 +521,8 @@ void PrintTable(const Options& options, const Json& run) {
     line(Format("%d", row["cycle"].get<int>()).c_str(), row, !checked ? "-" : row["identical"].get<bool>() ? "yes" : "NO");
   if (!run["median"].empty()) line("median*", run["median"], "");
   if (!run["median"].empty()) printf("* of the cycles after the first\n");
+  if (run["median"].contains("votes_ms"))
+    printf("all votes of a pause and its resume: %.2f ms at the median\n", run["median"]["votes_ms"].get<double>());
 }
 
 int Main(int argc, char** argv) {

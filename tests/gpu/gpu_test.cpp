@@ -1,13 +1,17 @@
 // amem-gpu-test: claims about a patched libnccl on real GPUs. Each test is a job of its own processes with a time limit of its
 // own, and passes, FAILs or is SKIPPED (waived) with a reason. Exit code 0 only when nothing failed.
+#include <dlfcn.h>
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -28,10 +32,13 @@ constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
   --amem-lib PATH    libamem_nccl.so, for the test that preloads it; without them that test is skipped
   --gpus N           default: all
   --cycles N         of the reference workload, default 20
+  --leak-cycles N    of the test of two hundred cycles, default 200
   --only A,B         tests whose names contain one of these
   --list             names of the tests
   --json FILE        results for programs
   --log FILE         output of all ranks is appended there
+  --golden DIR       only the golden jobs: small ones whose journals go to DIR/NAME, by
+  --pack COMMAND     COMMAND JOURNALS DIR/NAME, at the moment that they are about
   --budget S         tests that would end later than S seconds from now are skipped (default: no limit)
   --elements A,B,…   message sizes in floats; default 256,65536,1048576,33554432
   --ops LIST         all (the default), reference, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
@@ -41,12 +48,13 @@ exit codes: 0 nothing failed, 1 something failed, 2 wrong usage or NCCL_NVLS_ENA
 
 struct Options {
   std::string nccl, stock, amem_lib, json, log;
-  int gpus = 0, cycles = 20;
+  int gpus = 0, cycles = 20, leak_cycles = 200;
   double budget_s = 0;
   bool verbose = false, list = false;
   std::vector<std::string> only;
   std::vector<std::size_t> elements = kReferenceSizes;
   std::string ops = "all";
+  std::string golden, pack;
   std::string child_test;  // what a rank is to run
 };
 
@@ -89,6 +97,12 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.gpus = atoi(value.c_str());
       else if (word == "--cycles")
         options.cycles = atoi(value.c_str());
+      else if (word == "--golden")
+        options.golden = value;
+      else if (word == "--pack")
+        options.pack = value;
+      else if (word == "--leak-cycles")
+        options.leak_cycles = atoi(value.c_str());
       else if (word == "--budget")
         options.budget_s = atof(value.c_str());
       else if (word == "--ops")
@@ -105,9 +119,10 @@ std::optional<Options> Parse(int argc, char** argv) {
     }
   }
   if (options.list) return options;
+  if (options.golden.empty() != options.pack.empty()) return bad("--golden and --pack belong together");
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
   if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
-  if (options.gpus < 0 || options.cycles < 1 || options.elements.empty() ||
+  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.elements.empty() ||
       *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("a number is out of range");
   return options;
@@ -115,11 +130,24 @@ std::optional<Options> Parse(int argc, char** argv) {
 
 // ---- what the tests share ------------------------------------------------------------------------------------------------
 
+// Where one rank is killed, by amem_kill_at.so.
+struct KillPoint {
+  bool in_pause = false;
+  const char* call = "";          // before this driver call of AMem's:
+  bool last = false;              // the last of them, else the first
+  unsigned long after_sends = 0;  // not before it, but when this message after it is to be sent
+  double share = 0;               // of the time that a whole pause or resume takes; used where calls cannot be counted
+  int victim = 0;                 // below zero: counted from the end
+  bool once_more = false;         // the others resume without it before they clean up, else they clean up at once
+  [[nodiscard]] int Victim(int processes) const { return victim < 0 ? processes + victim : std::min(victim, processes - 1); }
+};
+
 struct Rank {
   const Options& options;
   Child& child;
   const Nccl& nccl;
   Amem amem;
+  const KillPoint* kill = nullptr;
   Json details = Json::object();  // shown beside the result
 
   void Expect(bool holds, const std::string& otherwise) const {
@@ -657,6 +685,265 @@ void Churn(Rank& rank) {
   }
 }
 
+// What a process holds that a cycle might forget to give back, by name.
+using Account = std::map<std::string, std::uint64_t>;
+
+std::uint64_t Entries(const char* directory) {
+  const auto all = std::filesystem::directory_iterator(directory);
+  return static_cast<std::uint64_t>(std::distance(begin(all), end(all)));
+}
+
+Account TakeAccount(const Rank& rank, const Workload& work) {
+  Account account{{"descriptors", Entries("/proc/self/fd")}, {"threads", Entries("/proc/self/task")}};
+  const auto free = work.FreeBytes();
+  for (std::size_t i = 0; i < free.size(); ++i) account[Format("free bytes of lane %zu", i)] = free[i];
+  const Json stats = Stats(rank);
+  if (!stats.is_object()) return account;
+  if (stats.contains("contents")) account["pinned bytes"] = stats["contents"].value("pinned_bytes", std::uint64_t{0});
+  for (const char* key : {"address_ranges", "mappings", "own_allocations", "slab_bytes"})
+    account[key] = stats.value(key, std::uint64_t{0});
+  return account;
+}
+
+// Connections of the last cycle close a moment after it: once nothing has changed for a while, or it is as `expected`.
+Account Settled(const Rank& rank, const Workload& work, const Account* expected) {
+  Account account = TakeAccount(rank, work);
+  double since = Now();
+  const double until = since + 3;
+  while (Now() < until && Now() < since + 0.3 && (expected == nullptr || account != *expected)) {
+    const timespec nap{0, 10'000'000};
+    nanosleep(&nap, nullptr);
+    Account now = TakeAccount(rank, work);
+    if (now != account) since = Now();
+    account = std::move(now);
+  }
+  return account;
+}
+
+void ManyCycles(Rank& rank) {
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  const int cycles = rank.options.leak_cycles, first = std::min(5, cycles / 2);
+  Account before;
+  const double start = Now();
+  for (int cycle = 1; cycle <= cycles; ++cycle) {
+    const std::string when = Format("in cycle %d", cycle);
+    rank.Pause(when);
+    rank.Resume(when);
+    if (cycle <= first || cycle % 10 == 0 || cycle == cycles) ExpectSame(work, work.Verify(world), reference, when);
+    rank.child.Stage("after cycle " + std::to_string(cycle));
+    rank.child.Barrier("cycle done");
+    if (cycle != first) continue;
+    before = Settled(rank, work, nullptr);
+    rank.child.Barrier("account taken");
+  }
+  rank.details["cycles"] = cycles;
+  rank.details["ms_per_cycle"] = 1000 * (Now() - start) / cycles;
+  const Account after = Settled(rank, work, &before);
+  rank.details["account"] = after;
+  for (const auto& [what, value] : after) {
+    if (value == before[what]) continue;
+    // A thread of the background that has come to its end is no leak.
+    const bool fewer = value < before[what] && !what.starts_with("free bytes");
+    const std::string text =
+        Format("%s: %llu after cycle %d, %llu after cycle %d", what.c_str(), static_cast<unsigned long long>(value), cycles,
+               static_cast<unsigned long long>(before[what]), first);
+    rank.Expect(fewer, text);
+    rank.details["fewer"].push_back(text);
+  }
+  rank.child.Barrier("accounts compared");
+  work.Destroy(world);
+}
+
+// What amem_kill_at.so offers to the process it is preloaded into.
+struct KillAt {
+  void (*arm)(const char* call, unsigned long nth, unsigned long after_sends) = nullptr;
+  unsigned long (*calls)(const char* call) = nullptr;
+
+  static KillAt Find() {
+    KillAt found;
+    found.arm = reinterpret_cast<decltype(found.arm)>(dlsym(RTLD_DEFAULT, "amem_kill_at"));
+    found.calls = reinterpret_cast<decltype(found.calls)>(dlsym(RTLD_DEFAULT, "amem_kill_at_calls"));
+    if (found.arm == nullptr || found.calls == nullptr) throw Failure("amem_kill_at.so is not preloaded");
+    return found;
+  }
+};
+
+void KillMyselfIn(double seconds) {
+  std::thread([seconds] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    kill(getpid(), SIGKILL);
+  }).detach();
+}
+
+// Kills the victim in its next pause or resume, and gives the others' error. How often the call is made, and how long all
+// takes, is known from a cycle before in which nothing happens.
+void PauseOrResumeAndKill(Rank& rank) {
+  const KillPoint& point = *rank.kill;
+  const int victim = point.Victim(rank.child.processes());
+  const bool mine = rank.child.rank() == victim;
+  const char* const what = point.in_pause ? "ncclPause" : "ncclResume";
+  const KillAt kill_at = KillAt::Find();
+  if (!point.in_pause) rank.Pause("before a counted resume");
+  rank.child.Barrier("ready to count");
+  kill_at.arm("", 0, 0);
+  double start = Now();
+  point.in_pause ? rank.Pause("counted") : rank.Resume("counted");
+  const double whole = Now() - start;
+  const unsigned long calls = kill_at.calls(point.call), nth = point.last ? calls : 1;
+  const bool blind = rank.child.Maximum(calls == 0 ? 1 : 0) > 0;
+  point.in_pause ? rank.Resume("before the kill") : rank.Pause("before the kill");
+  rank.child.Barrier("ready to be killed");
+  rank.child.Stage(std::string(what) + " in which a rank is killed");
+  if (mine && blind) KillMyselfIn(whole * point.share);
+  if (mine && !blind) kill_at.arm(point.call, nth, point.after_sends);
+  start = Now();
+  const ncclResult_t result = point.in_pause ? rank.amem.Pause(nullptr) : rank.amem.Resume(nullptr);
+  const double seconds = Now() - start;
+  const std::string message = rank.amem.LastError();
+  rank.Expect(!mine, Format("rank %d was to be killed at %s %lu, has made %lu, and is alive: %d %s", victim, point.call, nth,
+                            kill_at.calls(point.call), result, message.c_str()));
+  rank.child.Without(victim);
+  rank.Expect(result != 0, std::string(what) + " succeeded although a rank was killed in it");
+  rank.Expect(message.find(Format("rank %d", victim)) != std::string::npos, "the message does not name who died: " + message);
+  const double slowest = rank.child.Maximum(seconds);
+  rank.Expect(slowest < 2, Format("the error came after %.2f s", slowest));
+  rank.details["killed_rank"] = victim;
+  rank.details["killed_at"] = blind                   ? Format("%.0f %% of the time", 100 * point.share)
+                              : point.after_sends > 0 ? Format("message %lu after %s %lu", point.after_sends, point.call, nth)
+                                                      : Format("%s %lu of %lu", point.call, nth, calls);
+  rank.details["failed_after_ms"] = 1000 * slowest;
+  rank.details["message"] = message;
+}
+
+void KilledRank(Rank& rank) {
+  const KillPoint& point = *rank.kill;
+  Workload work = MakeWorkload(rank);
+  rank.child.Barrier("buffers filled");
+  const auto before = work.FreeBytes();
+  rank.child.Barrier("memory read before start-up");
+  Communicator world = work.Create("world", World(rank));
+  work.Verify(world);
+  rank.child.Barrier("first results");
+  PauseOrResumeAndKill(rank);
+  const Json stats = Stats(rank);
+  const std::string now = stats.is_object() ? stats.value("lifecycle", "") : "";
+  const std::string expected = point.in_pause ? "running" : "paused";
+  rank.Expect(now == expected, Format("after the failure a session is '%s'", now.c_str()));
+  if (point.once_more) {
+    if (point.in_pause) rank.Pause("without the dead");
+    rank.Resume("without the dead");
+    rank.child.Barrier("resumed without the dead");
+  }
+  work.Abort(world);
+  rank.child.Barrier("all aborted");
+  rank.details["left_after_abort_mib"] = MibBetween(before[0], work.FreeBytes()[0]);
+}
+
+// ---- golden jobs: what a journal of a real run looks like, healthy and in each kind of failure ------------------------------
+
+constexpr int kGoldenRank = 2;  // who is short of memory, dies, or stays away
+
+int GoldenRank(const Rank& rank) { return std::min(kGoldenRank, rank.options.gpus - 1); }
+
+// Packs the journals as they are now; all others wait. By the first rank, which nothing happens to.
+void Pack(Rank& rank) {
+  rank.child.Barrier("journals complete");
+  if (rank.child.rank() == 0) {
+    const char* journals = getenv("AMEM_JOURNAL_DIR");
+    rank.Expect(journals != nullptr, "AMEM_JOURNAL_DIR is not set");
+    const std::string file = rank.options.golden + "/" + rank.options.child_test;
+    rank.child.Stage("packing journals");
+    const int code = std::system(Format("'%s' '%s' '%s'", rank.options.pack.c_str(), journals, file.c_str()).c_str());
+    rank.Expect(code == 0, Format("%s %s %s: status %d", rank.options.pack.c_str(), journals, file.c_str(), code));
+  }
+  rank.child.Barrier("journals packed");
+}
+
+// One more process than there are ranks, which has no GPU memory but what it takes away.
+bool IsStranger(const Rank& rank) { return rank.child.rank() >= rank.options.gpus; }
+
+struct GoldenJob {
+  explicit GoldenJob(Rank& rank) : work(MakeWorkload(rank)), world(work.Create("world", World(rank))) {
+    if (!IsStranger(rank)) reference = work.Verify(world);
+    rank.child.Barrier("first results");
+  }
+  void Check(Rank& rank, const std::string& when) {
+    rank.child.Barrier("before checking");
+    if (!IsStranger(rank)) ExpectSame(work, work.Verify(world), reference, when);
+    rank.child.Barrier("checked");
+  }
+  Workload work;
+  Communicator world;
+  std::vector<std::uint64_t> reference;
+};
+
+void GoldenHealthy(Rank& rank) {
+  GoldenJob job(rank);
+  for (int cycle = 1; cycle <= 2; ++cycle) {
+    Cycle(rank, job.work, Format("in cycle %d", cycle));
+    job.Check(rank, Format("after cycle %d", cycle));
+  }
+  Pack(rank);
+  job.work.Destroy(job.world);
+}
+
+// Another process takes the memory while all are paused.
+void GoldenOutOfMemory(Rank& rank) {
+  const Cuda& cuda = Cuda::Get();
+  GoldenJob job(rank);
+  const bool stranger = IsStranger(rank);
+  if (!stranger) rank.Pause();
+  rank.child.Barrier("all paused");
+  CUdeviceptr taken = 0;
+  if (stranger) {
+    const Device device = Device::Open(GoldenRank(rank));
+    const std::size_t left = std::size_t{32} << 20;
+    cuda.Check(cuda.MemAlloc(&taken, device.Memory().free_bytes - left), "cuMemAlloc of all but 32 MiB");
+  }
+  rank.child.Barrier("one device is full");
+  if (!stranger) {
+    rank.Expect(rank.amem.Resume(nullptr) != 0, "ncclResume succeeded although one device has no memory");
+    rank.details["message"] = rank.amem.LastError();
+  }
+  Pack(rank);
+  if (stranger) cuda.Check(cuda.MemFree(taken), "cuMemFree");
+  rank.child.Barrier("the device is free again");
+  if (!stranger) rank.Resume("once there is memory");
+  job.Check(rank, "after a resume that failed");
+  job.work.Destroy(job.world);
+}
+
+void GoldenKilled(Rank& rank) {
+  GoldenJob job(rank);
+  PauseOrResumeAndKill(rank);
+  Pack(rank);
+  job.work.Abort(job.world);
+}
+
+void GoldenNeverCame(Rank& rank) {
+  GoldenJob job(rank);
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  if (rank.child.rank() != GoldenRank(rank)) {
+    rank.child.Stage("ncclResume while one rank stays away");
+    rank.Expect(rank.amem.Resume(nullptr) != 0, "ncclResume succeeded although a rank did not come");
+    rank.details["message"] = rank.amem.LastError();
+  }
+  Pack(rank);
+  rank.Resume("with everybody");
+  job.Check(rank, "after a resume that waited in vain");
+  job.work.Destroy(job.world);
+}
+
+// Free memory of each device, for the parent, from a process that has nothing to do with the job before.
+void ReadMemory(Rank& rank) {
+  rank.details["free_bytes"] = Json::array();
+  for (int device = 0; device < rank.options.gpus; ++device)
+    rank.details["free_bytes"].push_back(Device::Open(device).Memory().free_bytes);
+}
+
 struct Test {
   const char* name;
   void (*body)(Rank&);
@@ -666,10 +953,35 @@ struct Test {
   bool bind_now = false;
   int least_gpus = 1;
   std::map<std::string, std::string> environment = {};
+  std::optional<KillPoint> kill = std::nullopt;
+  bool golden = false;
+  int strangers = 0;  // processes beside the ranks
 };
 
+Test Killing(const char* name, const KillPoint& point) { return {name, KilledRank, 90, false, false, false, 2, {}, point}; }
+
+// Few and small buffers, for journals that are small enough to be kept for ever.
+Test Golden(const char* name, void (*body)(Rank&)) {
+  Test test{name, body, 60, false, false, false, 3, {}, std::nullopt, true};
+  test.environment = {{"NCCL_MAX_NCHANNELS", "2"},     {"NCCL_MIN_NCHANNELS", "1"},  {"NCCL_MAX_P2P_NCHANNELS", "1"},
+                      {"NCCL_MIN_P2P_NCHANNELS", "1"}, {"NCCL_BUFFSIZE", "1048576"}, {"AMEM_LAYOUT", "slab"}};
+  return test;
+}
+
+std::vector<Test> GoldenTests() {
+  std::vector<Test> tests{Golden("golden-healthy", GoldenHealthy), Golden("golden-out-of-memory", GoldenOutOfMemory),
+                          Golden("golden-killed", GoldenKilled), Golden("golden-never-came", GoldenNeverCame)};
+  tests[1].strangers = 1;
+  tests[3].environment["AMEM_TIMEOUT_MS"] = "3000";
+  // Between its create and its map: the others all wait for its vote, and none has begun to take its memory.
+  tests[2].kill = KillPoint{.call = "cuMemMap", .share = 0.3, .victim = kGoldenRank};
+  return tests;
+}
+
+constexpr const char* kReadMemory = "free memory of the devices";
+
 const std::vector<Test>& Tests() {
-  static const std::vector<Test> tests{
+  static std::vector<Test> tests{
       {"pause_before_any_communicator_is_fine", BeforeAnyCommunicator, 60},
       {"pause_twice_and_resume_when_running_change_nothing", Idempotent, 60},
       {"reference_workload_is_bit_identical_over_all_cycles", ReferenceWorkload, 240},
@@ -696,17 +1008,37 @@ const std::vector<Test>& Tests() {
        false,
        2,
        {{"AMEM_TIMEOUT_MS", "3000"}}},
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_it_created_anything",
+              {.call = "cuMemCreate", .share = 0.1, .victim = -1}),
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_its_first_import",
+              {.call = "cuMemImportFromShareableHandle", .share = 0.5, .victim = 1, .once_more = true}),
+      // After the last mapping is set up there are three votes: imports done, all verified, all open.
+      Killing("a_rank_killed_in_mid_resume_fails_the_others_who_clean_up_before_its_last_vote",
+              {.call = "cuMemSetAccess", .last = true, .after_sends = 3, .share = 0.9, .victim = 0}),
+      Killing("a_rank_killed_in_mid_pause_fails_the_others_who_clean_up",
+              {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.15, .victim = -1, .once_more = true}),
+      {"two_hundred_cycles_leak_nothing", ManyCycles, 180},
       {"communicators_that_come_and_go_leave_nothing", Churn, 120},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
       {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},
       {"libamem_preloaded_beside_a_stock_libnccl", Preloaded, 60, false, true},
   };
+  static const bool complete = [] {
+    for (Test& one : GoldenTests()) tests.push_back(std::move(one));
+    return true;
+  }();
+  (void)complete;
   return tests;
 }
 
 int RunRank(const Options& options, int region_fd, int rank_number) {
   return RunChild(region_fd, rank_number, [&](Child& child) {
+    if (options.child_test == kReadMemory) {
+      Rank rank{options, child, {}, {}};
+      ReadMemory(rank);
+      return child.Result(rank.details.dump());
+    }
     const auto& tests = Tests();
     const auto test = std::find_if(tests.begin(), tests.end(), [&](const Test& one) { return options.child_test == one.name; });
     if (test == tests.end()) throw Failure("no test named " + options.child_test);
@@ -715,7 +1047,7 @@ int RunRank(const Options& options, int region_fd, int rank_number) {
     const Nccl& nccl = Nccl::Load(test->preload ? options.stock : options.nccl, test->bind_now);
     const auto amem = Amem::Find(nccl);
     if (!amem) throw Failure(nccl.path + " offers no ncclPause: is it the copy that amem-patch made?");
-    Rank rank{options, child, nccl, *amem};
+    Rank rank{options, child, nccl, *amem, test->kill ? &*test->kill : nullptr};
     test->body(rank);
     child.Result(rank.details.dump(-1, ' ', false, Json::error_handler_t::replace));
     child.Barrier("the end");
@@ -732,26 +1064,69 @@ struct Row {
   double seconds;
 };
 
+// As a new process sees it; empty when it cannot be read.
+std::vector<std::uint64_t> FreeMemory(const Options& options) {
+  JobSpec spec;
+  spec.name = kReadMemory;
+  spec.time_limit_s = 30;
+  spec.arguments = {"--run", kReadMemory, "--nccl", options.nccl, "--gpus", std::to_string(options.gpus)};
+  spec.log_path = options.log;
+  const JobResult job = RunJob(spec);
+  const Json read = job.outcome == Outcome::kPass ? Json::parse(job.results[0], nullptr, false) : Json();
+  return read.is_object() ? read.value("free_bytes", std::vector<std::uint64_t>()) : std::vector<std::uint64_t>();
+}
+
+// What the dead had comes back a moment after their end. Some MiB are the driver's own.
+std::string MemoryNotBack(const Options& options, const std::vector<std::uint64_t>& before) {
+  std::string text;
+  const double until = Now() + 5;
+  do {
+    const auto now = FreeMemory(options);
+    if (now.empty() || now.size() != before.size()) return "free memory of the devices cannot be read";
+    text.clear();
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (now[i] + (8U << 20) < before[i])
+        text += Format("%sdevice %zu has %.1f MiB less than before the job", text.empty() ? "" : ", ", i,
+                       MibBetween(before[i], now[i]));
+    }
+  } while (!text.empty() && Now() < until);
+  return text;
+}
+
+// Beside this program.
+std::string KillAtLibrary() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  const std::string self(path, length > 0 ? static_cast<std::size_t>(length) : 0);
+  const std::string library = self.substr(0, self.rfind('/') + 1) + "amem_kill_at.so";
+  return access(library.c_str(), R_OK) == 0 ? library : "";
+}
+
 Row RunTest(const Test& test, const Options& options, double budget_ends) {
   if (options.gpus < test.least_gpus) return {test.name, Outcome::kSkipped, Format("needs %d GPUs", test.least_gpus), {}, 0};
   if (test.preload && (options.stock.empty() || options.amem_lib.empty()))
     return {test.name, Outcome::kSkipped, "needs --stock and --amem-lib", {}, 0};
+  if (test.kill && KillAtLibrary().empty())
+    return {test.name, Outcome::kSkipped, "amem_kill_at.so is not beside this program", {}, 0};
   JobSpec spec;
   spec.name = test.name;
-  spec.processes = test.single_process ? 1 : options.gpus;
+  spec.processes = test.single_process ? 1 : options.gpus + test.strangers;
   spec.time_limit_s = test.limit_s;
   if (budget_ends > 0) {
     const double left = budget_ends - Now();
     if (left < 20) return {test.name, Outcome::kSkipped, "no time left (--budget)", {}, 0};
     spec.time_limit_s = std::min(spec.time_limit_s, left);
   }
-  spec.arguments = {"--run",    test.name,
-                    "--nccl",   options.nccl,
-                    "--gpus",   std::to_string(options.gpus),
-                    "--cycles", std::to_string(options.cycles)};
+  spec.arguments = {"--run",         test.name,
+                    "--nccl",        options.nccl,
+                    "--gpus",        std::to_string(options.gpus),
+                    "--cycles",      std::to_string(options.cycles),
+                    "--leak-cycles", std::to_string(options.leak_cycles)};
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});
+  if (!options.golden.empty())
+    spec.arguments.insert(spec.arguments.end(), {"--golden", options.golden, "--pack", options.pack});
   if (!options.stock.empty()) spec.arguments.insert(spec.arguments.end(), {"--stock", options.stock});
   spec.environment = test.environment;
   // A directory for each test, so that its sessions can be checked against each other afterwards.
@@ -760,9 +1135,20 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   if (test.preload) spec.environment["LD_PRELOAD"] = options.amem_lib;
   spec.log_path = options.log;
   spec.verbose = options.verbose;
+  std::vector<std::uint64_t> free_before;
+  if (test.kill) {
+    spec.environment["LD_PRELOAD"] = KillAtLibrary();
+    spec.victim = test.kill->Victim(options.gpus);
+    free_before = FreeMemory(options);
+  }
   const JobResult job = RunJob(spec);
   Row row{test.name, job.outcome, job.reason, {}, job.seconds};
-  if (job.outcome == Outcome::kPass && !job.results.empty()) row.details = Json::parse(job.results[0], nullptr, false);
+  if (row.outcome == Outcome::kPass && !job.results.empty())
+    row.details = Json::parse(job.results[spec.victim == 0 ? 1 : 0], nullptr, false);
+  if (test.kill && row.outcome == Outcome::kPass) {
+    row.reason = MemoryNotBack(options, free_before);
+    if (!row.reason.empty()) row.outcome = Outcome::kFail;
+  }
   return row;
 }
 
@@ -774,7 +1160,9 @@ int Main(int argc, char** argv) {
   if (!parsed) return kExitUsage;
   Options options = *parsed;
   if (options.list) {
-    for (const Test& test : Tests()) printf("%s\n", test.name);
+    for (const Test& test : Tests()) {
+      if (!test.golden) printf("%s\n", test.name);
+    }
     return kExitPass;
   }
   if (RefusedForNvls("amem-gpu-test")) return kExitUsage;
@@ -792,6 +1180,7 @@ int Main(int argc, char** argv) {
   std::vector<Row> rows;
   for (const Test& test : Tests()) {
     const auto wanted = [&](const std::string& part) { return std::string(test.name).find(part) != std::string::npos; };
+    if (test.golden == options.golden.empty()) continue;
     if (!options.only.empty() && std::none_of(options.only.begin(), options.only.end(), wanted)) continue;
     printf("[ run  ] %s (%d GPUs)\n", test.name, options.gpus);
     fflush(stdout);

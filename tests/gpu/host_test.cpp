@@ -36,9 +36,8 @@ class Programs : public testing::Test {
 
   // `variables` come before the command, in the shell's way.
   Ran Run(const std::string& command, const std::string& variables = "") {
-    const std::string line =
-        "env NCCL_NVLS_ENABLE=0 LD_LIBRARY_PATH=" AMEM_FAKE_DIRECTORY " AMEM_FAKE_STATE=" + (directory_ / "state").string() +
-        " " + variables + " " + command + " 2>&1";
+    const std::string line = "env NCCL_NVLS_ENABLE=0 " + libraries_ + " AMEM_FAKE_STATE=" + (directory_ / "state").string() +
+                             " " + variables + " " + command + " 2>&1";
     const double start = Now();
     Ran ran;
     FILE* pipe = popen(line.c_str(), "r");
@@ -55,9 +54,10 @@ class Programs : public testing::Test {
                variables);
   }
   Ran Tests(const std::string& only, const std::string& fault = "none") {
-    return Run(
-        AMEM_GPU_TEST " --nccl " AMEM_FAKE_DIRECTORY "/libnccl.so.2 --elements 256,65536 --cycles 3 --budget 50 --only " + only,
-        "AMEM_FAKE_FAULT=" + fault);
+    return Run(AMEM_GPU_TEST " --nccl " AMEM_FAKE_DIRECTORY
+                             "/libnccl.so.2 --elements 256,65536 --cycles 3 --leak-cycles 6 --budget 50 --only " +
+                   only,
+               "AMEM_FAKE_FAULT=" + fault);
   }
   nlohmann::json Json(const std::string& name) {
     std::ifstream file(directory_ / name);
@@ -65,6 +65,22 @@ class Programs : public testing::Test {
   }
 
   std::filesystem::path directory_;
+  std::string libraries_ = "LD_LIBRARY_PATH=" AMEM_FAKE_DIRECTORY;
+};
+
+// The same programs with AMem itself between them and the simulator, through a stand-in for NCCL that is patched as NCCL is.
+class ProgramsUnderAMem : public Programs {
+ protected:
+  void SetUp() override {
+    Programs::SetUp();
+    libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/sim AMEM_SIM_WORLD=" + (directory_ / "world").string() +
+                 " FAKE_NCCL_BUFFERS=3 AMEM_JOURNAL_DIR=" + (directory_ / "journal").string();
+    const Ran patched =
+        Run(AMEM_BUILD "/bin/amem-patch " AMEM_BUILD "/lib/sim/libnccl.so.2 -o " + (directory_ / "nccl").string());
+    ASSERT_EQ(patched.code, 0) << patched.output;
+    common_ = " --gpus 3 --elements 256,65536 --ops all-reduce --nccl " + (directory_ / "nccl/libnccl.so.2").string() + " ";
+  }
+  std::string common_;
 };
 
 TEST(ReferenceData, a_flipped_bit_anywhere_changes_the_checksum) {
@@ -191,6 +207,37 @@ TEST_F(Programs, tests_pass_on_a_library_that_behaves) {
 
 TEST_F(Programs, test_of_an_absent_rank_passes_when_the_others_give_up) { EXPECT_EQ(Tests("absent").code, 0); }
 
+TEST_F(ProgramsUnderAMem, ranks_that_are_killed_in_a_resume_or_pause_leave_nothing_and_fail_the_others) {
+  const Ran ran = Run(AMEM_GPU_TEST " --only a_rank_killed" + common_);
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("4 passed, 0 FAILED, 0 skipped"), std::string::npos) << ran.output;
+  for (const char* point : {"cuMemCreate 1 of", "cuMemImportFromShareableHandle 1 of", "message 3 after cuMemSetAccess",
+                            "in phase resume: ", "in phase pause: "})
+    EXPECT_NE(ran.output.find(point), std::string::npos) << point << "\n" << ran.output;
+}
+
+TEST_F(ProgramsUnderAMem, many_cycles_leak_nothing) {
+  const Ran ran = Run(AMEM_GPU_TEST " --only two_hundred --leak-cycles 8" + common_);
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  for (const char* held : {"descriptors", "threads", "pinned bytes", "address_ranges", "free bytes of lane 0"})
+    EXPECT_NE(ran.output.find("\"" + std::string(held) + "\":"), std::string::npos) << held << "\n" << ran.output;
+}
+
+TEST_F(ProgramsUnderAMem, the_cost_of_votes_is_a_part_of_pause_and_resume) {
+  const Ran ran =
+      Run(AMEM_GPU_BENCH " --mode amem --worlds 1 --cycles 2 --json " + (directory_ / "run.json").string() + common_);
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  const auto cycle = Json("run.json")["cycles"][1];
+  EXPECT_GT(cycle["votes_ms"].get<double>(), 0.0);
+  EXPECT_LT(cycle["votes_ms"].get<double>(), cycle["pause_ms"].get<double>() + cycle["resume_ms"].get<double>());
+  EXPECT_NE(ran.output.find("all votes of a pause and its resume"), std::string::npos) << ran.output;
+}
+
+TEST_F(Programs, rank_that_survives_its_end_is_found) {
+  const Ran ran = Tests("before_it_created_anything");  // a library that makes none of the calls at which it is killed
+  EXPECT_EQ(ran.code, 1) << ran.output;
+}
+
 TEST_F(Programs, corrupt_results_are_found) {
   const Ran ran = Tests("reference", "corrupt");
   EXPECT_EQ(ran.code, 1);
@@ -203,6 +250,10 @@ TEST_F(Programs, growing_memory_is_found) {
   const Ran ran = Tests("reference", "leak");
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.output.find("after cycle 1"), std::string::npos) << ran.output;
+  EXPECT_EQ(Tests("two_hundred").code, 0);
+  const Ran many = Tests("two_hundred", "leak");
+  EXPECT_EQ(many.code, 1);
+  EXPECT_NE(many.output.find("after cycle 6"), std::string::npos) << many.output;
 }
 
 TEST_F(Programs, pause_that_does_nothing_is_found) { EXPECT_EQ(Tests("reference", "silent").code, 1); }

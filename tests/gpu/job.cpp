@@ -137,7 +137,7 @@ void Child::Barrier(const char* name) {
   Slot& slot = region_->slots[rank_];
   slot.arrivals.fetch_add(1);
   const std::uint32_t generation = region_->generation.load();
-  if (region_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(processes())) {
+  if (region_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(processes() - (ended_ >= 0 ? 1 : 0))) {
     region_->arrived.store(0);
     region_->generation.fetch_add(1);
     Futex(region_->generation, FUTEX_WAKE, kMaxProcesses, nullptr);
@@ -148,7 +148,7 @@ void Child::Barrier(const char* name) {
     if (Now() > deadline()) {
       std::string missing;
       for (int rank = 0; rank < processes(); ++rank) {
-        if (region_->slots[rank].arrivals.load() < slot.arrivals.load())
+        if (rank != ended_ && region_->slots[rank].arrivals.load() < slot.arrivals.load())
           missing += Format(" rank %d (doing: %s)", rank, region_->slots[rank].stage);
       }
       throw Failure(Format("barrier '%s': time is up; did not come:%s", name, missing.c_str()));
@@ -157,6 +157,8 @@ void Child::Barrier(const char* name) {
     Futex(region_->generation, FUTEX_WAIT, generation, &slice);
   }
 }
+
+void Child::Without(int rank) { ended_ = rank; }
 
 std::vector<ncclUniqueId> Child::ExchangeIds(const std::vector<int>& makers, const std::function<ncclUniqueId()>& make) {
   if (makers.size() > kMaxIds) throw Failure(Format("%zu communicators at once; at most %d", makers.size(), kMaxIds));
@@ -172,7 +174,9 @@ std::vector<ncclUniqueId> Child::ExchangeIds(const std::vector<int>& makers, con
 double Child::Maximum(double value) {
   region_->slots[rank_].value = value;
   Barrier("maximum");
-  for (int rank = 0; rank < processes(); ++rank) value = std::max(value, region_->slots[rank].value);
+  for (int rank = 0; rank < processes(); ++rank) {
+    if (rank != ended_) value = std::max(value, region_->slots[rank].value);
+  }
   Barrier("maximum read");
   return value;
 }
@@ -298,6 +302,8 @@ std::string ReadAll(int fd) {
   }
 }
 
+bool WasKilled(int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL; }
+
 std::string HowItEnded(int status) {
   if (WIFEXITED(status)) return Format("exit code %d", WEXITSTATUS(status));
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return "still not done at the time limit";
@@ -314,13 +320,18 @@ void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>
     const Process& process = all[static_cast<std::size_t>(rank)];
     const int code = WIFEXITED(process.status) ? WEXITSTATUS(process.status) : -1;
     const Slot& slot = region->slots[rank];
+    if (rank == spec.victim && WasKilled(process.status)) continue;
+    if (rank == spec.victim && code == kExitPass) {
+      failures = Format("rank %d was to be killed and was not", rank);
+      continue;
+    }
     if (code == kExitPass || code == kExitAborted) continue;
     if (code == kExitSkipped) {
       skipped = slot.text;
       continue;
     }
     // Ranks that we killed did not fail by themselves.
-    if (!timed_out && WIFSIGNALED(process.status) && WTERMSIG(process.status) == SIGKILL && slot.text[0] == '\0') continue;
+    if (!timed_out && WasKilled(process.status) && slot.text[0] == '\0') continue;
     std::string why = slot.text[0] != '\0' ? slot.text : HowItEnded(process.status);
     if (!failures.empty() && why == first_why) {
       failures += Format("; rank %d: the same", rank);
@@ -338,25 +349,27 @@ void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>
     job.reason = skipped;
   } else {
     job.outcome = Outcome::kPass;
-    for (const Process& process : all) {
-      if (process.status == 0) continue;
+    for (int rank = 0; rank < spec.processes; ++rank) {
+      const Process& process = all[static_cast<std::size_t>(rank)];
+      if (process.status == 0 || (rank == spec.victim && WasKilled(process.status))) continue;
       job.outcome = Outcome::kFail;
       job.reason = "a rank was ended and none says why";
     }
   }
 }
 
-void Watch(SharedRegion* region, std::vector<Process>& all, bool& timed_out) {
+void Watch(const JobSpec& spec, SharedRegion* region, std::vector<Process>& all, bool& timed_out) {
   double kill_at = region->deadline + 4;  // the children's own deadline comes first and says more
   bool killed = false;
   for (;;) {
     bool running = false;
-    for (Process& process : all) {
+    for (int rank = 0; rank < spec.processes; ++rank) {
+      Process& process = all[static_cast<std::size_t>(rank)];
       if (!process.running) continue;
       const pid_t ended = waitpid(process.pid, &process.status, WNOHANG);
       if (ended == process.pid) {
         process.running = false;
-        if (process.status != 0) {
+        if (process.status != 0 && !(rank == spec.victim && WasKilled(process.status))) {
           region->stop.store(1);
           kill_at = std::min(kill_at, Now() + 3);
         }
@@ -445,7 +458,7 @@ JobResult RunJob(const JobSpec& spec) {
     }
   }
   bool timed_out = false;
-  Watch(region, all, timed_out);
+  Watch(spec, region, all, timed_out);
   Judge(spec, region, all, timed_out, job);
   for (int rank = 0; rank < spec.processes; ++rank)
     job.results.emplace_back(ResultOf(region, rank), region->slots[rank].result_bytes.load());

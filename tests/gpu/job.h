@@ -34,6 +34,8 @@ class Child {
   void Stage(const std::string& text);
   // Throws Aborted when another rank ended, Failure at the deadline.
   void Barrier(const char* name);
+  // That rank has ended, as was expected (JobSpec::victim): from here on nobody waits for it. Each of the others says so.
+  void Without(int rank);
   // Rank 0 of a new communicator makes the id, everybody gets it. Collective over all ranks of the job; one id for each entry
   // of `makers`: the rank that calls `make` for it.
   std::vector<ncclUniqueId> ExchangeIds(const std::vector<int>& makers, const std::function<ncclUniqueId()>& make);
@@ -53,6 +55,7 @@ class Child {
  private:
   SharedRegion* region_ = nullptr;
   int rank_ = 0;
+  int ended_ = -1;  // see Without
 };
 
 struct JobSpec {
@@ -63,6 +66,7 @@ struct JobSpec {
   std::map<std::string, std::string> environment;  // added to the parent's
   std::string log_path;                            // children's output is appended here; "" = none kept
   bool verbose = false;                            // children write to our stderr
+  int victim = -1;                                 // this rank must end by SIGKILL, and all others well
 };
 
 enum class Outcome { kPass, kFail, kSkipped };

@@ -208,6 +208,29 @@ TEST_F(SessionTest, small_legacy_allocations_share_a_block_and_survive_a_cycle) 
   EXPECT_EQ(a.session->LegacyFree(first).code(), Code::kNotFound);
 }
 
+// The numbers that follow a key in JSON text, in order.
+std::vector<double> NumbersOf(const std::string& json, const std::string& key) {
+  std::vector<double> numbers;
+  const std::string quoted = "\"" + key + "\":";
+  for (std::size_t at = json.find(quoted); at != std::string::npos; at = json.find(quoted, at + 1))
+    numbers.push_back(std::stod(json.substr(at + quoted.size())));
+  return numbers;
+}
+
+TEST_F(SessionTest, statistics_tell_when_each_phase_was_voted_on_and_decided_in_the_same_time_for_all) {
+  Pass(a.Create());
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  const std::string of_a = a.session->StatisticsJson(), of_b = b.session->StatisticsJson();
+  const auto voted_a = NumbersOf(of_a, "voted_at_ms"), voted_b = NumbersOf(of_b, "voted_at_ms");
+  const auto decided_a = NumbersOf(of_a, "decided_at_ms"), decided_b = NumbersOf(of_b, "decided_at_ms");
+  ASSERT_EQ(voted_a.size(), 9U) << of_a;
+  ASSERT_EQ(voted_b.size(), voted_a.size());
+  for (std::size_t i = 0; i < voted_a.size(); ++i) {  // nobody knows a decision before all have voted
+    EXPECT_GE(std::min(decided_a[i], decided_b[i]), std::max(voted_a[i], voted_b[i])) << i;
+  }
+}
+
 TEST_F(SessionTest, statistics_name_what_is_held) {
   a.Place(a.Create(), k2M);
   a.session->Note(Registered{Address{1}, 1, "dma-buf"});

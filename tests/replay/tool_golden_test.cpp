@@ -1,6 +1,8 @@
 // What `amem-replay why` says of jobs whose failure is known: packed journals of golden/, and scenarios played anew.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -17,7 +19,7 @@ using Json = nlohmann::json;
 // Every value of `expected` is in `actual`; of objects, only the keys named are compared.
 void ExpectPart(const Json& expected, const Json& actual, const std::string& where) {
   for (const auto& [key, value] : expected.items()) {
-    if (key == "exit" || key == "says" || key == "remedy_says") continue;
+    if (key == "exit" || key == "says" || key == "remedy_says" || key.starts_with("reproduces")) continue;
     ASSERT_TRUE(actual.contains(key)) << where << "." << key;
     if (value.is_object()) {
       ExpectPart(value, actual[key], where + "." + key);
@@ -46,16 +48,20 @@ class VerdictTest : public test::ToolTest, public ::testing::WithParamInterface<
   }
 };
 
-std::vector<std::string> GoldenNames() {
+std::vector<std::string> GoldenNames(const fs::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(AMEM_GOLDEN)) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".amem") names.push_back(entry.path().stem());
   }
   std::sort(names.begin(), names.end());
   return names;
 }
 
-std::string Name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
+std::string Name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
 
 class Golden : public VerdictTest {};
 
@@ -66,7 +72,44 @@ TEST_P(Golden, gets_its_verdict) {
   ASSERT_TRUE(fs::exists(expectation)) << "a golden journal needs its expectation";
   ExpectVerdict(file, expectation);
 }
-INSTANTIATE_TEST_SUITE_P(Journals, Golden, ::testing::ValuesIn(GoldenNames()), Name);
+INSTANTIATE_TEST_SUITE_P(Journals, Golden, ::testing::ValuesIn(GoldenNames(AMEM_GOLDEN)), Name);
+
+// Journals of runs on GPUs.
+constexpr const char* kNoneYet = "none yet";
+
+fs::path GpuFolder() {
+  const char* other = std::getenv("AMEM_GOLDEN_GPU");
+  return other != nullptr ? fs::path(other) : fs::path(AMEM_GOLDEN) / "gpu";
+}
+std::vector<std::string> GpuNames() {
+  const auto names = GoldenNames(GpuFolder());
+  return names.empty() ? std::vector<std::string>{kNoneYet} : names;
+}
+std::string GpuName(const ::testing::TestParamInfo<std::string>& info) {
+  return info.param == kNoneYet ? "none_yet" : Name(info);
+}
+
+class GpuGolden : public VerdictTest {
+ protected:
+  static Json Expectation(const fs::path& file) {
+    return Json::parse(std::ifstream(fs::path(file).replace_extension(".json")), nullptr, false);
+  }
+};
+
+TEST_P(GpuGolden, gets_its_verdict_and_is_done_again_on_the_simulator) {
+  if (GetParam() == kNoneYet) GTEST_SKIP() << "no journals of runs on GPUs in " << GpuFolder() << " (see README.md there)";
+  const fs::path file = GpuFolder() / (GetParam() + ".amem");
+  const Json expected = Expectation(file);
+  ASSERT_TRUE(expected.is_object()) << "a golden journal needs its expectation";
+  ExpectVerdict(file, fs::path(file).replace_extension(".json"));
+  for (const auto& [list, code] : {std::pair("reproduces", 0), std::pair("reproduces_not", 3)}) {
+    for (const std::string options : expected.value(list, Json::array())) {
+      const test::Ran ran = Shell("$TOOL run '" + file.string() + "' " + options);
+      EXPECT_EQ(ran.code, code) << list << " with '" << options << "'\n" << ran.out << ran.err;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Journals, GpuGolden, ::testing::ValuesIn(GpuNames()), GpuName);
 
 class Scenario : public VerdictTest {};
 

@@ -121,9 +121,12 @@ TEST_F(SlabTest, a_guess_that_cannot_be_mended_is_refused_with_the_remedy) {
 
 TEST_F(SlabTest, an_alignment_that_the_place_has_not_is_a_wrong_guess) {
   a.Place(a.Create());
-  const AllocationId id = a.Create();  // 2 MiB into its slab
-  const Address range = *a.session->Reserve(k2M, 64 * kMiB, {}, 0, {});
-  EXPECT_EQ(range.value % (64 * kMiB), 0U);
+  const AllocationId id = a.Create();
+  const State state = a.session->CopyState();
+  const std::uint64_t place = state.PlaceOf(state.allocations.at(id)).value;
+  const Bytes alignment = 2 * (place & -place);  // whatever address the slab got
+  const Address range = *a.session->Reserve(k2M, alignment, {}, 0, {});
+  EXPECT_EQ(range.value % alignment, 0U);
   EXPECT_TRUE(a.session->Map(range, k2M, 0, id, 0).ok());
   EXPECT_FALSE(a.session->CopyState().allocations.at(id).placed());
 }

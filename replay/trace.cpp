@@ -47,15 +47,15 @@ std::string Mebibytes(Bytes bytes) {
 }
 
 // What the counters show.
-struct Memory {
-  Memory() = default;
-  explicit Memory(const Holdings& h) : held(h.own_device_backed), pinned(h.host) {
+struct TracedMemory {
+  TracedMemory() = default;
+  explicit TracedMemory(const Holdings& h) : held(h.own_device_backed), pinned(h.host) {
     const Bytes whole = h.own_device + h.slabs_free;
     released = whole - std::min(whole, held);
     for (const auto& [why, bytes] : h.kept) kept += bytes;
   }
   Bytes held = 0, released = 0, pinned = 0, kept = 0;
-  friend bool operator==(const Memory&, const Memory&) = default;
+  friend bool operator==(const TracedMemory&, const TracedMemory&) = default;
 };
 
 class TraceWriter {
@@ -103,7 +103,7 @@ class TraceWriter {
     End();
     summary_.arrows += phase == 'f' ? 1 : 0;
   }
-  void Counter(std::uint64_t process, std::uint64_t at, const Memory& memory) {
+  void Counter(std::uint64_t process, std::uint64_t at, const TracedMemory& memory) {
     Begin('C', "memory (MiB)", process, 0, at);
     buffer_ += ",\"args\":{\"held\":" + Mebibytes(memory.held) + ",\"released\":" + Mebibytes(memory.released) + "}";
     End();
@@ -269,15 +269,15 @@ class SessionTrace {
     Sample();
   }
   void Sample(bool last = false) {
-    const Memory memory(Measure(state_));
+    const TracedMemory memory(Measure(state_));
     if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
     sampled_ = memory;
     unsampled_ = false;
     next_sample_ = now_ + sample_every_ns_;
   }
   // What many jobs never have gets a track only in those that do.
-  void Draw(const Memory& memory, bool last) {
-    const Memory before = sampled_.value_or(Memory{});
+  void Draw(const TracedMemory& memory, bool last) {
+    const TracedMemory before = sampled_.value_or(TracedMemory{});
     const auto draw = [&](const char* name, Bytes was, Bytes is) {
       if (was != is || (last && is != 0)) out_.Counter(process_, now_, name, is);
     };
@@ -293,7 +293,7 @@ class SessionTrace {
   std::uint64_t now_ = 0, next_sample_ = 0;
   const Event* event_ = nullptr;
   bool unsampled_ = false;
-  std::optional<Memory> sampled_;
+  std::optional<TracedMemory> sampled_;
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
   std::optional<Open> cycle_, phase_, step_;

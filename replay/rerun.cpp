@@ -195,6 +195,14 @@ class Host {
     return NameOf(one.who) + (one.info.first.value > 1 ? ", from its snapshot" : "");
   }
 
+  [[nodiscard]] std::set<SessionId> Killed() const {
+    std::set<SessionId> killed;
+    for (const auto& one : cast_) {
+      if (one->info.status == SessionStatus::kCrashed) killed.insert(one->info.session);
+    }
+    return killed;
+  }
+
   Status StartHere(std::int32_t devices) {
     auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for strangers: what they hold counts for nobody
     if (!world) return world.status();
@@ -207,6 +215,7 @@ class Host {
       auto session = std::make_unique<RerunSession>(
           *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
       if (one->start.last) session->StartFrom(std::move(one->start));
+      session->SetKilled(Killed());
       one->session = session.get();
       one->rank = std::move(session);
       by_session_[one->info.session] = one.get();
@@ -224,6 +233,7 @@ class Host {
     start.visible = options_.cuda_visible_devices;
     if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
     for (const auto& one : cast_) start.job.insert(one->info.session);
+    start.killed = Killed();
     for (const auto& one : cast_) {
       start.journal = one->info.directory;
       start.self = {one->info.session, "this host", 0, one->who.group, one->who.rank};

@@ -26,6 +26,7 @@ struct RerunProcessOptions {
   std::filesystem::path journal;      // the session's directory
   PeerIdentity self;                  // of the session that is replayed
   std::set<SessionId> job;            // whose processes can be asked; others' memory is made up
+  std::set<SessionId> killed;         // of these
   Secret secret{};                    // of this rerun
   std::filesystem::path scratch;      // of this rerun: sockets, and the simulated host
   std::vector<std::int32_t> devices;  // of the host, by the session's ordinals

@@ -125,6 +125,8 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
     outcome.mismatch = step_result_;
   } else if (const auto* failed = std::get_if<StepFailed>(&event.body)) {
     outcome.what = "result of step \"" + ToText(failed->step) + "\"";
+    if (CameTooLate(*failed))
+      step_result_ = Drop(failed->step.allocation).ok() ? Status{failed->code, failed->message} : Status{};
     outcome.reproduced = step_result_.code() == failed->code;
     if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result_)};
   } else {
@@ -149,6 +151,13 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   outcome.mismatch = Apply(recorded_, event);
   for (const AllocationId id : touched) ReleaseIfGone(id);
   return outcome;
+}
+
+// The owner was killed before it answered.
+bool RerunSession::CameTooLate(const StepFailed& failed) const {
+  if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport || !step_result_.ok()) return false;
+  const auto a = recorded_.allocations.find(failed.step.allocation);
+  return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
 }
 
 void RerunSession::ReleaseIfGone(AllocationId allocation) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "replay/peers.h"
@@ -25,6 +26,8 @@ class RerunSession final : public RerunRank {
       : driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
 
   void StartFrom(State state) { recorded_ = std::move(state); }
+  // Sessions that were killed some time. What is asked of them may come too late in the job, and never does here.
+  void SetKilled(std::set<SessionId> killed) { killed_ = std::move(killed); }
   Status BuildOwn() override;
   Status BuildImports() override;
   Outcome Take(const Event& event, bool now) override;  // at once
@@ -39,6 +42,7 @@ class RerunSession final : public RerunRank {
  private:
   Status Reserve(Address at, const Range& range);
   [[nodiscard]] Address Here(Address recorded) const;
+  [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;
   Status Call(const Event& event);
   Status Perform(const Step& step);
   Status CheckMemory(const Step& step);
@@ -60,6 +64,7 @@ class RerunSession final : public RerunRank {
     Address here;
   };
   std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
+  std::set<SessionId> killed_;
   DriverHandle held_back_;
   Counts counts_;
 };

@@ -84,6 +84,7 @@ class RerunWorker final : public PeerDelegate {
       session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
     }
     if (start.last) session_->StartFrom(std::move(start));
+    session_->SetKilled(options_.killed);
     auto peers = UnixPeers::Start(options_.self, {.socket_directory = options_.scratch, .expected_uid = {}}, *this);
     if (!peers) return peers.status();
     peers_ = *std::move(peers);

@@ -11,6 +11,7 @@
 
 #include "replay/amem_replay_command.h"
 #include "replay/pack.h"
+#include "replay/scratch_directory.h"
 
 namespace amem::tool {
 
@@ -18,35 +19,12 @@ void Complain(const std::string& message) { std::fprintf(stderr, "amem-replay: %
 
 namespace {
 
-// Where packs are unpacked, removed at the end of the program.
-class Workroom {
- public:
-  Workroom() = default;
-  Workroom(const Workroom&) = delete;
-  Workroom& operator=(const Workroom&) = delete;
-  ~Workroom() {
-    std::error_code ignored;
-    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
-  }
-  Result<std::filesystem::path> New() {
-    if (directory_.empty()) {
-      std::string name = std::filesystem::temp_directory_path() / "amem-replay-XXXXXX";
-      if (::mkdtemp(name.data()) == nullptr) return Status{Code::kIo, "make a directory " + name + ": " + std::strerror(errno)};
-      directory_ = name;
-    }
-    return directory_ / std::to_string(++rooms_);
-  }
-
- private:
-  std::filesystem::path directory_;
-  int rooms_ = 0;
-};
-
 Result<std::vector<std::filesystem::path>> UnpackSessions(const std::filesystem::path& file, bool& failed) {
-  static Workroom workroom;
-  const Result<std::filesystem::path> room = workroom.New();
-  if (!room) return room.status();
-  Result<Unpacked> unpacked = Unpack(file, *room);
+  static ScratchDirectory scratch;  // until the end of the program
+  static int packs = 0;
+  const Result<std::filesystem::path> directory = scratch.Get();
+  if (!directory) return directory.status();
+  Result<Unpacked> unpacked = Unpack(file, *directory / std::to_string(++packs));
   if (!unpacked) return unpacked.status();
   for (const std::string& damage : unpacked->damage) Complain(damage);
   failed |= !unpacked->damage.empty();

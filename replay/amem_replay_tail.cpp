@@ -35,6 +35,20 @@ class Follower {
 
   // Prints what is new. False: the session has ended, and all of it was printed.
   Result<bool> Look() {
+    const auto any = PrintNew();
+    if (!any || *any) return any;
+    const auto info = reader_->Info();
+    if (!info) return info.status();
+    return info->status == SessionStatus::kLive ? Result<bool>(true) : PrintNew();  // it may have ended between the two looks
+  }
+  [[nodiscard]] std::string Name() const { return NameOf(who_); }
+  [[nodiscard]] const JournalInfo& info() const { return info_; }
+
+ private:
+  Follower(std::unique_ptr<JournalReader> reader, JournalInfo info, SessionOpened who)
+      : reader_(std::move(reader)), info_(std::move(info)), who_(std::move(who)) {}
+
+  Result<bool> PrintNew() {  // whether there was anything
     bool any = false;
     const auto read = reader_->Read(SequenceNumber{next_}, kToTheEnd, [&](const Event& event) {
       printer_->Print(event);
@@ -43,17 +57,9 @@ class Follower {
       return true;
     });
     if (!read) return read.status();
-    if (any) return true;
-    const auto info = reader_->Info();
-    if (!info) return info.status();
-    return info->status == SessionStatus::kLive;
+    return any;
   }
-  [[nodiscard]] std::string Name() const { return NameOf(who_); }
-  [[nodiscard]] const JournalInfo& info() const { return info_; }
 
- private:
-  Follower(std::unique_ptr<JournalReader> reader, JournalInfo info, SessionOpened who)
-      : reader_(std::move(reader)), info_(std::move(info)), who_(std::move(who)) {}
   std::unique_ptr<JournalReader> reader_;
   JournalInfo info_;
   SessionOpened who_;

@@ -9,14 +9,16 @@
 #include "replay/event_json.h"
 #include "replay/rerun_process.h"
 #include "replay/rerun_session.h"
+#include "replay/rerun_stranger.h"
 #include "replay/rerun_stream.h"
+#include "replay/scratch_directory.h"
 #include "replay/unix_peers_socket.h"
 
 namespace amem {
 namespace {
 
 constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
-constexpr std::uint64_t kMeasureEvery = 512;  // calls
+constexpr std::uint64_t kMeasureEvery = 512;  // events of one session
 
 // Kinds that the driver has no call for.
 bool HasNoCall(const EventBody& body) {
@@ -30,25 +32,6 @@ bool IsCheckpoint(const EventBody& body) {
   return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
          std::holds_alternative<CycleFailed>(body);
 }
-
-// A folder that is gone with the object.
-class Scratch {
- public:
-  ~Scratch() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  Status Make() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "amem-run-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) return {Code::kIo, "make " + pattern + ": " + ErrnoText(errno)};
-    path_ = pattern;
-    return {};
-  }
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string NameOf(const SessionOpened& who) {
   return who.rank < 0 ? "session " + SessionText(who.session) : "rank " + std::to_string(who.rank);
@@ -208,7 +191,8 @@ class Host {
     if (!world) return world.status();
     auto stranger = Simulator::Open({.in_memory = *world, .visible = {devices}, .granularity = 4096, .physical = false});
     if (!stranger) return stranger.status();
-    stranger_ = *std::move(stranger);
+    strangers_driver_ = *std::move(stranger);
+    stranger_ = RerunStranger(*strangers_driver_, true);
     for (const auto& one : cast_) {
       auto driver = Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false});
       if (!driver) return driver.status();
@@ -224,9 +208,10 @@ class Host {
   }
 
   Status StartProcesses(std::int32_t devices) {
-    AMEM_TRY(scratch_.Make());
+    const auto scratch = scratch_.Get();
+    if (!scratch) return scratch.status();
     RerunProcessOptions start;
-    start.scratch = scratch_.path();
+    start.scratch = *scratch;
     start.devices_of_host = devices;
     start.capacity = kPlenty;
     start.cuda = options_.cuda;
@@ -251,16 +236,7 @@ class Host {
       if (!shared) return shared.status();
       return std::move(shared->descriptor);
     }
-    DriverHandle& handle = strange_[remote];
-    if (!handle) {
-      AllocationProperties properties = as_imported.properties;
-      properties.handle_types = 1;
-      if (properties.location.type == LocationType::kDevice) properties.location.id = 0;
-      const auto created = stranger_->Create(as_imported.bytes, properties, 0);
-      if (!created) return created.status();
-      handle = *created;
-    }
-    return stranger_->Export(handle);
+    return stranger_.Export(remote, as_imported);
   }
 
   One* Earliest() {
@@ -406,12 +382,12 @@ class Host {
 
   std::span<const std::unique_ptr<JournalReader>> journals_;
   const RerunOptions& options_;
-  Scratch scratch_;  // outlives the processes
+  ScratchDirectory scratch_;  // outlives the processes
   RerunReport report_;
   std::vector<std::unique_ptr<One>> cast_;
   std::map<SessionId, One*> by_session_;
-  std::unique_ptr<Simulator> stranger_;
-  std::map<RemoteAllocation, DriverHandle> strange_;
+  std::unique_ptr<Simulator> strangers_driver_;
+  RerunStranger stranger_;
   std::set<std::int32_t> taken_;
   std::map<std::int32_t, Bytes> holds_;
   std::vector<Bytes> most_;

@@ -50,9 +50,7 @@ Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
   if (!granularity) return granularity.status();
   const Bytes over = memory->total > bytes ? (memory->total - bytes) / *granularity * *granularity : 0;
   if (over == 0) return {};
-  const auto taken = driver_->Create(over, properties, 0);
-  if (taken) held_back_ = *taken;
-  return taken.status();
+  return driver_->Create(over, properties, 0).status();  // and never given back
 }
 
 Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported) {

@@ -65,7 +65,6 @@ class RerunSession final : public RerunRank {
   };
   std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
   std::set<SessionId> killed_;
-  DriverHandle held_back_;
   Counts counts_;
 };
 

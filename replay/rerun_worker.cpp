@@ -7,10 +7,11 @@
 #include <cstdlib>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <string_view>
+#include <sstream>
 
 #include "replay/cuda_driver.h"
 #include "replay/rerun_session.h"
+#include "replay/rerun_stranger.h"
 #include "replay/rerun_stream.h"
 #include "replay/unix_peers.h"
 
@@ -74,13 +75,13 @@ class RerunWorker final : public PeerDelegate {
     if (options_.cuda) {
       auto driver = OpenCuda();
       if (!driver) return driver.status();
-      stranger_ = driver->get();
+      stranger_ = RerunStranger(**driver, false);
       session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
     } else {
       auto driver = OpenSimulator(options_.devices), stranger = OpenSimulator({options_.devices_of_host});
       if (!driver || !stranger) return (driver ? stranger : driver).status();
-      own_stranger_ = *std::move(stranger);
-      stranger_ = own_stranger_.get();
+      strangers_driver_ = *std::move(stranger);
+      stranger_ = RerunStranger(*strangers_driver_, true);
       session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
     }
     if (start.last) session_->StartFrom(std::move(start));
@@ -104,11 +105,8 @@ class RerunWorker final : public PeerDelegate {
   // The devices of the job are this host's in the same order, or those of them that may be used.
   Result<std::unique_ptr<Driver>> OpenCuda() const {
     std::vector<std::string> usable;
-    for (std::string_view left = options_.visible.value_or(""); !left.empty();) {
-      const std::size_t end = std::min(left.find(','), left.size());
-      usable.emplace_back(left.substr(0, end));
-      left.remove_prefix(std::min(end + 1, left.size()));
-    }
+    std::istringstream visible(options_.visible.value_or(""));
+    for (std::string one; std::getline(visible, one, ',');) usable.push_back(one);
     std::string mine;
     for (const std::int32_t device : options_.devices) {
       const auto index = static_cast<std::size_t>(device);
@@ -141,16 +139,7 @@ class RerunWorker final : public PeerDelegate {
       if (!shared) return shared.status();
       return std::move(shared->descriptor);
     }
-    DriverHandle& handle = strange_[remote];
-    if (!handle) {
-      AllocationProperties properties = as_imported.properties;
-      properties.handle_types = 1;
-      if (properties.location.type == LocationType::kDevice && !options_.cuda) properties.location.id = 0;
-      const auto created = stranger_->Create(as_imported.bytes, properties, 0);
-      if (!created) return created.status();
-      handle = *created;
-    }
-    return stranger_->Export(handle);
+    return stranger_.Export(remote, as_imported);
   }
 
   void Take(std::uint64_t through, RerunJson& answer) {
@@ -179,11 +168,10 @@ class RerunWorker final : public PeerDelegate {
   SequenceNumber first_;  // that was not taken yet
   Status ready_;
   std::unique_ptr<JournalReader> reader_;
-  std::unique_ptr<Simulator> own_stranger_;
-  Driver* stranger_ = nullptr;
+  std::unique_ptr<Simulator> strangers_driver_;
   std::mutex mutex_;  // over all below: the peers' thread exports
   std::unique_ptr<RerunSession> session_;
-  std::map<RemoteAllocation, DriverHandle> strange_;
+  RerunStranger stranger_;
   std::uint64_t imports_ = 0;
   std::unique_ptr<UnixPeers> peers_;
 };

@@ -111,7 +111,7 @@ TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
   const Ran alone = Shell("$TOOL run --processes $(ls -d $OK/*1)");
   EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
   EXPECT_HAS(alone.out, "steps on the simulator, one process a session;");
-  EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-run-*").code, 2) << "nothing is left behind";
+  EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-replay-*").code, 2) << "nothing is left behind";
 }
 
 // A stand-in for libcuda: what is shown here is that the calls go where libcuda is.

@@ -962,7 +962,7 @@ Test Killing(const char* name, const KillPoint& point) { return {name, KilledRan
 
 // Few and small buffers, for journals that are small enough to be kept for ever.
 Test Golden(const char* name, void (*body)(Rank&)) {
-  Test test{name, body, 60, false, false, false, 3, {}, std::nullopt, true};
+  Test test{name, body, 60, false, false, false, 2, {}, std::nullopt, true};
   test.environment = {{"NCCL_MAX_NCHANNELS", "2"},     {"NCCL_MIN_NCHANNELS", "1"},  {"NCCL_MAX_P2P_NCHANNELS", "1"},
                       {"NCCL_MIN_P2P_NCHANNELS", "1"}, {"NCCL_BUFFSIZE", "1048576"}, {"AMEM_LAYOUT", "slab"}};
   return test;

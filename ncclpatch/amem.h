@@ -35,7 +35,7 @@ AMEM_EXPORT int ncclPause(struct ncclComm** comm);
  * fails everything is still paused, contents kept, and it can be called again. */
 AMEM_EXPORT int ncclResume(struct ncclComm** comm);
 
-/* Writes statistics for people to stderr. */
+/* Writes statistics for people to stderr: what NCCL holds, and how long each phase of the last pause and resume took. */
 AMEM_EXPORT int ncclMemStats(void);
 
 /* The group of this process: only processes with equal groups pause together. Starts as AMEM_GROUPID, or 0. */
@@ -50,6 +50,11 @@ AMEM_EXPORT int amem_attach(void);
  * the NUL. `buffer` null: only that. Too small: 4, and nothing is written. Before NCCL has used memory: {"session":null,...}.
  */
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
+
+/* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
+ * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead. Waits for a pause or resume that is under way, and
+ * may wait for running kernels, as CUDA does when it unpins memory. */
+AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
 /* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. */
 AMEM_EXPORT const char* amem_last_error(void);

@@ -84,24 +84,6 @@ Status RunCycle(Status (Session::*step)()) {
   return ((*session)->*step)();
 }
 
-std::string Mebibytes(Bytes bytes) { return std::to_string(bytes >> 20) + " MiB"; }
-
-std::string ForPeople(const State& state) {
-  const Holdings held = Measure(state);
-  std::string text = "AMem " AMEM_VERSION ", session " + Hex(state.session.session.value) + ", " +
-                     std::string(ToText(state.lifecycle)) + ", " + std::to_string(state.cycles) + " pauses\n";
-  text += "  own device memory   " + Mebibytes(held.own_device) + " in " + std::to_string(held.own_count) + " allocations, " +
-          Mebibytes(held.own_device_backed) + " of it on the device now\n";
-  text += "  imported from peers " + Mebibytes(held.imported) + " in " + std::to_string(held.imported_count) + " allocations\n";
-  text += "  pinned host memory  " + Mebibytes(held.host) + "\n";
-  for (const auto& [reason, bytes] : held.kept)
-    text += "  kept by a pause     " + Mebibytes(bytes) + " (" + std::string(ToText(reason)) + ")\n";
-  if (held.legacy_kept != 0) text += "  kept by a pause     " + Mebibytes(held.legacy_kept) + " (cuMemAlloc)\n";
-  if (held.async != 0) text += "  kept by a pause     " + Mebibytes(held.async) + " (asynchronous pools)\n";
-  if (!state.broken.empty()) text += "  broken: " + state.broken + "\n";
-  return text;
-}
-
 Status Statistics(std::string& json) {
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
@@ -131,9 +113,17 @@ int ncclMemStats() {
     const auto session = Runtime::Get().ToPause();
     if (!session) return session.status();
     const std::string text =
-        *session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : amem::ForPeople((*session)->CopyState());
+        *session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : (*session)->StatisticsText();
     std::fputs(text.c_str(), stderr);
     return Status::Ok();
+  });
+}
+
+int amem_trim_pinned(size_t keep_bytes) {
+  return AtBorder("amem_trim_pinned", [&] {
+    const auto session = Runtime::Get().ToPause();
+    if (session && *session != nullptr) (*session)->TrimPinned(keep_bytes);
+    return session.status();
   });
 }
 

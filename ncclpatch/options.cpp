@@ -18,7 +18,7 @@ namespace {
 constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG",
                                "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
-                               "AMEM_LIBRARY",     "AMEM_SLAB_MB"};
+                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -146,6 +146,9 @@ Result<Options> ParseOptions(const Lookup& get) {
                                          options.group));
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
   AMEM_TRY(ParseLayout(get, options));
+  std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
+  options.pinned_bytes = Bytes{pinned_mib} << 20;
   AMEM_TRY(ParseContent(get, options));
 
   const auto sync = ParseChoice(get, "AMEM_JOURNAL_SYNC", {"process", "full"});

@@ -23,6 +23,7 @@ struct Options {
   Layout layout = Layout::kSlab;           // AMEM_LAYOUT=slab|direct
   Bytes slab_bytes = Bytes{256} << 20;     // AMEM_SLAB_MB: the largest slab; a power of two of MiB, from 2
   Content content = Content::kPreserve;    // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
+  Bytes pinned_bytes = Bytes{4} << 30;     // AMEM_PINNED_MB: of host memory that is pinned ahead of a pause, at most
   std::uint32_t timeout_ms = 60'000;       // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer
   JournalOptions journal;                  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full
   std::filesystem::path socket_directory;  // /tmp/amem-UID/sockets; the same for all sessions of a user on a host

@@ -37,7 +37,7 @@ Result<std::unique_ptr<Session>> Session::Start(const Options& options, Driver& 
   auto peers = start_peers(self, *session);
   if (!peers.ok()) return peers.status();
   session->peers_ = *std::move(peers);
-  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_);
+  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, options.pinned_bytes);
   return session;
 }
 
@@ -92,12 +92,17 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
 
 void Session::Touched(AllocationId allocation) const { last_handle = {peers_->Self().session, allocation}; }
 
-// Pinned host memory for contents follows what is held, in steps of a quarter.
+// Pinned host memory for contents follows what is held, in steps of a sixteenth.
 void Session::PrepareContents() {
   if (coordinator_ != nullptr) coordinator_->Busy();
-  if (coordinator_ == nullptr || held_bytes_ < prepared_bytes_ + prepared_bytes_ / 4 + kPrepareFrom) return;
+  if (coordinator_ == nullptr || held_bytes_ < prepared_bytes_ + std::max(prepared_bytes_ / 16, kPrepareFrom)) return;
   prepared_bytes_ = held_bytes_;
   coordinator_->Prepare(held_bytes_);
+}
+
+void Session::TrimPinned(Bytes keep) {
+  const std::lock_guard cycle(cycle_mutex_);
+  coordinator_->TrimPinned(keep);
 }
 
 Status Session::ReleaseHandle(AllocationId allocation) {

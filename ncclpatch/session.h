@@ -88,6 +88,8 @@ class Session final : public PeerDelegate {
 
   State CopyState();
   [[nodiscard]] std::string StatisticsJson();
+  [[nodiscard]] std::string StatisticsText();  // some lines for people
+  void TrimPinned(Bytes keep);                 // gives host memory back that holds no contents; waits for a cycle's end
   [[nodiscard]] Ledger& ledger() { return ledger_; }
 
   // ---- PeerDelegate ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-// Statistics of a session as JSON: what NCCL holds, by call site and peer, and how long the last pause and resume took.
+// Statistics of a session, for people and as JSON: what NCCL holds, by call site and peer, and how long the last pause and
+// resume took.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -78,7 +81,44 @@ json ByPeer(const State& state) {
   return out;
 }
 
+std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
+double Ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+std::string ForPeople(CycleKind kind, const CycleReport& report) {
+  if (report.phases.empty()) return {};
+  std::string text = fmt::format("  last {:<16}{:.1f} ms with {} sessions:", ToText(kind), Ms(report.total_ns), report.members);
+  for (const PhaseTime& p : report.phases) {
+    const std::string_view name = ToText(p.phase);
+    const std::size_t colon = name.find(": ");
+    text += fmt::format("{} {} {:.1f}", &p == &report.phases.front() ? "" : ",",
+                        colon == std::string_view::npos ? name : name.substr(colon + 2), Ms(p.work_ns));
+    if (p.wait_ns >= 100'000) text += fmt::format(" + {:.1f} waiting", Ms(p.wait_ns));
+  }
+  return text + "\n";
+}
+
 }  // namespace
+
+std::string Session::StatisticsText() {
+  const State state = CopyState();
+  const Holdings held = Measure(state);
+  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Hex(state.session.session.value),
+                                 ToText(state.lifecycle), state.cycles);
+  text += fmt::format("  own device memory    {} in {} allocations, {} of it on the device now\n", Mebibytes(held.own_device),
+                      held.own_count, Mebibytes(held.own_device_backed));
+  text += fmt::format("  imported from peers  {} in {} allocations\n", Mebibytes(held.imported), held.imported_count);
+  text += fmt::format("  NCCL's host memory   {}\n", Mebibytes(held.host));
+  for (const auto& [reason, bytes] : held.kept)
+    text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
+  if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
+  if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));
+  const BackupStatistics contents = coordinator_->Contents();
+  text += fmt::format("  contents             {} saved, {} zero, {} of host memory pinned\n", Mebibytes(contents.bytes_saved),
+                      Mebibytes(contents.bytes_zero), Mebibytes(contents.pinned_bytes));
+  for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) text += ForPeople(kind, coordinator_->Last(kind));
+  if (!state.broken.empty()) text += fmt::format("  broken: {}\n", state.broken);
+  return text;
+}
 
 std::string Session::StatisticsJson() {
   const State state = CopyState();

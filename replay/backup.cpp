@@ -37,6 +37,19 @@ std::vector<Extent> ExtentsOf(std::span<const Backup::Item> items) {
   return extents;
 }
 
+// The same memory in as few extents as there are gaps in it.
+std::vector<Extent> Joined(std::span<const Backup::Item> items) {
+  std::vector<Extent> extents;
+  for (const Backup::Item& item : items) {
+    if (!extents.empty() && extents.back().address + extents.back().bytes == item.address) {
+      extents.back().bytes += item.bytes;
+    } else {
+      extents.push_back({item.address, item.bytes});
+    }
+  }
+  return extents;
+}
+
 // Calls one(batch) for some items after the other, of about `bytes` each.
 Status InBatches(std::span<const Backup::Item> items, Bytes bytes, const auto& one) {
   while (!items.empty()) {
@@ -251,7 +264,7 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
 }
 
 Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
-  AMEM_TRY(driver_.ClearAll(device, ExtentsOf(items)));
+  AMEM_TRY(driver_.ClearAll(device, Joined(items)));
   Queue queue(driver_, device, false);
   for (const Item& item : items) {
     const Saved& saved = saved_.at({item.allocation, item.offset});
@@ -303,7 +316,7 @@ bool Backup::Has(AllocationId allocation) const {
 Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
   const auto total = static_cast<double>(statistics_.bytes_total);
-  const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : 0.2;
+  const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : 0.22;
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + options_.chunk);
 }
 
@@ -343,14 +356,9 @@ void Backup::PinInBackground() {
       changed_.wait(lock);
       continue;
     }
-    const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
-    if (const auto quiet = std::max(asked_, busy) + options_.quiet; std::chrono::steady_clock::now() < quiet) {
-      changed_.wait_until(lock, quiet);
-      continue;
-    }
     pinning_ = true;
     lock.unlock();
-    auto buffer = driver_.AllocatePinned(options_.chunk);
+    auto buffer = driver_.AllocatePinnedQuietly(options_.chunk, [this] { AwaitQuiet(); });
     lock.lock();
     pinning_ = false;
     if (buffer.ok()) {
@@ -363,6 +371,17 @@ void Backup::PinInBackground() {
     changed_.notify_all();
   }
   preparing_ = false;
+}
+
+// Whoever stops preparing, or saves and needs what is being pinned, does not wait.
+void Backup::AwaitQuiet() {
+  std::unique_lock lock(mutex_);
+  while (!resting_ && target_ > 0) {
+    const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
+    const auto quiet = std::max(asked_, busy) + options_.quiet;
+    if (std::chrono::steady_clock::now() >= quiet) return;
+    changed_.wait_until(lock, quiet);
+  }
 }
 
 void Backup::Rest(bool resting) {

@@ -29,7 +29,7 @@ struct BackupOptions {
   Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
   Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
   Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
-  std::chrono::milliseconds quiet{0};    // Prepare begins this long after it was last called
+  std::chrono::milliseconds quiet{0};    // Prepare calls the driver when it was not called, nor Busy, for so long
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
 
@@ -129,6 +129,7 @@ class Backup {
   Result<Room> Take(Bytes wanted);  // at most that much
   void Rest(bool resting);
   void PinInBackground();
+  void AwaitQuiet();
   [[nodiscard]] bool InChild() const;
 
   static std::uint64_t Now();

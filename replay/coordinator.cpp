@@ -16,11 +16,11 @@ std::uint64_t Now() {
 // Pinning begins when NCCL has not allocated for a moment, so that it does not hold up a start-up full of driver calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
-Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers)
+Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit)
     : ledger_(ledger),
       driver_(driver),
       peers_(peers),
-      backup_(driver, {.quiet = kQuiet}),
+      backup_(driver, {.quiet = kQuiet, .prepare_limit = pinned_limit}),
       executor_(ledger, driver, peers, backup_) {}
 
 CycleReport Coordinator::Last(CycleKind kind) const {

@@ -34,8 +34,8 @@ struct CycleReport {  // of the last pause or resume
 
 class Coordinator {
  public:
-  // All must outlive the coordinator.
-  Coordinator(Ledger& ledger, Driver& driver, Peers& peers);
+  // All must outlive the coordinator. `pinned_limit`: of host memory that is pinned ahead.
+  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit);
 
   // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
@@ -43,9 +43,10 @@ class Coordinator {
   // and the message says who and why.
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
-  // Pins host memory for contents of that size, in the background, once nothing has been asked for a second.
+  // Pins host memory for contents of that size, in the background.
   void Prepare(Bytes contents) { backup_.Prepare(backup_.Expected(contents)); }
-  void Busy() { backup_.Busy(); }  // see Backup
+  void TrimPinned(Bytes keep) { backup_.Trim(keep); }  // not during Run
+  void Busy() { backup_.Busy(); }                      // see Backup
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:

@@ -49,6 +49,7 @@ class CudaDriver final : public Driver {
   // on a non-blocking stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
+  Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) override;
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
@@ -60,19 +61,26 @@ class CudaDriver final : public Driver {
   Result<std::uint64_t> Mark(DeviceOrdinal device) override;
   Status Await(DeviceOrdinal device, std::uint64_t mark) override;
 
-  // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on one H200 with 1.2 GB
-  // in runs of some 500 KiB: staged 53 GB/s to the host and 50 back, and imports beside it go on as if alone; direct 51 and 47,
-  // but imports beside it take ten times as long; runs 44 and 42. The driver clears memory that was released with the copy
-  // engines, and while it does (some 15 ms for 8 GB) staged copies are slower than direct ones.
+  // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on H200 with a gigabyte
+  // in runs of some 500 KiB:
+  //   staged  53 GB/s to the host and 50 back. Releasing memory goes on beside it as if alone. But giving access to new memory
+  //           waits a millisecond each time while a copy engine writes to the device, and the driver uses the same engine to
+  //           clear what was released, so that then copies to the device take twice as long.
+  //   direct  51 and 49, and slows down unmapping and importing the more, the more thread blocks there are: with 132 of 512
+  //           threads by half, with 32 hardly.
+  //   runs    44 and 42.
+  // Hence staged to the host, in a pause, and direct back, in a resume.
   struct Parts {
     enum class Way {
       kStaged,  // kernels to and from a buffer on the device, large copies between that and the host
       kDirect,  // kernels that reach host memory themselves
       kRuns,    // one copy for every part, no kernels
     };
-    Way way = Way::kStaged;        // and where that cannot be had, the next
-    Bytes slot = Bytes{16} << 20;  // of the buffer on the device, for each lane
-    std::size_t lanes = 2;         // streams, each with a slot
+    Way to_host = Way::kStaged;      // and where that cannot be had, the next
+    Way to_device = Way::kDirect;    // likewise
+    Bytes slot = Bytes{16} << 20;    // of the buffer on the device, for each lane
+    std::size_t lanes = 2;           // streams, each with a slot
+    std::size_t direct_blocks = 24;  // thread blocks that reach host memory at once, in each lane
   };
   void SetParts(const Parts& parts);
 

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "replay/cuda_driver_core.h"
 
 namespace amem {
@@ -27,10 +29,14 @@ Populated Populate(Bytes bytes) {
   memory.data = static_cast<std::byte*>(memory.mapping) + (kHuge - past) % kHuge;
   madvise(memory.mapping, memory.mapped, MADV_HUGEPAGE);  // where there are none, small ones do
   madvise(memory.mapping, memory.mapped, MADV_DONTFORK);  // what the device writes to must not become a child's copy
+  // Piece by piece: the process can map nothing else meanwhile.
+  for (Bytes done = 0; done < bytes; done += kHuge) {
+    const Bytes piece = std::min(bytes - done, kHuge);
 #ifdef MADV_POPULATE_WRITE
-  if (madvise(memory.data, bytes, MADV_POPULATE_WRITE) == 0) return memory;
+    if (madvise(memory.data + done, piece, MADV_POPULATE_WRITE) == 0) continue;
 #endif
-  for (Bytes at = 0; at < bytes; at += 4096) const_cast<volatile std::byte&>(memory.data[at]) = std::byte{};
+    for (Bytes at = done; at < done + piece; at += 4096) const_cast<volatile std::byte&>(memory.data[at]) = std::byte{};
+  }
   return memory;
 }
 
@@ -66,20 +72,28 @@ class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
 };
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
+  return AllocatePinnedQuietly(bytes, [] {});
+}
+
+Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
+  const bool large = bytes >= kHuge && core_->calls.host_register != nullptr && core_->calls.host_unregister != nullptr;
+  const Populated own = large ? Populate(bytes) : Populated{};
+  quiet();
   const auto context = core_->AnyContext();
-  if (!context.ok()) return context.status();
+  if (!context.ok()) {
+    if (own.data != nullptr) munmap(own.mapping, own.mapped);
+    return context.status();
+  }
   const RelaxedCapture relaxed(core_->calls);
   const CurrentContext current(core_->calls, *context);
-  if (current.result() == CUDA_SUCCESS && bytes >= kHuge && core_->calls.host_register != nullptr &&
-      core_->calls.host_unregister != nullptr) {
-    const Populated own = Populate(bytes);
-    if (own.data != nullptr) {
+  if (own.data != nullptr) {
+    if (current.result() == CUDA_SUCCESS) {
       const CUresult registered = core_->calls.host_register(own.data, bytes, CU_MEMHOSTREGISTER_PORTABLE);
       if (registered == CUDA_SUCCESS) {
         return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, *context, own.data, bytes, own));
       }
-      munmap(own.mapping, own.mapped);
     }
+    munmap(own.mapping, own.mapped);
   }
   void* data = nullptr;
   CUresult result = current.result();

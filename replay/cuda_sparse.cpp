@@ -132,7 +132,7 @@ Status CudaDriver::Sparse::Device::LoadKernels() {
 }
 
 void CudaDriver::Sparse::Device::OpenBuffer() {
-  if (buffer_.slot != 0 || buffer_.refused || parts_.way != Parts::Way::kStaged) return;
+  if (buffer_.slot != 0 || buffer_.refused) return;
   for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
     if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
   }
@@ -144,8 +144,7 @@ Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
   properties.location = {LocationType::kDevice, device_.value};
   const auto granularity = driver_.Granularity(properties);
   if (!granularity.ok()) return granularity.status();
-  const Bytes table = slot / kPageBytes * sizeof(TablePiece);
-  const Bytes needed = lanes_.size() * (slot + table) + 2 * kExtentsBytes;
+  const Bytes needed = lanes_.size() * slot + kExtentsBytes;
   const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
   if (buffer_.reserved < bytes) {
     const auto range = driver_.Reserve(bytes, 0, {}, 0);
@@ -174,12 +173,7 @@ Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
     lane.slot = at;
     at += slot;
   }
-  for (Lane& lane : lanes_) {
-    lane.table = at;
-    at += table;
-  }
   buffer_.extents = at;
-  buffer_.cleared = at + kExtentsBytes;
   buffer_.slot = slot;
   return {};
 }
@@ -250,7 +244,7 @@ Result<NonZero> CudaDriver::Sparse::Device::FindNonZero(std::span<const Extent> 
     if (whole.ok()) whole->unscanned = loaded.message();
     return whole;
   }
-  OpenBuffer();
+  if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
   if (scan_ == nullptr) {
     auto pinned = driver_.AllocatePinned(kExtentsBytes + kBitmapBytes);
     if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
@@ -297,8 +291,7 @@ Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, 
 Status CudaDriver::Sparse::Device::ClearAll(std::span<const Extent> extents) {
   AMEM_TRY(Multiples(extents));
   const std::lock_guard lock(mutex_);
-  if (parts_.way == Parts::Way::kStaged && Load().ok()) OpenBuffer();
-  if (buffer_.slot == 0) return driver_.Driver::ClearAll(device_, extents);
+  if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
   return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
 }
 
@@ -306,14 +299,12 @@ Status CudaDriver::Sparse::Device::ClearPart(std::span<const TableExtent> table,
   auto pinned = Table(table.size_bytes());
   if (!pinned.ok()) return pinned.status();
   std::memcpy(*pinned, table.data(), table.size_bytes());
+  auto at = reinterpret_cast<CUdeviceptr>(*pinned);
   auto count = static_cast<unsigned>(table.size());
-  void* arguments[] = {&buffer_.cleared, &count, &units};
+  void* arguments[] = {&at, &count, &units};
   const RelaxedCapture relaxed(calls_);
   const CurrentContext current(calls_, opened_.context);
   CUresult result = current.result();
-  if (result == CUDA_SUCCESS) {
-    result = calls_.copy_to_device(buffer_.cleared, *pinned, table.size_bytes(), opened_.stream);
-  }
   if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
 }
@@ -345,14 +336,16 @@ Status CudaDriver::Sparse::Device::Move(std::byte* host, std::span<const Extent>
     return gather ? driver_.Driver::Gather(device_, host, extents) : driver_.Driver::Scatter(device_, extents, host);
   }
   AMEM_TRY(FollowMain());
-  if (parts_.way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(host, extents, gather);
-  OpenBuffer();
-  const auto room = static_cast<std::uint32_t>((buffer_.slot != 0 ? buffer_.slot : kDirectBytes) / kPageBytes);
+  const Parts::Way way = gather ? parts_.to_host : parts_.to_device;
+  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(host, extents, gather);
+  if (way == Parts::Way::kStaged) OpenBuffer();
+  const bool staged = way == Parts::Way::kStaged && buffer_.slot != 0;
+  const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
   pieces_.clear();
   std::uint32_t filled = 0;  // pages
   const auto flush = [&]() -> Status {
     const Bytes bytes = Bytes{filled} * kPageBytes;
-    Status moved = MovePieces(pieces_, bytes, host, gather);
+    Status moved = MovePieces(pieces_, bytes, host, gather, staged);
     host += bytes;
     pieces_.clear();
     filled = 0;
@@ -373,27 +366,25 @@ Status CudaDriver::Sparse::Device::Move(std::byte* host, std::span<const Extent>
   return pieces_.empty() ? Status{} : flush();
 }
 
-Status CudaDriver::Sparse::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host, bool gather) {
+Status CudaDriver::Sparse::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host, bool gather,
+                                              bool staged) {
   auto pinned = Table(pieces.size_bytes());
   if (!pinned.ok()) return pinned.status();
   std::memcpy(*pinned, pieces.data(), pieces.size_bytes());
-  const bool buffered = buffer_.slot != 0;
   Lane& lane = lanes_[next_lane_++ % lanes_.size()];
-  CUdeviceptr table = buffered ? lane.table : reinterpret_cast<CUdeviceptr>(*pinned);
-  CUdeviceptr dense = buffered ? lane.slot : reinterpret_cast<CUdeviceptr>(host);
+  auto table = reinterpret_cast<CUdeviceptr>(*pinned);
+  CUdeviceptr dense = staged ? lane.slot : reinterpret_cast<CUdeviceptr>(host);
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &dense, &direction};
   const RelaxedCapture relaxed(calls_);
   const CurrentContext current(calls_, opened_.context);
   CUresult result = current.result();
-  if (result == CUDA_SUCCESS && buffered) {
-    result = calls_.copy_to_device(table, *pinned, pieces.size_bytes(), lane.stream);
-    if (result == CUDA_SUCCESS && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
-  }
+  if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
   if (result == CUDA_SUCCESS) result = CatchUp(lane);
-  if (result == CUDA_SUCCESS) result = Launch(copy_, lane.stream, pieces.size(), arguments);
-  if (result == CUDA_SUCCESS && buffered && gather) result = calls_.copy_to_host(host, lane.slot, bytes, lane.stream);
+  const std::size_t blocks = staged ? pieces.size() : std::min(pieces.size(), parts_.direct_blocks);
+  if (result == CUDA_SUCCESS) result = Launch(copy_, lane.stream, blocks, arguments);
+  if (result == CUDA_SUCCESS && staged && gather) result = calls_.copy_to_host(host, lane.slot, bytes, lane.stream);
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 

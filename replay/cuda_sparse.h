@@ -8,8 +8,10 @@
 //   the
 //             reverse), in the order of its stream, while the other lanes do the same; nobody waits on the host.
 //   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
-//             one is tried where memory is short; without any, the kernels reach the host's memory themselves.
-//   tables    for the kernels, in pinned memory that is kept.
+//             one is tried where memory is short; without any, the kernels reach the host's memory themselves. That way
+//             contents come back in any case: a copy to the device would hold up the making of memory (Parts says by how much).
+//   tables    for the kernels, in pinned memory that is kept. They are read there: while released memory is being cleared, a
+//             copy to the device waits a millisecond behind that.
 #pragma once
 
 #include <cstdint>
@@ -60,15 +62,15 @@ class CudaDriver::Sparse::Device {
  private:
   struct Lane {
     CUstream stream = nullptr;
-    CUdeviceptr slot = 0, table = 0;  // in the buffer
-    bool behind = false;              // has yet to wait for what is queued on the device's own stream
+    CUdeviceptr slot = 0;  // in the buffer
+    bool behind = false;   // has yet to wait for what is queued on the device's own stream
   };
   struct Buffer {  // on the device
     Address address;
     Bytes reserved = 0;
     DriverHandle handle;
     Bytes mapped = 0, slot = 0;  // slot: 0 while there is no buffer
-    CUdeviceptr extents = 0, cleared = 0;
+    CUdeviceptr extents = 0;
     bool refused = false;  // until Finish
   };
   Status Ready();  // lanes; why they cannot be had
@@ -83,7 +85,7 @@ class CudaDriver::Sparse::Device {
   CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
   Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words);
   Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units);
-  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather);
+  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged);
   Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather);
   Status Failure(CUresult result, const char* tried) const;
 

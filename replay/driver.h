@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -88,6 +89,11 @@ class Driver {
   // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
   // access for `device`; the host side must lie in a PinnedBuffer.
   virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
+  // The same; `quiet` is called, and may wait, before the part that would hold up driver calls of other threads.
+  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
+    quiet();
+    return AllocatePinned(bytes);
+  }
   virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
   virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
   virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;

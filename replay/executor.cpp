@@ -11,10 +11,11 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kStepsPerBatch = 24;  // some 8 allocations: import, map, access
-constexpr std::size_t kBatchesComing = 6;   // asked for, and not imported yet
+constexpr std::size_t kStepsPerBatch =
+    24;                                    // some 8 allocations: import, map, access; fewer at first, as everybody waits for it
+constexpr std::size_t kBatchesComing = 6;  // asked for, and not imported yet
 constexpr std::string_view kAskNvidiaSmi = " (nvidia-smi lists the processes that hold memory)";
-constexpr Bytes kRestoreAtOnce = Bytes{1} << 30;
+constexpr Bytes kRestoreAtOnce = Bytes{256} << 20;
 
 }  // namespace
 
@@ -257,7 +258,8 @@ std::vector<Executor::Batch> Executor::Batches(const std::vector<Step>& steps) {
     const auto& remote = state.allocations.at(step.allocation).remote;
     const SessionId owner = remote ? remote->owner : self;
     auto& batches = by_owner[owner];
-    if (batches.empty() || (batches.back().steps.size() >= kStepsPerBatch && step.allocation != last))
+    const std::size_t enough = kStepsPerBatch >> (3 - std::min<std::size_t>(batches.size(), 3));
+    if (batches.empty() || (batches.back().steps.size() >= enough && step.allocation != last))
       batches.push_back({owner, {}, {}});
     batches.back().steps.push_back(step);
     if (step.kind == StepKind::kImport && remote) batches.back().requests.push_back({remote->allocation, step.allocation});

@@ -573,7 +573,8 @@ int Main(int argc, char** argv) {
                 static_cast<unsigned long long>(memory.total() / kMiB));
     Stages(driver, memory, "direct");
     Cycles(driver, memory, mover, *pattern, {"direct: staged 2 x 16 MiB", {}}, cycles);
-    Cycles(driver, memory, mover, *pattern, {"direct: direct kernel", {.way = Way::kDirect}}, cycles);
+    Cycles(driver, memory, mover, *pattern, {"direct: direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
+           cycles);
     Clears(driver, memory, "direct");
   }
   Memory memory(driver, slabs);
@@ -590,21 +591,22 @@ int Main(int argc, char** argv) {
       {"staged 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
       {"staged 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
       {"staged 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
-      {"direct kernel", {.way = Way::kDirect}},
-      {"direct kernel, one batch", {.way = Way::kDirect}, 4096, 1024 * kGiB},
-      {"copy per run, 4 streams", {.way = Way::kRuns, .lanes = 4}, 65536},
+      {"direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
+      {"direct kernel, one batch", {.to_host = Way::kDirect, .to_device = Way::kDirect}, 4096, 1024 * kGiB},
+      {"copy per run, 4 streams", {.to_host = Way::kRuns, .to_device = Way::kRuns, .lanes = 4}, 65536},
   };
   for (const Variant& variant : variants) {
     Cycles(driver, memory, mover, *pattern, variant, cycles);
     if (quick) return failures == 0 ? 0 : 1;
   }
   std::printf("restored at once when the memory is made anew:\n");
-  for (const Variant& variant : {Variant{"staged 2 x 16 MiB, anew", {}}, Variant{"direct kernel, anew", {.way = Way::kDirect}},
+  for (const Variant& variant : {Variant{"staged 2 x 16 MiB, anew", {}},
+                                 Variant{"direct kernel, anew", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
                                  Variant{"staged 2 x 16 MiB, anew, one batch", {}, 4096, 1024 * kGiB}}) {
     Cycles(driver, memory, mover, *pattern, variant, cycles, Between::kAnew);
   }
   Beside(driver, memory, {"staged 2 x 16 MiB", {}});
-  Beside(driver, memory, {"direct kernel", {.way = Way::kDirect}});
+  Beside(driver, memory, {"direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}});
   Full(driver, memory, mover, *pattern, 1);
   {  // the first pause with everything prepared
     driver.SetParts({});

@@ -347,6 +347,24 @@ TEST(Stats, are_json_for_programs_and_text_on_stderr_for_people) {
   EXPECT_NE(ranks[0].err.find("own device memory"), std::string::npos) << All(ranks);
 }
 
+TEST(Stats, for_people_say_how_long_each_phase_took_and_what_became_of_contents) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "pause", "resume", "memstats"});
+  for (const char* text :
+       {"last pause", "last resume", "with 2 sessions: arrive ", ", release ", ", create own ", " saved, ", " zero, "})
+    EXPECT_NE(ranks[0].err.find(text), std::string::npos) << text << "\n" << All(ranks);
+}
+
+TEST(Trim, gives_pinned_host_memory_back_and_the_next_pause_works) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks =
+      job.Run(1, {"cuda", "load", "trim", "init", "reduce", "pause", "resume", "trim", "stats", "pause", "resume", "trim"});
+  for (const char* command : {"trim", "pause", "resume"}) EXPECT_EQ(ranks[0].Said(command), "0") << command << All(ranks);
+  EXPECT_NE(ranks[0].Said("stats").find("\"pinned_bytes\":0,"), std::string::npos) << All(ranks);
+}
+
 TEST(Journal, of_a_killed_process_reads_as_crashed) {
   Job job;
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;

@@ -197,6 +197,8 @@ std::string Pause() { return WithReason(Function<int(Comm*)>("ncclPause")(nullpt
 std::string Resume() { return WithReason(Function<int(Comm*)>("ncclResume")(nullptr)); }
 std::string PrintStats() { return WithReason(Function<int()>("ncclMemStats")()); }
 
+std::string Trim() { return WithReason(Function<int(std::size_t)>("amem_trim_pinned")(0)); }
+
 std::string Group() {
   int group = -1;
   const int set = Function<int(int)>("ncclSetGroupID")(7);
@@ -227,6 +229,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"barrier", Barrier}, {"bytes", BytesInUse},      {"gone", BytesGone},        {"stats", Stats},       {"malloc", Malloc},
     {"fork", Fork},       {"foreign", ImportForeign}, {"drivers", ImportDrivers}, {"destroy", Destroy},   {"pause", Pause},
     {"resume", Resume},   {"memstats", PrintStats},   {"group", Group},           {"dlsym", OthersDlsym}, {"die", Die},
+    {"trim", Trim},
 };
 
 }  // namespace

@@ -39,6 +39,7 @@ TEST(Options, values_are_taken) {
                               {"AMEM_LOG", "debug"},
                               {"AMEM_LAYOUT", "direct"},
                               {"AMEM_SLAB_MB", "64"},
+                              {"AMEM_PINNED_MB", "0"},
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
@@ -48,6 +49,7 @@ TEST(Options, values_are_taken) {
   EXPECT_EQ(options->log_level, "debug");
   EXPECT_EQ(options->layout, Layout::kDirect);
   EXPECT_EQ(options->slab_bytes, Bytes{64} << 20);
+  EXPECT_EQ(options->pinned_bytes, 0U);
   EXPECT_EQ(options->rank, 12);
 }
 
@@ -58,6 +60,7 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_LAYOUT", "slabs"},
                                              {"AMEM_SLAB_MB", "100"},
                                              {"AMEM_SLAB_MB", "1"},
+                                             {"AMEM_PINNED_MB", "-1"},
                                              {"AMEM_CONTENT", "none"},
                                              {"AMEM_LOG", "loud"},
                                              {"AMEM_JOURNAL_SYNC", "1"},

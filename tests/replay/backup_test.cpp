@@ -518,7 +518,7 @@ TEST_F(Contents, expected_is_generous_before_the_first_save_and_close_after_it) 
   Block& block = Add(100 * kPage);
   for (Bytes i = 0; i < 10; ++i) Write(block, i * kPage, std::byte{1});
   Backup backup(*sim_, {.chunk = kPage});
-  EXPECT_EQ(backup.Expected(100 * kPage), 21 * kPage);
+  EXPECT_EQ(backup.Expected(100 * kPage), 23 * kPage);
   EXPECT_EQ(backup.Expected(kPage / 2), kPage / 2);
   Cycle(backup);
   EXPECT_NEAR(static_cast<double>(backup.Expected(100 * kPage)), 12.0 * kPage, 2.0);

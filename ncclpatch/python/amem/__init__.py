@@ -16,7 +16,7 @@ import warnings
 
 from . import _library
 
-__all__ = ["AmemError", "attach", "pause", "paused", "resume", "set_group", "stats", "version"]
+__all__ = ["AmemError", "attach", "pause", "paused", "resume", "set_group", "stats", "trim_pinned", "version"]
 
 
 class AmemError(RuntimeError):
@@ -72,6 +72,11 @@ def stats():
             return json.loads(buffer.value)
         if length.value <= len(buffer):
             _check(code)
+
+
+def trim_pinned(keep_bytes=0):
+    """Gives back pinned host memory that holds no contents; the next pause pins what it needs."""
+    _check(_lib.amem_trim_pinned(keep_bytes))
 
 
 def set_group(group):

@@ -55,6 +55,8 @@ def load():
     library.amem_version.restype = ctypes.c_char_p
     library.amem_stats_json.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
     library.amem_stats_json.restype = ctypes.c_int
+    library.amem_trim_pinned.argtypes = [ctypes.c_size_t]
+    library.amem_trim_pinned.restype = ctypes.c_int
     library.ncclSetGroupID.argtypes = [ctypes.c_int]
     library.ncclSetGroupID.restype = ctypes.c_int
     return library

@@ -154,6 +154,7 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
                                                   : "none of the journals could be read: " + Listed(unread)};
   }
   DropCopies(journals, unread);
+  CountTheDying(journals);
   Verdict verdict = Diagnose(journals);
   verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
   if (verdict.healthy && !verdict.damage.empty()) DescribeUnreadable(verdict);

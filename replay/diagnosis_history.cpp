@@ -213,4 +213,18 @@ Result<JournalHistory> ReadHistory(const std::filesystem::path& session_director
   return history;
 }
 
+void CountTheDying(std::vector<JournalHistory>& journals) {
+  for (JournalHistory& j : journals) {
+    if (j.findings.info.status != SessionStatus::kLive) continue;
+    j.dying = std::ranges::any_of(journals, [&](const JournalHistory& other) {
+      if (other.who().boot_id != j.who().boot_id) return false;
+      return std::ranges::any_of(other.lost, [&](const PeerLost& lost) {
+        return lost.peer == j.session() && lost.reason == kPeerDied &&
+               other.lost_at[&lost - other.lost.data()].time_ns >= j.last.time_ns;
+      });
+    });
+    if (j.dying) j.findings.info.status = SessionStatus::kCrashed;
+  }
+}
+
 }  // namespace amem

@@ -88,6 +88,7 @@ struct JournalHistory {
   std::vector<std::uint64_t> times;  // of all events (of a damaged journal: behind the damage), the last of which is `last`
   std::vector<std::uint8_t> kinds;   // likewise
   Moment last;                       // event that could be read
+  bool dying = false;                // see CountTheDying
   std::string last_text;             // of it
 
   // The last event up to that time: its number and its kind's name. Nothing: there is none.
@@ -105,5 +106,9 @@ struct JournalHistory {
 Result<JournalHistory> ReadHistory(JournalReader& reader);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
 Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory);
+
+// A process that is killed lives on for a moment, while the driver takes down its memory, and so its journal says. When others
+// saw it die after its last event, its status becomes that of the dead, and `dying` is set.
+void CountTheDying(std::vector<JournalHistory>& journals);
 
 }  // namespace amem

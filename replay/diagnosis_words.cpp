@@ -289,7 +289,8 @@ class Writer {
           StepWords(j, progress));
     }
     if (s_.witness != nullptr) {
-      Say(Capital(cast_.ShortName(s_.witness->session())) + " saw it go " + At(s_.wall_ns) + Event(s_.witness_seq) + ".");
+      Say(Capital(cast_.ShortName(s_.witness->session())) + " saw it go " + At(s_.wall_ns) + Event(s_.witness_seq) +
+          (j.dying ? "; the process was still being taken down when its journal was read." : "."));
     }
     BeginAttempt(j);
     if (s_.attempt != nullptr && s_.attempt->open_step) {

@@ -361,7 +361,7 @@ class LocalPeers final : public Peers {
     if (hub_->Find(who) != nullptr) return false;
     PeerIdentity identity;
     identity.session = who;
-    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost(identity, "died"); });
+    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost(identity, kPeerDied); });
     return true;
   }
 
@@ -396,6 +396,6 @@ std::unique_ptr<Peers> LocalNetwork::Join(const PeerIdentity& self, PeerDelegate
   return std::make_unique<LocalPeers>(hub_, std::move(member));
 }
 
-void LocalNetwork::Kill(SessionId session) { hub_->Remove(session, "died"); }
+void LocalNetwork::Kill(SessionId session) { hub_->Remove(session, kPeerDied); }
 
 }  // namespace amem

@@ -33,7 +33,7 @@ Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, D
 
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
   // A session that closes in order takes its socket away first.
-  return SocketExists(context.directory, session) ? "died" : "has closed";
+  return SocketExists(context.directory, session) ? kPeerDied : "has closed";
 }
 
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience) {

@@ -161,9 +161,10 @@ struct PeerConnected {
   std::int32_t rank = -1;
   friend bool operator==(const PeerConnected&, const PeerConnected&) = default;
 };
+inline constexpr const char* kPeerDied = "died";
 struct PeerLost {  // all references held by `peer` are gone with it
   SessionId peer;
-  std::string reason;
+  std::string reason;  // kPeerDied if it did not close; else in words
   friend bool operator==(const PeerLost&, const PeerLost&) = default;
 };
 

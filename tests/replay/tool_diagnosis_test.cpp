@@ -143,6 +143,33 @@ TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
   EXPECT_HAS(verdict.remedy, "Xid");
 }
 
+// The driver takes down the memory of a killed process before its locks are gone.
+TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_after_it_does_not) {
+  PausingJob job;
+  for (Story* story : {&job.owner, &job.importer}) {
+    job.Come(*story);
+    job.Begin(*story);
+  }
+  job.importer.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  job.importer.Then(StepBegun{PausingJob::Quiesce()[0]});
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  const auto read = [&] {
+    std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kLive, job.clock),
+                                            History(job.importer, SessionStatus::kLive, job.clock)};
+    CountTheDying(journals);
+    return journals;
+  };
+  const std::vector<JournalHistory> journals = read();
+  EXPECT_FALSE(journals[0].dying);
+  EXPECT_TRUE(journals[1].dying);
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, verdict::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_HAS(verdict.summary, "still being taken down");
+  job.importer.Then(StepDone{PausingJob::Quiesce()[0]});
+  EXPECT_FALSE(read()[1].dying);
+}
+
 TEST(Diagnosis, a_job_killed_while_it_waited_for_a_rank_names_that_rank) {
   PausingJob job;
   job.Come(job.owner);

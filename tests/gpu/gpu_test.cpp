@@ -33,6 +33,7 @@ constexpr const char* kUsage = R"(amem-gpu-test --nccl PATCHED [options]
   --gpus N           default: all
   --cycles N         of the reference workload, default 20
   --leak-cycles N    of the test of two hundred cycles, default 200
+  --churn NxR        N communicators created, used and destroyed R times over, default 3x20
   --only A,B         tests whose names contain one of these
   --list             names of the tests
   --json FILE        results for programs
@@ -48,7 +49,7 @@ exit codes: 0 nothing failed, 1 something failed, 2 wrong usage or NCCL_NVLS_ENA
 
 struct Options {
   std::string nccl, stock, amem_lib, json, log;
-  int gpus = 0, cycles = 20, leak_cycles = 200;
+  int gpus = 0, cycles = 20, leak_cycles = 200, churn = 3, churn_rounds = 20;
   double budget_s = 0;
   bool verbose = false, list = false;
   std::vector<std::string> only;
@@ -103,7 +104,9 @@ std::optional<Options> Parse(int argc, char** argv) {
         options.pack = value;
       else if (word == "--leak-cycles")
         options.leak_cycles = atoi(value.c_str());
-      else if (word == "--budget")
+      else if (word == "--churn") {
+        if (sscanf(value.c_str(), "%dx%d", &options.churn, &options.churn_rounds) != 2) options.churn = 0;
+      } else if (word == "--budget")
         options.budget_s = atof(value.c_str());
       else if (word == "--ops")
         options.ops = value;
@@ -122,7 +125,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   if (options.golden.empty() != options.pack.empty()) return bad("--golden and --pack belong together");
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
   if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
-  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.elements.empty() ||
+  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.churn < 1 || options.churn_rounds < 6 || options.elements.empty() ||
       *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("a number is out of range");
   return options;
@@ -661,11 +664,14 @@ void NeverResumes(Rank& rank) {
 // Communicators that come, are used and go: what is left of them must not grow.
 void Churn(Rank& rank) {
   Workload work = MakeWorkload(rank);
-  const int rounds = rank.options.cycles, together = 3;
+  const int rounds = rank.options.churn_rounds, together = rank.options.churn;
   std::vector<std::uint64_t> first, last;
+  double fastest = 1e9, slowest = 0;  // of the first and the last rounds: nothing may become slow with their number
   for (int round = 0; round < rounds; ++round) {
-    std::vector<Communicator> all;
-    for (int i = 0; i < together; ++i) all.push_back(work.Create(Format("round %d, communicator %d", round, i), World(rank)));
+    const double start = Now();
+    std::vector<std::string> names;
+    for (int i = 0; i < together; ++i) names.push_back(Format("round %d, communicator %d", round, i));
+    std::vector<Communicator> all = work.CreateMany(names, std::vector<std::vector<int>>(names.size(), World(rank)));
     std::vector<std::vector<std::uint64_t>> references;
     for (Communicator& one : all) references.push_back(work.Verify(one));
     if (round % 5 == 4) Cycle(rank, work, Format("round %d", round));
@@ -675,8 +681,14 @@ void Churn(Rank& rank) {
     last = work.FreeBytes();
     if (round == 4)
       first = last;  // after the first cycle: what a pause needs for itself, such as page tables of pinned memory, stays
+    if (round >= 1 && round < 4) fastest = std::min(fastest, Now() - start);
+    if (round % 5 != 4) slowest = Now() - start;
     rank.child.Barrier("memory read");
   }
+  rank.details["rounds"] = rounds;
+  rank.details["communicators"] = together;
+  rank.details["seconds_of_an_early_round"] = fastest;
+  rank.details["seconds_of_the_last_round"] = slowest;
   for (std::size_t i = 0; i < first.size(); ++i) {
     const double grown = MibBetween(first[i], last[i]);
     rank.details["grown_mib"] = grown;
@@ -955,7 +967,8 @@ struct Test {
   std::map<std::string, std::string> environment = {};
   std::optional<KillPoint> kill = std::nullopt;
   bool golden = false;
-  int strangers = 0;  // processes beside the ranks
+  int strangers = 0;          // processes beside the ranks
+  double communicator_s = 0;  // more of limit_s for each communicator of --churn
 };
 
 Test Killing(const char* name, const KillPoint& point) { return {name, KilledRank, 90, false, false, false, 2, {}, point}; }
@@ -1018,7 +1031,7 @@ const std::vector<Test>& Tests() {
       Killing("a_rank_killed_in_mid_pause_fails_the_others_who_clean_up",
               {.in_pause = true, .call = "cuMemRelease", .last = true, .share = 0.15, .victim = -1, .once_more = true}),
       {"two_hundred_cycles_leak_nothing", ManyCycles, 180},
-      {"communicators_that_come_and_go_leave_nothing", Churn, 120},
+      {.name = "communicators_that_come_and_go_leave_nothing", .body = Churn, .limit_s = 60, .communicator_s = 1},
       {"one_process_drives_all_gpus", SingleProcess, 150, true},
       {"legacy_memory_NCCL_CUMEM_ENABLE_0", Legacy, 120, false, false, false, 1, {{"NCCL_CUMEM_ENABLE", "0"}}},
       {"libnccl_loaded_with_RTLD_NOW_as_ctypes_does", BoundNow, 60, false, false, true},
@@ -1111,7 +1124,7 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
   JobSpec spec;
   spec.name = test.name;
   spec.processes = test.single_process ? 1 : options.gpus + test.strangers;
-  spec.time_limit_s = test.limit_s;
+  spec.time_limit_s = test.limit_s + test.communicator_s * options.churn * options.churn_rounds;
   if (budget_ends > 0) {
     const double left = budget_ends - Now();
     if (left < 20) return {test.name, Outcome::kSkipped, "no time left (--budget)", {}, 0};
@@ -1121,7 +1134,8 @@ Row RunTest(const Test& test, const Options& options, double budget_ends) {
                     "--nccl",        options.nccl,
                     "--gpus",        std::to_string(options.gpus),
                     "--cycles",      std::to_string(options.cycles),
-                    "--leak-cycles", std::to_string(options.leak_cycles)};
+                    "--leak-cycles", std::to_string(options.leak_cycles),
+                    "--churn",       Format("%dx%d", options.churn, options.churn_rounds)};
   std::string elements;
   for (const std::size_t size : options.elements) elements += (elements.empty() ? "" : ",") + std::to_string(size);
   spec.arguments.insert(spec.arguments.end(), {"--elements", elements, "--ops", options.ops});

@@ -71,6 +71,8 @@ class Workload {
   [[nodiscard]] std::vector<Communicator>& communicators() { return communicators_; }
 
   // For communicators beside the reference set. Collective over the whole job.
+  // World ranks of each, the same lists on all ranks.
+  std::vector<Communicator> CreateMany(const std::vector<std::string>& names, const std::vector<std::vector<int>>& members);
   Communicator Create(const std::string& name, const std::vector<int>& members);
   // Disjoint communicators made at once; returned is the one this lane is in (single process: each lane its own).
   Communicator Split(Communicator& parent, const std::string& name, int groups);
@@ -100,7 +102,6 @@ class Workload {
 
  private:
   std::vector<std::uint64_t> VerifyMore(Communicator& communicator);
-  std::vector<Communicator> CreateMany(const std::vector<std::string>& names, const std::vector<std::vector<int>>& members);
 
   Child& child_;
   const Nccl& nccl_;

@@ -125,8 +125,8 @@ std::optional<Options> Parse(int argc, char** argv) {
   if (options.golden.empty() != options.pack.empty()) return bad("--golden and --pack belong together");
   if (options.nccl.empty()) return bad("--nccl PATH is needed");
   if (!ParseOps(options.ops)) return bad("--ops " + options.ops + " is unknown");
-  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.churn < 1 || options.churn_rounds < 6 || options.elements.empty() ||
-      *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
+  if (options.gpus < 0 || options.cycles < 1 || options.leak_cycles < 2 || options.churn < 1 || options.churn_rounds < 6 ||
+      options.elements.empty() || *std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
     return bad("a number is out of range");
   return options;
 }
@@ -521,6 +521,68 @@ void WorkInFlight(Rank& rank) {
   ExpectSame(work, work.Verify(world), reference, "after a pause with work in flight");
   Cycle(rank, work, "with idle streams");
   ExpectSame(work, work.Verify(world), reference, "after a cycle with idle streams");
+  work.Destroy(world);
+}
+
+// Whether all that was launched has ended by itself, after five seconds at most.
+bool Ends(Workload& work) {
+  const Lane& lane = work.lanes()[0];
+  lane.device.MakeCurrent();
+  for (const double until = Now() + 5; Now() < until;) {
+    if (Cuda::Get().StreamQuery(lane.stream) == CUDA_SUCCESS) return true;
+    const timespec nap{0, 200'000};
+    nanosleep(&nap, nullptr);
+  }
+  return false;
+}
+
+// A small send ends without its receive: until then the message is nowhere but in NCCL's buffers.
+void MessageOnItsWay(Rank& rank) {
+  if (rank.nccl.Send == nullptr || rank.nccl.Recv == nullptr) throw Skip("this libnccl has no ncclSend");
+  const Cuda& cuda = Cuda::Get();
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const Lane& lane = work.lanes()[0];
+  const bool sender = rank.child.rank() == 0, receiver = rank.child.rank() == 1;
+  const std::size_t largest = std::min<std::size_t>(65'536, work.options().sizes.back());
+  const auto send = [&](std::size_t count) {
+    if (!sender) return;
+    rank.nccl.Check(rank.nccl.Send(reinterpret_cast<void*>(lane.send), count, kNcclFloat32, 1, world.handles[0], lane.stream),
+                    Format("ncclSend of %zu floats", count));
+  };
+  const auto receive = [&](std::size_t count) {
+    if (!receiver) return;
+    rank.nccl.Check(
+        rank.nccl.Recv(reinterpret_cast<void*>(lane.receive), count, kNcclFloat32, 0, world.handles[0], lane.stream),
+        Format("ncclRecv of %zu floats", count));
+  };
+  lane.device.MakeCurrent();
+  send(256);  // connects the two
+  receive(256);
+  work.Wait("the first message", &world);
+  for (const std::size_t count : {std::size_t{256}, largest}) {
+    rank.child.Barrier("ready to send");
+    send(count);
+    const bool under_way = rank.child.Maximum(Ends(work) ? 0 : 1) == 0;
+    rank.details[Format("%zu floats", count)] =
+        under_way ? "sent before the pause, received after it" : "a send waits for its receive";
+    rank.child.Barrier("sent");
+    if (under_way) Cycle(rank, work, Format("with %zu floats on their way", count));
+    if (receiver) cuda.Check(cuda.MemsetD8Async(lane.receive, 0xEE, count * 4, lane.stream), "cuMemsetD8Async");
+    receive(count);
+    work.Wait(Format("a message of %zu floats", count), &world);
+    if (receiver) {
+      std::vector<float> got(count);
+      cuda.Check(cuda.MemcpyDtoHAsync(lane.host, lane.receive, count * 4, lane.stream), "cuMemcpyDtoHAsync");
+      work.Wait("reading the message");
+      std::memcpy(got.data(), lane.host, count * 4);
+      for (std::size_t i = 0; i < count; ++i)
+        rank.Expect(got[i] == Value(0, i),
+                    Format("float %zu of %zu that were on their way is %g, not %g", i, count, got[i], Value(0, i)));
+    }
+    rank.child.Barrier("received");
+    if (!under_way) throw Skip(Format("here a send of %zu floats waits for its receive", count));
+  }
   work.Destroy(world);
 }
 
@@ -1002,6 +1064,10 @@ const std::vector<Test>& Tests() {
       {"user_memory_keeps_address_and_contents", UserMemory, 60},
       {"collective_while_paused_is_refused_and_works_after", RefusedWhilePaused, 60},
       {"work_in_flight_is_not_harmed", WorkInFlight, 90},
+      {.name = "a_message_that_was_sent_and_not_yet_received_survives",
+       .body = MessageOnItsWay,
+       .limit_s = 60,
+       .least_gpus = 2},
       {"any_thread_may_pause", OtherThread, 60},
       {"late_rank_is_waited_for", LateRank, 60},
       {"absent_rank_fails_the_pause_and_nothing_is_lost",

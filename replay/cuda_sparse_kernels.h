@@ -7,7 +7,7 @@ namespace amem::sparse {
 
 inline constexpr unsigned kPageBytes = 4096;  // the unit of everything here
 inline constexpr unsigned kUnitPages = 32;    // what one warp looks at or clears at once: one word of the bitmap
-inline constexpr unsigned kPiecePages = 4;    // what one thread block copies at once, at most
+inline constexpr unsigned kPiecePages = 16;   // what one thread block copies at once, at most
 inline constexpr unsigned kThreads = 256;     // of a thread block, in every kernel
 
 // Device memory, for the kernels that find and clear. A table of them is ordered by first_unit, without gaps; every extent

@@ -76,12 +76,19 @@ void StayOn(std::optional<int> processor) {
   (void)sched_setaffinity(0, sizeof set, &set);
 }
 
+// Beside this program, wherever that was carried; else where it was built.
+std::string Replay() {
+  std::error_code failed;
+  const fs::path beside = fs::read_symlink("/proc/self/exe", failed).replace_filename("amem-replay");
+  return !failed && access(beside.c_str(), X_OK) == 0 ? beside.string() : AMEM_REPLAY;
+}
+
 void Tool(const fs::path& output, const std::vector<std::string>& arguments) {
   dup2(open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  execv(AMEM_REPLAY, argv.data());
+  execv(argv.front(), argv.data());
   _exit(127);
 }
 
@@ -92,7 +99,7 @@ class Follower {
     pid_ = fork();
     if (pid_ == 0) {
       StayOn({});
-      Tool(output, {AMEM_REPLAY, "tail", session});
+      Tool(output, {Replay(), "tail", session});
     }
     const auto attached = [&] {  // it has said whom it follows
       std::error_code failed;
@@ -105,7 +112,7 @@ class Follower {
   std::size_t Wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) Fail("amem-replay tail failed");
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) Fail(Replay() + " tail failed");
     std::ifstream lines(output_);
     std::size_t events = 0;
     for (std::string line; std::getline(lines, line);) events += line.starts_with('#') ? 0 : 1;

@@ -6,8 +6,13 @@
 // costs to be the one who is followed; against nobody it is also what this machine makes of a busy neighbour, and nobody
 // against nobody is what it makes of nothing. A round has each of these once, in an order that turns. A cost is processor time
 // of the appending thread; wall time is beside it. tail must have printed every event.
+//
+// Such rounds are seconds apart, and machines drift by more than a hundredth in that time. So the same is measured in turns of some
+// milliseconds, too: one tail follows, and is stopped and let go on by turns (stop, go, go, stop). What is left of the drift shows
+// where it is stopped in all four.
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,6 +113,18 @@ class Follower {
     };
     for (int i = 0; i < 2000 && !attached(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+  void Stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    kill(pid_, SIGSTOP);
+    int status = 0;
+    waitpid(pid_, &status, WUNTRACED);
+    if (!WIFSTOPPED(status)) Fail(Replay() + " tail ended");
+  }
+  void GoOn() {
+    stopped_ = false;
+    kill(pid_, SIGCONT);
+  }
   // How many events it printed.
   std::size_t Wait() {
     int status = 0;
@@ -122,6 +139,7 @@ class Follower {
  private:
   fs::path output_;
   pid_t pid_ = -1;
+  bool stopped_ = false;
 };
 
 // `processor` is for the appending thread; nullopt: with everybody else.
@@ -149,14 +167,26 @@ class Run {
     const double appended = static_cast<double>(pace_.bursts * pace_.burst);
     return {cost.processor_ns / appended, cost.wall_ns / appended};
   }
+  // `chunks` of the pace's, and what an append cost on the average.
+  Cost Chunks(std::size_t chunks) {
+    Cost cost;
+    Append(cost, chunks * pace_.chunk);
+    const double appended = static_cast<double>(chunks * pace_.chunk);
+    return {cost.processor_ns / appended, cost.wall_ns / appended};
+  }
+  void Close() { Require(writer_->Close()); }
   [[nodiscard]] fs::path Directory() const { return writer_->Directory(); }
   [[nodiscard]] std::size_t Appended() const { return seq_; }
 
  private:
   void Burst(Cost& cost) {
+    Append(cost, pace_.burst);
+    std::this_thread::sleep_for(pace_.idle);
+  }
+  void Append(Cost& cost, std::size_t events) {
     auto next = std::chrono::steady_clock::now();
-    for (std::size_t done = 0; done < pace_.burst;) {
-      const std::size_t until = std::min(done + pace_.chunk, pace_.burst);
+    for (std::size_t done = 0; done < events;) {
+      const std::size_t until = std::min(done + pace_.chunk, events);
       const double wall = Nanoseconds(CLOCK_MONOTONIC), processor = Nanoseconds(CLOCK_THREAD_CPUTIME_ID);
       for (; done < until; ++done) {
         Event& event = events_[done % events_.size()];
@@ -167,9 +197,8 @@ class Run {
       cost.processor_ns += Nanoseconds(CLOCK_THREAD_CPUTIME_ID) - processor;
       cost.wall_ns += Nanoseconds(CLOCK_MONOTONIC) - wall;
       next += std::chrono::milliseconds(1);
-      if (done < pace_.burst) std::this_thread::sleep_until(next);
+      if (done < events) std::this_thread::sleep_until(next);
     }
-    std::this_thread::sleep_for(pace_.idle);
   }
 
   std::vector<Event>& events_;
@@ -278,6 +307,50 @@ void Measure(const Pace& pace, std::size_t rounds, const fs::path& directory, st
   std::fflush(stdout);
 }
 
+// ---- in turns --------------------------------------------------------------------------------------------------------------
+
+constexpr std::size_t kTurnChunks = 10;                           // a turn: 1 030 events in 10 ms
+constexpr auto kBeforeTurn = std::chrono::milliseconds(15);       // tail catches up with what it missed
+constexpr std::size_t kFoursPerRound = 40;
+
+// The median of what following adds, in percent, and where it lies with a confidence of 95 %.
+void PrintTurns(const char* name, std::vector<double> percent) {
+  const auto n = static_cast<double>(percent.size());
+  const double half = 0.98 * std::sqrt(n) / n;  // of the binomial's 95 %, in quantiles
+  std::printf("    %-42s %+6.2f %%   95 %% sure: %+.2f to %+.2f\n", name, At(percent, 0.5), At(percent, std::max(0.0, 0.5 - half)),
+              At(percent, std::min(1.0, 0.5 + half)));
+}
+
+void InTurns(bool followed, std::size_t fours, const fs::path& directory, std::vector<Event>& events) {
+  const fs::path output = directory / "output", own = directory / "own";
+  Run run(own, kAppender, events, kPaces[0]);
+  Follower follower(run.Directory(), output);
+  std::vector<double> processor, wall;
+  for (std::size_t four = 0; four <= fours; ++four) {
+    std::array<Cost, 4> turns;
+    for (std::size_t turn = 0; turn < turns.size(); ++turn) {
+      const bool goes = followed && (turn == 1 || turn == 2);
+      goes ? follower.GoOn() : follower.Stop();
+      std::this_thread::sleep_for(kBeforeTurn);
+      turns[turn] = run.Chunks(kTurnChunks);
+    }
+    if (four == 0) continue;
+    processor.push_back(100 * ((turns[1].processor_ns + turns[2].processor_ns) / (turns[0].processor_ns + turns[3].processor_ns) - 1));
+    wall.push_back(100 * ((turns[1].wall_ns + turns[2].wall_ns) / (turns[0].wall_ns + turns[3].wall_ns) - 1));
+  }
+  follower.GoOn();
+  run.Close();
+  if (const std::size_t seen = follower.Wait(); seen != run.Appended())
+    Fail("amem-replay tail printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
+  std::printf("in turns of 1 030 events in 10 ms, tail %s; what following adds to an append, medians of %zu:\n",
+              followed ? "stopped, going on, going on, stopped" : "stopped all the time", fours);
+  PrintTurns("processor time", processor);
+  PrintTurns("wall time", wall);
+  std::fflush(stdout);
+  std::error_code ignored;
+  for (const fs::path& path : {output, own}) fs::remove_all(path, ignored);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -286,6 +359,7 @@ int main(int argc, char** argv) {
   if (rounds == 0 || mkdtemp(pattern.data()) == nullptr) Fail("usage: journal_follow_bench [rounds] [directory]");
   std::vector<Event> events;
   for (const EventBody& body : test::Mix()) events.push_back({{}, 0, 4711, body});
+  for (const bool followed : {true, false}) InTurns(followed, rounds * kFoursPerRound, pattern, events);
   for (const Pace& pace : kPaces) Measure(pace, rounds, pattern, events);
   std::error_code ignored;
   fs::remove_all(pattern, ignored);

@@ -66,15 +66,21 @@ def pyplot():
     return matplotlib.pyplot
 
 
+def time_of(run, what):
+    median = run["median"] or run["first"]
+    return median["pause_ms"] if what == "pause" else median.get("resume_total_ms", median["resume_ms"])
+
+
 def draw_held(runs, path):
-    """Pause and resume against bytes held, a line for each way; both axes logarithmic, so that a straight line of slope 1 is linear."""
+    """Pause and resume against bytes held, a line for each way; both axes logarithmic, so that a straight line of slope 1 is linear.
+    A resume that leaves something to the first collectives (destroy and recreate) is drawn with it."""
     plt = pyplot()
     if plt is None:
         return
     figure, both = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
     for axes, what in zip(both, ("pause", "resume")):
         for name in dict.fromkeys(title(run) for run in runs):
-            points = sorted((run["held_mib"] / 1024, (run["median"] or run["first"])[what + "_ms"]) for run in runs if title(run) == name)
+            points = sorted((run["held_mib"] / 1024, time_of(run, what)) for run in runs if title(run) == name)
             axes.plot(*zip(*points), marker="o", label=name)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -84,7 +90,7 @@ def draw_held(runs, path):
     both[0].set_ylabel("ms, slowest rank, median without the first cycle")
     both[0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def draw(runs, path):
@@ -108,7 +114,7 @@ def draw(runs, path):
     axes.set_title("Giving NCCL's GPU memory back and taking it again")
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main():

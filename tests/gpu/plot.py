@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """From the benchmark's JSON to a table and a picture.
 
-    plot.py RESULTS.json [MORE.json ...] [--out DIR]
+    plot.py RESULTS.json [MORE.json ...] [--out DIR] [--keep FILE]
 
 Takes results.json of run_gpu_tests or files of amem-gpu-bench --json. Writes summary.md (a Markdown table, also printed) and, where
-matplotlib is installed, plot.svg (the benchmark's times) and, from part `scale`, held.svg (times against bytes held).
+matplotlib is installed, plot.svg (the benchmark's times) and, from part `scale`, held.svg (times against bytes held). --keep writes
+what it took to FILE, which it reads as well: numbers without paths and logs, small enough to be kept beside the pictures.
 """
 import argparse
 import json
@@ -62,6 +63,7 @@ def pyplot():
         print("plot.py: no matplotlib here, so no picture", file=sys.stderr)
         return None
     matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "amem"})  # small, and the same for the same numbers
     import matplotlib.pyplot
     return matplotlib.pyplot
 
@@ -117,11 +119,29 @@ def draw(runs, path):
     figure.savefig(path, metadata={"Date": None})
 
 
+KEPT = ("program", "mode", "layout", "label", "gpus", "single_process", "slab_mib", "worlds", "gpu", "driver", "nccl_version", "held_mib",
+        "startup", "first", "median", "identical")
+
+
+def keep(paths, path):
+    steps = []
+    for part in ("bench", "scale"):
+        for run in load(paths, part):
+            data = {key: run[key] for key in KEPT if key in run}
+            data["cycles"] = [{key: cycle[key] for key in ("cycle", "pause_ms", "resume_ms") if key in cycle} for cycle in run["cycles"]]
+            steps.append({"part": part, "data": data})
+    with open(path, "w") as file:
+        file.write("{\"steps\": [\n" + ",\n".join(json.dumps(step) for step in steps) + "\n]}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", help="JSON files of run_gpu_tests or amem-gpu-bench")
     parser.add_argument("--out", default=".", help="directory for summary.md and plot.svg (default: here)")
+    parser.add_argument("--keep", default="", help="write the numbers that were taken to this file")
     options = parser.parse_args()
+    if options.keep:
+        keep(options.results, options.keep)
     runs, scaled = load(options.results), load(options.results, "scale")
     if scaled:
         draw_held(scaled, os.path.join(options.out, "held.svg"))

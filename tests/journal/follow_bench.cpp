@@ -7,9 +7,9 @@
 // against nobody is what it makes of nothing. A round has each of these once, in an order that turns. A cost is processor time
 // of the appending thread; wall time is beside it. tail must have printed every event.
 //
-// Such rounds are seconds apart, and machines drift by more than a hundredth in that time. So the same is measured in turns of some
-// milliseconds, too: one tail follows, and is stopped and let go on by turns (stop, go, go, stop). What is left of the drift shows
-// where it is stopped in all four.
+// Such rounds are seconds apart, and machines drift by more than a hundredth in that time. So the same is measured in turns of
+// some milliseconds, too: one tail follows, and is stopped and let go on by turns (stop, go, go, stop). What is left of the
+// drift shows where it is stopped in all four.
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -309,16 +309,16 @@ void Measure(const Pace& pace, std::size_t rounds, const fs::path& directory, st
 
 // ---- in turns --------------------------------------------------------------------------------------------------------------
 
-constexpr std::size_t kTurnChunks = 10;                           // a turn: 1 030 events in 10 ms
-constexpr auto kBeforeTurn = std::chrono::milliseconds(15);       // tail catches up with what it missed
+constexpr std::size_t kTurnChunks = 10;                      // a turn: 1 030 events in 10 ms
+constexpr auto kBeforeTurn = std::chrono::milliseconds(15);  // tail catches up with what it missed
 constexpr std::size_t kFoursPerRound = 40;
 
 // The median of what following adds, in percent, and where it lies with a confidence of 95 %.
 void PrintTurns(const char* name, std::vector<double> percent) {
   const auto n = static_cast<double>(percent.size());
   const double half = 0.98 * std::sqrt(n) / n;  // of the binomial's 95 %, in quantiles
-  std::printf("    %-42s %+6.2f %%   95 %% sure: %+.2f to %+.2f\n", name, At(percent, 0.5), At(percent, std::max(0.0, 0.5 - half)),
-              At(percent, std::min(1.0, 0.5 + half)));
+  std::printf("    %-42s %+6.2f %%   95 %% sure: %+.2f to %+.2f\n", name, At(percent, 0.5),
+              At(percent, std::max(0.0, 0.5 - half)), At(percent, std::min(1.0, 0.5 + half)));
 }
 
 void InTurns(bool followed, std::size_t fours, const fs::path& directory, std::vector<Event>& events) {
@@ -335,7 +335,8 @@ void InTurns(bool followed, std::size_t fours, const fs::path& directory, std::v
       turns[turn] = run.Chunks(kTurnChunks);
     }
     if (four == 0) continue;
-    processor.push_back(100 * ((turns[1].processor_ns + turns[2].processor_ns) / (turns[0].processor_ns + turns[3].processor_ns) - 1));
+    processor.push_back(
+        100 * ((turns[1].processor_ns + turns[2].processor_ns) / (turns[0].processor_ns + turns[3].processor_ns) - 1));
     wall.push_back(100 * ((turns[1].wall_ns + turns[2].wall_ns) / (turns[0].wall_ns + turns[3].wall_ns) - 1));
   }
   follower.GoOn();

@@ -2,6 +2,7 @@
 // takes. `--help` lists the modes. Results: a table for people on stdout, one JSON file for programs.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,37 +22,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kUsage = R"(amem-gpu-bench --mode MODE [--nccl PATH] [options]
-modes
+constexpr const char* kAbout = R"(The reference workload of NCCL, paused and resumed in one of these ways:
   amem      ncclPause / ncclResume of a libnccl patched by amem-patch, or of a preloaded libamem_nccl.so
   native    ncclCommSuspend / ncclCommResume on each communicator (NCCL 2.29.7 and later)
   recreate  all communicators destroyed, created again, first collectives run
   stock     start-up only: no pause, --cycles is ignored
-  floor     raw driver calls for the same allocations; needs no NCCL
-options
-  --gpus N            default: all
-  --cycles N          default 6; the first is reported apart, the others by their median
-  --json FILE         write the result there
-  --log FILE          append the output of the ranks there
-  --time-limit S      default 180; everything is ended then, and the exit code is 1
-  --layout slab|direct  AMEM_LAYOUT for mode amem; a label for the others
-  --slab-mib M        mode floor: cut everything from slabs of M MiB
-  --private-2mib N, --shared-2mib N, --shared-10mib N
-                      mode floor: how many allocations of each rank; the shared ones have one importer each
-                      (default: what the reference workload makes on 4 GPUs: 588, 592, 592)
-  --scale K           mode floor: a K-th of the allocations
-  --single-process    one process drives all GPUs
-  --worlds N          N communicators of all ranks in place of the reference workload's six
-  --steady BYTES      time of single collectives from 8 B to so many, before the cycles and after them
-  --elements A,B,…    message sizes in floats; default 256,65536,1048576,33554432
-  --ops LIST          reference (the default), all, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring
-  --label TEXT        put into the result
-  --probe             print the GPUs as JSON and stop
-  --verbose           show the output of the ranks
-votes_ms, of mode amem: what the votes of one pause and resume cost beside waiting for the slowest rank. For each phase, the time
+  floor     raw driver calls for the same allocations; needs no NCCL)";
+constexpr const char* kFooter =
+    R"(votes_ms, of mode amem: what the votes of one pause and resume cost beside waiting for the slowest rank. For each phase, the time
 from the last vote that any rank cast until the last rank knew the decision (on the host's monotonic clock); their sum.
-exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 skipped (the last line says why)
-)";
+Exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 skipped (the last line says why))";
 
 struct Options {
   std::string mode, nccl, json, log, layout = "slab", label;
@@ -64,86 +44,83 @@ struct Options {
   FloorOptions floor;
 };
 
-std::optional<Options> Parse(int argc, char** argv) {
+// Nothing: said what is wrong, or --help was answered; `code` is the exit code then.
+std::optional<Options> Parse(int argc, char** argv, int& code) {
   Options options;
-  const auto bad = [](const std::string& text) {
-    fprintf(stderr, "amem-gpu-bench: %s\n%s", text.c_str(), kUsage);
+  std::string ops = "reference";
+  constexpr int kMany = 1'000'000'000;
+  CLI::App app(kAbout);
+  app.footer(kFooter);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--mode", options.mode, "As above")
+      ->check(CLI::IsMember({"amem", "native", "recreate", "stock", "floor"}))
+      ->type_name("MODE");
+  app.add_option("--nccl", options.nccl, "libnccl; needed but for mode floor")->type_name("PATH");
+  app.add_option("--gpus", options.gpus, "Default: all")->check(CLI::Range(0, kMaxProcesses))->type_name("N");
+  app.add_option("--cycles", options.cycles, "The first is reported apart, the others by their median")
+      ->check(CLI::Range(0, kMany))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--json", options.json, "Write the result there")->type_name("FILE");
+  app.add_option("--log", options.log, "Append the output of the ranks there")->type_name("FILE");
+  app.add_option("--time-limit", options.time_limit_s, "Everything is ended then, and the exit code is 1")
+      ->check(CLI::PositiveNumber)
+      ->type_name("S")
+      ->capture_default_str();
+  app.add_option("--layout", options.layout, "AMEM_LAYOUT for mode amem; a label for the others")
+      ->check(CLI::IsMember({"direct", "slab"}))
+      ->capture_default_str();
+  app.add_option("--slab-mib", options.floor.slab_mib, "Mode floor: cut everything from slabs of M MiB, an even number")
+      ->check(CLI::Range(0, kMany))
+      ->type_name("M");
+  const std::string how_many =
+      "Mode floor: how many allocations of each rank, by default those of the reference workload on 4 GPUs";
+  app.add_option("--private-2mib", options.floor.private_2mib, how_many)
+      ->check(CLI::Range(0, kMany))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--shared-2mib", options.floor.shared_2mib, "Likewise, with one importer each")
+      ->check(CLI::Range(0, kMany))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--shared-10mib", options.floor.shared_10mib, "Likewise")
+      ->check(CLI::Range(0, kMany))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--scale", options.floor.scale, "Mode floor: a K-th of the allocations")
+      ->check(CLI::PositiveNumber)
+      ->type_name("K");
+  app.add_flag("--single-process", options.single_process, "One process drives all GPUs");
+  app.add_option("--worlds", options.worlds, "N communicators of all ranks in place of the reference workload's six")
+      ->check(CLI::Range(0, kMany))
+      ->type_name("N");
+  app.add_option("--steady", options.steady, "Time of single collectives from 8 B to so many, before the cycles and after them")
+      ->type_name("BYTES");
+  app.add_option("--elements", options.elements, "Message sizes in floats; default 256,65536,1048576,33554432")
+      ->delimiter(',')
+      ->check(CLI::Range(std::size_t{kMaxProcesses}, std::size_t{1} << 40))  // fewer cannot be divided among the ranks
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("A,B,...");
+  app.add_option("--ops", ops, "reference, all, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring")
+      ->check([](const std::string& list) { return ParseOps(list) ? "" : list + " is unknown"; })
+      ->type_name("LIST")
+      ->capture_default_str();
+  app.add_option("--label", options.label, "Put into the result")->type_name("TEXT");
+  app.add_flag("--probe", options.probe, "Print the GPUs as JSON and stop");
+  app.add_flag("--verbose", options.verbose, "Show the output of the ranks");
+  try {
+    app.parse(argc, argv);
+    if (options.probe) return options;
+    if (options.mode.empty()) throw CLI::RequiredError("--mode");
+    if (options.mode != "floor" && options.nccl.empty()) throw CLI::RequiredError("--nccl");
+    if (options.floor.slab_mib % 2 != 0) throw CLI::ValidationError("--slab-mib", "not an even number");
+    if (options.single_process && (options.mode == "floor" || options.mode == "native"))
+      throw CLI::ValidationError("--single-process", "is for the modes amem, recreate and stock");
+  } catch (const CLI::ParseError& why) {
+    code = app.exit(why) == 0 ? kExitPass : kExitUsage;
     return std::nullopt;
-  };
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--single-process")
-      options.single_process = true;
-    else if (word == "--verbose")
-      options.verbose = true;
-    else if (word == "--probe")
-      options.probe = true;
-    else if (word == "--help" || word == "-h") {
-      printf("%s", kUsage);
-      exit(0);
-    } else {
-      if (i + 1 >= argc) return bad(word + " is unknown or lacks its value");
-      const std::string value = argv[++i];
-      const auto number = [&] { return atoi(value.c_str()); };
-      if (word == "--mode")
-        options.mode = value;
-      else if (word == "--nccl")
-        options.nccl = value;
-      else if (word == "--json")
-        options.json = value;
-      else if (word == "--log")
-        options.log = value;
-      else if (word == "--label")
-        options.label = value;
-      else if (word == "--layout")
-        options.layout = value;
-      else if (word == "--gpus")
-        options.gpus = number();
-      else if (word == "--steady")
-        options.steady = std::strtoull(value.c_str(), nullptr, 10);
-      else if (word == "--worlds")
-        options.worlds = number();
-      else if (word == "--cycles")
-        options.cycles = number();
-      else if (word == "--ops") {
-        const auto ops = ParseOps(value);
-        if (!ops) return bad("--ops " + value + " is unknown");
-        options.ops = *ops;
-      } else if (word == "--slab-mib")
-        options.floor.slab_mib = number();
-      else if (word == "--private-2mib")
-        options.floor.private_2mib = number();
-      else if (word == "--shared-2mib")
-        options.floor.shared_2mib = number();
-      else if (word == "--shared-10mib")
-        options.floor.shared_10mib = number();
-      else if (word == "--scale")
-        options.floor.scale = number();
-      else if (word == "--time-limit")
-        options.time_limit_s = atof(value.c_str());
-      else if (word == "--elements") {
-        options.elements.clear();
-        std::stringstream list(value);
-        for (std::string item; std::getline(list, item, ',');)
-          options.elements.push_back(std::strtoull(item.c_str(), nullptr, 10));
-      } else
-        return bad("unknown option " + word);
-    }
   }
-  if (options.probe) return options;
-  const std::vector<std::string> modes{"amem", "native", "recreate", "stock", "floor"};
-  if (std::find(modes.begin(), modes.end(), options.mode) == modes.end())
-    return bad("--mode '" + options.mode + "' is unknown");
-  if (options.mode != "floor" && options.nccl.empty()) return bad("--nccl PATH is needed");
-  if (options.layout != "direct" && options.layout != "slab") return bad("--layout is slab or direct");
-  if (options.cycles < 0 || options.worlds < 0 || options.time_limit_s <= 0 || options.gpus < 0 || options.floor.scale < 1 ||
-      options.elements.empty() || options.floor.slab_mib < 0 || options.floor.slab_mib % 2 != 0 ||
-      options.floor.private_2mib < 0 || options.floor.shared_2mib < 0 || options.floor.shared_10mib < 0)
-    return bad("a number is out of range");
-  if (*std::min_element(options.elements.begin(), options.elements.end()) < kMaxProcesses)
-    return bad("--elements below 64 cannot be divided among the ranks");
-  if (options.single_process && (options.mode == "floor" || options.mode == "native"))
-    return bad("--single-process is for the modes amem, recreate and stock");
+  options.ops = *ParseOps(ops);
   if (options.mode == "stock") options.cycles = 0;
   return options;
 }
@@ -530,8 +507,9 @@ int Main(int argc, char** argv) {
   int rank = 0;
   const std::vector<std::string> command(argv, argv + argc);
   const bool child = IsChild(argc, argv, region_fd, rank);
-  std::optional<Options> parsed = Parse(argc, argv);
-  if (!parsed) return kExitUsage;
+  int code = kExitUsage;
+  const std::optional<Options> parsed = Parse(argc, argv, code);
+  if (!parsed) return code;
   Options options = *parsed;
   if (RefusedForNvls("amem-gpu-bench")) return kExitUsage;
   if (child) {

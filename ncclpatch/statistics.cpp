@@ -13,32 +13,30 @@ namespace {
 
 using nlohmann::json;
 
+double Ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
 json Phases(const CycleReport& report) {
   json phases = json::array();
   for (const PhaseTime& p : report.phases) {
     phases.push_back({{"phase", ToText(p.phase)},
-                      {"work_ms", static_cast<double>(p.work_ns) / 1e6},
-                      {"wait_ms", static_cast<double>(p.wait_ns) / 1e6},
-                      {"voted_at_ms", static_cast<double>(p.voted_at_ns) / 1e6},
-                      {"decided_at_ms", static_cast<double>(p.decided_at_ns) / 1e6}});
+                      {"work_ms", Ms(p.work_ns)},
+                      {"wait_ms", Ms(p.wait_ns)},
+                      {"voted_at_ms", Ms(p.voted_at_ns)},
+                      {"decided_at_ms", Ms(p.decided_at_ns)}});
   }
-  return {{"cycle", report.cycle},
-          {"total_ms", static_cast<double>(report.total_ns) / 1e6},
-          {"sessions", report.members},
-          {"phases", phases}};
+  return {{"cycle", report.cycle}, {"total_ms", Ms(report.total_ns)}, {"sessions", report.members}, {"phases", phases}};
 }
 
 json Contents(const BackupStatistics& s) {
-  const auto ms = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e6; };
   return {{"bytes", s.bytes_total},
           {"saved_bytes", s.bytes_saved},
           {"zero_bytes", s.bytes_zero},
           {"pinned_bytes", s.pinned_bytes},
           {"pinned_in_pause_bytes", s.pinned_in_save},
-          {"scan_ms", ms(s.scan_ns)},
-          {"pin_ms", ms(s.pin_ns)},
-          {"save_copy_ms", ms(s.save_copy_ns)},
-          {"restore_ms", ms(s.restore_ns)},
+          {"scan_ms", Ms(s.scan_ns)},
+          {"pin_ms", Ms(s.pin_ns)},
+          {"save_copy_ms", Ms(s.save_copy_ns)},
+          {"restore_ms", Ms(s.restore_ns)},
           {"copied_whole_because", s.unscanned},
           {"not_prepared_because", s.not_prepared}};
 }
@@ -82,7 +80,6 @@ json ByPeer(const State& state) {
 }
 
 std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
-double Ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 std::string ForPeople(CycleKind kind, const CycleReport& report) {
   if (report.phases.empty()) return {};

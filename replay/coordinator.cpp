@@ -13,7 +13,7 @@ std::uint64_t Now() {
 
 }  // namespace
 
-// Pinning begins when NCCL has not allocated for a moment, so that it does not hold up a start-up full of driver calls.
+// Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit)

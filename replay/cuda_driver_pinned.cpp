@@ -76,14 +76,11 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
 }
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
+  const auto context = core_->AnyContext();
+  if (!context.ok()) return context.status();
   const bool large = bytes >= kHuge && core_->calls.host_register != nullptr && core_->calls.host_unregister != nullptr;
   const Populated own = large ? Populate(bytes) : Populated{};
   quiet();
-  const auto context = core_->AnyContext();
-  if (!context.ok()) {
-    if (own.data != nullptr) munmap(own.mapping, own.mapped);
-    return context.status();
-  }
   const RelaxedCapture relaxed(core_->calls);
   const CurrentContext current(core_->calls, *context);
   if (own.data != nullptr) {

@@ -9,8 +9,8 @@
 //   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
 //             one is tried where memory is short; without any, the kernels reach the host's memory themselves. That way
 //             contents come back in any case: a copy to the device would hold up the making of memory (Parts says by how much).
-//   tables    for the kernels, in pinned memory that is kept. They are read there: while released memory is being cleared, a
-//             copy to the device waits a millisecond behind that.
+//   tables    for the kernels, in pinned memory that is kept. They are read there: just after memory was released, a
+//             copy to the device waits about a millisecond.
 #pragma once
 
 #include <cstdint>

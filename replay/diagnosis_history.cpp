@@ -218,10 +218,11 @@ void CountTheDying(std::vector<JournalHistory>& journals) {
     if (j.findings.info.status != SessionStatus::kLive) continue;
     j.dying = std::ranges::any_of(journals, [&](const JournalHistory& other) {
       if (other.who().boot_id != j.who().boot_id) return false;
-      return std::ranges::any_of(other.lost, [&](const PeerLost& lost) {
-        return lost.peer == j.session() && lost.reason == kPeerDied &&
-               other.lost_at[&lost - other.lost.data()].time_ns >= j.last.time_ns;
-      });
+      for (std::size_t i = 0; i < other.lost.size(); ++i) {
+        const PeerLost& lost = other.lost[i];
+        if (lost.peer == j.session() && lost.reason == kPeerDied && other.lost_at[i].time_ns >= j.last.time_ns) return true;
+      }
+      return false;
     });
     if (j.dying) j.findings.info.status = SessionStatus::kCrashed;
   }

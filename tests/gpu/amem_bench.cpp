@@ -48,7 +48,6 @@ struct Options {
 std::optional<Options> Parse(int argc, char** argv, int& code) {
   Options options;
   std::string ops = "reference";
-  constexpr int kMany = 1'000'000'000;
   CLI::App app(kAbout);
   app.footer(kFooter);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -58,7 +57,7 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
   app.add_option("--nccl", options.nccl, "libnccl; needed but for mode floor")->type_name("PATH");
   app.add_option("--gpus", options.gpus, "Default: all")->check(CLI::Range(0, kMaxProcesses))->type_name("N");
   app.add_option("--cycles", options.cycles, "The first is reported apart, the others by their median")
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--json", options.json, "Write the result there")->type_name("FILE");
@@ -71,20 +70,20 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
       ->check(CLI::IsMember({"direct", "slab"}))
       ->capture_default_str();
   app.add_option("--slab-mib", options.floor.slab_mib, "Mode floor: cut everything from slabs of M MiB, an even number")
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("M");
   const std::string how_many =
       "Mode floor: how many allocations of each rank, by default those of the reference workload on 4 GPUs";
   app.add_option("--private-2mib", options.floor.private_2mib, how_many)
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--shared-2mib", options.floor.shared_2mib, "Likewise, with one importer each")
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--shared-10mib", options.floor.shared_10mib, "Likewise")
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--scale", options.floor.scale, "Mode floor: a K-th of the allocations")
@@ -92,7 +91,7 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
       ->type_name("K");
   app.add_flag("--single-process", options.single_process, "One process drives all GPUs");
   app.add_option("--worlds", options.worlds, "N communicators of all ranks in place of the reference workload's six")
-      ->check(CLI::Range(0, kMany))
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N");
   app.add_option("--steady", options.steady, "Time of single collectives from 8 B to so many, before the cycles and after them")
       ->type_name("BYTES");

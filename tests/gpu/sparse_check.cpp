@@ -566,15 +566,15 @@ int Main(int argc, char** argv) {
   const Reference reference(9 * kGiB);
   Mover mover(driver, reference);
   using Way = CudaDriver::Parts::Way;
+  const CudaDriver::Parts staged_both{.to_device = Way::kStaged}, direct_both{.to_host = Way::kDirect};
   if (!quick) {
     Memory memory(driver, allocations);
     mover.Upload(memory);
     std::printf("layout direct, %zu allocations, %llu MiB\n", memory.parts().size(),
                 static_cast<unsigned long long>(memory.total() / kMiB));
     Stages(driver, memory, "direct");
-    Cycles(driver, memory, mover, *pattern, {"direct: staged 2 x 16 MiB", {}}, cycles);
-    Cycles(driver, memory, mover, *pattern, {"direct: direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
-           cycles);
+    Cycles(driver, memory, mover, *pattern, {"direct: as it is used", {}}, cycles);
+    Cycles(driver, memory, mover, *pattern, {"direct: direct both ways", direct_both}, cycles);
     Clears(driver, memory, "direct");
   }
   Memory memory(driver, slabs);
@@ -583,16 +583,17 @@ int Main(int argc, char** argv) {
               static_cast<unsigned long long>(memory.total() / kMiB));
   Stages(driver, memory, "slabs");
   const Variant variants[] = {
-      {"staged 2 x 16 MiB", {}},
-      {"staged 2 x 16 MiB", {}, 16384},
-      {"staged 2 x 16 MiB", {}, 65536},
-      {"staged 2 x 16 MiB, batch 256 MiB", {}, 4096, 256 * kMiB},
-      {"staged 2 x 16 MiB, one batch", {}, 4096, 1024 * kGiB},
-      {"staged 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
-      {"staged 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
-      {"staged 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
-      {"direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
-      {"direct kernel, one batch", {.to_host = Way::kDirect, .to_device = Way::kDirect}, 4096, 1024 * kGiB},
+      {"as it is used", {}},
+      {"as it is used", {}, 16384},
+      {"as it is used", {}, 65536},
+      {"as it is used, batch 256 MiB", {}, 4096, 256 * kMiB},
+      {"as it is used, one batch", {}, 4096, 1024 * kGiB},
+      {"staged both ways", staged_both},
+      {"staged to the host 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
+      {"staged to the host 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
+      {"staged to the host 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
+      {"direct both ways", direct_both},
+      {"direct both ways, one batch", direct_both, 4096, 1024 * kGiB},
       {"copy per run, 4 streams", {.to_host = Way::kRuns, .to_device = Way::kRuns, .lanes = 4}, 65536},
   };
   for (const Variant& variant : variants) {
@@ -600,13 +601,13 @@ int Main(int argc, char** argv) {
     if (quick) return failures == 0 ? 0 : 1;
   }
   std::printf("restored at once when the memory is made anew:\n");
-  for (const Variant& variant : {Variant{"staged 2 x 16 MiB, anew", {}},
-                                 Variant{"direct kernel, anew", {.to_host = Way::kDirect, .to_device = Way::kDirect}},
-                                 Variant{"staged 2 x 16 MiB, anew, one batch", {}, 4096, 1024 * kGiB}}) {
+  for (const Variant& variant :
+       {Variant{"as it is used, anew", {}}, Variant{"staged both ways, anew", staged_both},
+        Variant{"direct both ways, anew", direct_both}, Variant{"as it is used, anew, one batch", {}, 4096, 1024 * kGiB}}) {
     Cycles(driver, memory, mover, *pattern, variant, cycles, Between::kAnew);
   }
-  Beside(driver, memory, {"staged 2 x 16 MiB", {}});
-  Beside(driver, memory, {"direct kernel", {.to_host = Way::kDirect, .to_device = Way::kDirect}});
+  Beside(driver, memory, {"staged both ways", staged_both});
+  Beside(driver, memory, {"direct both ways", direct_both});
   Full(driver, memory, mover, *pattern, 1);
   {  // the first pause with everything prepared
     driver.SetParts({});

@@ -48,6 +48,7 @@ struct Options {
 std::optional<Options> Parse(int argc, char** argv, int& code) {
   Options options;
   std::string ops = "reference";
+  constexpr int kMany = 1'000'000'000;  // the library's own bound for such numbers has 309 digits, and its messages show it
   CLI::App app(kAbout);
   app.footer(kFooter);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -57,41 +58,41 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
   app.add_option("--nccl", options.nccl, "libnccl; needed but for mode floor")->type_name("PATH");
   app.add_option("--gpus", options.gpus, "Default: all")->check(CLI::Range(0, kMaxProcesses))->type_name("N");
   app.add_option("--cycles", options.cycles, "The first is reported apart, the others by their median")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--json", options.json, "Write the result there")->type_name("FILE");
   app.add_option("--log", options.log, "Append the output of the ranks there")->type_name("FILE");
   app.add_option("--time-limit", options.time_limit_s, "Everything is ended then, and the exit code is 1")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMany))
       ->type_name("S")
       ->capture_default_str();
   app.add_option("--layout", options.layout, "AMEM_LAYOUT for mode amem; a label for the others")
       ->check(CLI::IsMember({"direct", "slab"}))
       ->capture_default_str();
   app.add_option("--slab-mib", options.floor.slab_mib, "Mode floor: cut everything from slabs of M MiB, an even number")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("M");
   const std::string how_many =
       "Mode floor: how many allocations of each rank, by default those of the reference workload on 4 GPUs";
   app.add_option("--private-2mib", options.floor.private_2mib, how_many)
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--shared-2mib", options.floor.shared_2mib, "Likewise, with one importer each")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--shared-10mib", options.floor.shared_10mib, "Likewise")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--scale", options.floor.scale, "Mode floor: a K-th of the allocations")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMany))
       ->type_name("K");
   app.add_flag("--single-process", options.single_process, "One process drives all GPUs");
   app.add_option("--worlds", options.worlds, "N communicators of all ranks in place of the reference workload's six")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMany))
       ->type_name("N");
   app.add_option("--steady", options.steady, "Time of single collectives from 8 B to so many, before the cycles and after them")
       ->type_name("BYTES");

@@ -55,7 +55,7 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
       ->type_name("PATH");
   app.add_option("--gpus", options.gpus, "Default: all")->check(CLI::Range(0, kMaxProcesses))->type_name("N");
   app.add_option("--cycles", options.cycles, "Of the reference workload")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--leak-cycles", options.leak_cycles, "Of the test of two hundred cycles")

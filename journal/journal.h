@@ -50,7 +50,7 @@ class JournalWriter {
   virtual Status Append(const Event& event) = 0;
   // Waits until everything appended is in LMDB.
   virtual Status Flush() = 0;
-  // Stores Condense(state) as a snapshot and lets events before the previous snapshot go. Call when SnapshotDue().
+  // Stores ToSnapshotEvents(state) as a snapshot and lets events before the previous snapshot go. Call when SnapshotDue().
   [[nodiscard]] virtual bool SnapshotDue() const = 0;
   virtual Status Snapshot(const State& state) = 0;
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.

@@ -5,9 +5,9 @@
 
 #include "journal/codec.h"
 #include "journal/journal.h"
+#include "journal/record_source.h"
 #include "journal/session_dir.h"
 #include "journal/snapshot.h"
-#include "journal/source.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
 

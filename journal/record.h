@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "journal/crc32c.h"
+#include "journal/base/crc32c.h"
 
 namespace amem {
 

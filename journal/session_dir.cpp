@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "journal/file.h"
+#include "journal/base/file.h"
 #include "journal/tail.h"
 
 namespace amem {

@@ -8,7 +8,7 @@
 namespace amem {
 
 Result<std::vector<std::byte>> EncodeSnapshot(const State& state) {
-  const auto bodies = Condense(state);
+  const auto bodies = ToSnapshotEvents(state);
   if (!bodies) return bodies.status();
   std::vector<std::byte> payload;
   Encoder encoder;

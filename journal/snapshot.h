@@ -1,4 +1,4 @@
-// A state as the payload of a snapshot's record: the messages of Condense(state), each behind its length.
+// A state as the payload of a snapshot's record: the messages of ToSnapshotEvents(state), each behind its length.
 #pragma once
 
 #include <cstddef>

@@ -14,8 +14,8 @@
 #include <mutex>
 #include <utility>
 
-#include "journal/file.h"
-#include "journal/fork_guard.h"
+#include "journal/base/file.h"
+#include "journal/base/fork_guard.h"
 
 namespace amem {
 namespace {

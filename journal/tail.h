@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "journal/file.h"
+#include "journal/base/file.h"
 #include "journal/record.h"
 #include "statemachine/types.h"
 

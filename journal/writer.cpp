@@ -6,9 +6,9 @@
 #include <mutex>
 #include <utility>
 
+#include "journal/base/fork_guard.h"
 #include "journal/codec.h"
 #include "journal/drain.h"
-#include "journal/fork_guard.h"
 #include "journal/journal.h"
 #include "journal/session_dir.h"
 #include "journal/snapshot.h"

@@ -76,7 +76,7 @@ class Fold {
       if (a.reserved == 0) return Bad(doing + ": it is not reserved");
       if (a.reserved <= a.mappings) return Bad(doing + ": " + ToText(e.allocation) + " is still mapped there");
       --a.reserved;
-      Bury(e.allocation);
+      EraseIfDead(e.allocation);
       return {};
     }
     const auto it = s_.ranges.find(e.address);
@@ -113,7 +113,7 @@ class Fold {
     if (a == nullptr) return Bad("release " + ToText(e.allocation) + ": it does not exist");
     if (a->guest_references == 0) return Bad("release " + ToText(e.allocation) + ": all references were released before");
     --a->guest_references;
-    Bury(e.allocation);
+    EraseIfDead(e.allocation);
     return {};
   }
   Status operator()(const Mapped& e) {
@@ -130,7 +130,7 @@ class Fold {
       a->touched = true;
       return {};
     }
-    if (!a->backed) return Bad(doing + ": its memory is released");
+    if (!a->resident) return Bad(doing + ": its memory is released");
     if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset) {
       return Bad(doing + ": " + FormatBytes(e.bytes) + " from offset " + FormatBytes(e.offset) + " is outside its " +
                  FormatBytes(a->bytes));
@@ -158,7 +158,7 @@ class Fold {
       Allocation& a = *Find(e.allocation);
       if (a.mappings == 0) return Bad(doing + ": " + ToText(e.allocation) + " is not mapped");
       --a.mappings;
-      Bury(e.allocation);
+      EraseIfDead(e.allocation);
       return {};
     }
     for (auto it = s_.mappings.lower_bound(e.address); it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
@@ -172,7 +172,7 @@ class Fold {
       const AllocationId id = it->second.allocation;
       it = s_.mappings.erase(it);
       --Find(id)->mappings;
-      Bury(id);
+      EraseIfDead(id);
     }
     return {};
   }
@@ -225,7 +225,7 @@ class Fold {
     const auto it = a->importers.find(Importer{e.by, e.as});
     if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
     if (--it->second == 0) a->importers.erase(it);
-    Bury(e.allocation);
+    EraseIfDead(e.allocation);
     return {};
   }
   Status operator()(const PeerConnected& e) {
@@ -241,7 +241,7 @@ class Fold {
       const AllocationId id = it->first;
       std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
       ++it;
-      Bury(id);
+      EraseIfDead(id);
     }
     return {};
   }
@@ -467,7 +467,7 @@ class Fold {
     if (m->second.offset != 0 || m->second.bytes != Find(e.slab)->bytes) return Bad(doing + ": it is not mapped whole");
     if (Find(e.slab)->placed()) return Bad(doing + ": it is itself a part of a slab");
     Slab slab{e.address, {}, {}};
-    for (const Spread& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
+    for (const ByteRange& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
     if (!s_.slabs.emplace(e.slab, std::move(slab)).second) return Bad(doing + ": it is one already");
     return {};
   }
@@ -484,7 +484,7 @@ class Fold {
     if (a->own() != whole.own() || (a->remote && a->remote->owner != whole.remote->owner))
       return Bad(doing + ": they are not the same session's");
     if (a->own()) AMEM_TRY(IsFree(doing, slab->second, e.offset, a->bytes));
-    Leave(e.allocation, *a);
+    RemoveFromSlab(e.allocation, *a);
     a->slab = e.slab;
     a->offset = e.offset;
     a->touched = e.touched;
@@ -497,7 +497,7 @@ class Fold {
     Allocation* a = Find(e.allocation);
     if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
     if (!a->untouched()) return Bad(doing + ": it is in use where it is");
-    Leave(e.allocation, *a);
+    RemoveFromSlab(e.allocation, *a);
     return {};
   }
   Status operator()(const PartCleared& e) {
@@ -512,10 +512,10 @@ class Fold {
     const auto it = s_.allocations.find(id);
     return it == s_.allocations.end() ? nullptr : &it->second;
   }
-  void Bury(AllocationId id) {
+  void EraseIfDead(AllocationId id) {
     const auto it = s_.allocations.find(id);
     if (!it->second.dead()) return;
-    Leave(id, it->second);
+    RemoveFromSlab(id, it->second);
     s_.slabs.erase(id);
     s_.multicasts.erase(id);
     s_.allocations.erase(it);
@@ -527,7 +527,7 @@ class Fold {
   }
 
   // Takes an allocation out of its slab. What it may have written there is dirty.
-  void Leave(AllocationId id, Allocation& a) {
+  void RemoveFromSlab(AllocationId id, Allocation& a) {
     const auto slab = s_.slabs.find(a.slab);
     if (slab == s_.slabs.end()) return;
     const auto at = slab->second.parts.find(a.offset);
@@ -554,7 +554,7 @@ class Fold {
     slab.dirty.emplace(offset, bytes);
   }
   static void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
-    for (const Spread& part : DirtyWithin(slab, offset, bytes)) {
+    for (const ByteRange& part : DirtyWithin(slab, offset, bytes)) {
       const auto it = std::prev(slab.dirty.upper_bound(part.offset));
       const Bytes from = it->first, to = it->first + it->second, end = part.offset + part.bytes;
       slab.dirty.erase(it);
@@ -663,7 +663,7 @@ class Fold {
       case StepKind::kQuiesce:
       case StepKind::kCheckMemory:
       case StepKind::kVerify:
-      case StepKind::kFind:
+      case StepKind::kScan:
         return {};
       case StepKind::kUnmap:
       case StepKind::kMap:
@@ -685,7 +685,7 @@ class Fold {
         return {};
       case StepKind::kMap:
         if (m.present) return Bad(doing + ": it is mapped already");
-        if (!Find(m.allocation)->backed) return Bad(doing + ": " + ToText(m.allocation) + " has no memory yet");
+        if (!Find(m.allocation)->resident) return Bad(doing + ": " + ToText(m.allocation) + " has no memory yet");
         m.present = true;
         return {};
       default:
@@ -699,30 +699,30 @@ class Fold {
     if (a == nullptr) return Bad(doing + ": the allocation does not exist");
     switch (step.kind) {
       case StepKind::kSave:
-        if (!a->backed || a->stale) return Bad(doing + ": it has no contents to save");
+        if (!a->resident || a->awaiting_restore) return Bad(doing + ": it has no contents to save");
         a->saved = true;
         return {};
       case StepKind::kRestore:
-        if (!a->backed || !a->saved) return Bad(doing + ": it has no memory, or no saved contents");
-        a->stale = false;
+        if (!a->resident || !a->saved) return Bad(doing + ": it has no memory, or no saved contents");
+        a->awaiting_restore = false;
         return {};
       case StepKind::kReleaseImport:
       case StepKind::kReleaseOwn:
         if (a->own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
-        if (!a->backed) return Bad(doing + ": it is released already");
+        if (!a->resident) return Bad(doing + ": it is released already");
         if (a->own() && !a->saved) return Bad(doing + ": its contents were not saved");
         if (WhyKept(*a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(*a))));
-        a->backed = a->stale = false;
+        a->resident = a->awaiting_restore = false;
         return {};
       case StepKind::kCreate:
       case StepKind::kImport:
         // An orphan is made anew; it may also have been imported in the moment in which its owner was lost.
         if (a->own() != (step.kind == StepKind::kCreate) && !(step.kind == StepKind::kCreate && s_.Orphaned(*a)))
           return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
-        if (a->backed) return Bad(doing + ": it has memory already");
-        a->backed = true;
+        if (a->resident) return Bad(doing + ": it has memory already");
+        a->resident = true;
         if (a->saved) MarkGapsDirty(step.allocation);
-        a->stale = a->saved;
+        a->awaiting_restore = a->saved;
         return {};
       default:
         return Bad(doing + ": not a step on an allocation");
@@ -730,15 +730,15 @@ class Fold {
   }
   Status AllGone(const std::string& doing) const {
     for (const auto& [id, a] : s_.allocations) {
-      if (a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone)
+      if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
         return Bad(doing + ": " + ToText(id) + " still has memory");
     }
     return {};
   }
   Status AllBack(const std::string& doing) const {
     for (const auto& [id, a] : s_.allocations) {
-      if (!a.backed) return Bad(doing + ": " + ToText(id) + " has no memory");
-      if (a.stale) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
+      if (!a.resident) return Bad(doing + ": " + ToText(id) + " has no memory");
+      if (a.awaiting_restore) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
     }
     for (const auto& [address, m] : s_.mappings) {
       if (!m.present || (!m.accessible && !m.access.empty()))
@@ -747,7 +747,7 @@ class Fold {
     return {};
   }
   void ForgetSaved() {
-    for (auto& [id, a] : s_.allocations) a.saved = a.stale = false;
+    for (auto& [id, a] : s_.allocations) a.saved = a.awaiting_restore = false;
     for (auto& [address, m] : s_.mappings) m.accessible = true;
   }
 

@@ -22,6 +22,6 @@ std::uint64_t Digest(const State& state);
 
 // The shortest list of events that leads from the empty state to `state` (equal but for nothing), beginning with Condensed;
 // to be applied with sequence number 0 each. Only for a state without an unfinished cycle and not paused; kInvalid otherwise.
-Result<std::vector<EventBody>> Condense(const State& state);
+Result<std::vector<EventBody>> ToSnapshotEvents(const State& state);
 
 }  // namespace amem

@@ -55,7 +55,8 @@ std::uint64_t Bit(bool b) { return b ? 1 : 0; }
 void AddAllocation(Hasher& h, const Allocation& a) {
   AddAll(h, a.bytes, a.properties, a.flags, a.site, a.created, Bit(a.remote.has_value()), Bit(a.multicast),
          std::uint64_t{a.guest_references}, std::uint64_t{a.mappings}, std::uint64_t{a.exports}, std::uint64_t{a.registrations},
-         std::uint64_t{a.multicast_bindings}, std::uint64_t{a.importers.size()}, Bit(a.backed), Bit(a.saved), Bit(a.stale));
+         std::uint64_t{a.multicast_bindings}, std::uint64_t{a.importers.size()}, Bit(a.resident), Bit(a.saved),
+         Bit(a.awaiting_restore));
   if (a.placed()) AddAll(h, a.slab, a.offset, std::uint64_t{a.reserved}, Bit(a.touched));
   if (a.remote) AddAll(h, a.remote->owner, a.remote->allocation);
   for (const auto& [importer, count] : a.importers) AddAll(h, importer.by, importer.as, std::uint64_t{count});

@@ -294,7 +294,7 @@ enum class StepKind : std::uint8_t {
   kRestore,        // contents back from the backup                   allocation
   kImport,         // a new driver handle from the owner              allocation
   kVerify,         // state and driver agree
-  kFind,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
+  kScan,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
 };
 struct Step {
   StepKind kind{};
@@ -362,15 +362,15 @@ struct Condensed {
 // ---- slabs -------------------------------------------------------------------------------------------------------------
 // A slab is an allocation of AMem's own, or of a peer's AMem, mapped once as a whole. NCCL's allocations are parts of it.
 
-struct Spread {  // a part of a slab
+struct ByteRange {  // a part of a slab
   Bytes offset = 0;
   Bytes bytes = 0;
-  friend bool operator==(const Spread&, const Spread&) = default;
+  friend bool operator==(const ByteRange&, const ByteRange&) = default;
 };
 struct SlabOpened {  // `slab` was created, or imported, and mapped at `address` just before, to be cut into allocations
   AllocationId slab;
   Address address;
-  std::vector<Spread> dirty;  // in a snapshot: free, and not cleared since somebody could write there
+  std::vector<ByteRange> dirty;  // in a snapshot: free, and not cleared since somebody could write there
   friend bool operator==(const SlabOpened&, const SlabOpened&) = default;
 };
 struct Placed {  // `allocation` has no memory of its own, but that part of a slab; also when it moves, while it is untouched

@@ -27,7 +27,7 @@ Status CheckMappings(const State& s) {
       return Broken("mapping " + Hex(address.value) + " is of " + ToText(m.allocation) + ", which does not exist");
     if (m.offset + m.bytes > a->second.bytes)
       return Broken("mapping " + Hex(address.value) + " is larger than " + ToText(m.allocation));
-    if (m.present && !a->second.backed)
+    if (m.present && !a->second.resident)
       return Broken("mapping " + Hex(address.value) + " is present and " + ToText(m.allocation) + " has no memory");
     if (m.accessible && !m.present) return Broken("mapping " + Hex(address.value) + " is accessible and not present");
   }
@@ -46,8 +46,8 @@ Status CheckAllocations(const State& s) {
       return Broken(ToText(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
     if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
     if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
-    if (a.stale && !(a.backed && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
-    if (!a.backed && a.own() && !a.saved) return Broken(ToText(id) + " has neither memory nor saved contents");
+    if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
+    if (!a.resident && a.own() && !a.saved) return Broken(ToText(id) + " has neither memory nor saved contents");
   }
   return {};
 }
@@ -86,7 +86,8 @@ Status CheckSlabs(const State& s) {
   for (const auto& [id, a] : s.allocations) {
     if (!a.placed()) continue;
     ++placed;
-    if (!a.backed || a.saved || a.stale) return Broken(ToText(id) + " is part of a slab, and has memory of its own");
+    if (!a.resident || a.saved || a.awaiting_restore)
+      return Broken(ToText(id) + " is part of a slab, and has memory of its own");
     if (a.mappings > a.reserved) return Broken(ToText(id) + " is mapped in a range that is not reserved");
   }
   return parts == placed ? Status{} : Broken("the slabs list " + std::to_string(parts) + " parts of " + std::to_string(placed));
@@ -98,8 +99,8 @@ Status CheckLifecycle(const State& s) {
   if ((whole || gone) && s.cycle.open_step)
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
   for (const auto& [id, a] : s.allocations) {
-    if (whole && (!a.backed || a.stale)) return Broken(ToText(id) + " has no memory and the session is running");
-    if (gone && a.backed && !a.placed() && WhyKept(a) == KeepReason::kNone)
+    if (whole && (!a.resident || a.awaiting_restore)) return Broken(ToText(id) + " has no memory and the session is running");
+    if (gone && a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
       return Broken(ToText(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {

@@ -36,7 +36,7 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
   return {};
 }
 
-bool NeedsSaving(const Allocation& a) { return a.own() && Leaves(a) && a.backed && !a.saved; }
+bool NeedsSaving(const Allocation& a) { return a.own() && Leaves(a) && a.resident && !a.saved; }
 
 void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
@@ -47,7 +47,7 @@ void PlanDrop(const State& state, const Places& places, bool own, StepKind relea
         if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
       }
     }
-    if (a.backed) steps.push_back(On(release, id, a));
+    if (a.resident) steps.push_back(On(release, id, a));
   }
 }
 
@@ -74,7 +74,7 @@ Step StandIn(const State& state, AllocationId id, const Allocation& a, const Pla
 void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own) continue;
-    if (!a.backed) steps.push_back(state.Orphaned(a) ? StandIn(state, id, a, places) : On(acquire, id, a));
+    if (!a.resident) steps.push_back(state.Orphaned(a) ? StandIn(state, id, a, places) : On(acquire, id, a));
     const auto it = places.find(id);
     if (it == places.end()) continue;
     for (const Address address : it->second) {
@@ -104,7 +104,7 @@ std::vector<Step> CheckMemory(const State& state, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
   std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // pieces of one size on one device are the same memory
   for (const auto& [id, a] : state.allocations) {
-    if (a.backed || !a.on_device()) continue;
+    if (a.resident || !a.on_device()) continue;
     if (a.own()) needed[a.properties.location.id] += a.bytes;
     if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, StandInPiece(a.bytes));
   }
@@ -121,7 +121,7 @@ std::vector<Step> Find(const State& state) {
     if (NeedsSaving(a)) bytes[a.properties.location.id] += a.bytes;
   }
   std::vector<Step> steps;
-  for (const auto& [device, sum] : bytes) steps.push_back({StepKind::kFind, {}, {}, sum, DeviceOrdinal{device}});
+  for (const auto& [device, sum] : bytes) steps.push_back({StepKind::kScan, {}, {}, sum, DeviceOrdinal{device}});
   return steps;
 }
 
@@ -138,7 +138,7 @@ std::vector<Step> ContentsToSave(const State& state) {
 
 std::optional<Step> ContentsToRestore(const State& state, AllocationId id, Address address) {
   const auto it = state.allocations.find(id);
-  if (it == state.allocations.end() || !it->second.saved || !it->second.stale) return std::nullopt;
+  if (it == state.allocations.end() || !it->second.saved || !it->second.awaiting_restore) return std::nullopt;
   const Address at = Reachable(state, id, it->second, {{id, {address}}}, true);
   if (!at) return std::nullopt;
   return On(StepKind::kRestore, id, it->second, at);
@@ -172,7 +172,7 @@ State WithoutImports(const State& state, const Places& places, std::vector<Step>
   PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
   State after = state;
   for (const Step& step : drop) {
-    if (step.kind == StepKind::kReleaseImport) after.allocations.at(step.allocation).backed = false;
+    if (step.kind == StepKind::kReleaseImport) after.allocations.at(step.allocation).resident = false;
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
   }
@@ -185,7 +185,7 @@ Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
   PlanReturn(state, places, true, StepKind::kCreate, create);
   PlanReturn(state, places, false, StepKind::kImport, import);
   for (const auto& [id, a] : state.allocations) {
-    if (a.saved && (a.stale || !a.backed))
+    if (a.saved && (a.awaiting_restore || !a.resident))
       import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
   }
   return {CycleKind::kResume,

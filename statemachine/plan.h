@@ -26,7 +26,7 @@ struct Plan {
 // is done already is not planned again, so the undo of a half-done pause is PlanResume, and the other way round.
 //
 // A pause frees memory while contents are still being copied: its release phase saves and frees own allocations one after the
-// other, in the order in which the phase before (kFind) began to copy them.
+// other, in the order in which the phase before (kScan) began to copy them.
 Plan PlanPause(const State&);
 Plan PlanResume(const State&);
 

@@ -57,8 +57,8 @@ std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, 
   return std::nullopt;
 }
 
-std::vector<Spread> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) {
-  std::vector<Spread> found;
+std::vector<ByteRange> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) {
+  std::vector<ByteRange> found;
   auto it = slab.dirty.upper_bound(offset);
   if (it != slab.dirty.begin()) --it;
   for (; it != slab.dirty.end() && it->first < offset + bytes; ++it) {
@@ -95,7 +95,7 @@ Holdings Measure(const State& state) {
     }
     if (a.placed()) sum.slabs_free -= a.bytes;
     if (a.placed()) continue;
-    if (a.backed) sum.own_device_backed += a.bytes;
+    if (a.resident) sum.own_device_resident += a.bytes;
     if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   }
   for (const auto& [address, h] : state.host) sum.host += h.bytes;

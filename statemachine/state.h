@@ -57,11 +57,11 @@ struct Allocation {
   // Not zero: no memory of its own, but `bytes` at `offset` of that slab. What follows up to `touched` is only used then.
   AllocationId slab;
   Bytes offset = 0;
-  std::uint32_t reserved = 0;  // address ranges that NCCL holds at its place
-  bool touched = false;        // NCCL mapped it, or a peer imported it: its bytes may be anything
-  bool backed = true;          // a driver handle stands behind it now; always true for a part of a slab
-  bool saved = false;          // its contents are in the backup; until the cycle ends
-  bool stale = false;          // backed by new memory that does not have the saved contents yet
+  std::uint32_t reserved = 0;     // address ranges that NCCL holds at its place
+  bool touched = false;           // NCCL mapped it, or a peer imported it: its bytes may be anything
+  bool resident = true;           // a driver handle stands behind it now; always true for a part of a slab
+  bool saved = false;             // its contents are in the backup; until the cycle ends
+  bool awaiting_restore = false;  // resident in new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
 
   [[nodiscard]] bool own() const { return !remote.has_value(); }
@@ -190,16 +190,16 @@ struct State {
 // The first free place for `bytes` in an own slab, at a multiple of `alignment`.
 std::optional<Bytes> FindRoom(const State&, AllocationId slab, Bytes bytes, Bytes alignment);
 // What of [offset, offset + bytes) must be cleared before it is used.
-std::vector<Spread> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
+std::vector<ByteRange> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
 
 // Sums over a state, for statistics and reports; bytes.
 struct Holdings {
-  Bytes own_device = 0;         // own device allocations, as NCCL asked for them
-  Bytes own_device_backed = 0;  // what they occupy now: slabs whole
-  Bytes imported = 0;           // peers' memory mapped here, as NCCL imported it
-  Bytes slabs = 0;              // own slabs, whole
-  Bytes slabs_free = 0;         // of those, in no allocation
-  Bytes host = 0;               // pinned host memory of NCCL
+  Bytes own_device = 0;           // own device allocations, as NCCL asked for them
+  Bytes own_device_resident = 0;  // what they occupy now: slabs whole
+  Bytes imported = 0;             // peers' memory mapped here, as NCCL imported it
+  Bytes slabs = 0;                // own slabs, whole
+  Bytes slabs_free = 0;           // of those, in no allocation
+  Bytes host = 0;                 // pinned host memory of NCCL
   Bytes async = 0;
   Bytes legacy_kept = 0;             // cuMemAlloc memory that is the driver's own
   std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason

@@ -7,7 +7,7 @@
 #include <array>
 #include <cstring>
 
-#include "replay/unique_fd.h"
+#include "journal/base/unique_fd.h"
 
 namespace amem::test {
 

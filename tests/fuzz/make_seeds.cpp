@@ -6,8 +6,8 @@
 
 #include "journal/codec.h"
 #include "journal/journal.h"
-#include "replay/token.h"
-#include "replay/unix_peers_messages.h"
+#include "replay/peers/messages.h"
+#include "replay/peers/token.h"
 #include "tests/journal/samples.h"
 
 namespace {

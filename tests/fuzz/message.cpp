@@ -1,7 +1,7 @@
 // Messages of peers: any bytes are a message within its bounds or an error, and what is a message can be said again.
 #include <cstdlib>
 
-#include "replay/unix_peers_messages.h"
+#include "replay/peers/messages.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace amem;

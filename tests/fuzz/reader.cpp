@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <limits>
 
+#include "journal/base/unique_fd.h"
 #include "journal/journal.h"
-#include "journal/structure.h"
-#include "replay/unique_fd.h"
+#include "journal/lmdb_check.h"
 
 namespace {
 

@@ -120,6 +120,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static_cast<void>(PlanPause(state));
   static_cast<void>(PlanResume(state));
   static_cast<void>(Measure(state));
-  static_cast<void>(Condense(state));
+  static_cast<void>(ToSnapshotEvents(state));
   return 0;
 }

@@ -1,5 +1,5 @@
 // Tokens: any bytes are a token or an error, and a token has one form.
-#include "replay/token.h"
+#include "replay/peers/token.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -223,7 +223,7 @@ void CheckStatistics(Rank& rank, const Json& stats, double freed_mib, std::size_
   if (const auto kept = stats.find("kept_bytes"); kept != stats.end() && kept->is_object()) {
     for (const auto& [reason, bytes] : kept->items()) kept_mib += bytes.get<double>() / (1 << 20);
   }
-  const double backed_mib = stats.value("own_device_backed_bytes", 0.0) / (1 << 20);
+  const double backed_mib = stats.value("own_device_resident_bytes", 0.0) / (1 << 20);
   rank.Expect(std::abs(backed_mib - kept_mib) < 0.01,
               Format("%s: %.1f MiB stay on the device, %.1f MiB of them with a reason", when.c_str(), backed_mib, kept_mib));
   if (cycle <= 2) {

@@ -73,10 +73,10 @@ class ProgramsUnderAMem : public Programs {
  protected:
   void SetUp() override {
     Programs::SetUp();
-    libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/sim AMEM_SIM_WORLD=" + (directory_ / "world").string() +
+    libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/stand_ins AMEM_SIM_WORLD=" + (directory_ / "world").string() +
                  " FAKE_NCCL_BUFFERS=3 AMEM_JOURNAL_DIR=" + (directory_ / "journal").string();
     const Ran patched =
-        Run(AMEM_BUILD "/bin/amem-patch " AMEM_BUILD "/lib/sim/libnccl.so.2 -o " + (directory_ / "nccl").string());
+        Run(AMEM_BUILD "/bin/amem-patch " AMEM_BUILD "/lib/stand_ins/libnccl.so.2 -o " + (directory_ / "nccl").string());
     ASSERT_EQ(patched.code, 0) << patched.output;
     common_ = " --gpus 3 --elements 256,65536 --ops all-reduce --nccl " + (directory_ / "nccl/libnccl.so.2").string() + " ";
   }

@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "replay/backup.h"
-#include "replay/cuda_driver.h"
+#include "replay/cycle/backup.h"
+#include "replay/driver/cuda/cuda_driver.h"
 
-extern "C" const char amem_cuda_sparse_ptx[];
-extern "C" const unsigned char amem_cuda_sparse_fatbin[];
+extern "C" const char amem_nonzero_ptx[];
+extern "C" const unsigned char amem_nonzero_fatbin[];
 
 namespace amem {
 namespace {
@@ -495,10 +495,10 @@ void Hazards(Raw& raw) {
       {"cuMemFreeHost 64 MiB", [&] { return raw.host_free(pinned); }},
       {"cuMemHostRegister 64 MiB", [&] { return raw.host_register(mapped, 64 * kMiB, CU_MEMHOSTREGISTER_PORTABLE); }},
       {"cuMemHostUnregister 64 MiB", [&] { return raw.host_unregister(mapped); }},
-      {"cuModuleLoadData fatbin", [&] { return raw.load(&loaded, amem_cuda_sparse_fatbin); }},
+      {"cuModuleLoadData fatbin", [&] { return raw.load(&loaded, amem_nonzero_fatbin); }},
       {"cuModuleGetFunction", [&] { return raw.function(&found, loaded, "amem_sparse_find"); }},
       {"cuModuleUnload", [&] { return raw.unload(loaded); }},
-      {"cuModuleLoadData PTX", [&] { return raw.load(&loaded, amem_cuda_sparse_ptx); }},
+      {"cuModuleLoadData PTX", [&] { return raw.load(&loaded, amem_nonzero_ptx); }},
       {"cuModuleGetFunction", [&] { return raw.function(&found, loaded, "amem_sparse_copy"); }},
       {"cuModuleUnload", [&] { return raw.unload(loaded); }},
   };

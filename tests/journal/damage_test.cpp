@@ -7,11 +7,11 @@
 #include <cstring>
 #include <random>
 
+#include "journal/base/file.h"
 #include "journal/codec.h"
-#include "journal/file.h"
+#include "journal/lmdb_check.h"
 #include "journal/record.h"
 #include "journal/session_dir.h"
-#include "journal/structure.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
 #include "tests/journal/temporary.h"

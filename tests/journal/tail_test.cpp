@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "journal/fork_guard.h"
+#include "journal/base/fork_guard.h"
 #include "tests/journal/temporary.h"
 
 namespace amem::test {

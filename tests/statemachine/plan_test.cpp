@@ -42,7 +42,7 @@ TEST(Plan, a_cycle_returns_the_state_it_began_with) {
   f.Import(kB, {kPeer, AllocationId{5}});
   State before = f.state;
   f.Pause();
-  EXPECT_EQ(Measure(f.state).own_device_backed, 0U);
+  EXPECT_EQ(Measure(f.state).own_device_resident, 0U);
   f.Resume();
   before.last = f.state.last;
   before.totals = f.state.totals;
@@ -60,9 +60,9 @@ TEST(Plan, host_memory_and_registered_memory_stay) {
   f.Place(AllocationId{2}, kB, k2M, 0);
   const AllocationId leaves = f.Allocate(kC);
   f.Pause();
-  EXPECT_TRUE(f.state.allocations.at(AllocationId{1}).backed);
-  EXPECT_TRUE(f.state.allocations.at(AllocationId{2}).backed);
-  EXPECT_FALSE(f.state.allocations.at(leaves).backed);
+  EXPECT_TRUE(f.state.allocations.at(AllocationId{1}).resident);
+  EXPECT_TRUE(f.state.allocations.at(AllocationId{2}).resident);
+  EXPECT_FALSE(f.state.allocations.at(leaves).resident);
   EXPECT_EQ(Measure(f.state).kept.at(KeepReason::kRegistered), k2M);
   f.Resume();
 }
@@ -194,7 +194,7 @@ TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
   EXPECT_EQ(Phase(resume, PhaseKind::kResumeArrive).steps.at(0).bytes, 2 * k2M);  // its own, and a piece that stands in
   f.Resume();
   f.Pause();  // not its contents, but its memory takes part in all that follows
-  EXPECT_FALSE(f.state.allocations.at(orphan).backed);
+  EXPECT_FALSE(f.state.allocations.at(orphan).resident);
   f.Resume();
   f.Ok(Unmapped{kB, k2M});
   f.Ok(AllocationReleased{orphan});

@@ -34,7 +34,7 @@ TEST(Snapshot, equals_the_state_it_was_taken_from) {
   f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
   f.Ok(MulticastDeviceAdded{AllocationId{9}, DeviceOrdinal{0}});
   f.Ok(PassedThrough{"cuMemSomething", "", 0});
-  const auto snapshot = Condense(f.state);
+  const auto snapshot = ToSnapshotEvents(f.state);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
   EXPECT_EQ(Expand(*snapshot), f.state);
   EXPECT_EQ(Digest(Expand(*snapshot)), Digest(f.state));
@@ -45,7 +45,7 @@ TEST(Snapshot, is_followed_by_the_next_event) {
   f.Allocate(kA);
   f.Pause();
   f.Resume();
-  const auto snapshot = Condense(f.state);
+  const auto snapshot = ToSnapshotEvents(f.state);
   ASSERT_TRUE(snapshot.ok());
   Folding g;
   g.state = Expand(*snapshot);
@@ -59,7 +59,7 @@ TEST(Snapshot, keeps_the_last_failure) {
   f.Allocate(kA);
   f.Ok(CycleBegun{CycleKind::kPause, 1, {SessionId{0x51}}});
   f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 did not come"});
-  const auto snapshot = Condense(f.state);
+  const auto snapshot = ToSnapshotEvents(f.state);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
   EXPECT_EQ(Expand(*snapshot).cycle.failure, "rank 2 did not come");
 }
@@ -73,7 +73,7 @@ TEST(Snapshot, keeps_the_failure_of_a_pause_that_never_began) {
   f.Ok(CycleFailed{CycleKind::kPause, 2, true, "waited for rank 2"});
   EXPECT_EQ(f.state.lifecycle, Lifecycle::kRunning);
   EXPECT_EQ(f.state.cycles, 1U);
-  const auto snapshot = Condense(f.state);
+  const auto snapshot = ToSnapshotEvents(f.state);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
   EXPECT_EQ(Expand(*snapshot), f.state);
   f.Pause();  // tried again
@@ -88,7 +88,7 @@ TEST(Snapshot, is_refused_while_paused) {
   Folding f;
   f.Allocate(kA);
   f.Pause();
-  EXPECT_FALSE(Condense(f.state).ok());
+  EXPECT_FALSE(ToSnapshotEvents(f.state).ok());
 }
 
 }  // namespace

@@ -309,7 +309,7 @@ EXPORT const char* amem_last_error() { return last_error.c_str(); }
 EXPORT int amem_stats_json(char* buffer, std::size_t* length) {
   const std::size_t held = kHeld * all.size();
   const std::string text = "{\"own_device_bytes\": " + std::to_string(held) +
-                           ", \"own_device_backed_bytes\": " + std::to_string(paused ? 0 : held) +
+                           ", \"own_device_resident_bytes\": " + std::to_string(paused ? 0 : held) +
                            ", \"released_bytes\": " + std::to_string(paused ? held : 0) + ", \"kept_bytes\": {}}";
   const std::size_t room = *length;
   *length = text.size() + 1;

@@ -1,0 +1,90 @@
+#include "journal/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace amem {
+namespace {
+
+const char* Advice(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "; free space there, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "; make it writable for this user, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
+    case EMFILE:
+    case ENFILE:
+      return "; raise the limit of open files (ulimit -n)";
+    case EFBIG:
+      return "; raise the limit of the size of files (ulimit -f)";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
+  return {error == ENOENT ? Code::kNotFound : Code::kIo, std::string(doing) + " " + path.string() + ": " +
+                                                             std::generic_category().message(error) + " (errno " +
+                                                             std::to_string(error) + ")" + Advice(error)};
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned mode) {
+  int fd;
+  do {
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return SystemFailure((flags & O_CREAT) != 0 ? "create" : "open", path, errno);
+  return File(fd);
+}
+
+Result<Bytes> File::Size() const {
+  struct stat st {};
+  if (fstat(fd_, &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
+  return static_cast<Bytes>(st.st_size);
+}
+
+Result<std::size_t> File::ReadAt(Bytes offset, std::span<std::byte> into) const {
+  std::size_t done = 0;
+  while (done < into.size()) {
+    const ssize_t n = pread(fd_, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Status{Code::kIo, "read: " + std::generic_category().message(errno)};
+    if (n == 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  return done;
+}
+
+Status File::Write(std::string_view text) const {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd_, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return {Code::kIo, "write: " + std::generic_category().message(errno)};
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+std::string ReadSmallFile(const std::filesystem::path& path, std::size_t limit) {
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return {};
+  std::string text(limit, '\0');
+  const auto n = file->ReadAt(0, std::as_writable_bytes(std::span(text)));
+  text.resize(n ? *n : 0);
+  return text;
+}
+
+}  // namespace amem

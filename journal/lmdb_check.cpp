@@ -1,0 +1,195 @@
+#include "journal/lmdb_check.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+namespace amem {
+namespace {
+
+using Page = std::vector<std::byte>;
+
+constexpr std::uint32_t kMagic = 0xBEEFC0DE;
+constexpr std::uint32_t kDataVersion = 1;
+constexpr std::uint64_t kNoPage = ~std::uint64_t{0};
+constexpr std::size_t kPageHeader = 16;  // page number, pad, flags, lower, upper (or the number of overflow pages)
+constexpr std::size_t kNodeHeader = 8;   // two halves of a size, flags, size of the key
+constexpr std::uint16_t kBranch = 1, kLeaf = 2, kOverflow = 4, kMeta = 8;
+constexpr std::uint16_t kBigData = 1, kSubTable = 2;
+constexpr std::uint16_t kIntegerKey = 8;  // the flags of our tables
+constexpr unsigned kDeepest = 32;
+
+template <class T>
+T At(std::span<const std::byte> bytes, std::size_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+struct Tree {  // MDB_db
+  static constexpr std::size_t kBytes = 48;
+  std::uint32_t pad;
+  std::uint16_t flags;
+  std::uint16_t depth;
+  std::uint64_t root;
+  static Tree Read(std::span<const std::byte> bytes) {
+    return {At<std::uint32_t>(bytes, 0), At<std::uint16_t>(bytes, 4), At<std::uint16_t>(bytes, 6),
+            At<std::uint64_t>(bytes, 40)};
+  }
+};
+struct Meta {  // MDB_meta
+  static constexpr std::size_t kBytes = 136;
+  Tree free, main;
+  std::uint64_t last_page;
+  std::uint64_t transaction;
+};
+
+class Checker {
+ public:
+  explicit Checker(const File& file) : file_(file) {}
+  Status Run();
+
+ private:
+  static Status Bad(std::uint64_t page, const std::string& what) {
+    return {Code::kCorrupt, "page " + std::to_string(page) + " of data.mdb " + what};
+  }
+  Status Load(std::uint64_t number, Page& page) const;
+  Result<Meta> ReadMeta(std::uint64_t number, Bytes offset) const;
+  Status Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main);
+  Status CheckNode(std::uint64_t number, std::span<const std::byte> node, bool leaf, bool main, unsigned depth,
+                   const Tree& tree);
+  Status CheckKey(std::uint64_t number, std::span<const std::byte> node, bool leaf);
+  Status CheckValue(std::uint64_t number, std::span<const std::byte> node, bool main);
+  Status CheckOverflow(std::uint64_t number, std::uint64_t bytes) const;
+
+  const File& file_;
+  std::size_t page_bytes_ = 0;
+  std::uint64_t last_page_ = 0;
+  std::uint64_t budget_ = 0;     // pages that may still be met: a tree with a loop in it ends
+  std::uint64_t least_key_ = 0;  // that may come next in this table
+};
+
+Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
+  std::vector<std::byte> bytes(kPageHeader + Meta::kBytes);
+  const auto n = file_.ReadAt(offset, bytes);
+  if (!n) return n.status();
+  if (*n != bytes.size()) return Bad(number, "is missing: the file is cut off");
+  const auto meta = std::span<const std::byte>(bytes).subspan(kPageHeader);
+  if ((At<std::uint16_t>(bytes, 10) & kMeta) == 0 || At<std::uint32_t>(meta, 0) != kMagic) {
+    return Bad(number, "is not the beginning of an LMDB file");
+  }
+  if (At<std::uint32_t>(meta, 4) != kDataVersion) {
+    return Status{Code::kUnsupported, "data.mdb has version " + std::to_string(At<std::uint32_t>(meta, 4)) +
+                                          " of LMDB's format, and this build knows 1"};
+  }
+  return Meta{Tree::Read(meta.subspan(24)), Tree::Read(meta.subspan(72)), At<std::uint64_t>(meta, 120),
+              At<std::uint64_t>(meta, 128)};
+}
+
+Status Checker::Run() {
+  const auto first = ReadMeta(0, 0);
+  if (!first) return first.status();
+  page_bytes_ = first->free.pad;
+  if (page_bytes_ < 512 || page_bytes_ > 65536 || !std::has_single_bit(page_bytes_)) return Bad(0, "has no size of pages");
+  const auto second = ReadMeta(1, page_bytes_);
+  if (!second) return second.status();
+  const Meta& meta = first->transaction < second->transaction ? *second : *first;  // as LMDB chooses
+  const auto bytes = file_.Size();
+  if (!bytes) return bytes.status();
+  last_page_ = meta.last_page;
+  if (meta.free.pad != page_bytes_ || last_page_ > *bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > *bytes) {
+    return {Code::kCorrupt, "data.mdb has " + std::to_string(*bytes) + " bytes, and " + std::to_string(last_page_) +
+                                " pages behind the first: it is cut off"};
+  }
+  budget_ = last_page_ + 1;
+  if (meta.main.flags != 0) return Bad(0, "has an unknown kind of table");
+  return meta.main.root == kNoPage ? Status{} : Walk(meta.main.root, 1, meta.main, true);
+}
+
+Status Checker::Load(std::uint64_t number, Page& page) const {
+  if (number < 2 || number > last_page_) return Bad(number, "is named by another, and does not exist");
+  page.resize(page_bytes_);
+  const auto n = file_.ReadAt(number * page_bytes_, page);
+  if (!n) return n.status();
+  if (*n != page_bytes_) return Bad(number, "is missing: the file is cut off");
+  if (At<std::uint64_t>(page, 0) != number) return Bad(number, "says that it is another");
+  return {};
+}
+
+Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main) {
+  if (budget_-- == 0) return Bad(number, "is met twice");
+  Page page;
+  AMEM_TRY(Load(number, page));
+  const bool leaf = At<std::uint16_t>(page, 10) == kLeaf;
+  if (!leaf && At<std::uint16_t>(page, 10) != kBranch) return Bad(number, "is of an unknown kind");
+  if (depth > kDeepest || tree.depth > kDeepest || leaf != (depth == tree.depth)) return Bad(number, "is at the wrong depth");
+  const std::size_t lower = At<std::uint16_t>(page, 12);
+  const std::size_t upper = At<std::uint16_t>(page, 14);
+  if (lower < kPageHeader || lower > upper || upper > page_bytes_) return Bad(number, "has impossible bounds");
+  const std::size_t nodes = (lower - kPageHeader) / 2;
+  if (nodes < (leaf ? 1U : 2U)) return Bad(number, "has too few entries");
+  for (std::size_t i = 0; i < nodes; ++i) {
+    const std::size_t at = At<std::uint16_t>(page, kPageHeader + 2 * i);
+    if (at < upper || at + kNodeHeader > page_bytes_) return Bad(number, "has an entry outside itself");
+    AMEM_TRY(CheckNode(number, std::span(page).subspan(at), leaf, main, depth, tree));
+  }
+  return {};
+}
+
+Status Checker::CheckNode(std::uint64_t number, std::span<const std::byte> node, bool leaf, bool main, unsigned depth,
+                          const Tree& tree) {
+  const std::size_t key = At<std::uint16_t>(node, 6);
+  if (kNodeHeader + key > node.size()) return Bad(number, "has a key outside itself");
+  if (!main) AMEM_TRY(CheckKey(number, node, leaf));
+  if (leaf) return CheckValue(number, node, main);
+  const std::uint64_t child = At<std::uint16_t>(node, 0) | std::uint64_t{At<std::uint16_t>(node, 2)} << 16 |
+                              std::uint64_t{At<std::uint16_t>(node, 4)} << 32;
+  return Walk(child, depth + 1, tree, main);
+}
+
+// Keys come in order: what a branch says about a page, and then what is in the page.
+Status Checker::CheckKey(std::uint64_t number, std::span<const std::byte> node, bool leaf) {
+  const std::size_t bytes = At<std::uint16_t>(node, 6);
+  if (!leaf && bytes == 0) return {};  // the first of a branch is not needed and left out
+  if (bytes != sizeof(std::uint64_t)) return Bad(number, "has a key that is no number");
+  const auto key = At<std::uint64_t>(node, kNodeHeader);
+  if (key < least_key_) return Bad(number, "has keys out of order");
+  least_key_ = leaf ? key + 1 : key;
+  return {};
+}
+
+Status Checker::CheckValue(std::uint64_t number, std::span<const std::byte> node, bool main) {
+  const std::uint16_t flags = At<std::uint16_t>(node, 4);
+  const std::uint64_t bytes = At<std::uint16_t>(node, 0) | std::uint64_t{At<std::uint16_t>(node, 2)} << 16;
+  const auto rest = node.subspan(kNodeHeader + At<std::uint16_t>(node, 6));
+  const std::uint64_t here = flags == kBigData ? sizeof(std::uint64_t) : bytes;
+  if (here > rest.size()) return Bad(number, "has a value outside itself");
+  if (flags == (main ? kSubTable : std::uint16_t{0})) {
+    if (!main) return {};
+    if (bytes != Tree::kBytes) return Bad(number, "has a table that is none");
+    const Tree table = Tree::Read(rest);
+    if (table.flags != kIntegerKey) return Bad(number, "has a table of an unknown kind");
+    least_key_ = 0;
+    return table.root == kNoPage ? Status{} : Walk(table.root, 1, table, false);
+  }
+  if (main || flags != kBigData) return Bad(number, "has an entry of an unknown kind");
+  return CheckOverflow(At<std::uint64_t>(rest, 0), bytes);
+}
+
+Status Checker::CheckOverflow(std::uint64_t number, std::uint64_t bytes) const {
+  Page page;
+  AMEM_TRY(Load(number, page));
+  const std::uint64_t pages = At<std::uint32_t>(page, 12);
+  if (At<std::uint16_t>(page, 10) != kOverflow || pages == 0 || pages > last_page_ - number + 1 ||
+      kPageHeader + bytes > pages * page_bytes_) {
+    return Bad(number, "is not the large value it should be");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckStructure(const File& data) { return Checker(data).Run(); }
+
+}  // namespace amem

@@ -1,0 +1,166 @@
+#include "journal/record_source.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include "journal/base/file.h"
+#include "journal/lmdb_check.h"
+#include "journal/record.h"
+
+namespace amem {
+namespace {
+
+class StoreSource final : public RecordSource {
+ public:
+  explicit StoreSource(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+  Status Scan(Table table, std::uint64_t from, const Visitor& visit) const override {
+    return store_->Read([&](const Store::Reading& reading) { return reading.Scan(table, from, visit); });
+  }
+  [[nodiscard]] Result<std::uint64_t> Count(Table table) const override {
+    return Ask<std::uint64_t>([&](const Store::Reading& reading) { return reading.Count(table); });
+  }
+  [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const override {
+    return Ask<std::optional<std::uint64_t>>([&](const Store::Reading& reading) { return reading.FirstKey(table); });
+  }
+  [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const override {
+    return Ask<std::optional<std::uint64_t>>([&](const Store::Reading& reading) { return reading.LastKey(table); });
+  }
+
+ private:
+  template <class T, class Question>
+  Result<T> Ask(const Question& question) const {
+    Result<T> answer = T{};
+    AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
+      answer = question(reading);
+      return answer.status();
+    }));
+    return answer;
+  }
+  std::unique_ptr<Store> store_;
+};
+
+constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
+constexpr std::size_t kLargestChunkBytes = std::size_t{256} << 20;  // a record that claims more is none
+
+// Remembers where whole records are.
+class SalvagedSource final : public RecordSource {
+ public:
+  static Result<std::unique_ptr<RecordSource>> Collect(File file, const Status& damage) {
+    std::unique_ptr<SalvagedSource> source(new SalvagedSource(std::move(file)));
+    AMEM_TRY(source->ScanFile());
+    const auto& tables = source->places_;
+    const bool nothing = std::all_of(tables.begin(), tables.end(), [](const auto& table) { return table.empty(); });
+    if (nothing) return Status{Code::kCorrupt, damage.message() + "; and no record of a journal is in it"};
+    source->ForgetLetGo();
+    source->damage_ = damage.message() + "; whole records were collected from the file";
+    return std::unique_ptr<RecordSource>(std::move(source));
+  }
+  Status Scan(Table table, std::uint64_t from, const Visitor& visit) const override {
+    const auto& places = places_[static_cast<std::size_t>(table)];
+    std::vector<std::byte> frame;
+    for (auto it = places.lower_bound(from); it != places.end(); ++it) {
+      frame.resize(it->second.bytes);
+      const auto n = file_.ReadAt(it->second.offset, frame);
+      if (!n) return n.status();
+      if (!visit(it->first, frame)) break;
+    }
+    return {};
+  }
+  [[nodiscard]] Result<std::uint64_t> Count(Table table) const override {
+    return std::uint64_t{places_[static_cast<std::size_t>(table)].size()};
+  }
+  [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const override {
+    const auto& places = places_[static_cast<std::size_t>(table)];
+    return places.empty() ? std::optional<std::uint64_t>{} : places.begin()->first;
+  }
+  [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const override {
+    const auto& places = places_[static_cast<std::size_t>(table)];
+    return places.empty() ? std::optional<std::uint64_t>{} : places.rbegin()->first;
+  }
+  [[nodiscard]] std::string Damage() const override { return damage_; }
+
+ private:
+  struct Place {
+    Bytes offset = 0;
+    std::size_t bytes = 0;
+  };
+  explicit SalvagedSource(File file) : file_(std::move(file)) {}
+
+  static std::optional<Table> TableOf(RecordType type) {
+    switch (type) {
+      case RecordType::kEvent:
+        return Table::kEvents;
+      case RecordType::kSnapshot:
+        return Table::kSnapshots;
+      case RecordType::kMeta:
+        return Table::kMeta;
+    }
+    return std::nullopt;
+  }
+  Status ScanFile() {
+    const auto size = file_.Size();
+    if (!size) return size.status();
+    std::vector<std::byte> chunk(kChunkBytes);
+    for (Bytes offset = 0; offset < *size;) {
+      const auto n = file_.ReadAt(offset, chunk);
+      if (!n) return n.status();
+      if (*n == 0) return {};
+      const auto bytes = std::span<const std::byte>(chunk).first(*n);
+      const std::size_t rest = ScanRecords(bytes, [&](const Record& record) {
+        const auto* start = record.payload.data() - sizeof(RecordHeader);
+        if (const auto table = TableOf(record.type)) {
+          places_[static_cast<std::size_t>(*table)][record.seq] = {offset + static_cast<Bytes>(start - chunk.data()),
+                                                                   sizeof(RecordHeader) + record.payload.size()};
+        }
+      });
+      // What goes on behind the chunk is looked at again from its start, in a larger one if it fills this.
+      if (offset + *n >= *size) return {};
+      if (rest < *n) {
+        offset += *n - rest;
+      } else if (chunk.size() < kLargestChunkBytes) {
+        chunk.resize(chunk.size() * 2);
+      } else {
+        offset += *n;
+      }
+    }
+    return {};
+  }
+  // Pages that LMDB had freed still hold what was let go, in part.
+  void ForgetLetGo() {
+    auto& snapshots = places_[static_cast<std::size_t>(Table::kSnapshots)];
+    while (snapshots.size() > 2) snapshots.erase(snapshots.begin());
+    if (snapshots.size() < 2) return;
+    auto& events = places_[static_cast<std::size_t>(Table::kEvents)];
+    events.erase(events.begin(), events.upper_bound(snapshots.begin()->first));
+  }
+
+  File file_;
+  std::array<std::map<std::uint64_t, Place>, kTables> places_;
+  std::string damage_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live) {
+  Status damage;
+  const auto path = directory / "data.mdb";
+  auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return file.status();
+  if (!live) damage = CheckStructure(*file);
+  if (damage.ok()) {
+    auto store = Store::Open(directory, live);
+    if (store) return std::unique_ptr<RecordSource>(new StoreSource(std::move(*store)));
+    damage = store.status();
+    if (live || damage.code() != Code::kCorrupt) return damage;
+  }
+  if (damage.code() != Code::kCorrupt) return damage.Within("open " + path.string());
+  auto salvaged = SalvagedSource::Collect(std::move(*file), damage);
+  return salvaged ? std::move(salvaged)
+                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
+}
+
+}  // namespace amem

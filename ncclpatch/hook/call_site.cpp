@@ -1,0 +1,37 @@
+#include "ncclpatch/hook/call_site.h"
+
+#include <unwind.h>
+
+#include "ncclpatch/hook/hook.h"
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kMostOwnFrames = 8;  // between libnccl's code and the unwinder
+
+struct Walk {
+  CallSite site;
+  std::size_t found = 0, own = 0;
+  bool for_application = false;
+};
+
+_Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
+  auto& walk = *static_cast<Walk*>(argument);
+  const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
+  const hook::Library* library = hook::LibraryAt(address);
+  if (library == nullptr) return walk.found > 0 || ++walk.own > kMostOwnFrames ? _URC_END_OF_STACK : _URC_NO_REASON;
+  walk.site.frames[walk.found++] = address - library->base;
+  walk.for_application = walk.for_application || (address >= library->mem_alloc_begin && address < library->mem_alloc_end);
+  return walk.found == walk.site.frames.size() ? _URC_END_OF_STACK : _URC_NO_REASON;
+}
+
+}  // namespace
+
+CallSite CaptureCallSite(bool* for_application) noexcept {
+  Walk walk;
+  _Unwind_Backtrace(&Visit, &walk);
+  if (for_application != nullptr) *for_application = walk.for_application;
+  return walk.site;
+}
+
+}  // namespace amem

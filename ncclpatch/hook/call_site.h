@@ -1,0 +1,12 @@
+// Where in libnccl a call came from.
+#pragma once
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+// The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address. `for_application`:
+// whether one of them is in ncclMemAlloc, so that the program gets what is allocated.
+CallSite CaptureCallSite(bool* for_application = nullptr) noexcept;
+
+}  // namespace amem

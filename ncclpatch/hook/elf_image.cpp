@@ -1,0 +1,240 @@
+#include "ncclpatch/hook/elf_image.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace amem {
+namespace {
+
+#if defined(__x86_64__)
+constexpr std::uint32_t kJumpSlot = R_X86_64_JUMP_SLOT, kGlobDat = R_X86_64_GLOB_DAT;
+#elif defined(__aarch64__)
+constexpr std::uint32_t kJumpSlot = R_AARCH64_JUMP_SLOT, kGlobDat = R_AARCH64_GLOB_DAT;
+#else
+#error "AMem knows the relocations of x86-64 and aarch64 only"
+#endif
+
+std::uint32_t GnuHash(const char* name) {
+  std::uint32_t hash = 5381;
+  for (; *name != '\0'; ++name) hash = hash * 33 + static_cast<unsigned char>(*name);
+  return hash;
+}
+
+struct Iteration {
+  bool (*visit)(const ElfImage&, void*);
+  void* context;
+};
+
+}  // namespace
+
+bool ElfImage::Iterate(Visitor visit, void* context) {
+  Iteration iteration{visit, context};
+  return dl_iterate_phdr(&ElfImage::Step, &iteration) != 0;
+}
+
+int ElfImage::Step(dl_phdr_info* info, std::size_t /*size*/, void* context) {
+  auto& iteration = *static_cast<Iteration*>(context);
+  ElfImage image;
+  if (!image.Parse(*info)) return 0;
+  return iteration.visit(image, iteration.context) ? 1 : 0;
+}
+
+bool ElfImage::Containing(const void* address, ElfImage* found) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  return ForEach([&](const ElfImage& image) {
+    if (!image.Contains(wanted)) return false;
+    *found = image;
+    return true;
+  });
+}
+
+bool ElfImage::Parse(const dl_phdr_info& info) {
+  base_ = info.dlpi_addr;
+  path_ = info.dlpi_name == nullptr ? "" : info.dlpi_name;
+  headers_ = info.dlpi_phdr;
+  header_count_ = info.dlpi_phnum;
+  begin_ = text_begin_ = UINTPTR_MAX;
+  const ElfW(Dyn)* dynamic = nullptr;
+  for (std::size_t i = 0; i < header_count_; ++i) {
+    const ElfW(Phdr)& header = headers_[i];
+    const std::uintptr_t from = base_ + header.p_vaddr, to = from + header.p_memsz;
+    if (header.p_type == PT_LOAD) {
+      begin_ = std::min(begin_, from);
+      end_ = std::max(end_, to);
+      if ((header.p_flags & PF_X) != 0) {
+        text_begin_ = std::min(text_begin_, from);
+        text_end_ = std::max(text_end_, to);
+      }
+    } else if (header.p_type == PT_DYNAMIC) {
+      dynamic = reinterpret_cast<const ElfW(Dyn)*>(from);
+    } else if (header.p_type == PT_GNU_RELRO) {
+      relro_begin_ = from;
+      relro_end_ = to;
+    }
+  }
+  if (dynamic == nullptr || end_ == 0) return false;
+  ParseDynamic(dynamic);
+  return symbols_ != nullptr && strings_ != nullptr;
+}
+
+void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
+  dynamic_ = entry;
+  std::uint64_t soname_offset = 0;
+  for (; entry->d_tag != DT_NULL; ++entry) {
+    const ElfW(Addr) value = entry->d_un.d_ptr;
+    switch (entry->d_tag) {
+      case DT_SYMTAB:
+        symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value));
+        break;
+      case DT_STRTAB:
+        strings_ = reinterpret_cast<const char*>(Absolute(value));
+        break;
+      case DT_SONAME:
+        soname_offset = value;
+        break;
+      case DT_VERSYM:
+        versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value));
+        break;
+      case DT_GNU_HASH:
+        gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_HASH:
+        sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
+        break;
+      case DT_JMPREL:
+        plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_PLTRELSZ:
+        plt_bytes_ = value;
+        break;
+      case DT_RELA:
+        relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
+        break;
+      case DT_RELASZ:
+        relocation_bytes_ = value;
+        break;
+      default:
+        break;
+    }
+  }
+  if (soname_offset != 0 && strings_ != nullptr) soname_ = strings_ + soname_offset;
+}
+
+bool ElfImage::Needs(const char* soname) const {
+  for (const ElfW(Dyn)* entry = dynamic_; entry->d_tag != DT_NULL; ++entry)
+    if (entry->d_tag == DT_NEEDED && std::strcmp(strings_ + entry->d_un.d_val, soname) == 0) return true;
+  return false;
+}
+
+std::string ElfImage::BuildId() const {
+  constexpr char kDigits[] = "0123456789abcdef";
+  for (std::size_t i = 0; i < header_count_; ++i) {
+    if (headers_[i].p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(base_ + headers_[i].p_vaddr);
+    const char* end = at + headers_[i].p_memsz;
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      const auto& note = *reinterpret_cast<const ElfW(Nhdr)*>(at);
+      const char* name = at + sizeof note;
+      const char* content = name + (note.n_namesz + 3U) / 4U * 4U;
+      if (content + note.n_descsz > end) break;
+      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
+        std::string hex;
+        for (std::uint32_t byte = 0; byte < note.n_descsz; ++byte) {
+          const auto value = static_cast<unsigned char>(content[byte]);
+          hex += kDigits[value >> 4];
+          hex += kDigits[value & 15];
+        }
+        return hex;
+      }
+      at = content + (note.n_descsz + 3U) / 4U * 4U;
+    }
+  }
+  return {};
+}
+
+bool ElfImage::Defines(std::uint32_t index, const char* name) const {
+  const ElfW(Sym)& symbol = symbols_[index];
+  if (symbol.st_shndx == SHN_UNDEF || symbol.st_value == 0 || std::strcmp(strings_ + symbol.st_name, name) != 0) return false;
+  constexpr ElfW(Half) kHiddenVersion = 0x8000;  // an old version, kept for programs linked against it
+  return versions_ == nullptr || (versions_[index] & kHiddenVersion) == 0;
+}
+
+std::uint32_t ElfImage::FindGnu(const char* name) const {
+  const std::uint32_t buckets = gnu_hash_[0], first = gnu_hash_[1], bloom_words = gnu_hash_[2], shift = gnu_hash_[3];
+  const auto* bloom = reinterpret_cast<const std::uint64_t*>(gnu_hash_ + 4);
+  const auto* bucket = reinterpret_cast<const std::uint32_t*>(bloom + bloom_words);
+  const std::uint32_t* chain = bucket + buckets;
+  if (buckets == 0 || bloom_words == 0) return 0;
+  const std::uint32_t hash = GnuHash(name);
+  const std::uint64_t word = bloom[(hash / 64) % bloom_words];
+  if (((word >> (hash % 64)) & (word >> ((hash >> shift) % 64)) & 1U) == 0) return 0;
+  std::uint32_t index = bucket[hash % buckets];
+  if (index < first) return 0;
+  for (;; ++index) {
+    const std::uint32_t here = chain[index - first];
+    if ((here | 1U) == (hash | 1U) && Defines(index, name)) return index;
+    if ((here & 1U) != 0) return 0;
+  }
+}
+
+std::uint32_t ElfImage::FindLinear(const char* name) const {
+  for (std::uint32_t index = 1; index < sysv_hash_[1]; ++index)
+    if (Defines(index, name)) return index;
+  return 0;
+}
+
+void* ElfImage::Find(const char* name, std::size_t* bytes) const {
+  const std::uint32_t index = gnu_hash_ != nullptr ? FindGnu(name) : sysv_hash_ != nullptr ? FindLinear(name) : 0;
+  if (bytes != nullptr) *bytes = index == 0 ? 0 : symbols_[index].st_size;
+  return index == 0 ? nullptr : reinterpret_cast<void*>(base_ + symbols_[index].st_value);
+}
+
+ElfImage::Slot ElfImage::ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const {
+  if (table == nullptr) return {};
+  for (std::size_t i = 0; i < bytes / sizeof *table; ++i) {
+    const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(table[i].r_info));
+    if (type != kJumpSlot && type != kGlobDat) continue;
+    const ElfW(Sym)& symbol = symbols_[ELF64_R_SYM(table[i].r_info)];
+    if (std::strcmp(strings_ + symbol.st_name, name) == 0)
+      return {reinterpret_cast<std::uintptr_t*>(base_ + table[i].r_offset), type == kJumpSlot};
+  }
+  return {};
+}
+
+ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
+  const Slot slot = ScanRelocations(plt_relocations_, plt_bytes_, name);
+  return slot ? slot : ScanRelocations(relocations_, relocation_bytes_, name);
+}
+
+// Whatever the library's own compiler put around its variables is read like the rest.
+__attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(const ElfImage& other) const {
+  for (std::size_t i = 0; i < header_count_; ++i) {
+    if (headers_[i].p_type != PT_LOAD || (headers_[i].p_flags & PF_W) == 0) continue;
+    const std::uintptr_t from = base_ + headers_[i].p_vaddr, to = from + headers_[i].p_memsz;
+    const auto* end = reinterpret_cast<const volatile std::uintptr_t*>(to / sizeof(void*) * sizeof(void*));
+    for (const auto* at =
+             reinterpret_cast<const volatile std::uintptr_t*>((from + sizeof(void*) - 1) / sizeof(void*) * sizeof(void*));
+         at < end; ++at)
+      if (other.InText(*at)) return true;
+  }
+  return false;
+}
+
+Status ElfImage::Write(const Slot& slot, const void* target) const {
+  const auto page_size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<std::uintptr_t>(slot.where);
+  const std::uintptr_t page = at / page_size * page_size;
+  // The loader has made read-only the whole pages of the RELRO segment, and no others.
+  const bool sealed = page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size;
+  if (sealed && mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ | PROT_WRITE) != 0)
+    return {Code::kIo, std::string("making the import table of ") + path_ + " writable (mprotect): " + std::strerror(errno)};
+  __atomic_store_n(slot.where, reinterpret_cast<std::uintptr_t>(target), __ATOMIC_RELEASE);
+  if (sealed) mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ);
+  return Status::Ok();
+}
+
+}  // namespace amem

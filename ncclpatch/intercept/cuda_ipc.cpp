@@ -1,0 +1,126 @@
+// cuMemAlloc and cuIpc*: what NCCL uses with NCCL_CUMEM_ENABLE=0.
+#include <array>
+#include <cstring>
+
+#include "ncclpatch/hook/call_site.h"
+#include "ncclpatch/intercept/intercept.h"
+
+namespace amem::intercept {
+namespace {
+
+// Memory that AMem does not back stays the driver's, and is counted with the reason.
+CUresult AllocateUnmanaged(Session& session, const Status& why, CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address,
+                           size_t bytes, const CallSite& site) {
+  const CUresult result = real(address, bytes);
+  if (result == CUDA_SUCCESS) session.Note(LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), site});
+  return result;
+}
+
+struct MemAlloc {
+  static constexpr const char *kName = "cuMemAlloc", *kExported = "cuMemAlloc_v2";
+  using Function = CUresult(CUdeviceptr*, size_t);
+  static CUresult Call(Function* real, CUdeviceptr* address, size_t bytes) {
+    Runtime& runtime = Runtime::Get();
+    Session* session = runtime.session();
+    if (session == nullptr || bytes == 0) return real(address, bytes);
+    if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CallSite site = CaptureCallSite();
+    const auto device = runtime.CurrentDevice();
+    if (!device) return AllocateUnmanaged(*session, device.status(), real, address, bytes, site);
+    const auto allocated = session->LegacyAllocate(bytes, *device, site);
+    if (allocated.status().code() == Code::kUnsupported)
+      return AllocateUnmanaged(*session, allocated.status(), real, address, bytes, site);
+    if (!allocated) return ToDriver(kName, allocated.status());
+    *address = allocated->value;
+    return CUDA_SUCCESS;
+  }
+};
+
+struct MemFree {
+  static constexpr const char *kName = "cuMemFree", *kExported = "cuMemFree_v2";
+  using Function = CUresult(CUdeviceptr);
+  static CUresult Call(Function* real, CUdeviceptr address) {
+    Session* session = Runtime::Get().session();
+    if (session == nullptr || address == 0) return real(address);
+    LegacyAllocation unmanaged;
+    if (TakeUnmanaged(*session, Address{address}, unmanaged)) {
+      const CUresult result = real(address);
+      if (result != CUDA_SUCCESS)
+        session->Note(LegacyAllocated{Address{address}, unmanaged.bytes, AllocationId{}, 0, unmanaged.why, unmanaged.site});
+      return result;
+    }
+    const Status status = session->LegacyFree(Address{address});
+    if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
+    return ToDriver(kName, status);
+  }
+
+ private:
+  // Recorded before the driver frees it: right after, another thread may get the same address.
+  static bool TakeUnmanaged(Session& session, Address address, LegacyAllocation& taken) {
+    const auto lock = session.ledger().Lock();
+    const auto& legacy = session.ledger().state().legacy;
+    const auto found = legacy.find(address);
+    if (found == legacy.end() || found->second.backing) return false;
+    taken = found->second;
+    session.ledger().Record(LegacyFreed{address});
+    return true;
+  }
+};
+
+struct IpcGetMemHandle {
+  static constexpr const char *kName = "cuIpcGetMemHandle", *kExported = kName;
+  using Function = CUresult(CUipcMemHandle*, CUdeviceptr);
+  static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
+    Session* session = Runtime::Get().session();
+    if (session == nullptr) return real(handle, address);
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto token = session->LegacyExport(Address{address});
+    if (token.status().code() == Code::kNotFound) return PassedOn(*session, kName, address, real(handle, address));
+    if (!token) return ToDriver(kName, token.status());
+    static_assert(sizeof handle->reserved == sizeof *token);
+    std::memcpy(handle->reserved, token->data(), token->size());
+    return CUDA_SUCCESS;
+  }
+};
+
+struct IpcOpenMemHandle {
+  static constexpr const char *kName = "cuIpcOpenMemHandle", *kExported = "cuIpcOpenMemHandle_v2";
+  using Function = CUresult(CUdeviceptr*, CUipcMemHandle, unsigned int);
+  static CUresult Call(Function* real, CUdeviceptr* address, CUipcMemHandle handle, unsigned int flags) {
+    Runtime& runtime = Runtime::Get();
+    Session* session = runtime.session();
+    if (session == nullptr) return real(address, handle, flags);
+    if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto device = runtime.CurrentDevice();
+    if (!device) return ToDriver(kName, device.status());
+    std::array<std::byte, sizeof handle.reserved> token;
+    std::memcpy(token.data(), handle.reserved, token.size());
+    const auto opened = session->LegacyImport(token, *device, CaptureCallSite());
+    if (opened.status().code() == Code::kNotFound) return PassedOn(*session, kName, 0, real(address, handle, flags));
+    if (!opened) return ToDriver(kName, opened.status());
+    *address = opened->value;
+    return CUDA_SUCCESS;
+  }
+};
+
+struct IpcCloseMemHandle {
+  static constexpr const char *kName = "cuIpcCloseMemHandle", *kExported = kName;
+  using Function = CUresult(CUdeviceptr);
+  static CUresult Call(Function* real, CUdeviceptr address) {
+    Session* session = Runtime::Get().session();
+    if (session == nullptr) return real(address);
+    const Status status = session->LegacyClose(Address{address});
+    if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
+    return ToDriver(kName, status);
+  }
+};
+
+}  // namespace
+
+std::span<const symbols::Replacement> CudaIpcReplacements() {
+  static const std::array table = {symbols::Replace<MemAlloc>(), symbols::Replace<MemFree>(),
+                                   symbols::Replace<IpcGetMemHandle>(), symbols::Replace<IpcOpenMemHandle>(),
+                                   symbols::Replace<IpcCloseMemHandle>()};
+  return table;
+}
+}  // namespace amem::intercept

@@ -1,0 +1,86 @@
+#include "ncclpatch/intercept/intercept.h"
+
+#include <array>
+
+#include "ncclpatch/runtime/log.h"
+
+namespace amem::intercept {
+namespace {
+
+CUresult ByCode(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return CUDA_SUCCESS;
+    case Code::kInvalid:
+      return CUDA_ERROR_INVALID_VALUE;
+    case Code::kNotFound:
+      return CUDA_ERROR_NOT_FOUND;
+    case Code::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case Code::kIo:
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    case Code::kTimeout:
+      return CUDA_ERROR_TIMEOUT;
+    case Code::kPeerLost:
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    case Code::kRefused:
+      return CUDA_ERROR_ILLEGAL_STATE;
+    case Code::kUnsupported:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    case Code::kDriver:
+    case Code::kCorrupt:
+    case Code::kBroken:
+      return CUDA_ERROR_UNKNOWN;
+  }
+  return CUDA_ERROR_UNKNOWN;
+}
+
+}  // namespace
+
+CUresult ToDriver(const char* call, const Status& status) {
+  if (status.ok()) return CUDA_SUCCESS;
+  if (status.driver_result() != 0) return static_cast<CUresult>(status.driver_result());
+  const CUresult result = ByCode(status.code());
+  log::Error(std::string(call) + " by NCCL: " + status.message() + " (NCCL gets CUresult " + std::to_string(result) + ")");
+  return result;
+}
+
+CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result) {
+  session.Note(PassedThrough{call, "not AMem's: " + Hex(subject), static_cast<std::int32_t>(result)});
+  return result;
+}
+
+AllocationProperties FromDriver(const CUmemAllocationProp& from) {
+  AllocationProperties to;
+  to.type = from.type;
+  to.handle_types = from.requestedHandleTypes;
+  to.location = {static_cast<LocationType>(from.location.type), from.location.id};
+  to.compression = from.allocFlags.compressionType;
+  to.gpu_direct_rdma = from.allocFlags.gpuDirectRDMACapable;
+  to.usage = from.allocFlags.usage;
+  for (int byte = 0; byte < 4; ++byte) to.reserved |= std::uint32_t{from.allocFlags.reserved[byte]} << (8 * byte);
+  return to;
+}
+
+CUmemAllocationProp ToDriver(const AllocationProperties& from) {
+  CUmemAllocationProp to{};
+  to.type = static_cast<CUmemAllocationType>(from.type);
+  to.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(from.handle_types);
+  to.location.type = static_cast<CUmemLocationType>(from.location.type);
+  to.location.id = from.location.id;
+  to.allocFlags.compressionType = from.compression;
+  to.allocFlags.gpuDirectRDMACapable = from.gpu_direct_rdma;
+  to.allocFlags.usage = from.usage;
+  for (int byte = 0; byte < 4; ++byte) to.allocFlags.reserved[byte] = static_cast<unsigned char>(from.reserved >> (8 * byte));
+  return to;
+}
+
+const symbols::Tables& Tables() {
+  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(), GetProcAddressReplacements(),
+                                 HostMemoryReplacements(), LaunchReplacements(),  MemoryReplacements(),
+                                 MulticastReplacements(),  SharingReplacements(), VerbsReplacements()};
+  static const symbols::Tables tables(all);
+  return tables;
+}
+
+}  // namespace amem::intercept

@@ -1,0 +1,163 @@
+// The C interface (amem.h): results become numbers, reasons become amem_last_error().
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "ncclpatch/amem.h"
+#include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/runtime.h"
+
+namespace amem {
+namespace {
+
+enum NcclResult : int {
+  kOk = 0,
+  kCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6
+};
+
+NcclResult ToNccl(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return kOk;
+    case Code::kOutOfMemory:
+    case Code::kDriver:
+      return kCudaError;
+    case Code::kIo:
+    case Code::kCorrupt:
+      return kSystemError;
+    case Code::kBroken:
+      return kInternalError;
+    case Code::kInvalid:
+    case Code::kNotFound:
+    case Code::kRefused:
+    case Code::kUnsupported:
+      return kInvalidUsage;
+    case Code::kTimeout:
+    case Code::kPeerLost:
+      return kRemoteError;
+  }
+  return kInternalError;
+}
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+int Fail(NcclResult result, const std::string& message) noexcept {
+  try {
+    LastError() = message;
+  } catch (...) {
+  }
+  return result;
+}
+
+// Runs `body` (which returns a Status) behind the C border.
+template <class Body>
+int AtBorder(const char* call, const Body& body) noexcept {
+  try {
+    const Status status = body();
+    if (status.ok()) return kOk;
+    const Status told = status.Within(call);
+    log::Error(told.message());
+    return Fail(ToNccl(told.code()), told.message());
+  } catch (const std::exception& error) {
+    return Fail(kInternalError, std::string(call) + ": " + error.what());
+  } catch (...) {
+    return Fail(kInternalError, std::string(call) + ": an exception of unknown type");
+  }
+}
+
+Status RunCycle(Status (Session::*step)()) {
+  const Result<Session*> session = Runtime::Get().ToPause();
+  if (!session) return session.status();
+  if (*session == nullptr) {
+    log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
+    return Status::Ok();
+  }
+  return ((*session)->*step)();
+}
+
+Status Statistics(std::string& json) {
+  const Result<Session*> session = Runtime::Get().ToPause();
+  if (!session) return session.status();
+  json = *session == nullptr ? std::string(R"({"session":null,"reason":"NCCL has made no memory call yet"})")
+                             : (*session)->StatisticsJson();
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace amem
+
+using amem::AtBorder;
+using amem::Runtime;
+using amem::Session;
+using amem::Status;
+
+int ncclPause(ncclComm** /*comm*/) {
+  return AtBorder("ncclPause", [] { return amem::RunCycle(&Session::Pause); });
+}
+
+int ncclResume(ncclComm** /*comm*/) {
+  return AtBorder("ncclResume", [] { return amem::RunCycle(&Session::Resume); });
+}
+
+int ncclMemStats() {
+  return AtBorder("ncclMemStats", [] {
+    const auto session = Runtime::Get().ToPause();
+    if (!session) return session.status();
+    const std::string text =
+        *session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : (*session)->StatisticsText();
+    std::fputs(text.c_str(), stderr);
+    return Status::Ok();
+  });
+}
+
+int amem_trim_pinned(size_t keep_bytes) {
+  return AtBorder("amem_trim_pinned", [&] {
+    const auto session = Runtime::Get().ToPause();
+    if (session && *session != nullptr) (*session)->TrimPinned(keep_bytes);
+    return session.status();
+  });
+}
+
+int ncclSetGroupID(int group) {
+  return AtBorder("ncclSetGroupID", [&] { return Runtime::Get().SetGroup(group); });
+}
+
+int ncclGetGroupID(int* group) {
+  if (group == nullptr) return amem::Fail(amem::kInvalidArgument, "ncclGetGroupID: the pointer for the answer is null");
+  return AtBorder("ncclGetGroupID", [&] {
+    const auto known = Runtime::Get().Group();
+    if (known) *group = static_cast<int>(*known);
+    return known.status();
+  });
+}
+
+int amem_attach() {
+  return AtBorder("amem_attach", [] { return Runtime::Get().Attach(); });
+}
+
+int amem_stats_json(char* buffer, size_t* length) {
+  if (length == nullptr) return amem::Fail(amem::kInvalidArgument, "amem_stats_json: the pointer to the length is null");
+  std::string json;
+  if (const int result = AtBorder("amem_stats_json", [&] { return amem::Statistics(json); }); result != 0) return result;
+  const size_t room = *length;
+  *length = json.size() + 1;
+  if (buffer == nullptr) return amem::kOk;
+  if (room < *length)
+    return amem::Fail(amem::kInvalidArgument, "amem_stats_json: the buffer has " + std::to_string(room) + " bytes, " +
+                                                  std::to_string(*length) + " are needed");
+  std::memcpy(buffer, json.c_str(), json.size() + 1);
+  return amem::kOk;
+}
+
+const char* amem_last_error() { return amem::LastError().c_str(); }
+
+const char* amem_version() { return AMEM_VERSION; }

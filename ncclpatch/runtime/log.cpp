@@ -1,0 +1,85 @@
+#include "ncclpatch/runtime/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace amem::log {
+namespace {
+
+// Leaked, so that it outlives every thread and every destructor that may still have something to say.
+spdlog::logger& Logger() {
+  static auto* logger = [] {
+    auto made = std::make_shared<spdlog::logger>("amem", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("[amem %P] %l %v");
+    made->set_level(spdlog::level::warn);
+    made->flush_on(spdlog::level::warn);
+    return new std::shared_ptr<spdlog::logger>(std::move(made));
+  }();
+  return **logger;
+}
+
+spdlog::level::level_enum ToSpdlog(Level level) {
+  switch (level) {
+    case Level::kTrace:
+      return spdlog::level::trace;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarn:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+}  // namespace
+
+void Configure(const std::string& level, int rank) noexcept {
+  try {
+    spdlog::logger& logger = Logger();
+    logger.set_pattern(rank >= 0 ? "[amem %P rank " + std::to_string(rank) + "] %l %v" : std::string("[amem %P] %l %v"));
+    logger.set_level(level == "warn"    ? spdlog::level::warn
+                     : level == "error" ? spdlog::level::err
+                                        : spdlog::level::from_str(level));
+    spdlog::set_default_logger(std::shared_ptr<spdlog::logger>(&logger, [](auto*) {}));
+  } catch (...) {  // a log that cannot be set up is no reason to fail
+  }
+}
+
+void Write(Level level, std::string_view message) noexcept {
+  try {
+    Logger().log(ToSpdlog(level), spdlog::string_view_t(message.data(), message.size()));
+  } catch (...) {
+  }
+}
+
+void Limited::Error(std::string_view message) noexcept {
+  static std::mutex mutex;
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  unsigned long long left_out = 0;
+  {
+    const std::lock_guard lock(mutex);
+    if (now - last_ms_ < 1000) {
+      ++left_out_;
+      return;
+    }
+    last_ms_ = now;
+    left_out = std::exchange(left_out_, 0);
+  }
+  try {
+    Write(Level::kError, left_out == 0
+                             ? std::string(message)
+                             : std::string(message) + " (" + std::to_string(left_out) + " more such calls in between)");
+  } catch (...) {
+  }
+}
+
+}  // namespace amem::log

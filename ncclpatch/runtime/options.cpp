@@ -1,0 +1,167 @@
+#include "ncclpatch/runtime/options.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "ncclpatch/runtime/log.h"
+
+namespace amem {
+namespace {
+
+constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG",
+                               "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
+                               "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
+                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB"};
+constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+
+using Lookup = std::function<const char*(const char*)>;
+
+Status Unknown(std::string_view name, std::string_view value, std::string_view known) {
+  return {Code::kInvalid, std::string(name) + "=" + std::string(value) + " is not understood; known: " + std::string(known)};
+}
+
+template <class T>
+std::optional<T> ParseNumber(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+template <class T>
+Status ParseNumberInto(const Lookup& get, const char* name, std::string_view known, T least, T& into) {
+  const char* text = get(name);
+  if (text == nullptr || *text == '\0') return Status::Ok();
+  const auto value = ParseNumber<T>(text);
+  if (!value || *value < least) return Unknown(name, text, known);
+  into = *value;
+  return Status::Ok();
+}
+
+// The index of the variable's value in `known`; the first is the default.
+Result<std::size_t> ParseChoice(const Lookup& get, const char* name, std::initializer_list<std::string_view> known) {
+  const char* text = get(name);
+  if (text == nullptr || *text == '\0') return std::size_t{0};
+  std::string list;
+  std::size_t index = 0;
+  for (const std::string_view choice : known) {
+    if (choice == text) return index;
+    list += (list.empty() ? "" : ", ") + std::string(choice);
+    ++index;
+  }
+  return Unknown(name, text, list);
+}
+
+std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0U : 1U)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+Status ParseLayout(const Lookup& get, Options& options) {
+  const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"slab", "direct"});
+  if (!layout) return layout.status();
+  options.layout = *layout == 0 ? Layout::kSlab : Layout::kDirect;
+  Bytes mib = options.slab_bytes >> 20;
+  constexpr std::string_view kSizes = "a power of two of MiB, 2 to 4096";
+  AMEM_TRY(ParseNumberInto<Bytes>(get, "AMEM_SLAB_MB", kSizes, 2, mib));
+  if (mib > 4096 || (mib & (mib - 1)) != 0) return Unknown("AMEM_SLAB_MB", std::to_string(mib), kSizes);
+  options.slab_bytes = mib << 20;
+  return Status::Ok();
+}
+
+Status ParseContent(const Lookup& get, Options& options) {
+  const auto content = ParseChoice(get, "AMEM_CONTENT", {"preserve", "discard"});
+  if (!content) return content.status();
+  if (*content == 1)
+    return {Code::kUnsupported, "AMEM_CONTENT=discard is not offered by this version; leave it unset, or set it to preserve"};
+  std::uint32_t tag = 0;
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_NCCL_OFFLOAD_FREE_TAG", "0 (preserve), 7 (discard P2P payload)", 0, tag));
+  if (tag != 0 && tag != 7)
+    return Unknown("AMEM_NCCL_OFFLOAD_FREE_TAG", std::to_string(tag), "0 (preserve), 7 (discard P2P payload)");
+  // People have this set for the original plugin. Preserving is a superset of what they asked for, so their jobs go on.
+  if (tag == 7)
+    log::Warn("AMEM_NCCL_OFFLOAD_FREE_TAG=7 asks to discard P2P payload; this version preserves all contents instead");
+  options.content = Content::kPreserve;
+  return Status::Ok();
+}
+
+std::int32_t ParseRank(const Lookup& get) {
+  for (const char* name : kRankVariables)
+    if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
+  return -1;
+}
+
+}  // namespace
+
+std::vector<std::string> UnknownVariables(const char* const* environment) {
+  std::vector<std::string> warnings;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view entry(*environment);
+    const std::string_view name = entry.substr(0, entry.find('='));
+    // AMEM_SIM_: the simulator's own, for tests and demos.
+    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") ||
+        std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end())
+      continue;
+    std::string_view nearest = kKnown[0];
+    for (const std::string_view known : kKnown)
+      if (Distance(name, known) < Distance(name, nearest)) nearest = known;
+    std::string text = std::string(name) + " is set, but AMem has no such variable";
+    if (Distance(name, nearest) <= 4) text += "; did you mean " + std::string(nearest) + "?";
+    warnings.push_back(std::move(text));
+  }
+  return warnings;
+}
+
+Result<Options> ParseOptions(const Lookup& get) {
+  Options options;
+  options.rank = ParseRank(get);
+
+  const auto enable = ParseChoice(get, "AMEM_ENABLE", {"1", "0"});
+  if (!enable) return enable.status();
+  options.enable = *enable == 0;
+  if (!options.enable) return options;  // switched off: nothing else matters
+
+  const auto log = ParseChoice(get, "AMEM_LOG", {"warn", "trace", "debug", "info", "error", "off"});
+  if (!log) return log.status();
+  if (const char* level = get("AMEM_LOG"); level != nullptr && *level != '\0') options.log_level = level;
+
+  AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(),
+                                         options.group));
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
+  AMEM_TRY(ParseLayout(get, options));
+  std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
+  options.pinned_bytes = Bytes{pinned_mib} << 20;
+  AMEM_TRY(ParseContent(get, options));
+
+  const auto sync = ParseChoice(get, "AMEM_JOURNAL_SYNC", {"process", "full"});
+  if (!sync) return sync.status();
+  options.journal.sync = *sync == 1 ? SyncMode::kFull : SyncMode::kProcess;
+
+  const std::filesystem::path home = "/tmp/amem-" + std::to_string(getuid());
+  const char* directory = get("AMEM_JOURNAL_DIR");
+  options.journal.directory = directory != nullptr && *directory != '\0' ? std::filesystem::path(directory) : home / "journal";
+  if (!options.journal.directory.is_absolute())
+    return Unknown("AMEM_JOURNAL_DIR", directory, "an absolute path (ranks may have different working directories)");
+  options.socket_directory = home / "sockets";
+  return options;
+}
+
+}  // namespace amem

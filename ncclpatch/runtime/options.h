@@ -1,0 +1,38 @@
+// Settings, read once from the environment into one struct.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "journal/journal.h"
+#include "replay/session/session_options.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+enum class Content : std::uint8_t { kPreserve, kDiscard };
+
+struct Options : SessionOptions {
+  bool enable = true;                      // AMEM_ENABLE=0|1
+  std::int64_t group = 0;                  // AMEM_GROUPID
+  std::int32_t rank = -1;                  // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
+  Content content = Content::kPreserve;    // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
+  std::uint32_t timeout_ms = 60'000;       // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer
+  JournalOptions journal;                  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full
+  std::filesystem::path socket_directory;  // /tmp/amem-UID/sockets; the same for all sessions of a user on a host
+  std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
+};
+
+// `get` is getenv or a test's map (nullptr: not set). kInvalid: a value that is not understood; the message names the variable,
+// the value and the known ones. What this build knows and does not offer yet is kUnsupported and says so.
+Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
+
+// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and are none of ours, with the likely
+// meaning.
+std::vector<std::string> UnknownVariables(const char* const* environment);
+
+}  // namespace amem

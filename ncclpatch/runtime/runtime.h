@@ -1,0 +1,65 @@
+// The one global of libamem_nccl.so: settings, and the session once NCCL uses the driver.
+//
+// Load() runs in the ELF constructor and does no more than read settings and install the hook. The session - journal, sockets,
+// driver - is started by NCCL's first memory call. If it cannot be started NCCL goes on without AMem, and a pause says why.
+// Never destroyed: NCCL's threads may call after main has returned. All methods may be called from any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/runtime/options.h"
+#include "replay/session/session.h"
+
+namespace amem {
+
+class Runtime {
+ public:
+  static Runtime& Get();
+
+  void Load();      // once, from the ELF constructor
+  Status Attach();  // amem_attach
+
+  // The session, started now if need be; null when it could not be: pass the call through.
+  Session* session() {
+    Session* session = session_.load(std::memory_order_acquire);
+    return session != nullptr || failed_.load(std::memory_order_acquire) ? session : Start();
+  }
+  // Null while NCCL has made no memory call. One load.
+  [[nodiscard]] Session* started() const { return session_.load(std::memory_order_acquire); }
+
+  // For the C interface: the session to pause. Ok(null): NCCL is under AMem and has used no memory yet.
+  Result<Session*> ToPause();
+
+  // Journals an event, now or as soon as the session starts.
+  void Note(EventBody event);
+
+  Status SetGroup(std::int64_t group);
+  Result<std::int64_t> Group();
+
+  // The device of this thread's current context, as the real driver says.
+  Result<DeviceOrdinal> CurrentDevice();
+
+ private:
+  Runtime() = default;
+  Session* Start();
+  Result<std::unique_ptr<Session>> MakeSession();
+  Status Usable();  // why nothing works in this process, if so
+  void LogOnce(const Status& status);
+
+  std::once_flag loaded_;
+  Options options_;
+  Status settings_;  // of reading the environment
+  std::atomic<Session*> session_{nullptr};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;  // guards what follows and the start
+  Status failure_;
+  std::vector<EventBody> pending_;
+};
+
+}  // namespace amem

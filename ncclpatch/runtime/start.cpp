@@ -1,0 +1,101 @@
+#include "ncclpatch/runtime/start.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+
+#include "ncclpatch/hook/hook.h"
+#include "replay/driver/cuda/cuda_driver.h"
+#include "replay/peers/unix/unix_peers.h"
+
+namespace amem {
+namespace {
+
+Result<SessionId> RandomSession() {
+  std::uint64_t value = 0;
+  while (value == 0)
+    if (getrandom(&value, sizeof value, 0) != sizeof value)
+      return Status{Code::kIo, "choosing a session id: getrandom gave nothing"};
+  return SessionId{value};
+}
+
+template <class Clock>
+std::uint64_t NowNs() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
+}
+
+std::string HostName() {
+  char name[256] = "unknown";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
+// An unknown UUID is left empty: it is for people, and no reason to go without AMem.
+std::vector<std::string> DeviceUuids(Driver& driver) {
+  std::vector<std::string> uuids;
+  const Result<int> count = driver.DeviceCount();
+  for (int device = 0; count.ok() && device < *count; ++device) {
+    const Result<std::string> uuid = driver.DeviceUuid(DeviceOrdinal{device});
+    uuids.push_back(uuid.ok() ? *uuid : std::string());
+  }
+  return uuids;
+}
+
+SessionOpened Describe(const Options& options, Driver& driver, SessionId session) {
+  SessionOpened who;
+  who.session = session;
+  who.host = HostName();
+  who.pid = getpid();
+  who.boot_id = BootId();
+  who.amem_version = AMEM_VERSION;
+  who.driver_version = driver.Version();
+  if (const auto libraries = hook::Libraries(); !libraries.empty())
+    who.nccl_version = hook::Describe(libraries.front()).nccl_version;
+  who.gpu_uuids = DeviceUuids(driver);
+  who.group = options.group;
+  who.rank = options.rank;
+  who.realtime_ns = NowNs<std::chrono::system_clock>();
+  who.monotonic_ns = NowNs<std::chrono::steady_clock>();
+  who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
+  who.content = options.content == Content::kDiscard ? "discard" : "preserve";
+  return who;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Session>> StartSession(const Options& options) {
+  const Result<SessionId> session = RandomSession();
+  if (!session) return session.status();
+
+  Result<std::unique_ptr<CudaDriver>> driver = CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); });
+  if (!driver) return driver.status().Within("using the driver that NCCL opened");
+
+  Result<std::unique_ptr<JournalWriter>> journal = JournalWriter::Open(options.journal, *session);
+  if (!journal)
+    return Status{Code::kIo, "opening a journal in " + options.journal.directory.string() +
+                                 " (AMEM_JOURNAL_DIR chooses another place): " + journal.status().message()};
+
+  const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
+    UnixPeersOptions settings;
+    settings.socket_directory = options.socket_directory;
+    settings.timeout_ms = options.timeout_ms;
+    auto peers = UnixPeers::Start(self, settings, delegate);
+    if (!peers) return peers.status();
+    return std::unique_ptr<Peers>(*std::move(peers));
+  };
+  SessionOpened who = Describe(options, **driver, *session);
+  // The driver must outlive the session, which is never destroyed.
+  return Session::Start(options, *(*std::move(driver)).release(), std::move(who), *std::move(journal), start_peers);
+}
+
+}  // namespace amem

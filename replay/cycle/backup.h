@@ -1,0 +1,164 @@
+// Contents of allocations while their memory is given back: only what is not zero, in pinned host memory that is kept for the
+// next cycle and can be prepared in the background before the first.
+//
+// What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "replay/driver/driver.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct BackupOptions {
+  Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
+  Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
+  Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
+  Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
+  std::chrono::milliseconds quiet{0};    // Prepare calls the driver when it was not called, nor Busy, for so long
+  Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
+};
+
+// Of the contents that are saved or were saved last, and of the calls that saved them and brought them back.
+struct BackupStatistics {
+  Bytes bytes_total = 0;           // of contents
+  Bytes bytes_saved = 0;           // of those, not zero and thus copied
+  Bytes bytes_zero = 0;            // the rest
+  Bytes pinned_bytes = 0;          // host memory held, used or not
+  Bytes pinned_in_save = 0;        // of those, what preparing had not provided
+  std::uint64_t scan_ns = 0;       // waiting for FindNonZero
+  std::uint64_t pin_ns = 0;        // pinning in Save
+  std::uint64_t save_copy_ns = 0;  // from the first copy that Save queued to the end of Finish
+  std::uint64_t restore_ns = 0;    // from the beginning of Restore to the end of Finish
+  std::string unscanned;           // not empty: why contents were copied whole
+  std::string not_prepared;        // not empty: why preparing stopped early
+};
+
+// Save, Restore, Finish and ForgetAll are called by one thread at a time; everything else by any.
+class Backup {
+ public:
+  // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
+  struct Item {
+    AllocationId allocation;
+    DeviceOrdinal device;
+    Address address;
+    Bytes bytes = 0;
+    Bytes offset = 0;  // in the allocation; with it, the name of what is saved
+  };
+
+  explicit Backup(Driver& driver, BackupOptions options = {});
+  ~Backup();  // gives the pinned memory back, as Trim. In a forked child it touches nothing.
+  Backup(const Backup&) = delete;
+  Backup& operator=(const Backup&) = delete;
+
+  // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
+  // After a failure: Finish, then ForgetAll.
+  Status Save(std::span<const Item> items);
+  // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
+  // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
+  // kInvalid: Save or its Finish failed, or Finish is missing.
+  Status Restore(std::span<const Item> items);
+  Status Finish();  // waits for all that is queued
+  // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
+  // can be restored once Finish was called, even if that fails for others.
+  Status AwaitSaved(AllocationId allocation);
+  [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
+  [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
+  void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
+  [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
+
+  // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
+  [[nodiscard]] Bytes Expected(Bytes contents) const;
+  // Begins to pin host memory, in a thread of its own, until `expected` bytes or the limit are there. Returns at once; a call
+  // replaces the one before. The thread rests while contents are queued, ends when it has done its work and is never begun in
+  // a forked child. What it does neither waits for kernels that run nor holds them up.
+  void Prepare(Bytes expected);
+  // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
+  void Busy() { busy_ns_.store(Now(), std::memory_order_relaxed); }
+  void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
+  // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
+  // kernels that run: for quiet times, such as the end of a pause.
+  void Trim(Bytes keep);
+
+  [[nodiscard]] BackupStatistics Statistics() const;
+  [[nodiscard]] Bytes pinned_bytes() const;
+
+ private:
+  using Key = std::pair<AllocationId, Bytes>;  // allocation and offset
+  struct Piece {                               // of saved contents; the rest of its item is zero
+    Bytes offset = 0, bytes = 0;               // in the item
+    std::byte* host = nullptr;
+    bool joined = false;  // lies in the same pinned buffer as the piece before, directly behind it
+  };
+  struct Saved {
+    Bytes bytes = 0;
+    std::size_t first = 0, count = 0;  // of pieces_
+    DeviceOrdinal device;
+    std::uint64_t mark = 0;  // the driver's, of the copies
+    bool done = false;       // waited for by itself
+  };
+  struct Room {
+    std::byte* at = nullptr;
+    Bytes bytes = 0;
+    bool joined = false;
+  };
+  enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost };
+  class Queue;  // of parts that lie one after the other in host memory
+
+  Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
+  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items);
+  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
+                   std::span<const std::size_t> counts);
+  Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
+  Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
+  Status Place(Queue& queue, const Extent& run, Bytes offset);
+  Result<Room> Take(Bytes wanted);  // at most that much
+  void Rest(bool resting);
+  void PinInBackground();
+  void AwaitQuiet();
+  [[nodiscard]] bool InChild() const;
+
+  static std::uint64_t Now();
+
+  Driver& driver_;
+  const BackupOptions options_;
+  std::atomic<std::uint64_t> busy_ns_{0};
+  const int pid_;
+
+  std::map<Key, Saved> saved_;
+  std::vector<Piece> pieces_;
+  std::set<DeviceOrdinal> queued_;  // on which something is
+  Contents contents_ = Contents::kNone;
+  std::uint64_t began_ns_ = 0;  // the copies that are queued
+
+  std::mutex thread_mutex_;  // over thread_; taken before the other
+  std::unique_ptr<std::thread> thread_;
+
+  mutable std::mutex mutex_;  // over all below
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<PinnedBuffer>> buffers_;  // filled in order; emptied all at once
+  std::size_t filling_ = 0;
+  Bytes filled_ = 0;
+  BackupStatistics statistics_;
+  Bytes target_ = 0;  // of preparing
+  std::chrono::steady_clock::time_point asked_;
+  bool resting_ = false;    // preparing waits for Finish
+  bool pinning_ = false;    // preparing is inside the driver
+  bool preparing_ = false;  // the thread has not reached its end
+};
+
+}  // namespace amem

@@ -1,0 +1,181 @@
+#include "replay/cycle/coordinator.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace amem {
+namespace {
+
+std::uint64_t Now() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace
+
+// Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
+constexpr std::chrono::milliseconds kQuiet{10};
+
+Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit)
+    : ledger_(ledger),
+      driver_(driver),
+      peers_(peers),
+      backup_(driver, {.quiet = kQuiet, .prepare_limit = pinned_limit}),
+      executor_(ledger, driver, peers, backup_) {}
+
+CycleReport Coordinator::Last(CycleKind kind) const {
+  const std::lock_guard lock(report_mutex_);
+  return kind == CycleKind::kPause ? pause_ : resume_;
+}
+
+std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  return kind == CycleKind::kPause && state.lifecycle == Lifecycle::kRunning ? state.cycles + 1 : state.cycles;
+}
+
+Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
+  const std::uint64_t cycle = CycleNumber(kind);
+  {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
+  }
+  auto round = peers_.Arrive(kind, cycle);
+  if (!round.ok()) {
+    const auto lock = ledger_.Lock();
+    const Lifecycle now = ledger_.state().lifecycle;
+    // After a failure that could not be undone there is still something left to do.
+    const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
+    ledger_.Record(CycleFailed{kind, cycle, undone, round.status().message()});
+  }
+  return round;
+}
+
+Status Coordinator::Run(CycleKind kind, Round& round) {
+  const std::uint64_t start = Now();
+  CycleReport report;
+  report.cycle = CycleNumber(kind);
+  std::vector<SessionId> members;
+  for (const PeerIdentity& member : round.Members()) members.push_back(member.session);
+  report.members = members.size();
+  {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(CycleBegun{kind, report.cycle, std::move(members)});
+  }
+  if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
+  report.total_ns = Now() - start;
+  {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
+    ledger_.SnapshotIfDue();
+  }
+  if (kind == CycleKind::kResume) backup_.ForgetAll();
+  const std::lock_guard lock(report_mutex_);
+  (kind == CycleKind::kPause ? pause_ : resume_) = std::move(report);
+  return {};
+}
+
+Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
+  const Status undone = Undo(kind, round);
+  const char* after =
+      kind == CycleKind::kPause ? "; the session runs on as before" : "; the session stays paused, with its contents kept";
+  const std::string message =
+      why.message() + (undone.ok() ? after
+                                   : "; undoing it failed too: " + undone.message() +
+                                         "; contents are kept: call ncclResume on all ranks once the cause is gone");
+  const auto lock = ledger_.Lock();
+  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message});
+  const auto& allocations = ledger_.state().allocations;
+  const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved; });
+  if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
+  return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
+}
+
+// Said with a vote, as the others would wait for a session that does not even arrive.
+Status Coordinator::JournalIntact() {
+  const auto lock = ledger_.Lock();
+  const std::string& broken = ledger_.state().broken;
+  if (broken.empty()) return {};
+  return {Code::kBroken, "pause refused: this session is broken: " + broken +
+                             "; the job runs on, and its memory cannot be given back until it is restarted"};
+}
+
+Plan Coordinator::MakePlan(CycleKind kind) {
+  const auto lock = ledger_.Lock();
+  return kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
+}
+
+Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
+  Decided decided;
+  decided.status = round.Vote(phase, mine, &decided.culprit);
+  if (round.Leaderless()) {
+    auto gathered = round.Regather();
+    if (gathered.ok()) {
+      decided.settled = *gathered;
+      decided.gathered_again = !decided.settled;
+    } else {
+      decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
+    }
+  }
+  const auto lock = ledger_.Lock();
+  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message()});
+  return decided;
+}
+
+Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report) {
+  const Plan plan = MakePlan(kind);
+  const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+  for (const PlannedPhase& phase : plan.phases) {
+    const std::uint64_t begun = Now();
+    Status mine = executor_.Run(phase);
+    if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
+    const std::uint64_t voted = Now();
+    const Decided all = Vote(round, phase.phase, mine);
+    const std::uint64_t decided = Now();
+    report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
+    // Whoever counted has died after it told somebody that the last vote had passed: so it has, for everybody.
+    const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
+    if (!passed_elsewhere) AMEM_TRY(all.status);
+  }
+  return {};
+}
+
+// The opposite plan from wherever the failure left this session. Its phases are voted on like any other, because an import can
+// only follow its owner's create; a failure of another member does not stop this one's own undo. But nobody goes on as if
+// nothing had happened while another cannot.
+Status Coordinator::Undo(CycleKind failed, Round& round) {
+  const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  Status mine, others;
+  const Plan outline = MakePlan(undo);
+  for (const PlannedPhase& planned : outline.phases) {
+    const PhaseKind phase = planned.phase;
+    if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
+    if (mine.ok()) mine = RunUndoPhase(undo, phase);
+    Decided all = Vote(round, phase, mine);
+    // Some may have heard why the cycle failed, and others only lost whoever counted: here they fall into step again.
+    while (all.gathered_again) all = Vote(round, phase, mine);
+    // The dead have nothing to undo, who is late does it when it comes back, and to be out of step is nobody's failure.
+    const bool cannot =
+        !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
+    if (cannot && others.ok()) others = all.status;
+  }
+  return mine.ok() ? others : mine;
+}
+
+// Planned when it begins, and again when an owner is lost while it runs.
+Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
+  std::vector<Step> tried;
+  while (true) {
+    std::vector<Step> steps;
+    Plan plan = MakePlan(undo);
+    for (PlannedPhase& planned : plan.phases) {
+      if (planned.phase == phase) steps = std::move(planned.steps);
+    }
+    const PlannedPhase now{phase, steps};
+    Status status = executor_.Run(now);
+    if (status.code() != Code::kPeerLost || steps == tried) return status;
+    tried = std::move(steps);
+  }
+}
+
+}  // namespace amem

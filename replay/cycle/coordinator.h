@@ -1,0 +1,79 @@
+// The coordinator: a pause or resume of this session together with its peers, phase by phase, with a vote after each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay/cycle/backup.h"
+#include "replay/cycle/executor.h"
+#include "replay/driver/driver.h"
+#include "replay/ledger/ledger.h"
+#include "replay/peers/peers.h"
+#include "statemachine/plan.h"
+
+namespace amem {
+
+struct PhaseTime {
+  PhaseKind phase{};
+  std::uint64_t work_ns = 0;  // this session's own steps
+  std::uint64_t wait_ns = 0;  // until everybody had voted
+  // When this session voted, and when it knew the decision: CLOCK_MONOTONIC, the same for all processes of a host. What a vote
+  // costs beside waiting for the slowest: the latest decided_at of all sessions less the latest voted_at of all.
+  std::uint64_t voted_at_ns = 0, decided_at_ns = 0;
+};
+struct CycleReport {  // of the last pause or resume
+  std::uint64_t cycle = 0;
+  std::uint64_t total_ns = 0;
+  std::vector<PhaseTime> phases;
+  std::size_t members = 0;
+};
+
+class Coordinator {
+ public:
+  // All must outlive the coordinator. `pinned_limit`: of host memory that is pinned ahead.
+  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit);
+
+  // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
+  // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
+  // and the message says who and why.
+  Status Run(CycleKind kind, Round& round);
+  [[nodiscard]] CycleReport Last(CycleKind kind) const;
+  // Pins host memory for contents of that size, in the background.
+  void Prepare(Bytes contents) { backup_.Prepare(backup_.Expected(contents)); }
+  void TrimPinned(Bytes keep) { backup_.Trim(keep); }  // not during Run
+  void Busy() { backup_.Busy(); }                      // see Backup
+  [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
+
+ private:
+  Status JournalIntact();
+  [[nodiscard]] Plan MakePlan(CycleKind kind);
+  // A phase's vote. When the member that counts is lost with it, those that are left gather again; `settled` then is how one of
+  // them has ended its cycle, having heard what this session did not.
+  struct Decided {
+    Status status;
+    SessionId culprit;
+    std::optional<Lifecycle> settled;
+    bool gathered_again = false;
+  };
+  Decided Vote(Round& round, PhaseKind phase, const Status& mine);
+  Status RunUndoPhase(CycleKind undo, PhaseKind phase);
+  Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
+  Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
+  Status Undo(CycleKind failed, Round& round);
+  [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
+
+  Ledger& ledger_;
+  Driver& driver_;
+  Peers& peers_;
+  Backup backup_;
+  Executor executor_;
+  mutable std::mutex report_mutex_;
+  CycleReport pause_, resume_;
+};
+
+}  // namespace amem

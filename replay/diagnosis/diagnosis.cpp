@@ -1,0 +1,164 @@
+#include "replay/diagnosis/diagnosis.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "replay/diagnosis/candidate_causes.h"
+#include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict_text.h"
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kReadersMax = 16;  // threads
+
+void Count(const Roster& cast, Verdict& verdict) {
+  Verdict::Totals& totals = verdict.totals;
+  for (const JournalHistory& j : cast.journals()) {
+    ++totals.journals;
+    totals.events += j.findings.events;
+    std::uint64_t pauses = 0, resumes = 0, failures = 0;
+    for (const Attempt& attempt : j.attempts) {
+      failures += attempt.end == Attempt::End::kFailed ? 1 : 0;
+      if (attempt.end == Attempt::End::kDone) ++(attempt.kind == CycleKind::kPause ? pauses : resumes);
+    }
+    totals.pauses = std::max(totals.pauses, pauses);
+    totals.resumes = std::max(totals.resumes, resumes);
+    totals.failures = std::max(totals.failures, failures);
+    const Holdings holdings = Measure(j.findings.state);
+    totals.held += holdings.own_device_resident;
+    totals.released += holdings.own_device - std::min(holdings.own_device, holdings.own_device_resident);  // slabs are larger
+  }
+}
+
+void NoteDamage(const Roster& cast, Verdict& verdict) {
+  for (const JournalHistory& j : cast.journals()) {
+    const ReadReport& report = j.findings.report;
+    if (report.corrupt_records == 0) continue;
+    verdict.damage.push_back(j.findings.info.directory.string() + ": " + std::to_string(report.corrupt_records) +
+                             (report.corrupt_records == 1 ? " damaged record was" : " damaged records were") +
+                             " left out: " + report.corruption);
+  }
+}
+
+// Earlier attempts that failed and were tried again with success are not what is wrong now, but worth knowing.
+void NoteOvercome(const Roster& cast, Verdict& verdict) {
+  std::set<std::string> said;
+  for (const JournalHistory& j : cast.journals()) {
+    const bool overcome = !j.attempts.empty() && j.attempts.back().end == Attempt::End::kDone;
+    for (const Attempt& attempt : j.attempts) {
+      if (!overcome || attempt.end != Attempt::End::kFailed) continue;
+      const std::string what = std::string(ToText(attempt.kind)) + " " + std::to_string(attempt.cycle);
+      if (!said.insert(what).second) continue;
+      verdict.notes.push_back("an earlier try at " + what + " failed and was overcome: " + attempt.failure);
+    }
+  }
+}
+
+void NoteAbsent(const Roster& cast, Verdict& verdict) {
+  std::set<SessionId> absent;
+  for (const JournalHistory& j : cast.journals()) {
+    for (const SessionId session : cast.Set(j.session(), cast.KnownUntil(j))) {
+      if (cast.Find(session) == nullptr) absent.insert(session);
+    }
+    if (j.attempts.empty()) continue;
+    for (const SessionId session : j.attempts.back().members) {
+      if (cast.Find(session) == nullptr) absent.insert(session);
+    }
+  }
+  if (absent.empty()) return;
+  verdict.notes.push_back("the journal of " + cast.Names({absent.begin(), absent.end()}) +
+                          " was not given; give the directories of all ranks for the whole story");
+}
+
+// Copies of one journal, as from a backup: the one that goes further is used.
+void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>& damage) {
+  std::ranges::stable_sort(journals, std::greater{}, [](const JournalHistory& j) { return j.last.seq; });
+  std::set<SessionId> seen;
+  std::erase_if(journals, [&](const JournalHistory& j) {
+    if (seen.insert(j.session()).second) return false;
+    damage.push_back(j.findings.info.directory.string() +
+                     " is another copy of a journal that was given; the longer one is used");
+    return true;
+  });
+}
+
+void Finish(Verdict& verdict) {
+  std::ranges::stable_sort(verdict.evidence, {}, [](const Evidence& e) { return e.wall_ns == 0 ? UINT64_MAX : e.wall_ns; });
+  const auto same = std::ranges::unique(verdict.evidence, [](const Evidence& a, const Evidence& b) {
+    return a.session == b.session && a.seq == b.seq && a.text == b.text;
+  });
+  verdict.evidence.erase(same.begin(), same.end());
+}
+
+}  // namespace
+
+std::string_view ToText(Evidence::Role role) {
+  switch (role) {
+    case Evidence::Role::kContext:
+      return "context";
+    case Evidence::Role::kCause:
+      return "cause";
+    case Evidence::Role::kConsequence:
+      return "consequence";
+  }
+  return "unknown";
+}
+
+Verdict Diagnose(std::span<const JournalHistory> journals) {
+  const Roster cast(journals);
+  const References references = CompareReferences(journals);
+  std::vector<CandidateCause> suspects = FindSuspects(cast, references);
+  Verdict verdict;
+  Count(cast, verdict);
+  verdict.totals.references = references.compared;
+  NoteDamage(cast, verdict);
+  if (const CandidateCause* first = FirstDivergence(suspects)) {
+    Describe(cast, *first, verdict);
+  } else {
+    DescribeHealth(cast, verdict);
+  }
+  NoteOvercome(cast, verdict);
+  NoteAbsent(cast, verdict);
+  Finish(verdict);
+  return verdict;
+}
+
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
+  std::vector<std::optional<Result<JournalHistory>>> read(sessions.size());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < sessions.size(); i = next++) read[i] = ReadHistory(sessions[i]);
+  };
+  {
+    std::vector<std::jthread> readers;
+    const std::size_t count =
+        std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
+    for (std::size_t i = 1; i < count; ++i) readers.emplace_back(work);
+    work();
+  }
+  std::vector<JournalHistory> journals;
+  std::vector<std::string> unread;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (read[i]->ok()) {
+      journals.push_back(**std::move(read[i]));
+    } else {
+      unread.push_back(read[i]->status().message());
+    }
+  }
+  if (journals.empty()) {
+    return Status{Code::kNotFound, unread.empty() ? "there is no journal to read: give directories of sessions"
+                                                  : "none of the journals could be read: " + Listed(unread)};
+  }
+  DropCopies(journals, unread);
+  CountTheDying(journals);
+  Verdict verdict = Diagnose(journals);
+  verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
+  if (verdict.healthy && !verdict.damage.empty()) DescribeUnreadable(verdict);
+  return verdict;
+}
+
+}  // namespace amem

@@ -1,0 +1,51 @@
+#include "replay/diagnosis/verdict_json.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "replay/job/event_json.h"
+
+namespace amem {
+
+using Json = nlohmann::ordered_json;
+
+Json ToJson(const Verdict& v) {
+  const auto maybe = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
+  Json j = {{"healthy", v.healthy},
+            {"kind", v.kind},
+            {"headline", v.headline},
+            {"summary", v.summary},
+            {"remedy", maybe(!v.remedy.empty(), v.remedy)},
+            {"live", v.live}};
+  j["session"] = maybe(v.session.has_value(), SessionText(v.session.value_or(SessionId{})));
+  j["rank"] = maybe(v.rank >= 0, v.rank);
+  j["process"] = maybe(!v.process.empty(), v.process);
+  j["cycle_kind"] = maybe(v.cycle_kind.has_value(), ToText(v.cycle_kind.value_or(CycleKind::kPause)));
+  j["cycle"] = maybe(v.cycle_kind.has_value(), v.cycle);
+  j["phase"] = maybe(v.phase.has_value(), ToText(v.phase.value_or(PhaseKind::kPauseArrive)));
+  j["step"] = v.step ? ToJson(*v.step) : Json(nullptr);
+  j["allocation"] = maybe(v.allocation.has_value(), v.allocation.value_or(AllocationId{}).value);
+  j["bytes"] = maybe(v.bytes != 0, v.bytes);
+  j["code"] = maybe(v.code != Code::kOk, ToText(v.code));
+  j["driver_result"] = maybe(v.driver_result != 0, v.driver_result);
+  j["seq"] = maybe(static_cast<bool>(v.seq), v.seq.value);
+  j["realtime_ns"] = maybe(v.wall_ns != 0, v.wall_ns);
+  Json evidence = Json::array();
+  for (const Evidence& e : v.evidence) {
+    evidence.push_back({{"session", SessionText(e.session)},
+                        {"rank", maybe(e.rank >= 0, e.rank)},
+                        {"seq", maybe(static_cast<bool>(e.seq), e.seq.value)},
+                        {"realtime_ns", maybe(e.wall_ns != 0, e.wall_ns)},
+                        {"role", ToText(e.role)},
+                        {"text", e.text}});
+  }
+  j["evidence"] = std::move(evidence);
+  j["notes"] = v.notes;
+  j["damage"] = v.damage;
+  j["totals"] = {{"journals", v.totals.journals}, {"events", v.totals.events},          {"pauses", v.totals.pauses},
+                 {"resumes", v.totals.resumes},   {"failures", v.totals.failures},      {"references", v.totals.references},
+                 {"held_bytes", v.totals.held},   {"released_bytes", v.totals.released}};
+  return j;
+}
+
+}  // namespace amem

@@ -1,0 +1,162 @@
+#include "replay/driver/cuda/core.h"
+
+#include <dlfcn.h>
+
+#include "replay/driver/cuda/nonzero.h"
+
+namespace amem {
+namespace {
+
+// The oldest CUDA whose driver has cuGetProcAddress_v2, and with it every variant that is used here.
+constexpr int kCudaVersion = 12000;
+
+using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+
+}  // namespace
+
+Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& resolve) {
+  const auto lookup = reinterpret_cast<GetProcAddress>(resolve("cuGetProcAddress_v2"));
+  if (lookup == nullptr) {
+    return Status(Code::kUnsupported,
+                  "the CUDA driver has no cuGetProcAddress_v2: a driver of CUDA 12.0 (525) or newer is needed");
+  }
+  auto core = std::make_shared<Core>();
+  const char* missing = nullptr;
+  const auto find = [&](const char* name, auto& pointer) {
+    void* found = nullptr;
+    CUdriverProcAddressQueryResult why{};
+    if (lookup(name, &found, kCudaVersion, 0, &why) != CUDA_SUCCESS || found == nullptr) {
+      missing = missing == nullptr ? name : missing;
+      return;
+    }
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(found);
+  };
+#define AMEM_CUDA_FIND(member, name, type) find(name, core->calls.member);
+  AMEM_CUDA_CALLS(AMEM_CUDA_FIND)
+  const char* const needed = missing;
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_FIND)
+  missing = needed;
+#undef AMEM_CUDA_FIND
+  if (missing == nullptr) return core;
+  return Status(Code::kUnsupported,
+                std::string("the CUDA driver has no ") + missing + ": a driver of CUDA 12.0 (525) or newer is needed");
+}
+
+CudaDriver::Core::~Core() {
+  for (const Device& device : devices_) {
+    if (device.context == nullptr) continue;
+    if (device.stream != nullptr) {
+      const CurrentContext current(calls, device.context);
+      if (current.result() == CUDA_SUCCESS) calls.stream_destroy(device.stream);
+    }
+    calls.primary_release(device.device);  // fails when the process is ending, which is no loss
+  }
+}
+
+Status CudaDriver::Core::Failure(CUresult result, const std::string& tried) const {
+  const char* name = nullptr;
+  const char* description = nullptr;
+  if (calls.error_name(result, &name) != CUDA_SUCCESS || name == nullptr) name = "an unknown error";
+  if (calls.error_string(result, &description) != CUDA_SUCCESS || description == nullptr) description = "without a description";
+  Code code = Code::kDriver;
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) code = Code::kOutOfMemory;
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) code = Code::kRefused;
+  return {code, tried + ": " + name + " (" + std::to_string(result) + ", " + description + ")", static_cast<int>(result)};
+}
+
+Status CudaDriver::Core::Initialise() {
+  if (initialised_.load(std::memory_order_acquire)) return {};
+  const CUresult result = calls.init(0);
+  if (result != CUDA_SUCCESS) return Failure(result, "cuInit");
+  initialised_.store(true, std::memory_order_release);
+  return {};
+}
+
+Result<int> CudaDriver::Core::Devices() {
+  AMEM_TRY(Initialise());
+  int count = 0;
+  const CUresult result = calls.device_count(&count);
+  if (result != CUDA_SUCCESS) return Failure(result, "cuDeviceGetCount");
+  return count;
+}
+
+Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
+  const auto count = Devices();
+  if (!count.ok()) return count.status();
+  if (device.value < 0 || device.value >= *count) {
+    return Failure(CUDA_ERROR_INVALID_DEVICE,
+                   "device " + std::to_string(device.value) + " of the " + std::to_string(*count) + " that this process sees");
+  }
+  const std::lock_guard lock(mutex_);
+  devices_.resize(static_cast<std::size_t>(*count));
+  Device& opened = devices_[static_cast<std::size_t>(device.value)];
+  if (opened.stream == nullptr) AMEM_TRY(OpenLocked(opened, device.value));
+  return opened;
+}
+
+Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
+  const std::string of = " device " + std::to_string(ordinal);
+  const RelaxedCapture relaxed(calls);
+  if (device.context == nullptr) {
+    CUresult result = calls.device_get(&device.device, ordinal);
+    if (result != CUDA_SUCCESS) return Failure(result, "cuDeviceGet" + of);
+    result = calls.primary_retain(&device.context, device.device);
+    if (result != CUDA_SUCCESS) {
+      device.context = nullptr;
+      return Failure(result, "cuDevicePrimaryCtxRetain" + of);
+    }
+  }
+  const CurrentContext current(calls, device.context);
+  if (current.result() != CUDA_SUCCESS) return Failure(current.result(), "cuCtxPushCurrent" + of);
+  const CUresult result = calls.stream_create(&device.stream, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS) return {};
+  device.stream = nullptr;
+  return Failure(result, "cuStreamCreate" + of);
+}
+
+Result<CUcontext> CudaDriver::Core::AnyContext() {
+  const auto count = Devices();
+  if (!count.ok()) return count.status();
+  CUcontext current = nullptr;
+  if (calls.context_current(&current) == CUDA_SUCCESS && current != nullptr) return current;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Device& device : devices_) {
+      if (device.context != nullptr) return device.context;
+    }
+  }
+  int chosen = 0;
+  for (int i = *count - 1; i >= 0; --i) {
+    unsigned flags = 0;
+    int active = 0;
+    CUdevice device = 0;
+    if (calls.device_get(&device, i) == CUDA_SUCCESS && calls.primary_state(device, &flags, &active) == CUDA_SUCCESS &&
+        active != 0) {
+      chosen = i;
+    }
+  }
+  const auto opened = Open(DeviceOrdinal{chosen});
+  if (!opened.ok()) return opened.status();
+  return opened->context;
+}
+
+Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {
+  auto core = Core::Make(resolve);
+  if (!core.ok()) return core.status();
+  return std::unique_ptr<CudaDriver>(new CudaDriver(*std::move(core)));
+}
+
+Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: its threads and handles outlive us
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return Status(Code::kUnsupported, std::string("load the CUDA driver: ") + (why ? why : "libcuda.so.1 is not there") +
+                                          "; this host may have no GPU");
+  }
+  return Load([library](const char* symbol) { return dlsym(library, symbol); });
+}
+
+CudaDriver::CudaDriver(std::shared_ptr<Core> core) : core_(std::move(core)), sparse_(std::make_unique<Sparse>(*this, core_)) {}
+CudaDriver::~CudaDriver() = default;
+
+}  // namespace amem

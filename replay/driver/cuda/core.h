@@ -1,0 +1,135 @@
+// What the CUDA driver's source files share: the table of entry points, errors in words, contexts. Nobody else includes this.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "replay/driver/cuda/cuda_driver.h"
+
+namespace amem {
+
+// Member, name for cuGetProcAddress, and the declaration that has its type (cuda.h maps that to the newest variant).
+#define AMEM_CUDA_CALLS(X)                                                                         \
+  X(init, "cuInit", cuInit)                                                                        \
+  X(driver_version, "cuDriverGetVersion", cuDriverGetVersion)                                      \
+  X(error_name, "cuGetErrorName", cuGetErrorName)                                                  \
+  X(error_string, "cuGetErrorString", cuGetErrorString)                                            \
+  X(device_count, "cuDeviceGetCount", cuDeviceGetCount)                                            \
+  X(device_get, "cuDeviceGet", cuDeviceGet)                                                        \
+  X(device_uuid, "cuDeviceGetUuid", cuDeviceGetUuid)                                               \
+  X(primary_retain, "cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain)                          \
+  X(primary_release, "cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease)                       \
+  X(primary_state, "cuDevicePrimaryCtxGetState", cuDevicePrimaryCtxGetState)                       \
+  X(context_push, "cuCtxPushCurrent", cuCtxPushCurrent)                                            \
+  X(context_pop, "cuCtxPopCurrent", cuCtxPopCurrent)                                               \
+  X(context_current, "cuCtxGetCurrent", cuCtxGetCurrent)                                           \
+  X(context_device, "cuCtxGetDevice", cuCtxGetDevice)                                              \
+  X(context_synchronize, "cuCtxSynchronize", cuCtxSynchronize)                                     \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode) \
+  X(stream_create, "cuStreamCreate", cuStreamCreate)                                               \
+  X(stream_destroy, "cuStreamDestroy", cuStreamDestroy)                                            \
+  X(stream_synchronize, "cuStreamSynchronize", cuStreamSynchronize)                                \
+  X(stream_is_capturing, "cuStreamIsCapturing", cuStreamIsCapturing)                               \
+  X(mem_create, "cuMemCreate", cuMemCreate)                                                        \
+  X(mem_release, "cuMemRelease", cuMemRelease)                                                     \
+  X(mem_reserve, "cuMemAddressReserve", cuMemAddressReserve)                                       \
+  X(mem_address_free, "cuMemAddressFree", cuMemAddressFree)                                        \
+  X(mem_map, "cuMemMap", cuMemMap)                                                                 \
+  X(mem_unmap, "cuMemUnmap", cuMemUnmap)                                                           \
+  X(mem_set_access, "cuMemSetAccess", cuMemSetAccess)                                              \
+  X(mem_export, "cuMemExportToShareableHandle", cuMemExportToShareableHandle)                      \
+  X(mem_import, "cuMemImportFromShareableHandle", cuMemImportFromShareableHandle)                  \
+  X(mem_granularity, "cuMemGetAllocationGranularity", cuMemGetAllocationGranularity)               \
+  X(mem_info, "cuMemGetInfo", cuMemGetInfo)                                                        \
+  X(host_alloc, "cuMemHostAlloc", cuMemHostAlloc)                                                  \
+  X(host_free, "cuMemFreeHost", cuMemFreeHost)                                                     \
+  X(copy_to_host, "cuMemcpyDtoHAsync", cuMemcpyDtoHAsync)                                          \
+  X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
+  X(fill, "cuMemsetD8Async", cuMemsetD8Async)
+
+// Null where the driver does not have them: only speed depends on these.
+#define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
+  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
+  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
+  X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
+  X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
+  X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
+  X(event_create, "cuEventCreate", cuEventCreate)                \
+  X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
+  X(event_record, "cuEventRecord", cuEventRecord)                \
+  X(event_synchronize, "cuEventSynchronize", cuEventSynchronize) \
+  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
+
+struct CudaCalls {
+#define AMEM_CUDA_MEMBER(member, name, type) decltype(&type) member = nullptr;
+  AMEM_CUDA_CALLS(AMEM_CUDA_MEMBER)
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_MEMBER)
+#undef AMEM_CUDA_MEMBER
+};
+
+class CudaDriver::Core {
+ public:
+  static Result<std::shared_ptr<Core>> Make(const Resolve& resolve);
+  ~Core();
+
+  CudaCalls calls;
+
+  // The failure of `tried`, in the driver's words.
+  [[nodiscard]] Status Failure(CUresult result, const std::string& tried) const;
+  // cuInit, once.
+  Status Initialise();
+  Result<int> Devices();  // how many; initialises
+
+  struct Device {
+    CUdevice device = 0;
+    CUcontext context = nullptr;  // primary, retained
+    CUstream stream = nullptr;
+  };
+  // The device with context and stream, made at first need.
+  Result<Device> Open(DeviceOrdinal device);
+  // Some context for calls that need any: the thread's own, else one that exists already, else the first device's.
+  Result<CUcontext> AnyContext();
+
+ private:
+  Status OpenLocked(Device& device, int ordinal);
+
+  std::atomic<bool> initialised_ = false;
+  std::mutex mutex_;
+  std::vector<Device> devices_;
+};
+
+// While it lives, calls of this thread neither fail because of a capture of another thread nor break it.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaCalls& calls) : calls_(calls) { calls_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { calls_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaCalls& calls_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// Makes a context current while it lives. Check result() before use.
+class CurrentContext {
+ public:
+  CurrentContext(const CudaCalls& calls, CUcontext context) : calls_(calls), result_(calls.context_push(context)) {}
+  ~CurrentContext() {
+    CUcontext popped = nullptr;
+    if (result_ == CUDA_SUCCESS) calls_.context_pop(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  [[nodiscard]] CUresult result() const { return result_; }
+
+ private:
+  const CudaCalls& calls_;
+  CUresult result_;
+};
+
+}  // namespace amem

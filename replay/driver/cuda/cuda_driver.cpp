@@ -1,0 +1,246 @@
+#include "replay/driver/cuda/cuda_driver.h"
+
+#include <fcntl.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+
+#include "replay/driver/cuda/core.h"
+#include "replay/driver/cuda/nonzero.h"
+#include "replay/driver/cuda/nvml.h"
+
+namespace amem {
+namespace {
+
+CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
+  CUmemAllocationProp prop{};
+  prop.type = static_cast<CUmemAllocationType>(properties.type);
+  prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(properties.handle_types);
+  prop.location.type = static_cast<CUmemLocationType>(properties.location.type);
+  prop.location.id = properties.location.id;
+  prop.allocFlags.compressionType = properties.compression;
+  prop.allocFlags.gpuDirectRDMACapable = properties.gpu_direct_rdma;
+  prop.allocFlags.usage = properties.usage;
+  static_assert(sizeof(prop.allocFlags.reserved) == sizeof(properties.reserved));
+  std::memcpy(prop.allocFlags.reserved, &properties.reserved, sizeof(properties.reserved));
+  return prop;
+}
+
+std::string Where(const AllocationProperties& properties) {
+  return "location type " + std::to_string(static_cast<std::uint32_t>(properties.location.type)) + " id " +
+         std::to_string(properties.location.id) + ", handle types " + std::to_string(properties.handle_types);
+}
+std::string OfDevice(DeviceOrdinal device) { return "device " + std::to_string(device.value); }
+
+constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+}  // namespace
+
+// ---- memory and addresses --------------------------------------------------------------------------------------------------
+
+Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  const CUmemAllocationProp prop = ToCuda(properties);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = core_->calls.mem_create(&handle, bytes, &prop, flags);
+  if (result == CUDA_SUCCESS) return DriverHandle{handle};
+  return core_->Failure(result, "cuMemCreate " + std::to_string(bytes) + " bytes at " + Where(properties));
+}
+
+Status CudaDriver::Release(DriverHandle handle) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  const CUresult result = core_->calls.mem_release(handle.value);
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemRelease " + OfHandle(handle));
+}
+
+Result<Address> CudaDriver::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  CUdeviceptr address = 0;
+  const CUresult result = core_->calls.mem_reserve(&address, bytes, alignment, hint.value, flags);
+  if (result == CUDA_SUCCESS) return Address{address};
+  return core_->Failure(result, "cuMemAddressReserve " + std::to_string(bytes) + " bytes aligned to " +
+                                    std::to_string(alignment) + " at " + Hex(hint.value));
+}
+
+Status CudaDriver::FreeRange(Address address, Bytes bytes) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  const CUresult result = core_->calls.mem_address_free(address.value, bytes);
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemAddressFree " + InRange(address, bytes));
+}
+
+Status CudaDriver::Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  const CUresult result = core_->calls.mem_map(address.value, bytes, offset, handle.value, flags);
+  if (result == CUDA_SUCCESS) return {};
+  return core_->Failure(
+      result, "cuMemMap " + InRange(address, bytes) + ", offset " + std::to_string(offset) + " of " + OfHandle(handle));
+}
+
+Status CudaDriver::Unmap(Address address, Bytes bytes) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  const CUresult result = core_->calls.mem_unmap(address.value, bytes);
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemUnmap " + InRange(address, bytes));
+}
+
+Status CudaDriver::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
+  AMEM_TRY(core_->Initialise());
+  std::vector<CUmemAccessDesc> descriptors;
+  descriptors.reserve(access.size());
+  for (const AccessDescriptor& one : access) {
+    CUmemAccessDesc descriptor{};
+    descriptor.location.type = static_cast<CUmemLocationType>(one.location.type);
+    descriptor.location.id = one.location.id;
+    descriptor.flags = static_cast<CUmemAccess_flags>(one.flags);
+    descriptors.push_back(descriptor);
+  }
+  const RelaxedCapture relaxed(core_->calls);
+  const CUresult result = core_->calls.mem_set_access(address.value, bytes, descriptors.data(), descriptors.size());
+  if (result == CUDA_SUCCESS) return {};
+  std::string locations;
+  for (const AccessDescriptor& one : access) {
+    locations += ", access " + std::to_string(one.flags) + " for location type " +
+                 std::to_string(static_cast<std::uint32_t>(one.location.type)) + " id " + std::to_string(one.location.id);
+  }
+  return core_->Failure(result, "cuMemSetAccess " + InRange(address, bytes) + locations);
+}
+
+Result<UniqueFd> CudaDriver::Export(DriverHandle handle) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  int fd = -1;
+  const CUresult result = core_->calls.mem_export(&fd, handle.value, kDescriptor, 0);
+  if (result != CUDA_SUCCESS) return core_->Failure(result, "cuMemExportToShareableHandle " + OfHandle(handle));
+  fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of the user's process must not keep GPU memory alive
+  return UniqueFd(fd);
+}
+
+Result<DriverHandle> CudaDriver::Import(const UniqueFd& descriptor) {
+  AMEM_TRY(core_->Initialise());
+  const RelaxedCapture relaxed(core_->calls);
+  CUmemGenericAllocationHandle handle = 0;
+  void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));  // NOLINT(performance-no-int-to-ptr)
+  const CUresult result = core_->calls.mem_import(&handle, shareable, kDescriptor);
+  if (result == CUDA_SUCCESS) return DriverHandle{handle};
+  return core_->Failure(result, "cuMemImportFromShareableHandle descriptor " + std::to_string(descriptor.get()));
+}
+
+Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
+  AMEM_TRY(core_->Initialise());
+  const CUmemAllocationProp prop = ToCuda(properties);
+  std::size_t granularity = 0;
+  const CUresult result = core_->calls.mem_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (result == CUDA_SUCCESS) return Bytes{granularity};
+  return core_->Failure(result, "cuMemGetAllocationGranularity at " + Where(properties));
+}
+
+// ---- devices ---------------------------------------------------------------------------------------------------------------
+
+Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
+  const auto opened = core_->Open(device);
+  if (!opened.ok()) return opened.status();
+  const RelaxedCapture relaxed(core_->calls);
+  const CurrentContext current(core_->calls, opened->context);
+  std::size_t free = 0, total = 0;
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
+  if (result == CUDA_SUCCESS) return MemoryInfo{.free = free, .total = total};
+  return core_->Failure(result, "cuMemGetInfo " + OfDevice(device));
+}
+
+std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
+  const auto uuid = DeviceUuid(device);
+  return uuid.ok() ? HoldersByNvml(OpenNvml(), *uuid) : std::vector<MemoryHolder>();
+}
+
+Result<int> CudaDriver::DeviceCount() { return core_->Devices(); }
+
+Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
+  AMEM_TRY(core_->Initialise());
+  CUdevice cuda_device = 0;
+  CUuuid uuid{};
+  CUresult result = core_->calls.device_get(&cuda_device, device.value);
+  if (result == CUDA_SUCCESS) result = core_->calls.device_uuid(&uuid, cuda_device);
+  if (result != CUDA_SUCCESS) return core_->Failure(result, "cuDeviceGetUuid " + OfDevice(device));
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+    std::array<char, 3> hex{};
+    std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += hex.data();
+  }
+  return text;
+}
+
+std::string CudaDriver::Version() {
+  int version = 0;
+  if (core_->calls.driver_version(&version) != CUDA_SUCCESS) return {};
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Status CudaDriver::Synchronize(DeviceOrdinal device) {
+  const auto opened = core_->Open(device);
+  if (!opened.ok()) return opened.status();
+  const std::string tried = "cuCtxSynchronize " + OfDevice(device);
+  const RelaxedCapture relaxed(core_->calls);
+  const CurrentContext current(core_->calls, opened->context);
+  if (current.result() != CUDA_SUCCESS) return core_->Failure(current.result(), tried);
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = core_->calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  } else {
+    result = core_->calls.context_synchronize();
+  }
+  if (result == CUDA_SUCCESS) return {};
+  const Status failure = core_->Failure(result, tried);
+  if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return failure;
+  return {Code::kRefused, failure.message() + ": a stream capture is running; end it first", static_cast<int>(result)};
+}
+
+// ---- contents --------------------------------------------------------------------------------------------------------------
+
+Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
+                            const std::function<int(void* stream)>& submit) {
+  const auto opened = core_->Open(device);
+  if (!opened.ok()) return opened.status();
+  const RelaxedCapture relaxed(core_->calls);
+  const CurrentContext current(core_->calls, opened->context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened->stream));
+  if (result == CUDA_SUCCESS) return {};
+  return core_->Failure(result, std::string(call) + " " + OfDevice(device) + ", " + InRange(address, bytes));
+}
+
+Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
+  return OnStream(device, "cuMemcpyDtoHAsync", from, bytes, [&](void* stream) -> int {
+    return core_->calls.copy_to_host(to, from.value, bytes, static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDriver::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
+  return OnStream(device, "cuMemcpyHtoDAsync", to, bytes, [&](void* stream) -> int {
+    return core_->calls.copy_to_device(to.value, from, bytes, static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
+  return OnStream(device, "cuMemsetD8Async", address, bytes, [&](void* stream) -> int {
+    return core_->calls.fill(address.value, 0, bytes, static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDriver::FinishCopies(DeviceOrdinal device) {
+  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0,
+                          [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
+  Status parts = sparse_->Finish(device);
+  return whole.ok() ? parts : whole;
+}
+
+}  // namespace amem

@@ -1,0 +1,99 @@
+// The driver seam over the real CUDA driver, which is found at run time: nothing of CUDA is linked.
+//
+// A failure's message has the driver's own name and description of the error, the call and its arguments.
+// Calls that need a context use the device's primary context, retained once at first need (which makes one of some hundred MiB
+// where the process has none yet), and a stream of our own that does not wait for the legacy stream; the thread's current
+// context is left as it was. Calls are made in relaxed capture mode, so that a capture of another thread goes on undisturbed.
+// Multicast objects are never made here.
+//
+// Device ordinals are CUDA's in this process (after CUDA_VISIBLE_DEVICES). Thread-safe. After a fork the child's calls fail
+// with NOT_INITIALIZED. Pinned buffers may outlive the driver object.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "replay/driver/driver.h"
+
+namespace amem {
+
+class CudaDriver final : public Driver {
+ public:
+  using Resolve = std::function<void*(const char* symbol)>;  // null: there is no such symbol
+
+  // Only "cuGetProcAddress_v2" is asked of `resolve`; everything else comes through that. kUnsupported names what is missing.
+  // The driver is initialised (cuInit) by the first call that is made, not here.
+  static Result<std::unique_ptr<CudaDriver>> Load(const Resolve& resolve);
+  // From libcuda.so.1, as the dynamic linker finds it. kUnsupported: this host has none.
+  static Result<std::unique_ptr<CudaDriver>> LoadSystem();
+  ~CudaDriver() override;
+
+  [[nodiscard]] std::string Name() const override { return "cuda"; }
+  Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) override;
+  Status Release(DriverHandle handle) override;
+  Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) override;
+  Status FreeRange(Address address, Bytes bytes) override;
+  Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) override;
+  Status Unmap(Address address, Bytes bytes) override;
+  Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) override;
+  Result<UniqueFd> Export(DriverHandle handle) override;
+  Result<DriverHandle> Import(const UniqueFd& descriptor) override;
+  Result<Bytes> Granularity(const AllocationProperties& properties) override;
+  Result<MemoryInfo> Memory(DeviceOrdinal device) override;
+  std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal device) override;
+  Result<int> DeviceCount() override;
+  Result<std::string> DeviceUuid(DeviceOrdinal device) override;
+  std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say
+  // kRefused, with 900: a capture is running. One on a stream that waits for the legacy stream is found first and goes on; one
+  // on a non-blocking stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
+  Status Synchronize(DeviceOrdinal device) override;
+  Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
+  Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) override;
+  Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
+  Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
+  Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
+  Status FinishCopies(DeviceOrdinal device) override;
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
+  Result<std::uint64_t> Mark(DeviceOrdinal device) override;
+  Status Await(DeviceOrdinal device, std::uint64_t mark) override;
+
+  // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on H200 with a gigabyte
+  // in runs of some 500 KiB:
+  //   staged  53 GB/s to the host and 50 back. Releasing memory goes on beside it as if alone. But giving access to new memory
+  //           waits a millisecond each time while a copy engine writes to the device; and just after a release copies to the
+  //           device take twice as long, presumably since the driver clears what was released with the same engine.
+  //   direct  51 and 49, and slows down mapping and importing the more, the more thread blocks there are: the driver calls of a
+  //           resume that take 19 ms alone took 23 beside 32 blocks of 512 threads, and 31 beside 132.
+  //   runs    44 and 42.
+  // Hence staged to the host, in a pause, and direct back, in a resume.
+  struct Parts {
+    enum class Way {
+      kStaged,  // kernels to and from a buffer on the device, large copies between that and the host
+      kDirect,  // kernels that reach host memory themselves
+      kRuns,    // one copy for every part, no kernels
+    };
+    Way to_host = Way::kStaged;      // and where that cannot be had, the next
+    Way to_device = Way::kDirect;    // likewise
+    Bytes slot = Bytes{16} << 20;    // of the buffer on the device, for each lane
+    std::size_t lanes = 2;           // streams, each with a slot
+    std::size_t direct_blocks = 24;  // thread blocks that reach host memory at once, in each lane
+  };
+  void SetParts(const Parts& parts);
+
+ private:
+  class Core;
+  class Sparse;
+  class CudaPinnedBuffer;
+  explicit CudaDriver(std::shared_ptr<Core> core);
+  Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
+                  const std::function<int(void* stream)>& submit);
+
+  std::shared_ptr<Core> core_;
+  std::unique_ptr<Sparse> sparse_;
+};
+
+}  // namespace amem

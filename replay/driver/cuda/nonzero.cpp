@@ -1,0 +1,497 @@
+#include "replay/driver/cuda/nonzero.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "replay/driver/cuda/nonzero_runs.h"
+
+// Assembled from nonzero_image.S.
+extern "C" {
+extern const unsigned char amem_nonzero_fatbin[];
+extern const unsigned char amem_nonzero_fatbin_end[];
+extern const char amem_nonzero_ptx[];
+}
+
+namespace amem {
+namespace {
+
+using sparse::kPageBytes;
+using sparse::kPiecePages;
+using sparse::kUnitPages;
+using sparse::TableExtent;
+using sparse::TablePiece;
+
+constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
+constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
+constexpr std::uint32_t kTableUnits = 65536;  // 8 GiB, likewise
+constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
+constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t);
+constexpr Bytes kTablesBytes = Bytes{2} << 20;   // pinned at once
+constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
+constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
+constexpr std::uint32_t kWarps = sparse::kThreads / 32;
+
+Status Multiples(std::span<const Extent> extents) {
+  for (const Extent& extent : extents) {
+    if (extent.bytes % kPageBytes == 0 && extent.address.value % kPageBytes == 0) continue;
+    return {Code::kInvalid, "contents in parts: " + Hex(extent.address.value) + ", " + std::to_string(extent.bytes) +
+                                " bytes: both must be multiples of 4096"};
+  }
+  return {};
+}
+
+// Cuts extents into tables, and calls done(table, units) for each that is full and for the last.
+Status InTables(std::span<const Extent> extents, const auto& done) {
+  std::vector<TableExtent> table;
+  std::uint32_t units = 0;
+  for (const Extent& extent : extents) {
+    Address at = extent.address;
+    for (Bytes left = extent.bytes; left > 0;) {
+      const Bytes bytes = std::min(left, (kTableUnits - units) * kUnitBytes);
+      table.push_back({at.value, units, static_cast<std::uint32_t>(bytes / kPageBytes)});
+      units += static_cast<std::uint32_t>((bytes + kUnitBytes - 1) / kUnitBytes);
+      at = at + bytes;
+      left -= bytes;
+      if (units < kTableUnits && table.size() < kTableExtents) continue;
+      AMEM_TRY(done(std::span<const TableExtent>(table), units));
+      table.clear();
+      units = 0;
+    }
+  }
+  return table.empty() ? Status{} : done(std::span<const TableExtent>(table), units);
+}
+
+}  // namespace
+
+// ---- what a device needs ---------------------------------------------------------------------------------------------------
+
+CudaDriver::Sparse::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
+    : driver_(driver), core_(std::move(core)), calls_(core_->calls), device_(device), parts_(parts) {}
+
+CudaDriver::Sparse::Device::~Device() {
+  if (opened_.context == nullptr) return;
+  static_cast<void>(CloseBuffer());
+  if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  if (current.result() != CUDA_SUCCESS) return;
+  for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
+  if (main_event_ != nullptr) calls_.event_destroy(main_event_);
+  for (const CUevent event : events_) calls_.event_destroy(event);
+}
+
+Status CudaDriver::Sparse::Device::Failure(CUresult result, const char* tried) const {
+  return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
+}
+
+Status CudaDriver::Sparse::Device::Ready() {
+  if (tried_ready_) return ready_;
+  const auto opened = core_->Open(device_);
+  if (!opened.ok()) return opened.status();
+  opened_ = *opened;
+  tried_ready_ = true;
+#define AMEM_CUDA_LACKS(member, name, type) \
+  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " name};
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
+#undef AMEM_CUDA_LACKS
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  if (current.result() != CUDA_SUCCESS) return ready_ = Failure(current.result(), "cuCtxPushCurrent");
+  CUresult result = calls_.event_create(&main_event_, CU_EVENT_DISABLE_TIMING);
+  while (result == CUDA_SUCCESS && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
+    Lane lane;
+    result = calls_.stream_create(&lane.stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS) lanes_.push_back(lane);
+  }
+  if (result != CUDA_SUCCESS) ready_ = Failure(result, "cuStreamCreate");
+  return ready_;
+}
+
+Status CudaDriver::Sparse::Device::Load() {
+  if (tried_load_) return loaded_;
+  AMEM_TRY(Ready());
+  loaded_ = LoadKernels();
+  tried_load_ = loaded_.code() != Code::kOutOfMemory;  // which may pass
+  return loaded_;
+}
+
+Status CudaDriver::Sparse::Device::LoadKernels() {
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+  if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls_.module_load(&module_, amem_nonzero_fatbin);
+  if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
+  if (result != CUDA_SUCCESS) {
+    module_ = nullptr;
+    return Failure(result, "cuModuleLoadData");
+  }
+  result = calls_.module_function(&find_, module_, "amem_sparse_find");
+  if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
+  if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, "cuModuleGetFunction");
+}
+
+void CudaDriver::Sparse::Device::OpenBuffer() {
+  if (buffer_.slot != 0 || buffer_.refused) return;
+  for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
+    if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
+  }
+  buffer_.refused = true;
+}
+
+Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, device_.value};
+  const auto granularity = driver_.Granularity(properties);
+  if (!granularity.ok()) return granularity.status();
+  const Bytes needed = lanes_.size() * slot + kExtentsBytes;
+  const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
+  if (buffer_.reserved < bytes) {
+    const auto range = driver_.Reserve(bytes, 0, {}, 0);
+    if (!range.ok()) return range.status();
+    if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+    buffer_.address = *range;
+    buffer_.reserved = bytes;
+  }
+  const auto handle = driver_.Create(bytes, properties, 0);
+  if (!handle.ok()) return handle.status();
+  Status done = driver_.Map(buffer_.address, bytes, 0, *handle, 0);
+  if (!done.ok()) {
+    static_cast<void>(driver_.Release(*handle));
+    return done;
+  }
+  buffer_.handle = *handle;
+  buffer_.mapped = bytes;
+  const AccessDescriptor access{properties.location, 3};
+  done = driver_.SetAccess(buffer_.address, bytes, std::span(&access, 1));
+  if (!done.ok()) {
+    static_cast<void>(CloseBuffer());
+    return done;
+  }
+  CUdeviceptr at = buffer_.address.value;
+  for (Lane& lane : lanes_) {
+    lane.slot = at;
+    at += slot;
+  }
+  buffer_.extents = at;
+  buffer_.slot = slot;
+  return {};
+}
+
+Status CudaDriver::Sparse::Device::CloseBuffer() {
+  buffer_.slot = 0;
+  buffer_.refused = false;
+  Status first;
+  if (buffer_.mapped != 0) {
+    first = driver_.Unmap(buffer_.address, buffer_.mapped);
+    if (!first.ok()) return first;
+    buffer_.mapped = 0;
+  }
+  if (buffer_.handle) {
+    first = driver_.Release(buffer_.handle);
+    buffer_.handle = {};
+  }
+  return first;
+}
+
+Result<std::byte*> CudaDriver::Sparse::Device::Table(Bytes bytes) {
+  for (; filling_ < tables_.size(); ++filling_, filled_ = 0) {
+    if (tables_[filling_]->size() - filled_ >= bytes) break;
+  }
+  if (filling_ == tables_.size()) {
+    auto buffer = driver_.AllocatePinned(std::max(bytes, kTablesBytes));
+    if (!buffer.ok()) return buffer.status().Within("pin host memory for tables of contents");
+    tables_.push_back(*std::move(buffer));
+    filled_ = 0;
+  }
+  std::byte* at = tables_[filling_]->data() + filled_;
+  filled_ += bytes;
+  return at;
+}
+
+Status CudaDriver::Sparse::Device::Finish() {
+  const std::lock_guard lock(mutex_);
+  if (opened_.context == nullptr) return {};
+  CUresult result = CUDA_SUCCESS;
+  {
+    const RelaxedCapture relaxed(calls_);
+    const CurrentContext current(calls_, opened_.context);
+    result = current.result();
+    for (const Lane& lane : lanes_) {
+      const CUresult done = calls_.stream_synchronize(lane.stream);
+      if (result == CUDA_SUCCESS) result = done;
+    }
+  }
+  filling_ = 0;
+  filled_ = 0;
+  marks_ = awaited_ = 0;
+  const Status closed = CloseBuffer();
+  return result == CUDA_SUCCESS ? closed : Failure(result, "cuStreamSynchronize");
+}
+
+CUresult CudaDriver::Sparse::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const {
+  const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
+  return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
+}
+
+// ---- finding and clearing --------------------------------------------------------------------------------------------------
+
+Result<NonZero> CudaDriver::Sparse::Device::FindNonZero(std::span<const Extent> extents, Bytes block) {
+  AMEM_TRY(Multiples(extents));
+  const std::lock_guard lock(mutex_);
+  if (Status loaded = Load(); !loaded.ok()) {
+    auto whole = driver_.Driver::FindNonZero(device_, extents, block);
+    if (whole.ok()) whole->unscanned = loaded.message();
+    return whole;
+  }
+  if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
+  if (scan_ == nullptr) {
+    auto pinned = driver_.AllocatePinned(kExtentsBytes + kBitmapBytes);
+    if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
+    scan_ = *std::move(pinned);
+  }
+  std::vector<std::uint32_t> words;
+  AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
+    words.resize(words.size() + units);
+    return FindPart(table, units, words.data() + words.size() - units);
+  }));
+  NonZero found;
+  std::size_t word = 0;
+  for (const Extent& extent : extents) {
+    const std::size_t units = (extent.bytes + kUnitBytes - 1) / kUnitBytes;
+    sparse::AppendRuns(extent, std::span(words).subspan(word, units), block, found);
+    word += units;
+  }
+  return found;
+}
+
+Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, std::uint32_t units, std::uint32_t* words) {
+  std::memcpy(scan_->data(), table.data(), table.size_bytes());
+  std::byte* const result_at = scan_->data() + kExtentsBytes;
+  const bool buffered = buffer_.slot != 0;
+  const auto pinned = reinterpret_cast<CUdeviceptr>(scan_->data());
+  CUdeviceptr extents = buffered ? buffer_.extents : pinned;
+  // Written by the kernel itself: a copy would wait behind those of contents that are under way.
+  CUdeviceptr bitmap = pinned + kExtentsBytes;
+  auto count = static_cast<unsigned>(table.size());
+  void* arguments[] = {&extents, &count, &units, &bitmap};
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS && buffered) {
+    result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
+  }
+  if (result == CUDA_SUCCESS) result = Launch(find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  if (result == CUDA_SUCCESS) result = calls_.stream_synchronize(opened_.stream);
+  if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero");
+  std::memcpy(words, result_at, Bytes{units} * sizeof(std::uint32_t));
+  return {};
+}
+
+Status CudaDriver::Sparse::Device::ClearAll(std::span<const Extent> extents) {
+  AMEM_TRY(Multiples(extents));
+  const std::lock_guard lock(mutex_);
+  if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
+  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
+}
+
+Status CudaDriver::Sparse::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
+  auto pinned = Table(table.size_bytes());
+  if (!pinned.ok()) return pinned.status();
+  std::memcpy(*pinned, table.data(), table.size_bytes());
+  auto at = reinterpret_cast<CUdeviceptr>(*pinned);
+  auto count = static_cast<unsigned>(table.size());
+  void* arguments[] = {&at, &count, &units};
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
+}
+
+// ---- moving ----------------------------------------------------------------------------------------------------------------
+
+Status CudaDriver::Sparse::Device::FollowMain() {
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = calls_.event_record(main_event_, opened_.stream);
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  for (Lane& lane : lanes_) lane.behind = true;
+  return {};
+}
+
+CUresult CudaDriver::Sparse::Device::CatchUp(Lane& lane) {
+  if (!lane.behind) return CUDA_SUCCESS;
+  const CUresult result = calls_.stream_wait(lane.stream, main_event_, 0);
+  if (result == CUDA_SUCCESS) lane.behind = false;
+  return result;
+}
+
+Status CudaDriver::Sparse::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
+  AMEM_TRY(Multiples(extents));
+  if (extents.empty()) return {};
+  const std::lock_guard lock(mutex_);
+  if (!Ready().ok()) {
+    return gather ? driver_.Driver::Gather(device_, host, extents) : driver_.Driver::Scatter(device_, extents, host);
+  }
+  AMEM_TRY(FollowMain());
+  const Parts::Way way = gather ? parts_.to_host : parts_.to_device;
+  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(host, extents, gather);
+  if (way == Parts::Way::kStaged) OpenBuffer();
+  const bool staged = way == Parts::Way::kStaged && buffer_.slot != 0;
+  const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
+  pieces_.clear();
+  std::uint32_t filled = 0;  // pages
+  const auto flush = [&]() -> Status {
+    const Bytes bytes = Bytes{filled} * kPageBytes;
+    Status moved = MovePieces(pieces_, bytes, host, gather, staged);
+    host += bytes;
+    pieces_.clear();
+    filled = 0;
+    return moved;
+  };
+  for (const Extent& extent : extents) {
+    std::uint64_t at = extent.address.value;
+    const std::uint64_t end = at + extent.bytes;
+    while (at < end) {
+      const auto left = static_cast<std::uint32_t>(std::min<Bytes>((end - at) / kPageBytes, kPiecePages));
+      const std::uint32_t pages = std::min(left, room - filled);
+      pieces_.push_back({at, filled, pages});
+      at += Bytes{pages} * kPageBytes;
+      filled += pages;
+      if (filled == room) AMEM_TRY(flush());
+    }
+  }
+  return pieces_.empty() ? Status{} : flush();
+}
+
+Status CudaDriver::Sparse::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host, bool gather,
+                                              bool staged) {
+  auto pinned = Table(pieces.size_bytes());
+  if (!pinned.ok()) return pinned.status();
+  std::memcpy(*pinned, pieces.data(), pieces.size_bytes());
+  Lane& lane = lanes_[next_lane_++ % lanes_.size()];
+  auto table = reinterpret_cast<CUdeviceptr>(*pinned);
+  CUdeviceptr dense = staged ? lane.slot : reinterpret_cast<CUdeviceptr>(host);
+  auto count = static_cast<unsigned>(pieces.size());
+  int direction = gather ? 1 : 0;
+  void* arguments[] = {&table, &count, &dense, &direction};
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
+  if (result == CUDA_SUCCESS) result = CatchUp(lane);
+  const std::size_t blocks = staged ? pieces.size() : std::min(pieces.size(), parts_.direct_blocks);
+  if (result == CUDA_SUCCESS) result = Launch(copy_, lane.stream, blocks, arguments);
+  if (result == CUDA_SUCCESS && staged && gather) result = calls_.copy_to_host(host, lane.slot, bytes, lane.stream);
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+}
+
+Status CudaDriver::Sparse::Device::MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) {
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  for (const Extent& extent : extents) {
+    Lane& lane = lanes_[next_lane_++ % lanes_.size()];
+    if (result == CUDA_SUCCESS) result = CatchUp(lane);
+    if (result != CUDA_SUCCESS) break;
+    result = gather ? calls_.copy_to_host(host, extent.address.value, extent.bytes, lane.stream)
+                    : calls_.copy_to_device(extent.address.value, host, extent.bytes, lane.stream);
+    host += extent.bytes;
+  }
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+}
+
+// ---- marks -----------------------------------------------------------------------------------------------------------------
+
+Result<std::uint64_t> CudaDriver::Sparse::Device::Mark() {
+  const std::lock_guard lock(mutex_);
+  if (!Ready().ok()) return std::uint64_t{0};
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  const std::size_t first = marks_ * (lanes_.size() + 1);
+  while (result == CUDA_SUCCESS && events_.size() < first + lanes_.size() + 1) {
+    CUevent event = nullptr;
+    result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) events_.push_back(event);
+  }
+  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
+    result = calls_.event_record(events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
+  }
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  return std::uint64_t{++marks_};
+}
+
+Status CudaDriver::Sparse::Device::Await(std::uint64_t mark) {
+  const std::lock_guard lock(mutex_);
+  if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  const std::size_t first = (mark - 1) * (lanes_.size() + 1);
+  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
+    result = calls_.event_synchronize(events_[first + i]);
+  }
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventSynchronize");
+  awaited_ = mark;
+  return {};
+}
+
+// ---- of all devices --------------------------------------------------------------------------------------------------------
+
+CudaDriver::Sparse::Sparse(CudaDriver& driver, std::shared_ptr<Core> core) : driver_(driver), core_(std::move(core)) {}
+CudaDriver::Sparse::~Sparse() = default;
+
+void CudaDriver::Sparse::SetParts(const Parts& parts) {
+  const std::lock_guard lock(mutex_);
+  parts_ = parts;
+  devices_.clear();
+}
+
+CudaDriver::Sparse::Device& CudaDriver::Sparse::On(DeviceOrdinal device) {
+  const std::lock_guard lock(mutex_);
+  auto& found = devices_[device];
+  if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
+  return *found;
+}
+
+Status CudaDriver::Sparse::Finish(DeviceOrdinal device) {
+  Device* found = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = devices_.find(device);
+    if (it == devices_.end()) return {};
+    found = it->second.get();
+  }
+  return found->Finish();
+}
+
+// ---- the driver's methods --------------------------------------------------------------------------------------------------
+
+Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
+  return sparse_->On(device).FindNonZero(extents, block);
+}
+
+Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+  return sparse_->On(device).Move(to, from, true);
+}
+
+Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
+  return sparse_->On(device).Move(const_cast<std::byte*>(from), to, false);
+}
+
+Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
+  return sparse_->On(device).ClearAll(extents);
+}
+
+Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return sparse_->On(device).Mark(); }
+Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
+  return mark == 0 ? FinishCopies(device)
+                   : sparse_->On(device).Await(mark);  // 0: there are no streams of its own, and no marks
+}
+
+void CudaDriver::SetParts(const Parts& parts) { sparse_->SetParts(parts); }
+
+}  // namespace amem

@@ -1,0 +1,116 @@
+// The CUDA driver's copies of contents in parts: kernels that find what is not zero and pack it, and a buffer on the device
+// from which the copy engines take it to the host at the full speed of the link. Nobody but the CUDA driver includes this.
+//
+// What one device needs:
+//   kernels   loaded at first need, from the fatbin (0.1 ms), else from PTX (some 40 ms once). Where neither loads, everything
+//             works without kernels. Not earlier, and never unloaded: the driver makes both wait for all kernels that run.
+//   lanes     streams of our own, each with a slot of the buffer: a lane packs into its slot and copies that to the host, one
+//             after the other in its stream, while the other lanes do the same; nobody waits on the host.
+//   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
+//             one is tried where memory is short; without any, the kernels reach the host's memory themselves. That way
+//             contents come back in any case: a copy to the device would hold up the making of memory (Parts says by how much).
+//   tables    for the kernels, in pinned memory that is kept. They are read there: just after memory was released, a
+//             copy to the device waits about a millisecond.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "replay/driver/cuda/core.h"
+#include "replay/driver/cuda/nonzero_kernels.h"
+
+namespace amem {
+
+class CudaDriver::Sparse {
+ public:
+  Sparse(CudaDriver& driver, std::shared_ptr<Core> core);
+  ~Sparse();
+  void SetParts(const Parts& parts);
+  class Device;
+  Device& On(DeviceOrdinal device);
+  Status Finish(DeviceOrdinal device);  // of a device on which nothing was ever done: nothing
+
+ private:
+  CudaDriver& driver_;
+  const std::shared_ptr<Core> core_;
+  std::mutex mutex_;
+  Parts parts_;
+  std::map<DeviceOrdinal, std::unique_ptr<Device>> devices_;
+};
+
+// Of one device. Thread-safe.
+class CudaDriver::Sparse::Device {
+ public:
+  Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // As the methods of Driver.
+  Result<NonZero> FindNonZero(std::span<const Extent> extents, Bytes block);
+  Status Move(std::byte* host, std::span<const Extent> extents, bool gather);
+  Status ClearAll(std::span<const Extent> extents);
+  Status Finish();
+  Result<std::uint64_t> Mark();
+  Status Await(std::uint64_t mark);
+
+ private:
+  struct Lane {
+    CUstream stream = nullptr;
+    CUdeviceptr slot = 0;  // in the buffer
+    bool behind = false;   // has yet to wait for what is queued on the device's own stream
+  };
+  struct Buffer {  // on the device
+    Address address;
+    Bytes reserved = 0;
+    DriverHandle handle;
+    Bytes mapped = 0, slot = 0;  // slot: 0 while there is no buffer
+    CUdeviceptr extents = 0;
+    bool refused = false;  // until Finish
+  };
+  Status Ready();  // lanes; why they cannot be had
+  Status Load();   // kernels; why they cannot be had
+  Status LoadKernels();
+  void OpenBuffer();
+  Status TryBuffer(Bytes slot);
+  Status CloseBuffer();
+  Result<std::byte*> Table(Bytes bytes);  // pinned, until Finish
+  Status FollowMain();
+  CUresult CatchUp(Lane& lane);
+  CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
+  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words);
+  Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units);
+  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged);
+  Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather);
+  Status Failure(CUresult result, const char* tried) const;
+
+  CudaDriver& driver_;
+  const std::shared_ptr<Core> core_;
+  const CudaCalls& calls_;
+  const DeviceOrdinal device_;
+  const Parts parts_;
+
+  std::mutex mutex_;
+  Core::Device opened_;
+  bool tried_ready_ = false, tried_load_ = false;
+  Status ready_, loaded_;
+  CUmodule module_ = nullptr;
+  CUfunction find_ = nullptr, copy_ = nullptr, clear_ = nullptr;
+  CUevent main_event_ = nullptr;
+  std::vector<Lane> lanes_;
+  std::size_t next_lane_ = 0;
+  Buffer buffer_;
+  std::unique_ptr<PinnedBuffer> scan_;                 // a table of extents and the bitmap
+  std::vector<std::unique_ptr<PinnedBuffer>> tables_;  // filled in order, until Finish
+  std::size_t filling_ = 0;
+  Bytes filled_ = 0;
+  std::vector<sparse::TablePiece> pieces_;  // kept for its memory
+  std::vector<CUevent> events_;             // of marks, one for each stream; used again after Finish
+  std::size_t marks_ = 0, awaited_ = 0;     // given out, and known to be done
+};
+
+}  // namespace amem

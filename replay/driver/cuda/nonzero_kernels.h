@@ -1,0 +1,30 @@
+// What the kernels of nonzero_kernels.cu and the code that launches them agree on. Included by CUDA code too: plain types only.
+#pragma once
+
+#include <cstdint>
+
+namespace amem::sparse {
+
+inline constexpr unsigned kPageBytes = 4096;  // the unit of everything here
+inline constexpr unsigned kUnitPages = 32;    // what one warp looks at or clears at once: one word of the bitmap
+inline constexpr unsigned kPiecePages = 16;   // what one thread block copies at once, at most
+inline constexpr unsigned kThreads = 256;     // of a thread block, in every kernel
+
+// Device memory, for the kernels that find and clear. A table of them is ordered by first_unit, without gaps; every extent
+// begins with a unit of its own, the last of which may be part only.
+struct TableExtent {
+  std::uint64_t address;
+  std::uint32_t first_unit;
+  std::uint32_t pages;
+};
+
+// A part of device memory and its place in the dense buffer.
+struct TablePiece {
+  std::uint64_t address;
+  std::uint32_t first_page;  // in the dense buffer
+  std::uint32_t pages;
+};
+
+static_assert(sizeof(TableExtent) == 16 && sizeof(TablePiece) == 16);
+
+}  // namespace amem::sparse

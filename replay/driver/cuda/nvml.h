@@ -1,0 +1,17 @@
+// Who holds the memory of a GPU, from NVIDIA's management library, which comes with the driver. Found at run time; without it
+// nobody knows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "replay/driver/driver.h"
+
+namespace amem {
+
+// libnvidia-ml.so.1 as dlopen gives it, or null. Opened once and never closed.
+void* OpenNvml();
+// Empty where `library` is null or does not answer. `uuid` as in CudaDriver::DeviceUuid: "GPU-...".
+std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid);
+
+}  // namespace amem

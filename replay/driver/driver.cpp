@@ -1,0 +1,60 @@
+#include "replay/driver/driver.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "statemachine/event.h"
+
+namespace amem {
+
+std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
+  constexpr std::size_t kNamed = 5;
+  std::erase_if(holders, [&](const MemoryHolder& holder) { return holder.pid == self; });
+  std::ranges::stable_sort(holders, std::greater<>(), &MemoryHolder::bytes);
+  std::string text;
+  for (std::size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
+    const MemoryHolder& holder = holders[i];
+    text += (i == 0 ? " (pid " : "; pid ") + std::to_string(holder.pid) +
+            (holder.name.empty() ? "" : ", " + holder.name + ",") + " holds " +
+            (holder.bytes == 0 ? "some" : FormatBytes(holder.bytes));
+  }
+  if (holders.size() > kNamed) text += "; and " + std::to_string(holders.size() - kNamed) + " more";
+  return text.empty() ? text : text + ")";
+}
+
+Result<NonZero> Driver::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes) {
+  NonZero found;
+  found.runs.assign(extents.begin(), extents.end());
+  found.counts.assign(extents.size(), 1);
+  found.unscanned = "the " + Name() + " driver does not look at contents";
+  return found;
+}
+
+Status Driver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+  for (const Extent& extent : from) {
+    AMEM_TRY(CopyToHost(device, to, extent.address, extent.bytes));
+    to += extent.bytes;
+  }
+  return {};
+}
+
+Status Driver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
+  for (const Extent& extent : to) {
+    AMEM_TRY(CopyToDevice(device, extent.address, from, extent.bytes));
+    from += extent.bytes;
+  }
+  return {};
+}
+
+Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(Clear(device, extent.address, extent.bytes));
+  return {};
+}
+
+Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
+Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+
+std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
+std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }
+
+}  // namespace amem

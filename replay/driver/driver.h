@@ -1,0 +1,124 @@
+// The driver seam: the calls AMem makes on GPU memory, with two implementations (CUDA, simulator).
+//
+// All methods may be called from any thread. A failure is Code::kDriver, or kOutOfMemory, with the driver's CUresult in
+// Status::driver_result; nothing has changed then. The caller owns the handles and ranges it gets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "journal/base/unique_fd.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+// The CUresult values AMem itself produces or tells apart.
+namespace cuda {
+inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
+                     kInvalidDevice = 101, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401,
+                     kIllegalAddress = 700, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
+}
+
+struct MemoryInfo {
+  Bytes free = 0;
+  Bytes total = 0;
+};
+
+// A process that holds memory of a device.
+struct MemoryHolder {
+  std::int32_t pid = 0;
+  Bytes bytes = 0;   // 0: not known
+  std::string name;  // of its program; empty: not known
+  friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
+};
+// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": those that hold the most, without the process `self`; or nothing.
+std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
+
+// Page-locked host memory for copies; given back by its destructor.
+class PinnedBuffer {
+ public:
+  virtual ~PinnedBuffer() = default;
+  [[nodiscard]] virtual std::byte* data() = 0;
+  [[nodiscard]] virtual Bytes size() const = 0;
+};
+
+// A part of device memory.
+struct Extent {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+// Which parts of some extents have a byte that is not zero.
+struct NonZero {
+  std::vector<Extent> runs;         // extent by extent, ascending; neighbours of one extent are one
+  std::vector<std::size_t> counts;  // for every extent, how many of the runs are its
+  std::string unscanned;            // not empty: why nobody looked, and every extent is a run of its own
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  [[nodiscard]] virtual std::string Name() const = 0;  // "cuda" or "sim", for reports
+
+  virtual Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) = 0;
+  virtual Status Release(DriverHandle handle) = 0;
+  virtual Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) = 0;
+  virtual Status FreeRange(Address address, Bytes bytes) = 0;
+  virtual Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) = 0;
+  virtual Status Unmap(Address address, Bytes bytes) = 0;
+  virtual Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) = 0;
+  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;             // a posix descriptor that holds a reference by itself
+  virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
+  virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
+
+  virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
+  // As far as that can be known: in a container, those outside it cannot. For messages; takes milliseconds.
+  virtual std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal) { return {}; }
+  virtual Result<int> DeviceCount() = 0;
+  virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
+  virtual std::string Version() = 0;
+  // Returns once everything submitted to the device by this process is done; kRefused while a stream capture is running.
+  virtual Status Synchronize(DeviceOrdinal device) = 0;
+
+  // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
+  // access for `device`; the host side must lie in a PinnedBuffer.
+  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
+  // The same; `quiet` is called, and may wait, before the part that would hold up driver calls of other threads.
+  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
+    quiet();
+    return AllocatePinned(bytes);
+  }
+  virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
+  virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
+  virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
+  virtual Status FinishCopies(DeviceOrdinal device) = 0;
+
+  // Contents in parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
+  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
+  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
+  // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
+  // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
+  //
+  // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
+  // all copies and clears queued before; waits for the answer.
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
+  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
+  // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
+  // before the mark is done. The defaults mark nothing, and wait for everything.
+  virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
+  virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
+};
+
+// For what drivers say of a failed call: "0x7f00, 4096 bytes" and "handle 0x1f".
+std::string InRange(Address address, Bytes bytes);
+std::string OfHandle(DriverHandle handle);
+
+}  // namespace amem

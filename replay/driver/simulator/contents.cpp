@@ -1,0 +1,194 @@
+// The simulator's copies: queued, checked twice, and done through the memfds, so that holes stay holes.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <new>
+
+#include "replay/driver/simulator/internal.h"
+
+namespace amem {
+namespace {
+
+constexpr std::align_val_t kAlignment{4096};
+
+bool HasAccess(const std::vector<AccessDescriptor>& access, std::int32_t device, std::uint32_t flags) {
+  const Location location{LocationType::kDevice, device};
+  return std::any_of(access.begin(), access.end(),
+                     [&](const AccessDescriptor& one) { return one.location == location && (one.flags & flags) == flags; });
+}
+
+// Repeats a read or write that may do less than it was asked for. False: errno says why.
+bool Fully(Bytes bytes, const auto& some) {
+  for (Bytes done = 0; done < bytes;) {
+    const ssize_t now = some(done);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) return false;
+    done += static_cast<Bytes>(now);
+  }
+  return true;
+}
+
+}  // namespace
+
+class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
+ public:
+  SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::byte* data, Bytes bytes)
+      : registry_(std::move(registry)), data_(data), bytes_(bytes) {
+    const std::lock_guard lock(registry_->mutex);
+    registry_->buffers.emplace(data_, bytes_);
+  }
+  ~SimulatedPinnedBuffer() override {
+    {
+      const std::lock_guard lock(registry_->mutex);
+      registry_->buffers.erase(data_);
+    }
+    ::operator delete(data_, kAlignment);
+  }
+  SimulatedPinnedBuffer(const SimulatedPinnedBuffer&) = delete;
+  SimulatedPinnedBuffer& operator=(const SimulatedPinnedBuffer&) = delete;
+  [[nodiscard]] std::byte* data() override { return data_; }
+  [[nodiscard]] Bytes size() const override { return bytes_; }
+
+ private:
+  std::shared_ptr<PinnedRegistry> registry_;
+  std::byte* data_;
+  Bytes bytes_;
+};
+
+Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "cuMemHostAlloc " + std::to_string(bytes) + " bytes", why);
+  };
+  if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered(pid_));
+  if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
+  auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
+  if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
+  return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, data, bytes));
+}
+
+Status Simulator::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
+  const Copy copy{CopyKind::kToHost, from, to, bytes};
+  return Queue(Simulator::kCopyToHost, device, std::span(&copy, 1));
+}
+
+Status Simulator::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
+  const Copy copy{CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes};
+  return Queue(Simulator::kCopyToDevice, device, std::span(&copy, 1));
+}
+
+Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
+  const Copy copy{CopyKind::kClear, address, nullptr, bytes};
+  return Queue(Simulator::kClear, device, std::span(&copy, 1));
+}
+
+Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies) {
+  const Copy* at = copies.data();
+  const auto fail = [&](int result, std::string_view why) {
+    const std::string what =
+        copies.empty() ? "" : ", " + Hex(at->device_address.value) + ", " + std::to_string(at->bytes) + " bytes";
+    return SimulatedFailure(result, std::string(kCalls[call]) + " device " + std::to_string(device.value) + what, why);
+  };
+  if (const int result = Enter(call)) return fail(result, WhyNotEntered(pid_));
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  const std::lock_guard lock(mutex_);
+  for (; at != copies.data() + copies.size(); ++at) {
+    if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
+    const char* why = "";
+    if (!Resolve(device, *at, why).ok()) return fail(cuda::kInvalidValue, why);
+  }
+  if (!options_.physical) return {};  // the rules are kept and nothing is moved
+  auto& queue = queued_[device];
+  queue.insert(queue.end(), copies.begin(), copies.end());
+  return {};
+}
+
+Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const {
+  const Status invalid(Code::kInvalid, "");
+  const bool copies = copy.kind == CopyKind::kToHost || copy.kind == CopyKind::kToDevice;
+  if (copies && !pinned_->Holds(copy.host, copy.bytes)) {
+    why = "the host side lies in no pinned buffer";
+    return invalid;
+  }
+  const std::uint32_t needed = copy.kind == CopyKind::kToDevice || copy.kind == CopyKind::kClear ? 3 : 1;
+  std::vector<Piece> pieces;
+  Address at = copy.device_address;
+  Bytes left = copy.bytes;
+  while (left > 0) {
+    auto it = mappings_.upper_bound(at);
+    if (it == mappings_.begin() || at.value - std::prev(it)->first.value >= std::prev(it)->second.bytes) {
+      why = "not all of the device side is mapped";
+      return invalid;
+    }
+    --it;
+    if (!HasAccess(it->second.access, device.value, needed)) {
+      why = "the device has no access to all of the device side";
+      return invalid;
+    }
+    const Bytes offset = at.value - it->first.value;
+    const Bytes bytes = std::min(left, it->second.bytes - offset);
+    pieces.push_back({it->second.memory, offset, bytes});
+    at = at + bytes;
+    left -= bytes;
+  }
+  return pieces;
+}
+
+Status Simulator::FinishCopies(DeviceOrdinal device) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "finish the copies of device " + std::to_string(device.value), why);
+  };
+  if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered(pid_));
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  const std::lock_guard finishing(finishing_);
+  std::vector<Copy> copies;
+  {
+    const std::lock_guard lock(mutex_);
+    copies.swap(queued_[device]);
+  }
+  for (const Copy& copy : copies) {
+    const char* why = "";
+    Result<std::vector<Piece>> pieces = std::vector<Piece>{};
+    {
+      const std::lock_guard lock(mutex_);
+      pieces = Resolve(device, copy, why);
+    }
+    if (!pieces.ok()) {
+      return fail(cuda::kIllegalAddress, std::string(why) + " any more: " + Hex(copy.device_address.value) + ", " +
+                                             std::to_string(copy.bytes) +
+                                             " bytes, was unmapped or freed before its copy was finished");
+    }
+    if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(cuda::kOperatingSystem, done.message());
+  }
+  return {};
+}
+
+Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
+  std::byte* host = copy.host;
+  for (const Piece& piece : pieces) {
+    const int fd = piece.memory->descriptor.get();
+    const auto at = [&](Bytes done) { return static_cast<off_t>(piece.offset + done); };
+    bool done = false;
+    switch (copy.kind) {
+      case CopyKind::kToHost:
+        done = Fully(piece.bytes, [&](Bytes n) { return pread(fd, host + n, piece.bytes - n, at(n)); });
+        break;
+      case CopyKind::kToDevice:
+        done = Fully(piece.bytes, [&](Bytes n) { return pwrite(fd, host + n, piece.bytes - n, at(n)); });
+        break;
+      case CopyKind::kClear:
+        done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
+        break;
+      case CopyKind::kLook:  // is never queued
+        return {Code::kInvalid, "looking is no copy"};
+    }
+    if (!done) return {Code::kIo, std::string("copy through the memfd: ") + std::strerror(errno)};
+    if (host != nullptr) host += piece.bytes;
+  }
+  return {};
+}
+
+}  // namespace amem

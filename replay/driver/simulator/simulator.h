@@ -1,0 +1,247 @@
+// The simulator: the driver seam where there is no GPU.
+//
+// Device memory is a memfd, a reserved range is an mmap that nobody may touch, a mapping is the memfd mapped there, access is
+// mprotect, an exported descriptor is a dup of the memfd that other processes import. The CPU can use mapped memory through its
+// address, as a kernel would. What is given back is really given back.
+//
+// It keeps the driver's rules as they were measured (H200, driver 580), and answers a broken one with the driver's CUresult:
+//   * a handle is mapped whole: another size or offset is NOT_SUPPORTED (801); a range that is mapped already, or not reserved,
+//     INVALID_VALUE (1). Neighbouring reserved ranges count as one.
+//   * unmapping a part of a mapping is INVALID_VALUE. What is not mapped in a reserved range is passed over, and unmapping
+//     nothing at all succeeds.
+//   * access is set for whole mappings: it must begin with one and end with one; a hole between is passed over
+//   * a released handle is unknown at once; its memory stays until the last mapping and descriptor are gone
+//   * sizes and addresses that are no multiple of the granularity, flags, a range freed with mappings in it: INVALID_VALUE
+//   * a handle nobody has: INVALID_VALUE (the real driver crashes in Map and Export); a device nobody has: INVALID_DEVICE (101)
+//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types and cannot be exported:
+//   INVALID_VALUE
+//   * access for the host to device memory: NOT_SUPPORTED
+//   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
+//   * memory touched before access was given: SIGSEGV
+// Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
+//
+// Thread-safe. In a forked child every call answers NOT_INITIALIZED (3), as CUDA's do.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "replay/driver/driver.h"
+#include "replay/driver/simulator/world.h"
+
+namespace amem {
+
+struct SimulatorOptions {
+  std::filesystem::path world;                  // the world's file, shared with other processes; empty: `in_memory`, or none
+  std::shared_ptr<SimulatorWorld> in_memory;    // a world shared with other simulators of this process
+  std::int32_t devices = 4;                     // of a world that is made here
+  Bytes capacity_per_device = Bytes{16} << 30;  // likewise
+  std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
+  Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
+  bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
+};
+
+// ---- what a simulator holds, for tests -----------------------------------------------------------------------------------
+
+struct SimulatedHandle {
+  DriverHandle handle;
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::uint32_t references = 0;  // 0: released, and only mapped
+  std::uint32_t mappings = 0;
+  bool imported = false;
+  SimulatorWorld::Key memory;  // equal for all handles, of any process, on the same memory
+  friend bool operator==(const SimulatedHandle&, const SimulatedHandle&) = default;
+};
+struct SimulatedRange {
+  Address address;
+  Bytes bytes = 0;
+  friend bool operator==(const SimulatedRange&, const SimulatedRange&) = default;
+};
+struct SimulatedMapping {
+  Address address;
+  Bytes bytes = 0;
+  DriverHandle handle;
+  std::vector<AccessDescriptor> access;  // by location
+  friend bool operator==(const SimulatedMapping&, const SimulatedMapping&) = default;
+};
+struct SimulatorSnapshot {  // each list in the order of its ids or addresses
+  std::vector<SimulatedHandle> handles;
+  std::vector<SimulatedRange> ranges;
+  std::vector<SimulatedMapping> mappings;
+  friend bool operator==(const SimulatorSnapshot&, const SimulatorSnapshot&) = default;
+};
+std::string ToText(const SimulatorSnapshot&);
+
+class Simulator final : public Driver {
+ public:
+  // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
+  static constexpr std::array<std::string_view, 23> kCalls = {
+      "Create",       "Release",     "Reserve",      "FreeRange",   "Map",        "Unmap",       "SetAccess",      "Export",
+      "Import",       "Granularity", "Memory",       "DeviceCount", "DeviceUuid", "Synchronize", "AllocatePinned", "CopyToHost",
+      "CopyToDevice", "Clear",       "FinishCopies", "FindNonZero", "Gather",     "Scatter",     "ClearAll"};
+
+  static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
+  ~Simulator() override;  // gives everything back; its pinned buffers may outlive it
+
+  // ---- Driver
+  [[nodiscard]] std::string Name() const override { return "sim"; }
+  Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) override;
+  Status Release(DriverHandle handle) override;
+  Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) override;
+  Status FreeRange(Address address, Bytes bytes) override;
+  Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) override;
+  Status Unmap(Address address, Bytes bytes) override;
+  Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) override;
+  Result<UniqueFd> Export(DriverHandle handle) override;
+  Result<DriverHandle> Import(const UniqueFd& descriptor) override;
+  Result<Bytes> Granularity(const AllocationProperties& properties) override;
+  Result<MemoryInfo> Memory(DeviceOrdinal device) override;
+  Result<int> DeviceCount() override;
+  Result<std::string> DeviceUuid(DeviceOrdinal device) override;
+  std::string Version() override { return "simulator 1"; }
+  Status Synchronize(DeviceOrdinal device) override;
+  Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
+  Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
+  Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
+  Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
+  Status FinishCopies(DeviceOrdinal device) override;
+  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
+  // something that writes to the device is queued.
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
+
+  // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
+  Result<DriverHandle> Retain(Address address);  // one more reference to the handle that is mapped there
+  Result<AllocationProperties> PropertiesOf(DriverHandle handle);
+  Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
+  Result<SimulatedRange> RangeAt(Address address);      // kNotFound
+
+  // ---- for tests
+  [[nodiscard]] SimulatorSnapshot Snapshot() const;
+  [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;  // on that device, by all processes of the world
+  [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;
+  [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // so far, those that failed counted in
+  [[nodiscard]] const std::shared_ptr<SimulatorWorld>& world() const { return world_; }
+
+  // The nth next call of that name (1: the very next) fails with `result` and does nothing. kInvalid: there is no such call.
+  Status FailNext(std::string_view call, std::uint64_t nth, int result);
+  void ForgetPlannedFailures();  // those that have not happened yet
+  // Asked before every call, with its name and how many of that name there have been, this one counted in; anything but 0
+  // makes it fail with that. Called without locks: it may wait, or use the simulator. An empty function takes it away.
+  using Hook = std::function<int(std::string_view call, std::uint64_t count)>;
+  void SetHook(Hook hook);
+  // Every call of that name takes this much longer. kInvalid: there is no such call.
+  Status SetLatency(std::string_view call, std::chrono::nanoseconds latency);
+  void SetCapturing(bool capturing) { capturing_ = capturing; }  // Synchronize is refused meanwhile
+
+ private:
+  enum Call : std::size_t {
+    kCreate,
+    kRelease,
+    kReserve,
+    kFreeRange,
+    kMap,
+    kUnmap,
+    kSetAccess,
+    kExport,
+    kImport,
+    kGranularity,
+    kMemory,
+    kDeviceCount,
+    kDeviceUuid,
+    kSynchronize,
+    kAllocatePinned,
+    kCopyToHost,
+    kCopyToDevice,
+    kClear,
+    kFinishCopies,
+    kFindNonZero,
+    kGather,
+    kScatter,
+    kClearAll
+  };
+  struct Physical;  // memory, as this simulator holds it
+  struct Mapped {
+    Bytes bytes = 0;
+    std::shared_ptr<Physical> memory;
+    std::vector<AccessDescriptor> access;
+  };
+  struct PinnedRegistry;
+  class SimulatedPinnedBuffer;
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook };
+  struct Copy {
+    CopyKind kind{};
+    Address device_address;
+    std::byte* host = nullptr;
+    Bytes bytes = 0;
+  };
+  struct Piece {  // of a copy: a part of one mapping
+    std::shared_ptr<Physical> memory;
+    Bytes offset = 0, bytes = 0;
+  };
+  struct Faults;
+
+  Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
+
+  // What every call begins with: 0, or the CUresult it must fail with.
+  int Enter(Call call);
+  int EnterSlow(Call call, std::uint64_t count);
+  static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
+
+  [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: there is none
+  [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
+  [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
+  int CheckProperties(const AllocationProperties& properties) const;
+  [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
+  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // with a reference; null: nobody has it
+  DriverHandle Adopt(std::shared_ptr<Physical> memory);
+  void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
+  Status EnsureDescriptor(Physical& memory) const;
+  using Mappings = std::map<Address, Mapped>;
+  [[nodiscard]] bool Splits(Address address, Bytes bytes) const;  // a mapping lies partly within and partly without
+  [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
+  int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
+  [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
+  Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
+
+  Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
+  Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
+  static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
+
+  const SimulatorOptions options_;
+  const std::shared_ptr<SimulatorWorld> world_;
+  const std::uint32_t member_;
+  const std::int32_t pid_;
+  std::vector<std::int32_t> visible_;
+
+  std::mutex finishing_;      // one FinishCopies at a time: it waits for copies that another thread queued too; before mutex_
+  mutable std::mutex mutex_;  // over all below, up to the faults
+  std::uint64_t next_handle_;
+  std::uint64_t next_address_ = 0;                                         // without physical memory
+  std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_;  // by handle; kept while mapped
+  std::map<Address, Bytes> ranges_;
+  Mappings mappings_;
+  std::map<DeviceOrdinal, std::vector<Copy>> queued_;
+  std::shared_ptr<PinnedRegistry> pinned_;
+  std::atomic<bool> capturing_ = false;
+
+  std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
+  std::atomic<bool> armed_ = false;  // there is something in faults_
+  std::unique_ptr<Faults> faults_;
+};
+
+}  // namespace amem

@@ -1,0 +1,158 @@
+// The simulator's side for tests: what it holds, what it counted, and how it is told to fail.
+#include <algorithm>
+#include <iterator>
+#include <thread>
+
+#include "replay/driver/simulator/internal.h"
+
+namespace amem {
+namespace {
+
+Status NoSuchCall(std::string_view call) {
+  std::string known;
+  for (const std::string_view one : Simulator::kCalls) known.append(known.empty() ? "" : ", ").append(one);
+  return {Code::kInvalid, "the simulator has no call '" + std::string(call) + "'; it has " + known};
+}
+
+void Spend(std::chrono::nanoseconds time) {
+  const auto until = std::chrono::steady_clock::now() + time;
+  if (time > std::chrono::microseconds(200)) std::this_thread::sleep_for(time - std::chrono::microseconds(100));
+  while (std::chrono::steady_clock::now() < until) {  // a sleep alone would round microseconds up
+  }
+}
+
+std::string AccessText(const std::vector<AccessDescriptor>& access) {
+  std::string text;
+  for (const AccessDescriptor& one : access) {
+    text += " " + std::to_string(static_cast<std::uint32_t>(one.location.type)) + "/" + std::to_string(one.location.id) + "=" +
+            std::to_string(one.flags);
+  }
+  return text.empty() ? " none" : text;
+}
+
+}  // namespace
+
+std::string ToText(const SimulatorSnapshot& snapshot) {
+  std::string text;
+  for (const SimulatedHandle& one : snapshot.handles) {
+    text += "handle " + Hex(one.handle.value) + ": " + std::to_string(one.bytes) + " bytes, location " +
+            std::to_string(static_cast<std::uint32_t>(one.properties.location.type)) + "/" +
+            std::to_string(one.properties.location.id) + ", " + std::to_string(one.references) + " references, " +
+            std::to_string(one.mappings) + " mappings" + (one.imported ? ", imported" : "") + "\n";
+  }
+  for (const SimulatedRange& one : snapshot.ranges) {
+    text += "range " + Hex(one.address.value) + ": " + std::to_string(one.bytes) + " bytes\n";
+  }
+  for (const SimulatedMapping& one : snapshot.mappings) {
+    text += "mapping " + Hex(one.address.value) + ": " + std::to_string(one.bytes) + " bytes of handle " +
+            Hex(one.handle.value) + ", access" + AccessText(one.access) + "\n";
+  }
+  return text;
+}
+
+SimulatorSnapshot Simulator::Snapshot() const {
+  const std::lock_guard lock(mutex_);
+  SimulatorSnapshot snapshot;
+  for (const auto& [handle, memory] : memories_) {
+    snapshot.handles.push_back({DriverHandle{handle}, memory->bytes, memory->properties, memory->references, memory->mappings,
+                                memory->imported, memory->key});
+  }
+  std::sort(snapshot.handles.begin(), snapshot.handles.end(),
+            [](const SimulatedHandle& a, const SimulatedHandle& b) { return a.handle < b.handle; });
+  for (const auto& [address, bytes] : ranges_) snapshot.ranges.push_back({address, bytes});
+  for (const auto& [address, mapped] : mappings_) {
+    snapshot.mappings.push_back({address, mapped.bytes, mapped.memory->handle, mapped.access});
+  }
+  return snapshot;
+}
+
+Result<SimulatedMapping> Simulator::MappingAt(Address address) {
+  const std::lock_guard lock(mutex_);
+  auto it = mappings_.upper_bound(address);
+  if (it == mappings_.begin() || address.value - std::prev(it)->first.value >= std::prev(it)->second.bytes) {
+    return Status(Code::kNotFound, "nothing is mapped at " + Hex(address.value));
+  }
+  --it;
+  return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access};
+}
+
+Result<SimulatedRange> Simulator::RangeAt(Address address) {
+  const std::lock_guard lock(mutex_);
+  auto it = ranges_.upper_bound(address);
+  if (it == ranges_.begin() || address.value - std::prev(it)->first.value >= std::prev(it)->second) {
+    return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
+  }
+  --it;
+  return SimulatedRange{it->first, it->second};
+}
+
+Bytes Simulator::BytesInUse(DeviceOrdinal device) const {
+  const std::int32_t world_device = WorldDevice(device.value);
+  return world_device < 0 ? 0 : world_->InUse(world_device);
+}
+
+std::size_t Simulator::QueuedCopies(DeviceOrdinal device) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = queued_.find(device);
+  return it == queued_.end() ? 0 : it->second.size();
+}
+
+std::size_t Simulator::IndexOf(std::string_view call) {
+  return static_cast<std::size_t>(std::find(kCalls.begin(), kCalls.end(), call) - kCalls.begin());
+}
+
+std::uint64_t Simulator::Calls(std::string_view call) const {
+  const std::size_t index = IndexOf(call);
+  return index == kCalls.size() ? 0 : counts_[index].load();
+}
+
+Status Simulator::FailNext(std::string_view call, std::uint64_t nth, int result) {
+  const std::size_t index = IndexOf(call);
+  if (index == kCalls.size()) return NoSuchCall(call);
+  const std::lock_guard lock(faults_->mutex);
+  faults_->planned[index].push_back({counts_[index].load() + nth, result});
+  armed_ = true;
+  return {};
+}
+
+void Simulator::ForgetPlannedFailures() {
+  const std::lock_guard lock(faults_->mutex);
+  for (auto& planned : faults_->planned) planned.clear();
+}
+
+void Simulator::SetHook(Hook hook) {
+  const std::lock_guard lock(faults_->mutex);
+  faults_->hook = hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
+  armed_ = true;
+}
+
+Status Simulator::SetLatency(std::string_view call, std::chrono::nanoseconds latency) {
+  const std::size_t index = IndexOf(call);
+  if (index == kCalls.size()) return NoSuchCall(call);
+  const std::lock_guard lock(faults_->mutex);
+  faults_->latency[index] = latency;
+  armed_ = true;
+  return {};
+}
+
+int Simulator::EnterSlow(Call call, std::uint64_t count) {
+  std::chrono::nanoseconds latency{};
+  std::shared_ptr<const Hook> hook;
+  int result = 0;
+  {
+    const std::lock_guard lock(faults_->mutex);
+    latency = faults_->latency[call];
+    hook = faults_->hook;
+    auto& planned = faults_->planned[call];
+    const auto due = std::find_if(planned.begin(), planned.end(), [&](const auto& one) { return one.at_count == count; });
+    if (due != planned.end()) {
+      result = due->result;
+      planned.erase(due);
+    }
+  }
+  if (latency.count() > 0) Spend(latency);
+  if (result == 0 && hook) result = (*hook)(kCalls[call], count);
+  return result;
+}
+
+}  // namespace amem

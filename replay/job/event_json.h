@@ -1,0 +1,25 @@
+// Events and states as JSON, for programs that read `amem-replay --json`.
+//
+// Shape: one flat object an event, {"seq", "time_ns", "thread", "kind", and the fields of that kind}. Session ids are strings
+// of 16 hex digits, addresses, handles and call sites strings like "0x7f00" (they do not fit a double); bytes, allocation ids
+// and sequence numbers are numbers. A field that an older journal did not have is there with its default.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+nlohmann::ordered_json ToJson(const Event& event);
+nlohmann::ordered_json ToJson(const State& state);
+nlohmann::ordered_json ToJson(const Step& step);
+
+// A session id the way directories of journals are named: 16 hex digits.
+std::string SessionText(SessionId session);
+// "allocation-created": a kind's name without blanks, for command lines and JSON.
+std::string KindWord(std::size_t kind);
+
+}  // namespace amem

@@ -1,0 +1,361 @@
+#include "replay/job/pack.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "journal/codec.h"
+#include "journal/journal.h"
+#include "journal/record.h"
+#include "journal/session_dir.h"
+#include "journal/snapshot.h"
+#include "journal/store.h"
+#include "replay/job/pack_anonymous.h"
+
+namespace amem {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
+enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };
+constexpr std::uint32_t kLargestBlock = std::uint32_t{1} << 30;
+constexpr std::size_t kEventsPerTransaction = 20'000;
+
+struct BlockHeader {
+  Block kind{};
+  std::uint32_t bytes = 0;
+};
+
+Status Failure(const std::string& doing, const fs::path& file) {
+  return {Code::kIo, doing + " " + file.string() + ": " + std::strerror(errno)};
+}
+
+// ---- writing ---------------------------------------------------------------------------------------------------------------
+
+class Compressor {
+ public:
+  Compressor(std::ofstream& file, int level) : file_(file), context_(ZSTD_createCCtx()), out_(ZSTD_CStreamOutSize()) {
+    ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_checksumFlag, 1);
+    pending_.reserve(kPendingBytes * 2);
+  }
+  void Add(Block kind, std::span<const std::byte> payload) {
+    const BlockHeader header{kind, static_cast<std::uint32_t>(payload.size())};
+    const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+    pending_.insert(pending_.end(), bytes, bytes + sizeof header);
+    pending_.insert(pending_.end(), payload.begin(), payload.end());
+    if (pending_.size() >= kPendingBytes) Push(ZSTD_e_continue);
+  }
+  bool Finish() {
+    Push(ZSTD_e_end);
+    return good_ && file_.good();
+  }
+
+ private:
+  static constexpr std::size_t kPendingBytes = std::size_t{1} << 18;
+  struct Free {
+    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+  };
+
+  void Push(ZSTD_EndDirective how) {
+    ZSTD_inBuffer in{pending_.data(), pending_.size(), 0};
+    std::size_t left = 1;
+    while (good_ && (how == ZSTD_e_end ? left != 0 : in.pos < in.size)) {
+      ZSTD_outBuffer out{out_.data(), out_.size(), 0};
+      left = ZSTD_compressStream2(context_.get(), &out, &in, how);
+      good_ = ZSTD_isError(left) == 0;
+      file_.write(out_.data(), static_cast<std::streamsize>(out.pos));
+    }
+    pending_.clear();
+  }
+
+  std::ofstream& file_;
+  std::unique_ptr<ZSTD_CCtx, Free> context_;
+  std::vector<char> out_;
+  std::vector<std::byte> pending_;
+  bool good_ = true;
+};
+
+std::span<const std::byte> BytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+std::uint64_t MonotonicNow() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+class Packer {
+ public:
+  Packer(Compressor& out, const PackOptions& options, Packed& packed) : out_(out), options_(options), packed_(packed) {}
+
+  Status Add(const fs::path& session) {
+    const std::uint64_t as_of_ns = MonotonicNow();
+    auto reader = JournalReader::Open(session);
+    if (!reader) return reader.status();
+    const auto info = (*reader)->Info();
+    if (!info) return info.status();
+    const std::string reason = options_.anonymous ? names_.CleanText(info->broken_reason) : info->broken_reason;
+    const Json header = {{"session", info->session.value}, {"pid", info->pid},        {"format", info->format},
+                         {"status", ToText(info->status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
+    out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, Json::error_handler_t::replace)));
+    if (info->first.value > 1) AddSnapshot(session, **reader, SequenceNumber{info->first.value - 1});
+    const auto read = (*reader)->Read(info->first, info->last, [&](const Event& event) {
+      const auto message = encoder_.Encode(options_.anonymous ? names_.Clean(event) : event);
+      out_.Add(Block::kEvent, message);
+      ++packed_.events;
+      return true;
+    });
+    ++packed_.sessions;
+    const std::string damage = read ? read->corruption : read.status().message();
+    if (damage.empty()) return {};
+    out_.Add(Block::kDamage, BytesOf(damage));
+    packed_.damage.push_back(session.string() + ": " + damage);
+    return {};
+  }
+
+ private:
+  void AddSnapshot(const fs::path& session, JournalReader& reader, SequenceNumber at) {
+    auto state = reader.StateAt(at);
+    Result<std::vector<std::byte>> payload = state
+                                                 ? EncodeSnapshot(options_.anonymous ? names_.Clean(*std::move(state)) : *state)
+                                                 : Result<std::vector<std::byte>>(state.status());
+    if (payload) {
+      out_.Add(Block::kSnapshot, *payload);
+    } else {
+      packed_.damage.push_back(session.string() + ": " + payload.status().message());
+    }
+  }
+
+  Compressor& out_;
+  const PackOptions& options_;
+  Packed& packed_;
+  Encoder encoder_;
+  Anonymizer names_;
+};
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+
+class Decompressor {
+ public:
+  explicit Decompressor(std::ifstream& file) : file_(file), context_(ZSTD_createDCtx()), in_(ZSTD_DStreamInSize()) {}
+
+  // The next block's payload, valid until the next call; nullopt at the end, and then `damage` is empty or says what is wrong.
+  std::optional<std::span<const std::byte>> Next(Block& kind, std::string& damage) {
+    if (!Need(sizeof(BlockHeader), damage)) {
+      if (damage.empty() && have() != 0) damage = "it ends inside a block";
+      return std::nullopt;
+    }
+    BlockHeader header;
+    std::memcpy(&header, bytes_.data() + at_, sizeof header);
+    if (header.bytes > kLargestBlock) {
+      damage = "a block claims " + std::to_string(header.bytes) + " bytes";
+      return std::nullopt;
+    }
+    if (!Need(sizeof header + header.bytes, damage)) {
+      if (damage.empty()) damage = "it ends inside a block";
+      return std::nullopt;
+    }
+    const std::span<const std::byte> payload(bytes_.data() + at_ + sizeof header, header.bytes);
+    at_ += sizeof header + header.bytes;
+    kind = header.kind;
+    return payload;
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+  };
+  [[nodiscard]] std::size_t have() const { return bytes_.size() - at_; }
+
+  bool Need(std::size_t bytes, std::string& damage) {
+    while (have() < bytes) {
+      if (at_ > (std::size_t{1} << 20)) {
+        bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(at_));
+        at_ = 0;
+      }
+      if (source_.pos == source_.size) {
+        file_.read(in_.data(), static_cast<std::streamsize>(in_.size()));
+        source_ = {in_.data(), static_cast<std::size_t>(file_.gcount()), 0};
+        if (source_.size == 0) {
+          if (expects_more_) damage = "it is cut short";
+          return false;
+        }
+      }
+      const std::size_t old = bytes_.size();
+      bytes_.resize(old + ZSTD_DStreamOutSize());
+      ZSTD_outBuffer out{bytes_.data() + old, bytes_.size() - old, 0};
+      const std::size_t more = ZSTD_decompressStream(context_.get(), &out, &source_);
+      bytes_.resize(old + out.pos);
+      if (ZSTD_isError(more) != 0) {
+        damage = std::string("it does not decompress: ") + ZSTD_getErrorName(more);
+        return false;
+      }
+      expects_more_ = more != 0;
+    }
+    return true;
+  }
+
+  std::ifstream& file_;
+  std::unique_ptr<ZSTD_DCtx, Free> context_;
+  std::vector<char> in_;
+  ZSTD_inBuffer source_{nullptr, 0, 0};
+  bool expects_more_ = true;
+  std::vector<std::byte> bytes_;
+  std::size_t at_ = 0;
+};
+
+std::vector<std::byte> Frame(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
+  std::vector<std::byte> frame(RecordBytes(payload.size()));
+  WriteRecord(frame.data(), type, seq, payload);
+  return frame;
+}
+
+// One session's directory while it is filled.
+class SessionUnpacker {
+ public:
+  static Result<std::unique_ptr<SessionUnpacker>> Begin(const fs::path& directory, const Json& header) {
+    const SessionId session{header.value("session", std::uint64_t{0})};
+    auto fresh = NewSessionDirectory::Create(directory, session);
+    if (!fresh) return fresh.status();
+    auto store = Store::Create(fresh->path(), Bytes{64} << 30, SyncMode::kProcess);
+    if (!store) return store.status();
+    const FileMeta meta{kJournalFormat, kJournalLeastReader, session, header.value("pid", 0), 0};
+    Encoder encoder;
+    const auto frame = Frame(RecordType::kMeta, 1, encoder.Encode(meta));
+    AMEM_TRY((*store)->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
+    return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(*std::move(fresh), *std::move(store), header));
+  }
+
+  Status Snapshot(std::span<const std::byte> payload) {
+    const auto state = DecodeSnapshot(payload);
+    if (!state) return state.status();
+    const auto frame = Frame(RecordType::kSnapshot, state->last.value, payload);
+    return store_->Write([&](const Store::Writing& w) { return w.Append(Table::kSnapshots, state->last.value, frame); });
+  }
+  Status Event(std::span<const std::byte> payload) {
+    const auto event = DecodeEvent(payload);
+    if (!event) return event.status();
+    waiting_.emplace_back(event->seq.value, Frame(RecordType::kEvent, event->seq.value, payload));
+    return waiting_.size() >= kEventsPerTransaction ? Flush() : Status{};
+  }
+  Result<fs::path> Finish() {
+    AMEM_TRY(Flush());
+    store_.reset();
+    const std::string status = header_.value("status", std::string());
+    if (status == ToText(SessionStatus::kClosed)) AMEM_TRY(MarkClosed(fresh_.path(), SyncMode::kProcess));
+    if (status == ToText(SessionStatus::kBroken)) MarkBroken(fresh_.path(), header_.value("broken_reason", std::string()));
+    if (status == ToText(SessionStatus::kLive))
+      std::ofstream(fresh_.path() / "status") << "live " << header_.value("as_of_ns", std::uint64_t{0}) << "\n";
+    return fresh_.Publish();
+  }
+
+ private:
+  SessionUnpacker(NewSessionDirectory fresh, std::unique_ptr<Store> store, Json header)
+      : fresh_(std::move(fresh)), store_(std::move(store)), header_(std::move(header)) {}
+
+  Status Flush() {
+    const Status written = store_->Write([&](const Store::Writing& writing) {
+      for (const auto& [seq, frame] : waiting_) AMEM_TRY(writing.Append(Table::kEvents, seq, frame));
+      return Status{};
+    });
+    waiting_.clear();
+    return written;
+  }
+
+  NewSessionDirectory fresh_;
+  std::unique_ptr<Store> store_;
+  Json header_;
+  std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> waiting_;
+};
+
+}  // namespace
+
+Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
+  fs::path unfinished = file;
+  unfinished += ".new";
+  std::ofstream out(unfinished, std::ios::binary | std::ios::trunc);
+  if (!out) return Failure("write", unfinished);
+  out.write(kMagic.data(), kMagic.size());
+  Packed packed;
+  Compressor compressor(out, options.level);
+  Packer packer(compressor, options, packed);
+  for (const fs::path& session : sessions) {
+    if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
+  }
+  const bool written = compressor.Finish();
+  out.close();
+  std::error_code failed;
+  if (written && out && packed.sessions != 0) fs::rename(unfinished, file, failed);
+  if (!written || !out || failed || packed.sessions == 0) {
+    const Status why =
+        packed.sessions == 0 ? Status{Code::kNotFound, "pack: none of the journals could be read"} : Failure("write", file);
+    fs::remove(unfinished, failed);
+    return why;
+  }
+  packed.file_bytes = fs::file_size(file, failed);
+  return packed;
+}
+
+bool IsPack(const fs::path& file) {
+  std::error_code failed;
+  if (!fs::is_regular_file(file, failed)) return false;
+  std::ifstream in(file, std::ios::binary);
+  std::array<char, kMagic.size()> magic{};
+  return in.read(magic.data(), magic.size()) && std::memcmp(magic.data(), kMagic.data(), 8) == 0;
+}
+
+Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory) {
+  std::ifstream in(file, std::ios::binary);
+  std::array<char, kMagic.size()> magic{};
+  if (!in.read(magic.data(), magic.size()) || std::memcmp(magic.data(), kMagic.data(), 8) != 0) {
+    return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem-replay pack DIR -o FILE`"};
+  }
+  if (magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
+  Unpacked unpacked;
+  Decompressor blocks(in);
+  std::unique_ptr<SessionUnpacker> session;
+  std::string damage;
+  const auto finish = [&]() -> Status {
+    if (!session) return {};
+    auto made = session->Finish();
+    session.reset();
+    if (!made) return made.status();
+    unpacked.sessions.push_back(*std::move(made));
+    return {};
+  };
+  Block kind{};
+  while (const auto payload = blocks.Next(kind, damage)) {
+    if (kind == Block::kSession) {
+      AMEM_TRY(finish());
+      const Json header = Json::parse(reinterpret_cast<const char*>(payload->data()),
+                                      reinterpret_cast<const char*>(payload->data() + payload->size()), nullptr, false);
+      if (!header.is_object()) return Status{Code::kCorrupt, file.string() + ": what should introduce a session is no JSON"};
+      auto begun = SessionUnpacker::Begin(directory, header);
+      if (!begun) return begun.status();
+      session = *std::move(begun);
+    } else if (kind == Block::kDamage) {
+      unpacked.damage.emplace_back(reinterpret_cast<const char*>(payload->data()), payload->size());
+    } else if (session) {
+      const Status added = kind == Block::kSnapshot ? session->Snapshot(*payload)
+                           : kind == Block::kEvent  ? session->Event(*payload)
+                                                    : Status{};
+      if (!added) unpacked.damage.push_back(file.string() + ": a block is left out: " + added.message());
+      unpacked.events += added.ok() && kind == Block::kEvent ? 1 : 0;
+    }
+  }
+  AMEM_TRY(finish());
+  if (!damage.empty()) unpacked.damage.push_back(file.string() + ": " + damage + "; what comes before that is used");
+  return unpacked;
+}
+
+}  // namespace amem

@@ -1,0 +1,401 @@
+#include "replay/peers/local/local_peers.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "replay/peers/vote_counter.h"
+
+namespace amem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kLookAgain = std::chrono::milliseconds(5);
+
+Status Gone(SessionId session) { return {Code::kPeerLost, ToText(session) + " is not on the network any more"}; }
+
+struct Member {
+  PeerIdentity identity;  // with the hub's mutex
+  PeerDelegate* delegate;
+  std::recursive_mutex calls;     // held over every call to the delegate; null delegate: it has stopped
+  std::set<SessionId> connected;  // with the hub's mutex
+};
+
+}  // namespace
+
+class LocalNetwork::Hub {
+ public:
+  Hub(std::uint32_t timeout, LocalScheduler* decides) : timeout_ms(timeout), scheduler(decides) {}
+
+  Clock::time_point Now() const { return scheduler == nullptr ? Clock::now() : scheduler->Now(); }
+  void Step() {
+    if (scheduler != nullptr) scheduler->Step();
+  }
+  // With the mutex held, both.
+  void WaitUntil(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
+    if (scheduler != nullptr) return scheduler->Wait(lock, until);
+    changed.wait_until(lock, until);
+  }
+  void Changed() {
+    changed.notify_all();
+    if (scheduler != nullptr) scheduler->Changed();
+  }
+
+  std::shared_ptr<Member> Find(SessionId session) {
+    const std::lock_guard lock(mutex);
+    const auto at = members.find(session);
+    return at == members.end() ? nullptr : at->second;
+  }
+
+  PeerIdentity IdentityOf(const Member& member) {
+    const std::lock_guard lock(mutex);
+    return member.identity;
+  }
+
+  // Calls `work` with the delegate, unless that session is gone.
+  template <class Work>
+  bool With(const std::shared_ptr<Member>& member, const Work& work) {
+    if (member == nullptr) return false;
+    const std::lock_guard lock(member->calls);
+    if (member->delegate == nullptr) return false;
+    work(*member->delegate);
+    return true;
+  }
+
+  void Connect(const std::shared_ptr<Member>& a, const std::shared_ptr<Member>& b) {
+    if (a == b) return;
+    PeerIdentity of_a, of_b;
+    {
+      const std::lock_guard lock(mutex);
+      of_a = a->identity;
+      of_b = b->identity;
+      if (!a->connected.insert(of_b.session).second) return;
+      b->connected.insert(of_a.session);
+    }
+    With(a, [&](PeerDelegate& d) { d.OnPeerConnected(of_b); });
+    With(b, [&](PeerDelegate& d) { d.OnPeerConnected(of_a); });
+  }
+
+  void Remove(SessionId session, const std::string& how) {
+    std::shared_ptr<Member> member;
+    std::vector<std::shared_ptr<Member>> connected;
+    {
+      const std::lock_guard lock(mutex);
+      const auto at = members.find(session);
+      if (at == members.end()) return;
+      member = at->second;
+      members.erase(at);
+      for (const SessionId other : member->connected) {
+        if (auto found = members.find(other); found != members.end()) connected.push_back(found->second);
+      }
+      boards.erase(session);  // what it counted is not decided any more
+      for (auto& [leader, board] : boards) board->Closed(session.value, how);
+      Changed();
+    }
+    {
+      const std::lock_guard lock(member->calls);
+      member->delegate = nullptr;
+    }
+    for (const auto& other : connected) With(other, [&](PeerDelegate& d) { d.OnPeerLost(IdentityOf(*member), how); });
+  }
+
+  // With the mutex held. A member's one connection to every board is its session.
+  VoteCounter& BoardOf(SessionId leader) {
+    auto& board = boards[leader];
+    if (board == nullptr) {
+      board = std::make_unique<VoteCounter>([this](std::uint64_t to, MessageBody body) {
+        mail[to].push_back(std::move(body));
+        Changed();
+      });
+    }
+    return *board;
+  }
+
+  // `seen`: who was alive when it was looked at before; its death is a failure.
+  Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self, std::set<SessionId>& seen) {
+    std::map<SessionId, PeerIdentity> set;
+    std::vector<SessionId> frontier{self.session};
+    while (!frontier.empty()) {
+      const SessionId session = frontier.back();
+      frontier.pop_back();
+      if (set.contains(session)) continue;
+      const auto member = Find(session);
+      if (member == nullptr && session != self.session && !seen.contains(session)) continue;  // dead, and of no set
+      if (member == nullptr) return Gone(session);
+      seen.insert(session);
+      const PeerIdentity who = IdentityOf(*member);
+      if (who.group != self.group) {
+        return Status{Code::kRefused, ToText(self) + " of group " + std::to_string(self.group) + " shares memory with " +
+                                          ToText(who) + " of group " + std::to_string(who.group)};
+      }
+      set[session] = who;
+      With(member, [&](PeerDelegate& d) {
+        for (const SessionId neighbour : d.Neighbours()) frontier.push_back(neighbour);
+      });
+    }
+    std::vector<PeerIdentity> members_found;
+    for (const auto& [session, who] : set) members_found.push_back(who);
+    return members_found;
+  }
+
+  const std::uint32_t timeout_ms;
+  LocalScheduler* const scheduler;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<SessionId, std::shared_ptr<Member>> members;
+  std::map<SessionId, std::unique_ptr<VoteCounter>> boards;  // by leader
+  std::map<std::uint64_t, std::deque<MessageBody>> mail;     // by session
+};
+
+namespace {
+
+struct LocalBegun {
+  BegunMessage begun;
+  std::optional<Lifecycle> settled;
+};
+
+// One member's wait for the others. `again`: the leader of a round was lost; the dead are left out, and whoever is not in a
+// cycle any more ends the wait.
+class LocalArrival {
+ public:
+  LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool again)
+      : hub_(hub), session_(session), kind_(kind), cycle_(cycle), again_(again) {}
+
+  Result<LocalBegun> Run() {
+    const auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
+    while (true) {
+      const auto me = hub_.Find(session_);
+      if (me == nullptr) return Gone(session_);
+      const PeerIdentity self = hub_.IdentityOf(*me);
+      if (again_) seen_.clear();
+      auto set = hub_.SetOf(self, seen_);
+      const auto settled = again_ && set.ok() ? Settled(*set) : std::nullopt;
+      std::unique_lock lock(hub_.mutex);
+      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
+      if (!set || settled) {
+        Withdraw();
+        if (!set) return set.status();
+        return LocalBegun{{}, settled};
+      }
+      if (hub_.Now() >= deadline) return TimedOut();
+      const SessionId lowest = set->front().session;
+      if (leader_ && *leader_ != lowest) Withdraw();
+      leader_ = lowest;
+      hub_.BoardOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
+      if (hub_.mail[session_.value].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
+      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
+    }
+  }
+
+ private:
+  std::optional<Lifecycle> Settled(const std::vector<PeerIdentity>& set) {
+    for (const auto& who : set) {
+      if (who.session == session_) continue;
+      const Lifecycle now = WhereIs(who.session).lifecycle;
+      if (now == Lifecycle::kRunning || now == Lifecycle::kPaused) return now;
+    }
+    return std::nullopt;
+  }
+  CycleProgress WhereIs(SessionId session) {
+    CycleProgress standing;
+    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { standing = d.Progress(); });
+    return standing;
+  }
+  // With the hub's mutex held, the three below.
+  void Withdraw() {
+    if (leader_ && hub_.members.contains(*leader_)) hub_.BoardOf(*leader_).Closed(session_.value, "withdrew");
+    hub_.mail.erase(session_.value);
+  }
+  std::optional<Result<LocalBegun>> TakeMail() {
+    auto& mail = hub_.mail[session_.value];
+    while (!mail.empty()) {
+      const MessageBody body = std::move(mail.front());
+      mail.pop_front();
+      if (const auto* begun = std::get_if<BegunMessage>(&body)) return LocalBegun{*begun, {}};
+      if (const auto* failure = std::get_if<FailureMessage>(&body)) return failure->status;
+    }
+    return std::nullopt;
+  }
+  Status TimedOut() {
+    hub_.BoardOf(*leader_).Withdrew(session_.value);
+    std::vector<PeerIdentity> missing;
+    for (const auto& body : hub_.mail[session_.value]) {
+      if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
+    }
+    hub_.mail.erase(session_.value);
+    return {Code::kTimeout, "waited " + std::to_string(hub_.timeout_ms) + " ms for " + ToText(missing) + " to come"};
+  }
+
+  LocalNetwork::Hub& hub_;
+  const SessionId session_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
+  const bool again_;
+  std::set<SessionId> seen_;
+  std::optional<SessionId> leader_;
+};
+
+class LocalRound final : public Round {
+ public:
+  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::uint64_t cycle, BegunMessage begun)
+      : hub_(std::move(hub)), self_(self), kind_(kind), cycle_(cycle), begun_(std::move(begun)) {}
+  ~LocalRound() override {
+    const std::lock_guard lock(hub_->mutex);
+    Leave();
+  }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return begun_.members; }
+  [[nodiscard]] bool Leaderless() const override { return lost_ && !given_up_; }
+
+  Result<std::optional<Lifecycle>> Regather() override {
+    hub_->Step();
+    given_up_ = true;
+    {
+      const std::lock_guard lock(hub_->mutex);
+      Leave();
+    }
+    auto again = LocalArrival(*hub_, self_, kind_, cycle_, true).Run();
+    if (!again) return again.status();
+    if (again->settled) return again->settled;
+    begun_ = std::move(again->begun);
+    index_ = 0;
+    lost_ = given_up_ = false;
+    return std::optional<Lifecycle>();
+  }
+
+  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+    hub_->Step();
+    std::unique_lock lock(hub_->mutex);
+    const auto answer = [&](SessionId whose, const Status& status) {
+      if (culprit != nullptr) *culprit = whose;
+      return status;
+    };
+    const auto leader_lost = [&] {
+      lost_ = true;
+      return answer(leader(), Gone(leader()));
+    };
+    if (lost_ || !hub_->members.contains(leader())) return leader_lost();
+    hub_->BoardOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
+    while (true) {
+      auto& mail = hub_->mail[self_.value];
+      while (!mail.empty()) {
+        const MessageBody body = std::move(mail.front());
+        mail.pop_front();
+        if (const auto* failure = std::get_if<FailureMessage>(&body)) return answer(self_, failure->status);
+        const auto* decision = std::get_if<DecisionMessage>(&body);
+        if (decision != nullptr && decision->round == begun_.round && decision->index == index_)
+          return answer(decision->culprit, decision->status);
+      }
+      if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
+      if (!hub_->members.contains(leader())) return leader_lost();
+      VoteCounter& board = hub_->BoardOf(leader());
+      hub_->WaitUntil(lock, board.NextDeadline().value_or(hub_->Now() + kLookAgain));
+      if (hub_->members.contains(leader())) hub_->BoardOf(leader()).Tick(hub_->Now());
+    }
+  }
+
+ private:
+  [[nodiscard]] SessionId leader() const { return begun_.members.front().session; }
+  void Leave() {
+    if (auto board = hub_->boards.find(leader()); board != hub_->boards.end()) board->second->Left(self_.value, begun_.round);
+    hub_->mail.erase(self_.value);
+  }
+
+  std::shared_ptr<LocalNetwork::Hub> hub_;
+  const SessionId self_;
+  const CycleKind kind_;
+  const std::uint64_t cycle_;
+  BegunMessage begun_;
+  std::uint32_t index_ = 0;
+  bool lost_ = false;      // the leader
+  bool given_up_ = false;  // and there is no other
+};
+
+class LocalPeers final : public Peers {
+ public:
+  LocalPeers(std::shared_ptr<LocalNetwork::Hub> hub, std::shared_ptr<Member> me) : hub_(std::move(hub)), me_(std::move(me)) {
+    session_ = hub_->IdentityOf(*me_).session;
+  }
+  ~LocalPeers() override { Stop(); }
+
+  [[nodiscard]] PeerIdentity Self() const override { return hub_->IdentityOf(*me_); }
+  void SetGroup(std::int64_t group) override {
+    const std::lock_guard lock(hub_->mutex);
+    me_->identity.group = group;
+  }
+
+  Result<SharedAllocation> Import(const Token& token, AllocationId as) override {
+    hub_->Step();
+    const auto owner = hub_->Find(token.session);
+    Result<SharedAllocation> shared = Gone(token.session);
+    if (owner == nullptr || hub_->Find(session_) == nullptr) return shared;
+    hub_->Connect(me_, owner);
+    hub_->With(owner, [&](PeerDelegate& d) { shared = d.OnImport(Self(), as, token); });
+    return shared;
+  }
+
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override {
+    hub_->Step();
+    const auto member = hub_->Find(owner);
+    if (member == nullptr || hub_->Find(session_) == nullptr) return Gone(owner);
+    std::vector<SharedAllocation> all;
+    for (const auto& request : requests) {
+      Result<SharedAllocation> shared = Gone(owner);
+      hub_->With(member, [&](PeerDelegate& d) { shared = d.OnReimport(Self(), request); });
+      if (!shared) return shared.status();
+      all.push_back(*std::move(shared));
+    }
+    return all;
+  }
+
+  void DropReference(const RemoteAllocation& remote, AllocationId as) override {
+    if (hub_->Find(session_) == nullptr) return;
+    hub_->With(hub_->Find(remote.owner), [&](PeerDelegate& d) { d.OnReferenceDropped(Self(), remote.allocation, as); });
+  }
+
+  bool AwaitLoss(SessionId who) override {
+    hub_->Step();
+    if (hub_->Find(who) != nullptr) return false;
+    PeerIdentity identity;
+    identity.session = who;
+    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost(identity, kPeerDied); });
+    return true;
+  }
+
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override {
+    hub_->Step();
+    auto begun = LocalArrival(*hub_, session_, kind, cycle, false).Run();
+    if (!begun) return begun.status();
+    return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, std::move(begun->begun)));
+  }
+
+  void Stop() override { hub_->Remove(session_, "has closed"); }
+
+ private:
+  std::shared_ptr<LocalNetwork::Hub> hub_;
+  std::shared_ptr<Member> me_;
+  SessionId session_;
+};
+
+}  // namespace
+
+LocalNetwork::LocalNetwork(std::uint32_t timeout_ms, LocalScheduler* scheduler)
+    : hub_(std::make_shared<Hub>(timeout_ms, scheduler)) {}
+
+std::unique_ptr<Peers> LocalNetwork::Join(const PeerIdentity& self, PeerDelegate& delegate) {
+  auto member = std::make_shared<Member>();
+  member->identity = self;
+  member->delegate = &delegate;
+  {
+    const std::lock_guard lock(hub_->mutex);
+    hub_->members[self.session] = member;
+  }
+  return std::make_unique<LocalPeers>(hub_, std::move(member));
+}
+
+void LocalNetwork::Kill(SessionId session) { hub_->Remove(session, kPeerDied); }
+
+}  // namespace amem

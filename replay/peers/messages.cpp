@@ -1,0 +1,309 @@
+#include "replay/peers/messages.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <kj/exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "replay/peers/peer.capnp.h"
+#include "replay/peers/token.h"
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kTextMax = 2000;
+constexpr std::size_t kHostMax = 64;  // keeps a list of kMembersMax identities inside kMessageBytesMax
+
+struct OutOfBounds {  // thrown and caught in this file only
+  std::string what;
+};
+
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+std::string Cut(const std::string& text, std::size_t most = kTextMax) {
+  return text.size() <= most ? text : text.substr(0, most - 3) + "...";
+}
+
+std::string GetText(capnp::Text::Reader text) { return Cut(std::string(text.begin(), text.size())); }
+
+unsigned Bounded(std::size_t size, std::size_t most) { return static_cast<unsigned>(std::min(size, most)); }
+
+template <class List>
+const List& Within(const List& list, std::size_t most) {
+  if (list.size() > most)
+    throw OutOfBounds{"a list of " + std::to_string(list.size()) + " where at most " + std::to_string(most) + " are allowed"};
+  return list;
+}
+
+template <class Enum>
+Enum Known(std::uint8_t value, Enum last) {
+  if (value > static_cast<std::uint8_t>(last))
+    throw OutOfBounds{"a value of " + std::to_string(value) + " that this build does not know"};
+  return static_cast<Enum>(value);
+}
+
+// ---- values, both ways -----------------------------------------------------------------------------------------------------
+
+void Put(wire::Identity::Builder to, const PeerIdentity& from) {
+  to.setSession(from.session.value);
+  to.setHost(Cut(from.host, kHostMax));
+  to.setPid(from.pid);
+  to.setGroup(from.group);
+  to.setRank(from.rank);
+}
+PeerIdentity Get(wire::Identity::Reader from) {
+  return {SessionId{from.getSession()}, GetText(from.getHost()), from.getPid(), from.getGroup(), from.getRank()};
+}
+
+void Put(wire::Outcome::Builder to, const Status& from) {
+  to.setCode(static_cast<std::uint8_t>(from.code()));
+  to.setDriverResult(from.driver_result());
+  to.setMessage(Cut(from.message()));
+}
+Status Get(wire::Outcome::Reader from) {
+  const Code code = Known(from.getCode(), Code::kBroken);
+  return code == Code::kOk ? Status{} : Status{code, GetText(from.getMessage()), from.getDriverResult()};
+}
+
+void Put(wire::SharedItem::Builder to, const SharedItem& from) {
+  to.setBytes(from.bytes);
+  auto p = to.initProperties();
+  p.setType(from.properties.type);
+  p.setHandleTypes(from.properties.handle_types);
+  p.setLocationType(static_cast<std::uint32_t>(from.properties.location.type));
+  p.setLocationId(from.properties.location.id);
+  p.setCompression(from.properties.compression);
+  p.setGpuDirectRdma(from.properties.gpu_direct_rdma);
+  p.setUsage(from.properties.usage);
+  p.setReserved(from.properties.reserved);
+  if (!from.part) return;
+  to.setSlab(from.part->slab.value);
+  to.setSlabSecret(kj::arrayPtr(from.part->secret.data(), from.part->secret.size()));
+  to.setOffset(from.part->offset);
+}
+SharedItem Get(wire::SharedItem::Reader from) {
+  auto p = from.getProperties();
+  SharedItem to;
+  to.bytes = from.getBytes();
+  to.properties.type = p.getType();
+  to.properties.handle_types = p.getHandleTypes();
+  to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};
+  to.properties.compression = p.getCompression();
+  to.properties.gpu_direct_rdma = p.getGpuDirectRdma();
+  to.properties.usage = p.getUsage();
+  to.properties.reserved = p.getReserved();
+  if (from.getSlab() == 0) return to;
+  SharedPart part{AllocationId{from.getSlab()}, {}, from.getOffset()};
+  const auto secret = from.getSlabSecret();
+  if (secret.size() != part.secret.size()) throw OutOfBounds{"a secret of " + std::to_string(secret.size()) + " bytes"};
+  std::copy(secret.begin(), secret.end(), part.secret.begin());
+  to.part = part;
+  return to;
+}
+
+void Put(wire::Reference::Builder to, const ShareRequest& from) {
+  to.setAllocation(from.allocation.value);
+  to.setAs(from.as.value);
+}
+ShareRequest Get(wire::Reference::Reader from) { return {AllocationId{from.getAllocation()}, AllocationId{from.getAs()}}; }
+
+template <class ListBuilder, class T>
+void PutAll(ListBuilder to, const std::vector<T>& from) {
+  for (unsigned i = 0; i < to.size(); ++i) Put(to[i], from[i]);
+}
+template <class T, class ListReader>
+std::vector<T> GetAll(const ListReader& from, std::size_t most) {
+  std::vector<T> to;
+  to.reserve(Within(from, most).size());
+  for (auto item : from) to.push_back(Get(item));
+  return to;
+}
+
+// ---- bodies ----------------------------------------------------------------------------------------------------------------
+
+void PutBody(wire::Message::Builder to, const MessageBody& body) {
+  std::visit(
+      Overloaded{
+          [&](const HelloMessage& m) {
+            auto b = to.initHello();
+            b.setVersion(m.version);
+            b.setLeastVersion(m.least_version);
+            b.setPurpose(static_cast<std::uint8_t>(m.purpose));
+            Put(b.initSelf(), m.self);
+            b.setTo(m.to.value);
+          },
+          [&](const WelcomeMessage& m) {
+            auto b = to.initWelcome();
+            b.setVersion(m.version);
+            Put(b.initSelf(), m.self);
+          },
+          [&](const FailureMessage& m) { Put(to.initFailure(), m.status); },
+          [&](const ImportMessage& m) {
+            auto b = to.initImport();
+            b.setAs(m.as.value);
+            const auto token = Encode(m.token);
+            b.setToken(kj::arrayPtr(reinterpret_cast<const kj::byte*>(token.data()), token.size()));
+          },
+          [&](const ReimportMessage& m) {
+            PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references);
+          },
+          [&](const SharedMessage& m) { PutAll(to.initShared(Bounded(m.items.size(), kDescriptorsMax)), m.items); },
+          [&](const DroppedMessage& m) { PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references); },
+          [&](const AskNeighboursMessage&) { to.setAskNeighbours(); },
+          [&](const NeighbourhoodMessage& m) {
+            auto b = to.initNeighbourhood();
+            Put(b.initSelf(), m.self);
+            PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
+            b.setLifecycle(static_cast<std::uint8_t>(m.standing.lifecycle));
+            b.setCycle(m.standing.cycle);
+            if (m.lost) Put(b.initLost(), *m.lost);
+          },
+          [&](const ArriveMessage& m) {
+            auto b = to.initArrive();
+            b.setKind(static_cast<std::uint8_t>(m.kind));
+            b.setCycle(m.cycle);
+            PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
+          },
+          [&](const BegunMessage& m) {
+            auto b = to.initBegun();
+            b.setRound(m.round);
+            PutAll(b.initMembers(Bounded(m.members.size(), kMembersMax)), m.members);
+          },
+          [&](const WithdrawMessage&) { to.setWithdraw(); },
+          [&](const WithdrawnMessage& m) { PutAll(to.initWithdrawn(Bounded(m.missing.size(), kMembersMax)), m.missing); },
+          [&](const VoteMessage& m) {
+            auto b = to.initVote();
+            b.setRound(m.round);
+            b.setIndex(m.index);
+            b.setPhase(static_cast<std::uint8_t>(m.phase));
+            b.setTimeoutMs(m.timeout_ms);
+            Put(b.initOutcome(), m.status);
+          },
+          [&](const DecisionMessage& m) {
+            auto b = to.initDecision();
+            b.setRound(m.round);
+            b.setIndex(m.index);
+            b.setCulprit(m.culprit.value);
+            Put(b.initOutcome(), m.status);
+          },
+          [&](const LeaveMessage& m) { to.setLeave(m.round); },
+      },
+      body);
+}
+
+ImportMessage GetImport(wire::Import::Reader from) {
+  auto bytes = from.getToken();
+  auto token = Decode(std::as_bytes(std::span(bytes.begin(), bytes.size())));
+  if (!token) throw OutOfBounds{token.status().message()};
+  return {AllocationId{from.getAs()}, *token};
+}
+
+MessageBody GetBody(wire::Message::Reader from) {
+  switch (from.which()) {
+    case wire::Message::HELLO: {
+      auto b = from.getHello();
+      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRound), Get(b.getSelf()),
+                          SessionId{b.getTo()}};
+    }
+    case wire::Message::WELCOME:
+      return WelcomeMessage{from.getWelcome().getVersion(), Get(from.getWelcome().getSelf())};
+    case wire::Message::FAILURE:
+      return FailureMessage{Get(from.getFailure())};
+    case wire::Message::IMPORT:
+      return GetImport(from.getImport());
+    case wire::Message::REIMPORT:
+      return ReimportMessage{GetAll<ShareRequest>(from.getReimport(), kDescriptorsMax)};
+    case wire::Message::SHARED:
+      return SharedMessage{GetAll<SharedItem>(from.getShared(), kDescriptorsMax)};
+    case wire::Message::DROPPED:
+      return DroppedMessage{GetAll<ShareRequest>(from.getDropped(), kReferencesMax)};
+    case wire::Message::ASK_NEIGHBOURS:
+      return AskNeighboursMessage{};
+    case wire::Message::NEIGHBOURHOOD: {
+      auto b = from.getNeighbourhood();
+      const bool known = b.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
+      return NeighbourhoodMessage{Get(b.getSelf()),
+                                  GetAll<PeerIdentity>(b.getNeighbours(), kMembersMax),
+                                  {known ? static_cast<Lifecycle>(b.getLifecycle()) : Lifecycle::kNew, b.getCycle()},
+                                  b.hasLost() ? std::optional(Get(b.getLost())) : std::nullopt};
+    }
+    case wire::Message::ARRIVE: {
+      auto b = from.getArrive();
+      return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax)};
+    }
+    case wire::Message::BEGUN:
+      return BegunMessage{from.getBegun().getRound(), GetAll<PeerIdentity>(from.getBegun().getMembers(), kMembersMax)};
+    case wire::Message::WITHDRAW:
+      return WithdrawMessage{};
+    case wire::Message::WITHDRAWN:
+      return WithdrawnMessage{GetAll<PeerIdentity>(from.getWithdrawn(), kMembersMax)};
+    case wire::Message::VOTE: {
+      auto b = from.getVote();
+      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getTimeoutMs(),
+                         Get(b.getOutcome())};
+    }
+    case wire::Message::DECISION: {
+      auto b = from.getDecision();
+      return DecisionMessage{b.getRound(), b.getIndex(), SessionId{b.getCulprit()}, Get(b.getOutcome())};
+    }
+    case wire::Message::LEAVE:
+      return LeaveMessage{from.getLeave()};
+  }
+  throw OutOfBounds{"a kind of message that this build does not know"};
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
+  try {
+    capnp::word scratch[512] = {};
+    capnp::MallocMessageBuilder builder(kj::arrayPtr(scratch, std::size(scratch)));
+    auto root = builder.initRoot<wire::Message>();
+    root.setRequest(message.request);
+    PutBody(root, message.body);
+    auto words = capnp::messageToFlatArray(builder);
+    auto bytes = words.asBytes();
+    if (bytes.size() > kMessageBytesMax) {
+      return Status{Code::kInvalid, "a message to a peer of " + std::to_string(bytes.size()) + " bytes, more than " +
+                                        std::to_string(kMessageBytesMax)};
+    }
+    std::vector<std::byte> out(bytes.size());
+    std::memcpy(out.data(), bytes.begin(), bytes.size());
+    return out;
+  } catch (const kj::Exception& e) {
+    return Status{Code::kInvalid, std::string("encoding a message to a peer: ") + e.getDescription().cStr()};
+  } catch (const std::exception& e) {
+    return Status{Code::kInvalid, std::string("encoding a message to a peer: ") + e.what()};
+  }
+}
+
+Result<Message> DecodeMessage(std::span<const std::byte> bytes) {
+  try {
+    if (bytes.size() > kMessageBytesMax || bytes.size() % sizeof(capnp::word) != 0) throw OutOfBounds{"its size"};
+    auto words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));  // for alignment
+    if (!bytes.empty()) std::memcpy(words.begin(), bytes.data(), bytes.size());
+    capnp::ReaderOptions limits;
+    limits.traversalLimitInWords = 4 * words.size() + 64;
+    limits.nestingLimit = 8;
+    capnp::FlatArrayMessageReader reader(words, limits);
+    auto root = reader.getRoot<wire::Message>();
+    return Message{root.getRequest(), GetBody(root)};
+  } catch (const OutOfBounds& e) {
+    return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what};
+  } catch (const kj::Exception& e) {
+    return Status{Code::kCorrupt,
+                  std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.getDescription().cStr()};
+  } catch (const std::exception& e) {
+    return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what()};
+  }
+}
+
+}  // namespace amem

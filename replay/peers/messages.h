@@ -1,0 +1,112 @@
+// Messages between AMem processes, as plain values; peer.capnp is their form on the wire.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "replay/peers/peers.h"
+#include "statemachine/event.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+inline constexpr std::uint32_t kPeerProtocol = 2;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 2;  // 1 had no slabs
+inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
+inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
+inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
+inline constexpr std::size_t kReferencesMax = 4096;  // in one message
+
+enum class Purpose : std::uint8_t {
+  kData = 0,   // import, reimport, dropped; its closing means that the peer is gone
+  kRound = 1,  // discovery, arrivals and votes
+};
+
+struct HelloMessage {
+  std::uint32_t version = kPeerProtocol;
+  std::uint32_t least_version = kPeerProtocolLeast;
+  Purpose purpose = Purpose::kData;
+  PeerIdentity self;
+  SessionId to;
+};
+struct WelcomeMessage {
+  std::uint32_t version = kPeerProtocol;
+  PeerIdentity self;
+};
+struct FailureMessage {
+  Status status;
+};
+struct ImportMessage {
+  AllocationId as;
+  Token token;
+};
+struct ReimportMessage {
+  std::vector<ShareRequest> references;
+};
+struct SharedItem {
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::optional<SharedPart> part;
+};
+struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
+  std::vector<SharedItem> items;
+};
+struct DroppedMessage {
+  std::vector<ShareRequest> references;
+};
+struct AskNeighboursMessage {};
+struct NeighbourhoodMessage {
+  PeerIdentity self;
+  std::vector<PeerIdentity> neighbours;
+  CycleProgress standing;
+  std::optional<PeerIdentity> lost;  // whose end failed its last call to Arrive; nothing once it has called again
+};
+struct ArriveMessage {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  std::vector<PeerIdentity> set;
+};
+struct BegunMessage {
+  std::uint64_t round = 0;
+  std::vector<PeerIdentity> members;
+};
+struct WithdrawMessage {};
+struct WithdrawnMessage {
+  std::vector<PeerIdentity> missing;
+};
+struct VoteMessage {
+  std::uint64_t round = 0;
+  std::uint32_t index = 0;
+  PhaseKind phase{};
+  std::uint32_t timeout_ms = 0;
+  Status status;
+};
+struct DecisionMessage {
+  std::uint64_t round = 0;
+  std::uint32_t index = 0;
+  SessionId culprit;
+  Status status;
+};
+struct LeaveMessage {
+  std::uint64_t round = 0;
+};
+
+using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
+                                 DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
+                                 WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage>;
+
+struct Message {
+  std::uint64_t request = 0;
+  MessageBody body;
+};
+
+// Texts and lists that are too long are cut to what a message may hold. The result is padded to whole words.
+Result<std::vector<std::byte>> EncodeMessage(const Message& message);
+// Safe on any bytes: kCorrupt for what is not a message, or out of its bounds.
+Result<Message> DecodeMessage(std::span<const std::byte> bytes);
+
+}  // namespace amem

@@ -1,0 +1,126 @@
+// Peers: how sessions of one job find each other, share memory and agree.
+//
+// Peers (the interface) is what the coordinator and the edge use; replay/unix_peers.h implements it with Unix sockets, tests
+// have one in memory. All methods may be called from any thread; those that wait say so and have a deadline.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "journal/base/unique_fd.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct PeerIdentity {
+  SessionId session;
+  std::string host;
+  std::int32_t pid = 0;
+  std::int64_t group = 0;
+  std::int32_t rank = -1;
+  friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
+};
+std::string ToText(const PeerIdentity&);  // "rank 2 (pid 4711 on host a)"; without a rank: "pid 4711 on host a"
+
+using Secret = std::array<std::uint8_t, 16>;
+
+// What an exported handle carries, as 64 bytes (token.h has the layout). It opens nothing without the owner's socket, the same
+// user, and the secret.
+struct Token {
+  SessionId session;
+  AllocationId allocation;
+  Secret secret{};
+  Bytes offset = 0;  // of the exported address in its allocation (legacy IPC), 0 otherwise
+  friend bool operator==(const Token&, const Token&) = default;
+};
+
+struct SharedPart {   // where an allocation lies that has no memory of its own
+  AllocationId slab;  // the owner's id
+  Secret secret{};    // the slab's: Token{owner, slab, secret} imports it, as any other allocation
+  Bytes offset = 0;   // in the slab
+};
+
+struct SharedAllocation {  // what an owner hands to an importer
+  UniqueFd descriptor;     // none for a part of a slab
+  Bytes bytes = 0;
+  AllocationProperties properties;
+  std::optional<SharedPart> part;
+};
+
+struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"
+  AllocationId allocation;  // the owner's id
+  AllocationId as;          // the importer's id
+};
+
+// Where a session stands in its pauses and resumes, as its peers may ask.
+struct CycleProgress {
+  Lifecycle lifecycle = Lifecycle::kNew;  // kNew: not known
+  std::uint64_t cycle = 0;
+};
+
+// The other side of the network: calls that come in, on the service thread of this process. Must not block on a peer.
+class PeerDelegate {
+ public:
+  virtual ~PeerDelegate() = default;
+  // First import: check the secret (constant time), record ReferenceAdded, export. kRefused if the secret is wrong.
+  virtual Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) = 0;
+  // Import again after a pause: kRefused unless `by` holds that reference; kNotFound if not resident now.
+  virtual Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) = 0;
+  virtual void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) = 0;
+  virtual void OnPeerConnected(const PeerIdentity& peer) = 0;
+  virtual void OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
+  // Sessions that this one shares memory with now, in either direction.
+  virtual std::vector<SessionId> Neighbours() = 0;
+  virtual CycleProgress Progress() { return {}; }
+};
+
+// One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.
+class Round {
+ public:
+  virtual ~Round() = default;
+  [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session, includes this one
+  // Casts this session's vote on a phase and waits for everybody's. Ok: all voted ok. Otherwise the first failure, which names
+  // the rank, the phase and its reason (kTimeout: who did not vote; kPeerLost: who died), and `culprit` says whose it is.
+  virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
+  // The member that counts the votes is lost: every vote fails at once, unless Regather succeeds.
+  [[nodiscard]] virtual bool Leaderless() const { return false; }
+  // Then gathers the members that are left, who go on voting among themselves. With a value: one of them has ended its cycle
+  // already, and is now so; it had heard the decision that did not reach this one. Waits; after a failure Leaderless is false.
+  virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
+};
+
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  [[nodiscard]] virtual PeerIdentity Self() const = 0;
+  virtual void SetGroup(std::int64_t group) = 0;
+
+  // Asks the owner that `token` names for its allocation, which will be called `as` here. Waits.
+  virtual Result<SharedAllocation> Import(const Token& token, AllocationId as) = 0;
+  // The same for many allocations of one owner after a pause, in as few messages as possible; all or an error. Waits.
+  virtual Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) = 0;
+  // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
+  virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
+
+  // After somebody said that `who` is lost: waits (a second at most) until this process has noticed it too, and its delegate
+  // has heard of it. False: from here it still seems to live.
+  virtual bool AwaitLoss(SessionId who) = 0;
+
+  // Finds the set of sessions that share memory with this one, directly or through others (Neighbours of neighbours), with the
+  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names who did not come, and what
+  // it is doing as far as that is known. Who is dead when it is first looked at does not belong to the set any more; kPeerLost
+  // names one that died, or closed, while it was waited for - by this session, or by others, who were told and have given up.
+  virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
+
+  // Stops serving; no delegate call comes after this returns.
+  virtual void Stop() = 0;
+};
+
+}  // namespace amem

@@ -1,0 +1,159 @@
+#include "replay/peers/token.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <string>
+
+namespace amem {
+namespace {
+
+constexpr std::string_view kTokenMagic = "AMEMTOK1";
+constexpr std::size_t kFamilyLength = 7;  // the magic without its version digit
+constexpr std::size_t kChecksumAt = 56;
+constexpr int kTokenSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+void PutNumber(std::span<std::byte> at, std::uint64_t value) {
+  for (std::size_t i = 0; i < 8; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
+}
+
+std::uint64_t GetNumber(std::span<const std::byte> at) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(at[i]) << (8 * i);
+  return value;
+}
+
+std::uint64_t Checksum(std::span<const std::byte> bytes) {  // FNV-1a
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (std::byte b : bytes) hash = (hash ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3u;
+  return hash;
+}
+
+bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {
+  return bytes.size() >= text.size() && std::memcmp(bytes.data(), text.data(), text.size()) == 0;
+}
+
+std::string SystemError() { return std::strerror(errno); }  // NOLINT(concurrency-mt-unsafe)
+
+std::string LinkOf(int fd) {
+  std::array<char, PATH_MAX> link{};
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t n = ::readlink(path.c_str(), link.data(), link.size());
+  return n < 0 ? std::string() : std::string(link.data(), static_cast<std::size_t>(n));
+}
+
+std::string Describe(const struct stat& info, const std::string& link) {
+  if (S_ISFIFO(info.st_mode)) return "a pipe";
+  if (S_ISSOCK(info.st_mode)) return "a socket";
+  if (S_ISDIR(info.st_mode)) return "the directory " + link;
+  if (S_ISCHR(info.st_mode)) return "the device " + link;
+  return link.empty() ? "of an unknown kind" : link;
+}
+
+Status NotAToken(int fd, const std::string& what) {
+  return {Code::kInvalid,
+          "import of descriptor " + std::to_string(fd) + ": it is " + what +
+              ", neither a token of AMem nor memory of the driver; most likely the NCCL of the peer that sent it is not "
+              "under AMem: load AMem in every process of the job"};
+}
+
+}  // namespace
+
+std::array<std::byte, kTokenBytes> Encode(const Token& token) {
+  std::array<std::byte, kTokenBytes> bytes{};
+  std::span<std::byte> all(bytes);
+  std::memcpy(bytes.data(), kTokenMagic.data(), kTokenMagic.size());
+  PutNumber(all.subspan(8), token.session.value);
+  PutNumber(all.subspan(16), token.allocation.value);
+  std::memcpy(&bytes[24], token.secret.data(), token.secret.size());
+  PutNumber(all.subspan(40), token.offset);
+  PutNumber(all.subspan(kChecksumAt), Checksum(all.first(kChecksumAt)));
+  return bytes;
+}
+
+Result<Token> Decode(std::span<const std::byte> bytes) {
+  if (!StartsWith(bytes, kTokenMagic.substr(0, kFamilyLength)))
+    return Status{Code::kNotFound, "these bytes are not a token of AMem"};
+  if (bytes.size() != kTokenBytes) {
+    return Status{Code::kCorrupt, "a token of AMem has " + std::to_string(kTokenBytes) + " bytes, this one has " +
+                                      std::to_string(bytes.size())};
+  }
+  if (!StartsWith(bytes, kTokenMagic)) {
+    return Status{Code::kCorrupt, "a token of another version of AMem ('" +
+                                      std::string(1, static_cast<char>(bytes[kFamilyLength])) +
+                                      "', this build reads '1'), or a damaged one: use one version of AMem in the whole job"};
+  }
+  if (GetNumber(bytes.subspan(kChecksumAt)) != Checksum(bytes.first(kChecksumAt))) {
+    return Status{Code::kCorrupt, "a token of AMem whose checksum does not match: it was damaged on the way"};
+  }
+  Token token;
+  token.session = SessionId{GetNumber(bytes.subspan(8))};
+  token.allocation = AllocationId{GetNumber(bytes.subspan(16))};
+  std::memcpy(token.secret.data(), &bytes[24], token.secret.size());
+  token.offset = GetNumber(bytes.subspan(40));
+  if (!token.session || !token.allocation)
+    return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
+  return token;
+}
+
+Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
+  UniqueFd fd(::memfd_create(kTokenDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return Status{Code::kIo, "export: memfd_create for a token: " + SystemError()};
+  const auto bytes = Encode(token);
+  if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return Status{Code::kIo, "export: write of a token: " + SystemError()};
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kTokenSeals) != 0) return Status{Code::kIo, "export: sealing a token: " + SystemError()};
+  return fd;
+}
+
+Result<Token> ReadTokenDescriptor(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0)
+    return Status{Code::kInvalid, "import of descriptor " + std::to_string(fd) + ": " + SystemError()};
+  const std::string link = LinkOf(fd);
+  if (link.starts_with("/dev/nvidia")) return Status{Code::kNotFound, "a descriptor of the driver (" + link + ")"};
+  if (link.starts_with("/memfd:amem-sim")) return Status{Code::kNotFound, "a descriptor of the simulator (" + link + ")"};
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || !link.starts_with("/memfd:amem-token")) return NotAToken(fd, Describe(info, link));
+  if (info.st_size != static_cast<off_t>(kTokenBytes) || (seals & kTokenSeals) != kTokenSeals) {
+    return Status{Code::kCorrupt, "import of descriptor " + std::to_string(fd) + ": " + link + " has " +
+                                      std::to_string(info.st_size) + " bytes and seals " +
+                                      Hex(static_cast<std::uint64_t>(seals)) + "; a token has " + std::to_string(kTokenBytes) +
+                                      " and " + Hex(kTokenSeals)};
+  }
+  std::array<std::byte, kTokenBytes> bytes{};
+  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return Status{Code::kIo, "import of descriptor " + std::to_string(fd) + ": reading the token: " + SystemError()};
+  }
+  auto token = Decode(bytes);
+  // The name says token, so bytes that are none are damage and not somebody else's.
+  if (!token && token.status().code() == Code::kNotFound) return Status{Code::kCorrupt, link + " does not hold a token"};
+  return token;
+}
+
+Result<Secret> RandomSecret() {
+  Secret secret{};
+  std::size_t done = 0;
+  while (done < secret.size()) {
+    const ssize_t n = ::getrandom(secret.data() + done, secret.size() - done, 0);
+    if (n > 0) done += static_cast<std::size_t>(n);
+    if (n < 0 && errno != EINTR) return Status{Code::kIo, "getrandom for a secret: " + SystemError()};
+  }
+  return secret;
+}
+
+bool SameSecret(const Secret& a, const Secret& b) {
+  volatile std::uint8_t difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference = static_cast<std::uint8_t>(difference | (a[i] ^ b[i]));
+  return difference == 0;
+}
+
+}  // namespace amem

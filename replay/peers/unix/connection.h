@@ -1,0 +1,80 @@
+// The calling end of a connection to another session: one thread at a time sends, waits and receives, with deadlines.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay/peers/messages.h"
+#include "replay/peers/unix/socket.h"
+
+namespace amem {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// What every connection of a process has in common. The descriptors are the owner's and outlive the connections.
+struct ConnectionContext {
+  int directory = -1;
+  int stop = -1;  // an eventfd that is readable once this process stops serving
+  uid_t uid = 0;  // who may be at the other end
+};
+
+// How a session whose connection closed has ended, as far as can be told: "died" or "has closed".
+std::string HowItEnded(const ConnectionContext& context, SessionId session);
+
+// Whether nobody listens for that session any more; looks again for `patience`, as a process that dies does not do so at once.
+bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
+
+class PeerConnection {
+ public:
+  struct Incoming {
+    Message message;
+    std::vector<UniqueFd> descriptors;
+  };
+
+  ~PeerConnection();  // ends it for the peer too, whoever else may hold the socket by a fork
+  PeerConnection(const PeerConnection&) = delete;
+  PeerConnection& operator=(const PeerConnection&) = delete;
+
+  // Connects and says hello; does not wait for the answer. kPeerLost: nobody there.
+  static Result<std::unique_ptr<PeerConnection>> Begin(const ConnectionContext& context, SessionId to, Purpose purpose,
+                                                       const PeerIdentity& self, Deadline deadline);
+  // The answer to the hello, once per connection.
+  Result<PeerIdentity> AwaitWelcome(Deadline deadline);
+
+  // All below: kTimeout, kPeerLost (closed, or its process died), kRefused (this process stops), kCorrupt.
+  Status Send(const Message& message, Deadline deadline);
+  // Does not wait; false when there is no room now.
+  Result<bool> TrySend(const Message& message);
+  Result<Incoming> Receive(Deadline deadline);
+  Result<std::optional<Incoming>> TryReceive();
+  enum class Until { kReadable, kWritable, kEither };
+  // With `or_readable`, also until that descriptor can be read.
+  Status Wait(Until until, Deadline deadline, int or_readable = -1);
+
+  [[nodiscard]] int fd() const { return socket_.get(); }
+  [[nodiscard]] int process_fd() const { return process_.get(); }  // a pidfd, or -1
+  [[nodiscard]] SessionId to() const { return to_; }
+  std::uint64_t NextRequest() { return ++last_request_; }
+
+ private:
+  PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process);
+  [[nodiscard]] Status Lost(int error) const;
+
+  ConnectionContext context_;
+  SessionId to_;
+  UniqueFd socket_;
+  UniqueFd process_;
+  std::uint64_t last_request_ = 0;
+  std::unique_ptr<std::byte[]> buffer_;  // kMessageBytesMax
+};
+
+// A descriptor that becomes readable when that process has died, even while children it forked hold its sockets open; none if
+// the process cannot be seen from here.
+UniqueFd WatchProcess(pid_t pid);
+
+int MillisecondsUntil(Deadline deadline);  // for poll: rounded up, never negative
+
+}  // namespace amem

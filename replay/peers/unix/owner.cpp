@@ -1,0 +1,235 @@
+#include "replay/peers/unix/owner.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, std::size_t wanted) {
+  if (const auto* failure = std::get_if<FailureMessage>(&incoming.message.body)) return failure->status;
+  const auto* shared = std::get_if<SharedMessage>(&incoming.message.body);
+  const auto whole = [](const SharedItem& item) { return !item.part; };
+  if (shared == nullptr || shared->items.size() != wanted ||
+      incoming.descriptors.size() !=
+          static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
+    return Status{Code::kCorrupt, "its answer has not what was asked for"};
+  }
+  std::vector<SharedAllocation> all;
+  all.reserve(wanted);
+  auto descriptor = incoming.descriptors.begin();
+  for (const SharedItem& item : shared->items) {
+    all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part});
+  }
+  return all;
+}
+
+}  // namespace
+
+// The right to make a request: one at a time, so that answers are not mixed up.
+class OwnerConnection::Turn {
+ public:
+  Turn(OwnerConnection& owner, Deadline deadline) : owner_(owner) {
+    std::unique_lock lock(owner_.turn_mutex_);
+    mine_ = owner_.turn_changed_.wait_until(lock, deadline, [&] { return !owner_.busy_; });
+    if (mine_) owner_.busy_ = true;
+  }
+  ~Turn() {
+    if (!mine_) return;
+    const std::lock_guard lock(owner_.turn_mutex_);
+    owner_.busy_ = false;
+    owner_.turn_changed_.notify_one();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  [[nodiscard]] bool mine() const { return mine_; }
+
+ private:
+  OwnerConnection& owner_;
+  bool mine_ = false;
+};
+
+Status OwnerConnection::Failed(const std::string& doing, const Status& why) const {
+  const auto known = service_.Known(owner_);
+  const std::string text = doing + " from " + (known ? ToText(*known) : ToText(owner_)) + ": ";
+  if (why.code() == Code::kTimeout) {
+    return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
+                                " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
+  }
+  return {why.code(), text + why.message(), why.driver_result()};
+}
+
+Status OwnerConnection::Connect(Deadline deadline) {
+  {
+    const std::lock_guard lock(send_mutex_);
+    if (lost_) return {Code::kPeerLost, "it " + *lost_};
+    if (connected_) return {};
+  }
+  auto fresh = PeerConnection::Begin(context_, owner_, Purpose::kData, service_.Self(), deadline);
+  if (!fresh) return fresh.status();
+  auto welcome = (*fresh)->AwaitWelcome(deadline);
+  if (!welcome) return welcome.status();
+  {
+    const std::lock_guard lock(send_mutex_);
+    connection_ = *std::move(fresh);
+  }
+  Status watched;
+  const bool ran = service_.Run([&] { watched = service_.Watch(*welcome, shared_from_this()); });
+  if (!ran) watched = {Code::kRefused, "this process has stopped serving its peers"};
+  const std::lock_guard lock(send_mutex_);
+  if (watched.ok()) {
+    connected_ = true;
+  } else {
+    connection_.reset();
+  }
+  return watched;
+}
+
+Status OwnerConnection::Send(MessageBody body, std::uint64_t request, Deadline deadline) {
+  const Message message{request, std::move(body)};
+  while (true) {
+    {
+      const std::lock_guard lock(send_mutex_);
+      auto sent = SendDropsLocked();  // what was dropped before must be heard before
+      if (sent && *sent) sent = connection_->TrySend(message);
+      if (!sent) return sent.status();
+      if (*sent) return {};
+    }
+    AMEM_TRY(connection_->Wait(PeerConnection::Until::kWritable, deadline));
+  }
+}
+
+Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Deadline deadline) {
+  while (true) {
+    auto incoming = connection_->Receive(deadline);
+    if (!incoming) return incoming.status();
+    if (incoming->message.request != request) continue;  // an answer that somebody else gave up waiting for
+    auto shared = Unpack(*std::move(incoming), 1);
+    if (!shared) return shared.status();
+    return std::move(shared->front());
+  }
+}
+
+Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationId as) {
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+  const auto run = [&]() -> Result<SharedAllocation> {
+    const Turn turn(*this, deadline);
+    if (!turn.mine()) return Status{Code::kTimeout, ""};
+    AMEM_TRY(Connect(deadline));
+    const std::uint64_t request = connection_->NextRequest();
+    AMEM_TRY(Send(ImportMessage{as, token}, request, deadline));
+    auto shared = AwaitShared(request, deadline);
+    // The owner may have noted, or may yet note, a reference that nobody will ever use.
+    if (!shared) Drop({token.allocation, as});
+    return shared;
+  };
+  auto result = run();
+  if (!result) return Failed("import of " + ToText(token.allocation), result.status());
+  return result;
+}
+
+Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vector<ShareRequest>& requests) {
+  if (requests.empty()) return std::vector<SharedAllocation>();
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+  const auto run = [&]() -> Result<std::vector<SharedAllocation>> {
+    const Turn turn(*this, deadline);
+    if (!turn.mine()) return Status{Code::kTimeout, ""};
+    AMEM_TRY(Connect(deadline));
+    return Exchange(requests, deadline);
+  };
+  auto result = run();
+  if (!result) return Failed("importing " + std::to_string(requests.size()) + " allocations again", result.status());
+  return result;
+}
+
+// All requests are on their way before the first answer is waited for, as far as there is room: the owner exports while this
+// side takes descriptors. After a failure the other answers are taken all the same, for the descriptors in them hold memory.
+Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vector<ShareRequest>& requests, Deadline deadline) {
+  const std::size_t batches = (requests.size() + kDescriptorsMax - 1) / kDescriptorsMax;
+  const auto batch_at = [&](std::size_t i) {
+    const auto begin = requests.begin() + static_cast<std::ptrdiff_t>(i * kDescriptorsMax);
+    return ReimportMessage{
+        {begin, begin + static_cast<std::ptrdiff_t>(std::min(kDescriptorsMax, requests.size() - i * kDescriptorsMax))}};
+  };
+  std::vector<SharedAllocation> all;
+  all.reserve(requests.size());
+  Status failure;
+  const std::uint64_t first = connection_->NextRequest();
+  for (std::size_t i = 1; i < batches; ++i) (void)connection_->NextRequest();
+  std::size_t sent = 0, received = 0;
+  while (received < batches) {
+    if (sent < batches) {
+      const std::lock_guard lock(send_mutex_);
+      auto room = SendDropsLocked();
+      while (room && *room && sent < batches) {
+        room = connection_->TrySend({first + sent, batch_at(sent)});
+        if (room && *room) ++sent;
+      }
+      if (!room) return room.status();
+    }
+    auto incoming = connection_->TryReceive();
+    if (!incoming) return incoming.status();
+    if (!incoming->has_value()) {
+      AMEM_TRY(connection_->Wait(sent < batches ? PeerConnection::Until::kEither : PeerConnection::Until::kReadable, deadline));
+      continue;
+    }
+    if ((*incoming)->message.request != first + received) continue;  // an answer that somebody else gave up waiting for
+    auto part = Unpack(std::move(**incoming), batch_at(received++).references.size());
+    if (!part && failure.ok()) failure = part.status();
+    if (part) std::move(part->begin(), part->end(), std::back_inserter(all));
+  }
+  if (!failure.ok()) return failure;
+  return all;
+}
+
+// ---- drops -----------------------------------------------------------------------------------------------------------------
+
+// True: none is left.
+Result<bool> OwnerConnection::SendDropsLocked() {
+  while (!drops_.empty()) {
+    const std::size_t n = std::min(drops_.size(), kReferencesMax);
+    DroppedMessage message{{drops_.begin(), drops_.begin() + static_cast<std::ptrdiff_t>(n)}};
+    auto sent = connection_->TrySend({0, std::move(message)});
+    if (!sent || !*sent) return sent;
+    drops_.erase(drops_.begin(), drops_.begin() + static_cast<std::ptrdiff_t>(n));
+  }
+  return true;
+}
+
+void OwnerConnection::Drop(const ShareRequest& reference) {
+  bool waits = false;
+  {
+    const std::lock_guard lock(send_mutex_);
+    if (!connected_ || lost_) return;  // then the owner has no reference of ours
+    const bool behind = !drops_.empty();
+    drops_.push_back(reference);
+    if (behind) return;  // somebody sends it already
+    auto sent = SendDropsLocked();
+    waits = sent && !*sent;
+  }
+  if (waits) service_.FlushLater(shared_from_this());
+}
+
+bool OwnerConnection::Flush() {
+  const std::lock_guard lock(send_mutex_);
+  auto sent = SendDropsLocked();
+  return !sent || *sent;
+}
+
+void OwnerConnection::Shut() {
+  const std::lock_guard lock(send_mutex_);
+  if (!connected_ || lost_) return;
+  (void)SendDropsLocked();
+  lost_ = "is not asked any more: this process has stopped serving its peers";
+  (void)::shutdown(connection_->fd(), SHUT_RDWR);
+}
+
+void OwnerConnection::Lost(const std::string& reason) {
+  const std::lock_guard lock(send_mutex_);
+  lost_ = reason;
+  drops_.clear();
+  (void)::shutdown(connection_->fd(), SHUT_RDWR);  // whoever waits wakes
+}
+
+}  // namespace amem

@@ -1,0 +1,58 @@
+// The connection for data to one owner: imports, imports again, and drops, in the order in which they were asked for.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/service.h"
+
+namespace amem {
+
+class OwnerConnection final : public WatchedConnection, public std::enable_shared_from_this<OwnerConnection> {
+ public:
+  OwnerConnection(const ConnectionContext& context, PeerService& service, SessionId owner, std::uint32_t timeout_ms)
+      : context_(context), service_(service), owner_(owner), timeout_ms_(timeout_ms) {}
+
+  // Both wait, first for other threads that use this connection. All messages name the owner and what was wanted.
+  Result<SharedAllocation> Import(const Token& token, AllocationId as);
+  Result<std::vector<SharedAllocation>> Reimport(const std::vector<ShareRequest>& requests);
+  // Does not wait: what finds no room is sent later, before anything else.
+  void Drop(const ShareRequest& reference);
+  void Shut();  // this process stops serving
+
+  // WatchedConnection; on the service thread.
+  [[nodiscard]] int fd() const override { return connection_->fd(); }
+  bool Flush() override;
+  void Lost(const std::string& reason) override;
+
+ private:
+  class Turn;
+  Status Connect(Deadline deadline);
+  Status Send(MessageBody body, std::uint64_t request, Deadline deadline);
+  Result<bool> SendDropsLocked();
+  Result<SharedAllocation> AwaitShared(std::uint64_t request, Deadline deadline);
+  Status Failed(const std::string& doing, const Status& why) const;
+  Result<std::vector<SharedAllocation>> Exchange(const std::vector<ShareRequest>& requests, Deadline deadline);
+
+  const ConnectionContext context_;
+  PeerService& service_;
+  const SessionId owner_;
+  const std::uint32_t timeout_ms_;
+
+  std::mutex turn_mutex_;
+  std::condition_variable turn_changed_;
+  bool busy_ = false;  // a request is under way
+
+  mutable std::mutex send_mutex_;               // for what follows, and for the order of sending
+  std::unique_ptr<PeerConnection> connection_;  // set once, by Connect
+  bool connected_ = false;
+  std::optional<std::string> lost_;
+  std::vector<ShareRequest> drops_;  // that wait for room
+};
+
+}  // namespace amem

@@ -1,0 +1,255 @@
+#include "replay/peers/unix/socket.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "replay/peers/messages.h"
+
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+
+namespace amem {
+namespace {
+
+constexpr int kBacklog = 512;
+constexpr std::size_t kNameLength = 16;
+constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int) * kDescriptorsMax);
+
+// A path of any length fits, and it leads into the directory that was checked, whatever its name has come to mean since.
+sockaddr_un AddressOf(int directory, const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = "/proc/self/fd/" + std::to_string(directory) + "/" + name;
+  std::memcpy(address.sun_path, path.c_str(), std::min(path.size() + 1, sizeof(address.sun_path) - 1));
+  return address;
+}
+
+Status MakeDirectories(const std::filesystem::path& path) {
+  std::filesystem::path so_far;
+  for (const auto& part : path) {
+    so_far /= part;
+    if (::mkdir(so_far.c_str(), 0700) == 0 || errno == EEXIST) continue;
+    const int error = errno;
+    struct stat info {};
+    if (::stat(so_far.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) continue;  // a read-only parent that exists
+    return {Code::kIo, "socket directory " + path.string() + ": mkdir " + so_far.string() + ": " + ErrnoText(error)};
+  }
+  return {};
+}
+
+Result<UniqueFd> NewSocket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return Status{Code::kIo, "socket: " + ErrnoText(errno)};
+  return fd;
+}
+
+// Where "nobody listens" can be trusted to mean that the process is gone: not on a file system that hosts share.
+bool IsLocal(int directory) {
+  struct statfs info {};
+  if (::fstatfs(directory, &info) != 0) return false;
+  switch (static_cast<unsigned long>(info.f_type)) {
+    case TMPFS_MAGIC:
+    case EXT4_SUPER_MAGIC:
+    case XFS_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case OVERLAYFS_SUPER_MAGIC:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool NobodyListens(int directory, const std::string& name) {
+  auto fd = NewSocket();
+  if (!fd) return false;
+  const sockaddr_un address = AddressOf(directory, name);
+  return ::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 && errno == ECONNREFUSED;
+}
+
+}  // namespace
+
+bool HasIdleCores() {
+  static const bool many = std::thread::hardware_concurrency() >= 8;
+  return many;
+}
+
+std::string ErrnoText(int error) {
+  std::array<char, 128> buffer{};
+  return ::strerror_r(error, buffer.data(), buffer.size());  // the GNU one: returns the text
+}
+
+Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
+  AMEM_TRY(MakeDirectories(path));
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
+  if (info.st_uid != ::geteuid()) {
+    return Status{Code::kRefused, "socket directory " + path.string() + " belongs to user " + std::to_string(info.st_uid) +
+                                      ", this process runs as user " + std::to_string(::geteuid()) +
+                                      ": remove it or choose another"};
+  }
+  if ((info.st_mode & 077) != 0) {
+    return Status{Code::kRefused,
+                  "socket directory " + path.string() + " is open to other users: chmod 700 it, or choose another"};
+  }
+  return fd;
+}
+
+std::string SocketName(SessionId session) {
+  std::array<char, kNameLength + 1> name{};
+  std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(session.value));
+  return name.data();
+}
+
+Result<UniqueFd> ListenAt(int directory, SessionId session) {
+  const std::string name = SocketName(session), early = "." + name;
+  auto fd = NewSocket();
+  if (!fd) return fd;
+  const sockaddr_un address = AddressOf(directory, early);
+  (void)::unlinkat(directory, early.c_str(), 0);
+  if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return Status{Code::kIo, "bind of this session's socket " + name + ": " + ErrnoText(errno)};
+  }
+  if (::listen(fd->get(), kBacklog) != 0)
+    return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
+  // link + unlink, not rename: another session's socket of that name must not be taken over.
+  const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
+  const int error = errno;
+  (void)::unlinkat(directory, early.c_str(), 0);
+  if (!named) return Status{Code::kIo, "naming this session's socket " + name + ": " + ErrnoText(error)};
+  return fd;
+}
+
+void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory, SocketName(session).c_str(), 0); }
+
+bool SocketExists(int directory, SessionId session) {
+  struct stat info {};
+  return ::fstatat(directory, SocketName(session).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+void SweepSockets(int directory) {
+  if (!IsLocal(directory)) return;
+  UniqueFd again(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!again) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(again.get()), [](DIR* d) { return ::closedir(d); });
+  if (!listing) return;
+  (void)again.Release();                                    // closedir closes it
+  while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
+    const std::string name = entry->d_name;
+    const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (ours && NobodyListens(directory, name)) (void)::unlinkat(directory, name.c_str(), 0);
+  }
+}
+
+Result<UniqueFd> ConnectTo(int directory, SessionId session) {
+  auto fd = NewSocket();
+  if (!fd) return fd;
+  const sockaddr_un address = AddressOf(directory, SocketName(session));
+  while (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
+    if (errno == ENOENT)
+      return Status{Code::kPeerLost,
+                    "it has no socket any more: it has ended, or its AMem runs on another host or in another directory"};
+    if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
+    return Status{Code::kIo, "connect: " + ErrnoText(errno)};
+  }
+  return fd;
+}
+
+Result<PeerCredentials> CredentialsOf(int socket) {
+  ucred who{};
+  socklen_t size = sizeof(who);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
+    return Status{Code::kIo, "SO_PEERCRED: " + ErrnoText(errno)};
+  return PeerCredentials{who.pid, who.uid};
+}
+
+Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+  iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, kControlBytes> control;
+  if (!descriptors.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+    std::memset(control.data(), 0, header.msg_controllen);
+    cmsghdr* item = CMSG_FIRSTHDR(&header);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(item), descriptors.data(), descriptors.size_bytes());
+  }
+  while (true) {
+    if (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::kDone;
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM)
+      return errno == EAGAIN ? Sent::kWouldBlock : Sent::kTooManyInFlight;
+    if (errno == ETOOMANYREFS) return Sent::kTooManyInFlight;
+    return Sent::kClosed;
+  }
+}
+
+namespace {
+
+void TakeDescriptors(msghdr& header, Packet& packet) {
+  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      packet.descriptors.emplace_back(fd);
+    }
+  }
+}
+
+}  // namespace
+
+Packet ReceivePacket(int socket, std::span<std::byte> into, bool accept_descriptors) {
+  Packet packet;
+  iovec data{into.data(), into.size()};
+  alignas(cmsghdr) std::array<std::byte, kControlBytes> control;
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (accept_descriptors) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+  }
+  ssize_t n = 0;
+  while ((n = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) return packet;
+    packet.state = Packet::State::kClosed;
+    packet.error = errno;
+    return packet;
+  }
+  if (accept_descriptors) TakeDescriptors(header, packet);
+  if (n == 0) {  // no message of ours is empty, so this is the end
+    packet.state = Packet::State::kClosed;
+    return packet;
+  }
+  packet.state = (header.msg_flags & MSG_TRUNC) != 0 ? Packet::State::kMalformed : Packet::State::kMessage;
+  packet.descriptors_lost = accept_descriptors && (header.msg_flags & MSG_CTRUNC) != 0;
+  packet.bytes = static_cast<std::size_t>(n);
+  return packet;
+}
+
+}  // namespace amem

@@ -1,0 +1,61 @@
+// Unix sockets as AMem uses them: where they live, who may talk, whole messages with descriptors beside them.
+//
+// Everything is close-on-exec and non-blocking; waiting is the business of PeerConnection and of the service's epoll.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "journal/base/unique_fd.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+std::string ErrnoText(int error);
+
+// Whether a thread may wait awake for a moment: not where cores are few, as it would keep the one it waits for from running.
+bool HasIdleCores();
+
+// The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user and nobody else may
+// enter it. What comes back is a handle to exactly the directory that was checked.
+Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path);
+std::string SocketName(SessionId session);  // 16 hex digits
+
+// A listening socket under that name. The name appears only once somebody listens, so that a socket in the directory which
+// refuses is one whose process is gone.
+Result<UniqueFd> ListenAt(int directory, SessionId session);
+void RemoveSocket(int directory, SessionId session);
+[[nodiscard]] bool SocketExists(int directory, SessionId session);
+// Removes what processes that died have left. Never touches a socket that somebody listens on.
+void SweepSockets(int directory);
+
+// Code::kPeerLost: nobody listens there. Code::kTimeout: its queue is full now; try again.
+Result<UniqueFd> ConnectTo(int directory, SessionId session);
+
+struct PeerCredentials {
+  pid_t pid = 0;  // 0 when it lives in a pid namespace that cannot be seen from here
+  uid_t uid = 0;
+};
+Result<PeerCredentials> CredentialsOf(int socket);
+
+enum class Sent { kDone, kWouldBlock, kTooManyInFlight, kClosed };
+// `descriptors` stay the caller's. kTooManyInFlight: the kernel holds too many descriptors of this user that nobody has
+// received yet; try again shortly.
+Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors);
+
+struct Packet {
+  enum class State { kMessage, kNothing, kClosed, kMalformed } state = State::kNothing;
+  std::size_t bytes = 0;
+  std::vector<UniqueFd> descriptors;
+  bool descriptors_lost = false;  // this process could not take them all (RLIMIT_NOFILE)
+  int error = 0;                  // errno behind kClosed, 0 for an end of file
+};
+// Without `accept_descriptors` the kernel closes any that come along.
+Packet ReceivePacket(int socket, std::span<std::byte> into, bool accept_descriptors);
+
+}  // namespace amem

@@ -1,0 +1,146 @@
+#include "replay/peers/unix/unix_peers.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "replay/peers/unix/owner.h"
+#include "replay/peers/unix/round.h"
+#include "replay/peers/unix/service.h"
+#include "replay/peers/unix/socket.h"
+
+namespace amem {
+
+namespace {
+constexpr std::chrono::milliseconds kLossPatience{1000};
+}  // namespace
+
+class UnixPeers::Impl {
+ public:
+  Impl(const UnixPeersOptions& options, PeerDelegate& delegate, UniqueFd directory, UniqueFd stop)
+      : options_(options), delegate_(delegate), directory_(std::move(directory)), stop_(std::move(stop)) {}
+
+  Status Start(const PeerIdentity& self) {
+    SweepSockets(directory_.get());
+    auto listener = ListenAt(directory_.get(), self.session);
+    if (!listener) return listener.status().Within("socket directory " + options_.socket_directory.string());
+    context_ = {directory_.get(), stop_.get(), options_.expected_uid.value_or(::geteuid())};
+    service_ = std::make_unique<PeerService>(context_, *std::move(listener), self, delegate_);
+    Status started = service_->Start();
+    if (!started.ok()) RemoveSocket(directory_.get(), self.session);
+    return started;
+  }
+
+  void Stop() {
+    if (stopped_.exchange(true)) return;
+    RemoveSocket(directory_.get(), service_->Self().session);  // first: that is how peers see that it ends in order
+    const std::uint64_t one = 1;
+    (void)!::write(stop_.get(), &one, sizeof(one));
+    service_->Stop();
+    const std::lock_guard lock(owners_mutex_);
+    for (auto& [session, owner] : owners_) owner->Shut();
+  }
+
+  [[nodiscard]] bool in_forked_child() const { return ::getpid() != process_; }
+  [[nodiscard]] PeerService& service() { return *service_; }
+  [[nodiscard]] PeerDelegate& delegate() { return delegate_; }
+
+  std::shared_ptr<OwnerConnection> Owner(SessionId session) {
+    const std::lock_guard lock(owners_mutex_);
+    auto& owner = owners_[session];
+    if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session, options_.timeout_ms);
+    return owner;
+  }
+
+  bool AwaitLoss(SessionId who) {
+    bool connected = false;
+    if (!service_->Run([&] { connected = service_->IsConnected(who); })) return false;
+    if (!connected) return true;
+    if (!IsGone(context_, who, kLossPatience)) return false;
+    return service_->Run([&] { service_->NoteGone(who); });
+  }
+
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) {
+    if (busy_->exchange(true)) return Status{Code::kRefused, "another pause or resume of this session is under way"};
+    return ArriveAtRound({context_, service_.get(), &delegate_, options_.timeout_ms, busy_}, kind, cycle);
+  }
+
+ private:
+  const UnixPeersOptions options_;
+  PeerDelegate& delegate_;
+  UniqueFd directory_, stop_;
+  ConnectionContext context_;
+  const pid_t process_ = ::getpid();
+  std::unique_ptr<PeerService> service_;
+  std::mutex owners_mutex_;
+  std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
+  std::shared_ptr<std::atomic<bool>> busy_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> stopped_{false};
+};
+
+UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options,
+                                                    PeerDelegate& delegate) {
+  auto directory = OpenSocketDirectory(options.socket_directory);
+  if (!directory) return directory.status();
+  UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop) return Status{Code::kIo, "starting the service of peers: eventfd: " + ErrnoText(errno)};
+  auto impl = std::make_unique<Impl>(options, delegate, *std::move(directory), std::move(stop));
+  AMEM_TRY(impl->Start(self));
+  return std::unique_ptr<UnixPeers>(new UnixPeers(std::move(impl)));
+}
+
+UnixPeers::~UnixPeers() {
+  if (impl_->in_forked_child()) {
+    (void)impl_.release();  // its thread, its sockets and its name are the parent's
+  } else {
+    impl_->Stop();
+  }
+}
+
+void UnixPeers::Stop() {
+  if (!impl_->in_forked_child()) impl_->Stop();
+}
+
+PeerIdentity UnixPeers::Self() const { return impl_->service().Self(); }
+
+void UnixPeers::SetGroup(std::int64_t group) { impl_->service().SetGroup(group); }
+
+Result<SharedAllocation> UnixPeers::Import(const Token& token, AllocationId as) {
+  if (token.session != Self().session) return impl_->Owner(token.session)->Import(token, as);
+  Result<SharedAllocation> own = Status{Code::kRefused, "this process has stopped serving its peers"};
+  (void)impl_->service().Run([&] { own = impl_->delegate().OnImport(Self(), as, token); });
+  return own;
+}
+
+Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const std::vector<ShareRequest>& requests) {
+  if (owner != Self().session) return impl_->Owner(owner)->Reimport(requests);
+  std::vector<SharedAllocation> all;
+  Status failed;
+  const bool ran = impl_->service().Run([&] {
+    for (const auto& request : requests) {
+      auto shared = impl_->delegate().OnReimport(Self(), request);
+      if (!shared) failed = shared.status();
+      if (!shared) return;
+      all.push_back(*std::move(shared));
+    }
+  });
+  if (!ran) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  if (!failed.ok()) return failed;
+  return all;
+}
+
+void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
+  if (remote.owner != Self().session) return impl_->Owner(remote.owner)->Drop({remote.allocation, as});
+  impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
+}
+
+bool UnixPeers::AwaitLoss(SessionId who) { return impl_->AwaitLoss(who); }
+
+Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }
+
+}  // namespace amem

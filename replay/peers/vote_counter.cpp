@@ -1,0 +1,263 @@
+#include "replay/peers/vote_counter.h"
+
+#include <algorithm>
+
+namespace amem {
+
+std::string ToText(const std::vector<PeerIdentity>& peers) {
+  std::string text;
+  for (const auto& peer : peers) text += (text.empty() ? "" : ", ") + ToText(peer);
+  return text;
+}
+
+Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason) {
+  return {reason.code(), ToText(who) + " failed in phase " + std::string(ToText(phase)) + ": " + reason.message(),
+          reason.driver_result()};
+}
+
+namespace {
+
+std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
+  const bool pause = kind == CycleKind::kPause;
+  const std::string call = pause ? "ncclPause" : "ncclResume";
+  switch (lifecycle) {
+    case Lifecycle::kRunning:
+      return pause ? "is running and has not called " + call : "is running already: pause it, or let it call nothing";
+    case Lifecycle::kPaused:
+      return pause ? "is paused already: resume it first" : "is paused and has not called " + call;
+    case Lifecycle::kPausing:
+    case Lifecycle::kResuming:
+      return "is in the middle of a " + std::string(lifecycle == Lifecycle::kPausing ? "pause" : "resume") +
+             " that did not end well: call ncclResume on all";
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent) {
+  std::string text;
+  for (const auto& who : missing) {
+    const auto at = progress.find(who.session);
+    std::string what = at == progress.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
+    if (silent.contains(who.session)) what = "does not answer: it is stopped, or overloaded";
+    if (!what.empty()) text += (text.empty() ? ", of whom " : "; ") + ToText(who) + " " + what;
+  }
+  return text;
+}
+
+// ---- arrivals --------------------------------------------------------------------------------------------------------------
+
+void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival) {
+  if (places_.contains(connection)) return;  // it has just begun; the word of that is on its way
+  const Arrival newcomer{connection, who, arrival.kind, arrival.set};
+  if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) {
+    // Somebody who changed its mind is no mixture with itself.
+    gathering_.erase(who.session);
+    if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
+  }
+  gathering_[who.session] = newcomer;
+  gave_up_.erase(who.session);
+  BeginIfComplete();
+}
+
+void VoteCounter::RefuseMixture(const Arrival& newcomer) {
+  std::vector<PeerIdentity> waiting;
+  for (const auto& [session, arrival] : gathering_) waiting.push_back(arrival.who);
+  const std::string waiting_kind(ToText(gathering_.begin()->second.kind)), kind(ToText(newcomer.kind));
+  const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind +
+                                           " was begun by " + ToText(waiting) +
+                                           ": call the same on all ranks that share memory"};
+  say_(newcomer.connection, FailureMessage{mixture});
+  for (const auto& [session, arrival] : gathering_) say_(arrival.connection, FailureMessage{mixture});
+  gathering_.clear();
+  gave_up_.clear();
+}
+
+std::map<SessionId, PeerIdentity> VoteCounter::Expected() const {
+  std::map<SessionId, PeerIdentity> expected;
+  for (const auto& [session, arrival] : gathering_) {
+    expected[session] = arrival.who;
+    for (const auto& peer : arrival.set) expected.try_emplace(peer.session, peer);
+  }
+  return expected;
+}
+
+std::vector<PeerIdentity> VoteCounter::Missing() const {
+  std::vector<PeerIdentity> missing;
+  for (const auto& [session, who] : Expected()) {
+    if (!gathering_.contains(session)) missing.push_back(who);
+  }
+  return missing;
+}
+
+// When all run out of patience together, each is told of those who did not come at all, not of each other.
+std::vector<PeerIdentity> VoteCounter::NeverCame() const {
+  const auto missing = Missing();
+  auto never = missing;
+  std::erase_if(never, [&](const PeerIdentity& who) { return gave_up_.contains(who.session); });
+  return never.empty() ? missing : never;
+}
+
+void VoteCounter::ForgetArrival(ConnectionId connection) {
+  std::erase_if(gathering_, [&](const auto& item) { return item.second.connection == connection; });
+  if (gathering_.empty()) gave_up_.clear();
+}
+
+void VoteCounter::BeginIfComplete() {
+  if (!Missing().empty()) return;
+  Ongoing round;
+  round.id = ++last_round_;
+  round.kind = gathering_.begin()->second.kind;
+  BegunMessage begun{round.id, {}};
+  for (const auto& [session, arrival] : gathering_) {
+    round.members[session] = Member{arrival.connection, arrival.who, false, false, {}};
+    places_[arrival.connection] = {round.id, session};
+    begun.members.push_back(arrival.who);
+  }
+  gathering_.clear();
+  gave_up_.clear();
+  for (const auto& [session, member] : round.members) say_(member.connection, begun);
+  rounds_[round.id] = std::move(round);
+}
+
+void VoteCounter::Withdrew(ConnectionId connection) {
+  if (places_.contains(connection)) return;
+  const auto missing = NeverCame();
+  for (const auto& [session, arrival] : gathering_) {
+    if (arrival.connection == connection) gave_up_.insert(session);
+  }
+  ForgetArrival(connection);
+  say_(connection, WithdrawnMessage{missing});
+}
+
+// ---- votes -----------------------------------------------------------------------------------------------------------------
+
+void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time now) {
+  const auto place = places_.find(connection);
+  if (place == places_.end() || place->second.round != vote.round || vote.index == 0) {
+    return say_(connection, FailureMessage{{Code::kInvalid, "a vote in a round that does not exist here"}});
+  }
+  Ongoing& round = rounds_.at(vote.round);
+  if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
+  if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
+  Ballot& ballot = round.ballot;
+  if (ballot.votes.empty()) ballot.opened = now;
+  if (!vote.status.ok() && !ballot.first_failure) ballot.first_failure = place->second.session;
+  // The most impatient voter sets the deadline, so that each hears the common decision before giving up by itself.
+  const Time patience = now + std::chrono::milliseconds(vote.timeout_ms);
+  ballot.deadline = std::min(ballot.deadline.value_or(patience), patience);
+  ballot.votes[place->second.session] = vote;
+  round.members.at(place->second.session).late = false;
+  DecideIfPossible(round, now);
+}
+
+void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
+  Ballot& ballot = round.ballot;
+  if (ballot.votes.empty()) return;  // nobody waits for a decision
+  std::vector<PeerIdentity> absent, gone;
+  std::string how;
+  bool worth_waiting = false;
+  for (auto& [session, member] : round.members) {
+    if (ballot.votes.contains(session)) continue;
+    if (!member.gone) absent.push_back(member.who);
+    worth_waiting = worth_waiting || (!member.gone && !member.late);
+    if (member.gone && !member.told) {
+      gone.push_back(member.who);
+      if (how.empty()) how = member.how;
+    }
+  }
+  const PhaseKind phase = ballot.votes.begin()->second.phase;
+  const std::string in_phase = " in phase " + std::string(ToText(phase)) + " of the " + std::string(ToText(round.kind));
+  const bool late = ballot.deadline && now >= *ballot.deadline;
+  if (worth_waiting && gone.empty() && !late) return;
+  if (ballot.first_failure) {
+    const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
+    return Decide(round, *ballot.first_failure,
+                  FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
+  }
+  if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
+  if (!absent.empty()) {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - ballot.opened).count();
+    for (const auto& who : absent) round.members.at(who.session).late = true;
+    return Decide(round, absent.front().session,
+                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase +
+                                       ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
+  }
+  for (const auto& [session, vote] : ballot.votes) {
+    if (vote.phase == phase) continue;
+    return Decide(
+        round, SessionId{},
+        {Code::kInvalid, ToText(round.members.at(session).who) + " voted on phase " + std::string(ToText(vote.phase)) +
+                             " while " + ToText(round.members.at(ballot.votes.begin()->first).who) + " voted on phase " +
+                             std::string(ToText(phase))});
+  }
+  Decide(round, SessionId{}, {});
+}
+
+void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
+  const DecisionMessage decision{round.id, round.open_index(), culprit, std::move(status)};
+  const auto votes = std::move(round.ballot.votes);
+  round.ballot = {};
+  for (auto& [session, member] : round.members) member.told = member.told || member.gone;
+  round.decisions.push_back(decision);
+  for (const auto& [session, vote] : votes) {
+    const Member& member = round.members.at(session);
+    if (!member.gone) say_(member.connection, decision);
+  }
+}
+
+// ---- goings ----------------------------------------------------------------------------------------------------------------
+
+void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
+  const auto place = places_.find(connection);
+  if (place != places_.end() && place->second.round == round) Disconnected(connection, "withdrew");
+}
+
+void VoteCounter::Closed(ConnectionId connection, const std::string& how) {
+  // In a gathering it is just not there any more: those who wait find out who is missing, and whether it still lives.
+  ForgetArrival(connection);
+  Disconnected(connection, how);
+}
+
+void VoteCounter::Disconnected(ConnectionId connection, const std::string& how) {
+  const auto place = places_.find(connection);
+  if (place == places_.end()) return;
+  const Place at = place->second;
+  places_.erase(place);
+  Ongoing& round = rounds_.at(at.round);
+  Member& member = round.members.at(at.session);
+  member.gone = true;
+  member.how = how;
+  round.ballot.votes.erase(at.session);
+  if (round.ballot.first_failure == at.session) round.ballot.first_failure.reset();
+  if (round.ballot.votes.empty()) round.ballot = {};  // its deadline went with the voter
+  DecideIfPossible(round, round.ballot.opened);
+  EraseIfEmpty(at.round);
+}
+
+void VoteCounter::EraseIfEmpty(std::uint64_t id) {
+  const auto& members = rounds_.at(id).members;
+  if (std::ranges::all_of(members, [](const auto& item) { return item.second.gone; })) rounds_.erase(id);
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------------
+
+std::optional<VoteCounter::Time> VoteCounter::NextDeadline() const {
+  std::optional<Time> next;
+  for (const auto& [id, round] : rounds_) {
+    const auto& deadline = round.ballot.deadline;
+    if (!round.ballot.votes.empty() && deadline && (!next || *deadline < *next)) next = deadline;
+  }
+  return next;
+}
+
+void VoteCounter::Tick(Time now) {
+  for (auto& [id, round] : rounds_) {
+    if (round.ballot.deadline && now >= *round.ballot.deadline) DecideIfPossible(round, now);
+  }
+}
+
+}  // namespace amem

@@ -1,0 +1,102 @@
+// The board: where the leader of a set counts arrivals and votes. It belongs to the service thread of every session, so that it
+// works before the leader's own thread has come to its pause, and it knows nothing of sockets or clocks: what happened goes in
+// with the time, and what has to be said comes out through `say`.
+//
+// A round's votes are numbered from 1. Each vote gets one decision, made once and kept until everybody has left the round: who
+// comes late is told what was decided, and so all members always see the same.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "replay/peers/messages.h"
+
+namespace amem {
+
+class VoteCounter {
+ public:
+  using ConnectionId = std::uint64_t;
+  using Time = std::chrono::steady_clock::time_point;
+  using Say = std::function<void(ConnectionId, MessageBody)>;
+
+  explicit VoteCounter(Say say) : say_(std::move(say)) {}
+
+  // A member that says which set it sees; said again, it replaces what it said before.
+  void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival);
+  // "Do not count me": answered with who was missing - or not at all, when the round has begun in the same moment.
+  void Withdrew(ConnectionId connection);
+  void Voted(ConnectionId connection, const VoteMessage& vote, Time now);
+  void Left(ConnectionId connection, std::uint64_t round);
+  void Closed(ConnectionId connection, const std::string& how);  // "died", "has closed"
+
+  [[nodiscard]] std::optional<Time> NextDeadline() const;
+  void Tick(Time now);
+  [[nodiscard]] std::size_t rounds() const { return rounds_.size(); }
+
+ private:
+  struct Arrival {
+    ConnectionId connection = 0;
+    PeerIdentity who;
+    CycleKind kind{};
+    std::vector<PeerIdentity> set;
+  };
+  struct Member {
+    ConnectionId connection = 0;
+    PeerIdentity who;
+    bool gone = false;
+    bool told = false;  // a decision has named its going
+    bool late = false;  // a decision has named its absence: nobody waits for it until it has caught up
+    std::string how;    // it went
+  };
+  struct Ballot {  // the vote that is open now
+    std::map<SessionId, VoteMessage> votes;
+    std::optional<SessionId> first_failure;
+    Time opened;
+    std::optional<Time> deadline;
+  };
+  struct Ongoing {
+    std::uint64_t id = 0;
+    CycleKind kind{};
+    std::map<SessionId, Member> members;
+    std::vector<DecisionMessage> decisions;
+    Ballot ballot;
+    [[nodiscard]] std::uint32_t open_index() const { return static_cast<std::uint32_t>(decisions.size()) + 1; }
+  };
+  struct Place {  // where a connection has a part
+    std::uint64_t round = 0;
+    SessionId session;
+  };
+
+  [[nodiscard]] std::map<SessionId, PeerIdentity> Expected() const;
+  [[nodiscard]] std::vector<PeerIdentity> Missing() const;
+  [[nodiscard]] std::vector<PeerIdentity> NeverCame() const;
+  void ForgetArrival(ConnectionId connection);
+  void RefuseMixture(const Arrival& newcomer);
+  void BeginIfComplete();
+  void Disconnected(ConnectionId connection, const std::string& how);
+  void DecideIfPossible(Ongoing& round, Time now);
+  void Decide(Ongoing& round, SessionId culprit, Status status);
+  void EraseIfEmpty(std::uint64_t id);
+
+  Say say_;
+  std::map<SessionId, Arrival> gathering_;  // all of one kind
+  std::set<SessionId> gave_up_;             // came to this gathering and went again: not whom the others waited for
+  std::map<std::uint64_t, Ongoing> rounds_;
+  std::map<ConnectionId, Place> places_;  // of members of ongoing rounds
+  std::uint64_t last_round_ = 0;
+};
+
+// "rank 2 (pid 4711 on host a) failed in phase create own: out of memory", the form of every vote that fails.
+Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
+std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
+// What is known of those who did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
+std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent);
+
+}  // namespace amem

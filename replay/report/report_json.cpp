@@ -1,0 +1,478 @@
+#include "replay/report/report_json.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "replay/diagnosis/verdict_json.h"
+#include "replay/job/event_json.h"
+
+namespace amem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kTextBytes = 320, kFailureTextBytes = 2000;  // of an event
+constexpr std::size_t kKindsInACount = 6;
+
+std::string Grouped(std::uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
+  return digits;
+}
+
+std::string Shortened(std::string text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0U) == 0x80U) --limit;  // not inside a character
+  return text.substr(0, limit) + " \u2026";
+}
+
+std::string RankName(std::int32_t rank, std::int32_t pid) {
+  return rank >= 0 ? "rank " + std::to_string(rank) : "pid " + std::to_string(pid);
+}
+
+// Sessions by index: those with a journal first, then those that were only heard of.
+class Names {
+ public:
+  explicit Names(const JobTimeline& job) : job_(job) {
+    for (const SessionTimeline& s : job.sessions) {
+      index_.emplace(s.info.session, index_.size());
+      ++uses_[RankName(s.who.rank, s.who.pid)];
+    }
+  }
+  std::size_t Of(SessionId session) {
+    const auto [it, fresh] = index_.emplace(session, index_.size());
+    if (fresh) others_.push_back({{"id", SessionText(session)}, {"name", NameOfOther(session)}});
+    return it->second;
+  }
+  Json OfOrNone(SessionId session) { return session ? Json(Of(session)) : Json(-1); }
+  // Two sessions of one rank (a job that ran twice) are told apart by their processes.
+  std::string Of(const SessionTimeline& s) const {
+    const std::string name = RankName(s.who.rank, s.who.pid);
+    return uses_.at(name) > 1 ? name + ", pid " + std::to_string(s.who.pid) : name;
+  }
+  [[nodiscard]] const Json& others() const { return others_; }
+
+ private:
+  std::string NameOfOther(SessionId session) const {
+    for (const SessionTimeline& s : job_.sessions) {
+      const auto peer = s.state.peers.find(session);
+      if (peer != s.state.peers.end()) return RankName(peer->second.rank, peer->second.pid);
+    }
+    return "session " + SessionText(session).substr(8);
+  }
+
+  const JobTimeline& job_;
+  std::map<SessionId, std::size_t> index_;
+  std::map<std::string, int> uses_;
+  Json others_ = Json::array();
+};
+
+std::int64_t At(const JobTimeline& job, std::size_t session, std::uint64_t time_ns) {
+  return static_cast<std::int64_t>(time_ns) + job.offsets_ns[session];
+}
+
+Json ToJson(const Held& held) { return Json(std::vector<Bytes>(held.begin(), held.end())); }
+
+// Differences from point to point: short numbers. A class that is never held is an empty list.
+Json SeriesJson(const JobTimeline& job, std::size_t index) {
+  const SessionTimeline& s = job.sessions[index];
+  Json times = Json::array(), classes = Json::array();
+  std::int64_t last = 0;
+  for (const SeriesPoint& point : s.series) {
+    times.push_back(At(job, index, point.time_ns) - last);
+    last = At(job, index, point.time_ns);
+  }
+  for (std::size_t c = 0; c < kMemoryClasses; ++c) {
+    Json deltas = Json::array();
+    std::int64_t before = 0;
+    for (const SeriesPoint& point : s.series) {
+      if (s.most[c] == 0) break;
+      deltas.push_back(static_cast<std::int64_t>(point.held[c]) - before);
+      before = static_cast<std::int64_t>(point.held[c]);
+    }
+    classes.push_back(std::move(deltas));
+  }
+  return {{"t", std::move(times)}, {"h", std::move(classes)}};
+}
+
+Json SessionJson(const JobTimeline& job, std::size_t index, const Names& names) {
+  const SessionTimeline& s = job.sessions[index];
+  Json kinds = Json::array();
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+    if (s.kinds[kind] != 0) kinds.push_back({kind, s.kinds[kind]});
+  }
+  return {{"id", SessionText(s.info.session)},
+          {"name", names.Of(s)},
+          {"rank", s.who.rank},
+          {"pid", s.who.pid},
+          {"host", s.who.host},
+          {"gpus", s.who.gpu_uuids},
+          {"nccl", s.who.nccl_version},
+          {"driver", s.who.driver_version},
+          {"amem", s.who.amem_version},
+          {"layout", s.who.layout},
+          {"content", s.who.content},
+          {"group", s.who.group},
+          {"status", ToText(s.info.status)},
+          {"lifecycle", ToText(s.state.lifecycle)},
+          {"broken", s.state.broken},
+          {"stopped", s.stopped},
+          {"damaged", s.damage.corrupt_records},
+          {"damage", s.damage.corruption},
+          {"torn", s.damage.torn_tail},
+          {"dropped", s.beginning_dropped},
+          {"events", s.events},
+          {"first", s.info.first.value},
+          {"last", s.info.last.value},
+          {"start", At(job, index, s.first_ns)},
+          {"end", At(job, index, s.last_ns)},
+          {"kinds", std::move(kinds)},
+          {"pauses", s.pauses_done},
+          {"resumes", s.resumes_done},
+          {"failed", s.cycles_failed},
+          {"most", ToJson(s.most)},
+          {"peak", {At(job, index, s.peak.time_ns), DeviceBytes(s.peak.held)}},
+          {"changes", s.changes},
+          {"allocations", s.allocations_total},
+          {"series", SeriesJson(job, index)}};
+}
+
+// ---- pauses and resumes ----------------------------------------------------------------------------------------------------
+
+Json PhasesJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle) {
+  Json phases = Json::array();
+  for (const PhaseRecord& p : cycle.phases) {
+    phases.push_back({static_cast<int>(p.phase), At(job, session, p.begun_ns), At(job, session, p.worked_ns),
+                      p.decided_ns == 0 ? Json(nullptr) : Json(At(job, session, p.decided_ns)), p.passed ? 1 : 0, p.steps});
+  }
+  return phases;
+}
+
+Json PartJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle, Names& names) {
+  Json steps = Json::array();
+  for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
+    if (cycle.steps[kind].count != 0) steps.push_back({kind, cycle.steps[kind].count, cycle.steps[kind].duration_ns});
+  }
+  Json part = {{"s", session},
+               {"n", cycle.number},
+               {"a", At(job, session, cycle.arrived_ns)},
+               {"b", cycle.begun ? Json(At(job, session, cycle.begun_ns)) : Json(nullptr)},
+               {"e", At(job, session, cycle.ended_ns)},
+               {"q", {cycle.begun.value, cycle.ended.value}},
+               {"o", static_cast<int>(cycle.outcome)},
+               {"d", {DeviceBytes(cycle.before), DeviceBytes(cycle.after)}},
+               {"p", PhasesJson(job, session, cycle)},
+               {"st", std::move(steps)}};
+  if (!cycle.message.empty()) part["m"] = cycle.message;
+  if (cycle.culprit) part["c"] = names.Of(cycle.culprit);
+  if (cycle.failed) {
+    part["f"] = {{"step", amem::ToText(cycle.failed->step)},
+                 {"code", ToText(cycle.failed->code)},
+                 {"message", cycle.failed->message},
+                 {"seq", cycle.failed_seq.value}};
+  }
+  return part;
+}
+
+Json CyclesJson(const JobTimeline& job, Names& names) {
+  Json cycles = Json::array();
+  for (const JobCycle& cycle : job.cycles) {
+    Json parts = Json::array(), absent = Json::array();
+    for (const auto& [session, index] : cycle.parts) {
+      parts.push_back(PartJson(job, session, job.sessions[session].cycles[index], names));
+    }
+    for (const SessionId session : cycle.absent) absent.push_back(names.Of(session));
+    cycles.push_back({{"kind", static_cast<int>(cycle.kind)}, {"parts", std::move(parts)}, {"absent", std::move(absent)}});
+  }
+  return cycles;
+}
+
+// ---- allocations -----------------------------------------------------------------------------------------------------------
+
+class AllocationColumns {
+ public:
+  AllocationColumns(const JobTimeline& job, Names& names) : job_(job), names_(names) {
+    for (const char* column :
+         {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp", "most", "state"}) {
+      columns_[column] = Json::array();
+    }
+  }
+
+  void Add(std::size_t session, const AllocationRecord& a) {
+    const auto put = [this](const char* column, auto&& value) {
+      columns_[column].push_back(std::forward<decltype(value)>(value));
+    };
+    if (!a.note.empty()) notes_[std::to_string(columns_["s"].size())] = Shortened(a.note, kFailureTextBytes);
+    put("s", session);
+    put("kind", static_cast<int>(a.kind));
+    put("id", a.id.value);
+    put("addr", a.address ? Hex(a.address.value).substr(2) : std::string());
+    put("bytes", a.bytes);
+    put("loc", Index(locations_, location_index_, a.location.type == LocationType::kInvalid ? "" : amem::ToText(a.location)));
+    put("site", Index(sites_, site_index_, amem::ToText(a.site)));
+    put("q", a.created.value);
+    put("t", At(job_, session, a.created_ns));
+    put("qe", a.ended.value);
+    put("te", a.ended ? At(job_, session, a.ended_ns) : 0);
+    put("peer", names_.OfOrNone(a.remote.owner));
+    put("pid", a.remote.allocation.value);
+    put("imp", a.importers);
+    put("most", a.most_importers);
+    put("slab", a.slab.value);
+    put("state", StateOf(a));
+  }
+
+  Json Take() {
+    return {{"columns", std::move(columns_)},
+            {"sites", std::move(sites_)},
+            {"locations", std::move(locations_)},
+            {"notes", std::move(notes_)}};
+  }
+
+ private:
+  // 0 held, 1 given back by a pause, 2 freed, 3 and on: held, and a pause leaves it in place for this reason.
+  static int StateOf(const AllocationRecord& a) {
+    if (a.ended) return 2;
+    if (!a.resident) return 1;
+    return a.kept == KeepReason::kNone ? 0 : 2 + static_cast<int>(a.kept);
+  }
+  static std::size_t Index(Json& list, std::map<std::string, std::size_t>& known, const std::string& text) {
+    const auto [it, fresh] = known.emplace(text, known.size());
+    if (fresh) list.push_back(text);
+    return it->second;
+  }
+
+  const JobTimeline& job_;
+  Names& names_;
+  Json columns_ = Json::object(), sites_ = Json::array(), locations_ = Json::array(), notes_ = Json::object();
+  std::map<std::string, std::size_t> site_index_, location_index_;
+};
+
+Json AllocationsJson(const JobTimeline& job, Names& names) {
+  AllocationColumns columns(job, names);
+  std::uint64_t total = 0, listed = 0;
+  Bytes left_out = 0;
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    for (const AllocationRecord& a : job.sessions[s].allocations) columns.Add(s, a);
+    total += job.sessions[s].allocations_total;
+    listed += job.sessions[s].allocations.size();
+    left_out += job.sessions[s].allocations_left_out_bytes;
+  }
+  Json json = columns.Take();
+  json["total"] = total;
+  json["left_out"] = total - listed;
+  json["left_out_bytes"] = left_out;
+  return json;
+}
+
+// What sessions hold of each other: from the importer's journal, or where that is absent from the owner's.
+Json LinksJson(const JobTimeline& job, Names& names) {
+  Json links = Json::array();
+  const auto add = [&](std::size_t importer, std::size_t owner, const LinkRecord& l) {
+    links.push_back({importer, owner, l.bytes, l.count, l.most_bytes, l.most_count, l.total});
+  };
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    for (const auto& [owner, link] : job.sessions[s].imports) add(s, names.Of(owner), link);
+    for (const auto& [importer, link] : job.sessions[s].importers) {
+      if (const std::size_t index = names.Of(importer); index >= job.sessions.size()) add(index, s, link);
+    }
+  }
+  return links;
+}
+
+// ---- events ----------------------------------------------------------------------------------------------------------------
+
+std::string TextOf(const EventRow& row) {
+  if (row.event) return Shortened(ToText(row.event->body), row.weight == Weight::kFailure ? kFailureTextBytes : kTextBytes);
+  std::string text;
+  for (std::size_t i = 0; i < row.kinds.size() && i < kKindsInACount; ++i) {
+    text += (i == 0 ? "" : ", ") + Grouped(row.kinds[i].second) + " \u00d7 " + std::string(KindName(row.kinds[i].first));
+  }
+  if (row.kinds.size() > kKindsInACount) text += " and " + std::to_string(row.kinds.size() - kKindsInACount) + " other kinds";
+  return text;
+}
+
+Json EventsJson(const JobTimeline& job) {
+  Json columns = Json::object();
+  for (const char* column : {"s", "q", "n", "t", "d", "k", "w", "th", "x"}) columns[column] = Json::array();
+  std::uint64_t left_out = 0;
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    std::uint64_t seq = 0;
+    std::int64_t time = 0;
+    for (const EventRow& row : job.sessions[s].rows) {
+      const std::int64_t begin = At(job, s, row.begin_ns);
+      columns["s"].push_back(s);
+      columns["q"].push_back(row.first.value - seq);
+      columns["n"].push_back(row.event ? 1 : row.count);
+      columns["t"].push_back(begin - time);
+      columns["d"].push_back(row.end_ns - row.begin_ns);
+      columns["k"].push_back(row.event ? static_cast<int>(row.event->body.index()) : -1);
+      columns["w"].push_back(static_cast<int>(row.weight));
+      columns["th"].push_back(row.event ? row.event->thread : 0);
+      columns["x"].push_back(TextOf(row));
+      seq = row.first.value;
+      time = begin;
+      if (!row.event) left_out += row.count;
+    }
+  }
+  return {{"columns", std::move(columns)}, {"left_out", left_out}};
+}
+
+Json VerdictJson(const JobTimeline& job, const Verdict& v, Names& names) {
+  Json evidence = Json::array();
+  for (const Evidence& e : v.evidence) {
+    const bool timed = e.wall_ns != 0 && job.began_realtime_ns != 0;
+    evidence.push_back({{"s", names.OfOrNone(e.session)},
+                        {"q", e.seq.value},
+                        {"t", timed ? Json(static_cast<std::int64_t>(e.wall_ns - job.began_realtime_ns)) : Json(nullptr)},
+                        {"role", static_cast<int>(e.role)},
+                        {"x", e.text}});
+  }
+  return {{"healthy", v.healthy},
+          {"kind", v.kind},
+          {"headline", v.headline},
+          {"summary", v.summary},
+          {"remedy", v.remedy},
+          {"live", v.live},
+          {"process", v.process},
+          {"evidence", std::move(evidence)},
+          {"notes", v.notes},
+          {"damage", v.damage},
+          {"s", v.session ? names.OfOrNone(*v.session) : Json(-1)},
+          {"q", v.seq.value}};
+}
+
+template <class Enum>
+Json Words(std::size_t count) {
+  Json words = Json::array();
+  for (std::size_t i = 0; i < count; ++i) words.push_back(amem::ToText(static_cast<Enum>(i)));
+  return words;
+}
+
+std::string Escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+// Inside a script element only "<" can end it; in JSON it stands in strings only.
+std::string ForScript(const std::string& json) {
+  std::string out;
+  out.reserve(json.size() + 64);
+  for (const char c : json) {
+    if (c == '<') {
+      out += "\\u003c";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+// The page with each mark replaced; what was put in is not searched for marks.
+std::string Filled(std::string_view page, const std::map<std::string_view, std::string>& marks) {
+  std::string out;
+  while (!page.empty()) {
+    std::size_t at = page.size();
+    const std::pair<const std::string_view, std::string>* next = nullptr;
+    for (const auto& mark : marks) {
+      if (const std::size_t found = page.find(mark.first); found < at) {
+        at = found;
+        next = &mark;
+      }
+    }
+    out += page.substr(0, at);
+    if (next == nullptr) break;
+    out += next->second;
+    page.remove_prefix(at + next->first.size());
+  }
+  return out;
+}
+
+void Shrink(JobTimeline& job, std::size_t divisor) {
+  for (SessionTimeline& s : job.sessions) {
+    RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / divisor, 100));
+    ThinAllocations(s, s.allocations.size() / divisor);
+  }
+}
+
+}  // namespace
+
+TimelineLimits LimitsOf(std::size_t sessions, const ReportLimits& limits) {
+  const std::size_t n = std::max<std::size_t>(sessions, 1);
+  TimelineLimits each;
+  each.points = std::clamp<std::size_t>(12'000 / n, 60, 1500);
+  each.rows = std::clamp<std::size_t>(limits.rows / n, 100, 8000);
+  each.allocations = std::clamp<std::size_t>(limits.allocations / n, 50, 8000);
+  each.cycles = std::clamp<std::size_t>(1600 / n, 8, 200);
+  return each;
+}
+
+std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::string_view version, std::string_view made_at) {
+  Names names(job);
+  Json json;
+  json["version"] = version;
+  json["made_at"] = made_at;
+  Json sessions = Json::array();
+  std::uint64_t events = 0, bytes = 0, cycles_left_out = 0;
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    sessions.push_back(SessionJson(job, s, names));
+    events += job.sessions[s].events;
+    bytes += job.sessions[s].info.file_bytes;
+    cycles_left_out = std::max(cycles_left_out, job.sessions[s].cycles_left_out);
+  }
+  json["job"] = {{"began_ms", job.began_realtime_ns / 1'000'000},
+                 {"duration", job.duration_ns},
+                 {"events", events},
+                 {"bytes", bytes},
+                 {"notes", job.notes},
+                 {"cycles_left_out", cycles_left_out}};
+  Json kinds = Json::array();
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) kinds.push_back(KindName(kind));
+  json["kinds"] = std::move(kinds);
+  json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
+  json["steps"] = Words<StepKind>(kStepKinds);
+  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kMulticast) + 1);
+  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kImportedSlab) + 1);
+  json["outcomes"] = Words<Outcome>(static_cast<std::size_t>(Outcome::kOpen) + 1);
+  json["verdict"] = VerdictJson(job, verdict, names);
+  json["sessions"] = std::move(sessions);
+  json["cycles"] = CyclesJson(job, names);
+  json["allocations"] = AllocationsJson(job, names);
+  json["links"] = LinksJson(job, names);
+  json["events"] = EventsJson(job);
+  json["others"] = names.others();
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& verdict, const ReportLimits& limits,
+                       std::string_view version, std::string_view made_at) {
+  std::string data = ForScript(ReportJson(job, verdict, version, made_at));
+  for (int attempt = 0; attempt < 6 && page.size() + data.size() > limits.page_bytes; ++attempt) {
+    Shrink(job, 2);
+    data = ForScript(ReportJson(job, verdict, version, made_at));
+  }
+  return Filled(page, {{"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
+                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + verdict.remedy)},
+                       {"@DATA@", std::move(data)}});
+}
+
+}  // namespace amem

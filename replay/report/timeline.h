@@ -1,0 +1,157 @@
+// The timeline of a job: its journals folded into what a report shows. Memory held over time, pauses and resumes with their
+// phases, allocations, references between sessions, and the events worth listing.
+//
+// Each journal is read once, from beginning to end, in memory that does not grow with its length: what does not fit is counted.
+// Plain functions over readers; no clock, nothing is written. Safe on journals of live processes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "journal/journal.h"
+#include "replay/report/timeline_rows.h"
+#include "replay/report/timeline_series.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+struct TimelineLimits {  // for one session
+  std::size_t points = 1500;
+  std::size_t rows = 2000;         // of the event list
+  std::size_t allocations = 4000;  // those alive at the end stay in any case
+  std::size_t cycles = 200;        // failed ones come first
+};
+
+struct PhaseRecord {
+  PhaseKind phase{};
+  std::uint64_t begun_ns = 0;
+  std::uint64_t worked_ns = 0;   // time of this session's last step; what follows is waiting for the others
+  std::uint64_t decided_ns = 0;  // 0: never
+  bool passed = false;
+  SessionId culprit;
+  std::uint64_t steps = 0;
+};
+
+enum class Outcome : std::uint8_t {
+  kDone = 0,
+  kUndone,     // failed, and what was done has been undone
+  kNotUndone,  // failed, and could not be undone
+  kOpen,       // the journal ends in the middle of it
+};
+std::string_view ToText(Outcome outcome);
+
+struct StepTotal {
+  std::uint64_t count = 0, duration_ns = 0;
+};
+inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kScan) + 1;
+
+// A pause or resume as one session saw it.
+struct CycleRecord {
+  CycleKind kind{};
+  std::uint64_t number = 0;
+  std::vector<SessionId> members;
+  SequenceNumber begun, ended;   // begun 0: it waited for the others, and never began; ended 0: open
+  std::uint64_t arrived_ns = 0;  // began to wait for the others; when it began, where the journal has no arrival
+  std::uint64_t begun_ns = 0;
+  std::uint64_t ended_ns = 0;  // of the last event seen in it while it is open
+  Outcome outcome = Outcome::kOpen;
+  std::string message;               // of a failure
+  std::optional<StepFailed> failed;  // the first step that failed here
+  SequenceNumber failed_seq;
+  SessionId culprit;  // of the first phase that did not pass
+  Held before{}, after{};
+  std::vector<PhaseRecord> phases;
+  std::array<StepTotal, kStepKinds> steps{};
+};
+
+enum class AllocationKind : std::uint8_t { kOwn = 0, kImported, kMulticast, kHost, kPool, kDriver, kSlab, kImportedSlab };
+std::string_view ToText(AllocationKind kind);
+
+// One piece of memory of a session, from its making to its end.
+struct AllocationRecord {
+  AllocationKind kind{};
+  AllocationId id;  // 0: has none (host, pool, the driver's own); its address names it
+  Address address;  // where it was mapped first
+  Bytes bytes = 0;
+  Location location;
+  CallSite site;
+  SequenceNumber created, ended;  // ended 0: there at the end of the journal
+  std::uint64_t created_ns = 0, ended_ns = 0;
+  AllocationId slab;            // whose part it is; 0: it has memory of its own
+  RemoteAllocation remote;      // of an imported one
+  std::uint64_t importers = 0;  // holds of peers at the end, or at its own end
+  std::uint64_t most_importers = 0;
+  bool resident = true;                 // occupies memory at the end
+  KeepReason kept = KeepReason::kNone;  // at the end
+  std::string note;                     // e.g. of a step that failed on it
+};
+
+// What one session holds of another's memory, in allocations; slabs that they lie in do not count.
+struct LinkRecord {
+  Bytes bytes = 0, most_bytes = 0;  // at the end, and at most
+  std::uint64_t count = 0, most_count = 0;
+  std::uint64_t total = 0;  // imports ever made
+};
+
+// A journal, folded.
+struct SessionTimeline {
+  JournalInfo info;
+  ReadReport damage;
+  SessionOpened who;
+  std::string stopped;  // why memory and cycles end before the journal does; empty: they do not
+  bool beginning_dropped = false;
+  std::uint64_t events = 0;
+  std::uint64_t first_ns = 0, last_ns = 0;
+  std::array<std::uint64_t, kEventKinds> kinds{};
+  State state;  // after the last event that could be applied
+
+  std::vector<SeriesPoint> series;
+  std::uint64_t changes = 0;  // of memory held, of which `series` keeps some
+  Held most{};                // each class at its own peak
+  SeriesPoint peak;           // when DeviceBytes was highest
+
+  std::vector<CycleRecord> cycles;
+  std::uint64_t cycles_left_out = 0;
+  std::uint64_t pauses_done = 0, resumes_done = 0, cycles_failed = 0;
+
+  std::vector<AllocationRecord> allocations;  // in order of creation
+  std::uint64_t allocations_total = 0;
+  Bytes allocations_left_out_bytes = 0;
+  std::map<SessionId, LinkRecord> imports;    // by owner
+  std::map<SessionId, LinkRecord> importers;  // by importer, as this session's journal says
+  std::vector<EventRow> rows;
+};
+
+// Reads a whole journal. Where its events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says
+// why; the list of events goes on. A failure means that nothing could be read.
+Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits);
+
+// Fewer allocations, for who must make room later: those there at the end stay longest, then the largest.
+void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
+
+// The same pause or resume in all sessions that took part: (session, cycle in it) by index.
+struct JobCycle {
+  CycleKind kind{};
+  std::vector<std::pair<std::size_t, std::size_t>> parts;
+  std::vector<SessionId> absent;  // members without a part of their own; if it never began, who was there and did not come
+};
+
+struct JobTimeline {
+  std::vector<SessionTimeline> sessions;  // by rank, then by the time of their opening
+  std::vector<std::int64_t> offsets_ns;   // add to a time of that session: nanoseconds since the job's first event
+  std::uint64_t began_realtime_ns = 0;    // wall clock of the first event; 0 unknown
+  std::uint64_t duration_ns = 0;
+  std::vector<JobCycle> cycles;    // by time
+  std::vector<std::string> notes;  // about the clocks
+};
+// Puts the sessions of a job on one clock. One boot of one host has one; others are related by their wall clocks.
+JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);
+
+}  // namespace amem

@@ -1,0 +1,159 @@
+// Many sessions on one clock, and their pauses and resumes put together.
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+
+#include "replay/report/timeline.h"
+
+namespace amem {
+namespace {
+
+using std::to_string;
+
+// Clocks of two hosts are set to within this, or not at all.
+constexpr std::int64_t kSkew_ns = 2'000'000'000;
+
+std::string ClockOf(const SessionOpened& who) { return who.host + '\n' + who.boot_id; }
+
+struct Clock {
+  std::optional<std::int64_t> to_realtime;  // add to a monotonic time
+  std::uint64_t first_ns = ~std::uint64_t{0};
+};
+
+std::map<std::string, Clock> ClocksOf(const std::vector<SessionTimeline>& sessions) {
+  std::map<std::string, Clock> clocks;
+  for (const SessionTimeline& s : sessions) {
+    Clock& clock = clocks[ClockOf(s.who)];
+    if (s.who.realtime_ns != 0 && s.first_ns <= clock.first_ns) {
+      clock.to_realtime = static_cast<std::int64_t>(s.who.realtime_ns) - static_cast<std::int64_t>(s.who.monotonic_ns);
+    }
+    if (s.events != 0) clock.first_ns = std::min(clock.first_ns, s.first_ns);
+  }
+  return clocks;
+}
+
+void SetClocks(JobTimeline& job) {
+  const auto clocks = ClocksOf(job.sessions);
+  const bool all_known =
+      std::all_of(clocks.begin(), clocks.end(), [](const auto& c) { return c.second.to_realtime.has_value(); });
+  const auto shift = [&](const Clock& clock) {  // of a clock to the job's, before the origin is known
+    return all_known ? *clock.to_realtime : -static_cast<std::int64_t>(clock.first_ns);
+  };
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max(), end = std::numeric_limits<std::int64_t>::min();
+  for (const SessionTimeline& s : job.sessions) {
+    const std::int64_t offset = shift(clocks.at(ClockOf(s.who)));
+    job.offsets_ns.push_back(offset);
+    if (s.events == 0) continue;
+    origin = std::min(origin, static_cast<std::int64_t>(s.first_ns) + offset);
+    end = std::max(end, static_cast<std::int64_t>(s.last_ns) + offset);
+  }
+  if (origin > end) origin = end = 0;
+  for (std::int64_t& offset : job.offsets_ns) offset -= origin;
+  job.duration_ns = static_cast<std::uint64_t>(end - origin);
+  if (all_known) job.began_realtime_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(origin, 0));
+  if (clocks.size() < 2) return;
+  job.notes.push_back(all_known ? "The journals come from " + to_string(clocks.size()) +
+                                      " clocks (hosts or boots), put together by their wall clocks: times of different hosts "
+                                      "may be off by as much as those differ."
+                                : "The journals come from " + to_string(clocks.size()) +
+                                      " clocks (hosts or boots), and not all know their wall clock: each host's times count "
+                                      "from its own first event.");
+}
+
+class Grouping {
+ public:
+  explicit Grouping(JobTimeline& job) : job_(job) {}
+
+  void Run() {
+    struct Part {
+      std::int64_t begin = 0;
+      std::size_t session = 0, cycle = 0;
+    };
+    std::vector<Part> parts;
+    for (std::size_t s = 0; s < job_.sessions.size(); ++s) {
+      for (std::size_t c = 0; c < job_.sessions[s].cycles.size(); ++c) parts.push_back({Begin(s, c), s, c});
+    }
+    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
+    for (const Part& part : parts) Add(part.session, part.cycle);
+    for (JobCycle& cycle : job_.cycles) FindAbsent(cycle);
+  }
+
+ private:
+  [[nodiscard]] const CycleRecord& At(std::size_t s, std::size_t c) const { return job_.sessions[s].cycles[c]; }
+  [[nodiscard]] std::int64_t Begin(std::size_t s, std::size_t c) const {
+    return static_cast<std::int64_t>(At(s, c).arrived_ns) + job_.offsets_ns[s];
+  }
+  [[nodiscard]] std::int64_t End(std::size_t s, std::size_t c) const {
+    return static_cast<std::int64_t>(At(s, c).ended_ns) + job_.offsets_ns[s];
+  }
+
+  // A session is a part of a cycle once; they overlap in time, and where both have begun it is a member.
+  [[nodiscard]] bool Fits(const JobCycle& cycle, std::size_t s, std::size_t c) const {
+    const auto& [other, number] = cycle.parts.front();
+    const CycleRecord &theirs = At(other, number), &mine = At(s, c);
+    if (theirs.kind != mine.kind) return false;
+    for (const auto& [session, index] : cycle.parts) {
+      if (session == s) return false;
+    }
+    if (theirs.begun && mine.begun) {
+      const SessionId me = job_.sessions[s].info.session;
+      if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
+    }
+    const bool one_clock = ClockOf(job_.sessions[s].who) == ClockOf(job_.sessions[other].who);
+    const std::int64_t slack = one_clock ? 0 : kSkew_ns;
+    return Begin(s, c) <= End(other, number) + slack && Begin(other, number) <= End(s, c) + slack;
+  }
+
+  void Add(std::size_t s, std::size_t c) {
+    const std::size_t look_back = std::min<std::size_t>(job_.cycles.size(), 64);
+    for (std::size_t i = job_.cycles.size() - look_back; i < job_.cycles.size(); ++i) {
+      if (Fits(job_.cycles[i], s, c)) return job_.cycles[i].parts.emplace_back(s, c), void();
+    }
+    job_.cycles.push_back({.kind = At(s, c).kind, .parts = {{s, c}}, .absent = {}});
+  }
+
+  void FindAbsent(JobCycle& cycle) {
+    std::sort(cycle.parts.begin(), cycle.parts.end());
+    const auto took_part = [&](SessionId session) {
+      return std::any_of(cycle.parts.begin(), cycle.parts.end(),
+                         [&](const auto& part) { return job_.sessions[part.first].info.session == session; });
+    };
+    for (const auto& [s, c] : cycle.parts) {
+      for (const SessionId member : At(s, c).members) {
+        const bool known = std::find(cycle.absent.begin(), cycle.absent.end(), member) != cycle.absent.end();
+        if (!known && !took_part(member)) cycle.absent.push_back(member);
+      }
+      if (At(s, c).begun) return;  // it names all
+    }
+    // It never began, so nobody recorded who was waited for: the others of the group that were there.
+    const auto& [first, number] = cycle.parts.front();
+    for (std::size_t s = 0; s < job_.sessions.size(); ++s) {
+      const SessionTimeline& other = job_.sessions[s];
+      const bool there = static_cast<std::int64_t>(other.first_ns) + job_.offsets_ns[s] <= End(first, number) &&
+                         static_cast<std::int64_t>(other.last_ns) + job_.offsets_ns[s] >= Begin(first, number);
+      const bool same = other.who.group == job_.sessions[first].who.group;
+      if (there && same && !took_part(other.info.session)) cycle.absent.push_back(other.info.session);
+    }
+  }
+
+  JobTimeline& job_;
+};
+
+}  // namespace
+
+JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
+  JobTimeline job;
+  job.sessions = std::move(sessions);
+  std::stable_sort(job.sessions.begin(), job.sessions.end(), [](const SessionTimeline& a, const SessionTimeline& b) {
+    const auto key = [](const SessionTimeline& s) {
+      return std::pair(s.who.rank < 0 ? std::numeric_limits<std::int32_t>::max() : s.who.rank, s.first_ns);
+    };
+    return key(a) < key(b);
+  });
+  SetClocks(job);
+  Grouping(job).Run();
+  return job;
+}
+
+}  // namespace amem

@@ -1,0 +1,152 @@
+#include "replay/report/timeline_rows.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kBeforeFailure = 60, kAfterFailure = 20;  // rows listed around a failure
+constexpr std::size_t kAtBoundary = 3;                          // ... and on each side of a phase's beginning or end
+constexpr std::size_t kAtEnds = 40;                             // ... at the beginning and the end of a journal
+
+struct Weigh {
+  Weight operator()(const SessionBroken&) const { return Weight::kFailure; }
+  Weight operator()(const StepFailed&) const { return Weight::kFailure; }
+  Weight operator()(const CycleFailed&) const { return Weight::kFailure; }
+  Weight operator()(const PeerLost&) const { return Weight::kFailure; }
+  Weight operator()(const PhaseDecided& e) const { return e.passed ? Weight::kPhase : Weight::kFailure; }
+  Weight operator()(const PhaseBegun&) const { return Weight::kPhase; }
+  Weight operator()(const CycleBegun&) const { return Weight::kLandmark; }
+  Weight operator()(const CycleDone&) const { return Weight::kLandmark; }
+  Weight operator()(const SessionOpened&) const { return Weight::kLandmark; }
+  Weight operator()(const SessionClosed&) const { return Weight::kLandmark; }
+  Weight operator()(const LibraryAttached&) const { return Weight::kLandmark; }
+  Weight operator()(const GroupChanged&) const { return Weight::kLandmark; }
+  Weight operator()(const StepBegun&) const { return Weight::kStep; }
+  Weight operator()(const StepDone&) const { return Weight::kStep; }
+  Weight operator()(const AllocationCreated&) const { return Weight::kMemory; }
+  Weight operator()(const AllocationReleased&) const { return Weight::kMemory; }
+  Weight operator()(const Imported&) const { return Weight::kMemory; }
+  Weight operator()(const ReferenceAdded&) const { return Weight::kMemory; }
+  Weight operator()(const ReferenceDropped&) const { return Weight::kMemory; }
+  Weight operator()(const HostAllocated&) const { return Weight::kMemory; }
+  Weight operator()(const HostFreed&) const { return Weight::kMemory; }
+  Weight operator()(const LegacyAllocated&) const { return Weight::kMemory; }
+  Weight operator()(const LegacyFreed&) const { return Weight::kMemory; }
+  Weight operator()(const AsyncAllocated&) const { return Weight::kMemory; }
+  Weight operator()(const AsyncFreed&) const { return Weight::kMemory; }
+  Weight operator()(const RangeReserved&) const { return Weight::kDetail; }
+  Weight operator()(const RangeFreed&) const { return Weight::kDetail; }
+  Weight operator()(const Mapped&) const { return Weight::kDetail; }
+  Weight operator()(const Unmapped&) const { return Weight::kDetail; }
+  Weight operator()(const AccessSet&) const { return Weight::kDetail; }
+  Weight operator()(const Exported&) const { return Weight::kDetail; }
+  Weight operator()(const AllocationRetained&) const { return Weight::kDetail; }
+  Weight operator()(const Placed&) const { return Weight::kDetail; }
+  Weight operator()(const PartCleared&) const { return Weight::kDetail; }
+  template <class Other>
+  Weight operator()(const Other&) const {
+    return Weight::kUnusual;
+  }
+};
+
+void Raise(EventRow& row, Weight weight) {
+  if (row.event) row.weight = std::min(row.weight, weight);
+}
+
+// `row` and what follows it become one count.
+void Absorb(EventRow& row, EventRow&& next) {
+  const auto add = [&row](std::uint8_t kind, std::uint64_t count) {
+    const auto known = std::find_if(row.kinds.begin(), row.kinds.end(), [kind](const auto& k) { return k.first == kind; });
+    if (known != row.kinds.end()) {
+      known->second += count;
+    } else {
+      row.kinds.emplace_back(kind, count);
+    }
+  };
+  const auto list = [&add](const EventRow& of) {
+    if (of.event) add(static_cast<std::uint8_t>(of.event->body.index()), 1);
+  };
+  list(row);
+  row.event.reset();
+  row.weight = Weight::kStep;
+  list(next);
+  for (const auto& [kind, count] : next.kinds) add(kind, count);
+  row.last = next.last;
+  row.end_ns = next.end_ns;
+  row.count += next.count;
+}
+
+// Counts everything that `drop` says of (index, row); neighbours that are counts become one. An event between two that stay is
+// left: a count of one would take as much room.
+template <class Drop>
+void Collapse(std::vector<EventRow>& rows, const Drop& drop) {
+  std::vector<EventRow> kept;
+  kept.reserve(rows.size());
+  bool open = false;  // the last kept row takes what is dropped
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool counted = !rows[i].event || drop(i, rows[i]);
+    if (counted && open) {
+      Absorb(kept.back(), std::move(rows[i]));
+    } else {
+      kept.push_back(std::move(rows[i]));
+      open = counted;
+    }
+  }
+  rows = std::move(kept);
+}
+
+}  // namespace
+
+Weight WeightOf(const EventBody& body) { return std::visit(Weigh{}, static_cast<const EventVariant&>(body)); }
+
+RowBuilder::RowBuilder(std::size_t limit) : limit_(std::max<std::size_t>(limit, 4 * kAtEnds)) {}
+
+void RowBuilder::Add(const Event& event) {
+  EventRow row{.weight = WeightOf(event.body),
+               .event = event,
+               .first = event.seq,
+               .last = event.seq,
+               .begin_ns = event.time_ns,
+               .end_ns = event.time_ns};
+  const bool edge = row.weight <= Weight::kPhase;
+  if (edge) {
+    const std::size_t back = row.weight == Weight::kFailure ? kBeforeFailure : kAtBoundary;
+    const Weight as = row.weight == Weight::kFailure ? Weight::kNear : Weight::kBoundary;
+    for (std::size_t i = rows_.size(); i > 0 && rows_.size() - i < back; --i) Raise(rows_[i - 1], as);
+    boundary_ = kAtBoundary;
+    if (row.weight == Weight::kFailure) after_failure_ = kAfterFailure;
+  } else if (after_failure_ > 0) {
+    --after_failure_;
+    Raise(row, Weight::kNear);
+  } else if (boundary_ > 0) {
+    --boundary_;
+    Raise(row, Weight::kBoundary);
+  }
+  rows_.push_back(std::move(row));
+  if (rows_.size() >= 3 * limit_) Thin(rows_, limit_);
+}
+
+void RowBuilder::Thin(std::vector<EventRow>& rows, std::size_t limit) {
+  for (std::size_t worst = kWeights - 1; worst > static_cast<std::size_t>(Weight::kPhase) && rows.size() > limit; --worst) {
+    const std::size_t end = rows.size() - std::min(rows.size(), kBeforeFailure + kAtEnds);
+    Collapse(rows, [&](std::size_t i, const EventRow& row) {
+      return i >= kAtEnds && i < end && static_cast<std::size_t>(row.weight) >= worst;
+    });
+  }
+  if (rows.size() <= limit) return;
+  // Nothing but what matters is left: what is oldest goes, behind the first quarter.
+  const std::size_t excess = rows.size() - limit + 1, from = std::min(limit / 4, rows.size() - excess);
+  Collapse(rows, [&](std::size_t i, const EventRow&) { return i >= from && i < from + excess; });
+}
+
+std::vector<EventRow> RowBuilder::Take() {
+  Thin(rows_, limit_);
+  for (EventRow& row : rows_) {
+    std::stable_sort(row.kinds.begin(), row.kinds.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  }
+  return std::exchange(rows_, {});
+}
+
+}  // namespace amem

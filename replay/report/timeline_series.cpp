@@ -1,0 +1,93 @@
+#include "replay/report/timeline_series.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace amem {
+
+Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
+
+Bytes DeviceBytes(const Held& held) {
+  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
+         held[static_cast<std::size_t>(MemoryClass::kHost)];
+}
+
+Share ShareOf(const Allocation& a) {
+  if (a.placed()) return {};  // a part of a slab, which counts as a whole
+  const Bytes bytes = a.resident ? a.bytes : 0;
+  if (!a.own()) return {MemoryClass::kImported, bytes};
+  if (a.multicast) return {};  // an object without memory of its own: what is bound to it counts
+  if (!a.on_device()) return {MemoryClass::kHost, bytes};
+  return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
+}
+
+Held HeldIn(const State& state) {
+  Held held{};
+  const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
+  for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
+  for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
+  for (const auto& [address, bytes] : state.async) add(MemoryClass::kPool, bytes);
+  for (const auto& [address, l] : state.legacy) {
+    if (!l.backing) add(MemoryClass::kDriver, l.bytes);
+  }
+  return held;
+}
+
+SeriesBuilder::SeriesBuilder(std::size_t limit)
+    : limit_(std::max<std::size_t>(4, (limit - std::min<std::size_t>(limit, 2)) / 3)) {
+  buckets_.reserve(limit_);
+}
+
+void SeriesBuilder::Bucket::Add(const SeriesPoint& point) {
+  if (count == 0 || Sum(point.held) < Sum(lowest.held)) lowest = point;
+  if (count == 0 || Sum(point.held) > Sum(highest.held)) highest = point;
+  last = point;
+  ++count;
+}
+
+void SeriesBuilder::Bucket::Add(const Bucket& later) {
+  if (Sum(later.lowest.held) < Sum(lowest.held)) lowest = later.lowest;
+  if (Sum(later.highest.held) > Sum(highest.held)) highest = later.highest;
+  last = later.last;
+  count += later.count;
+}
+
+void SeriesBuilder::Add(const SeriesPoint& point) {
+  if (changes_ == 0) first_ = point;
+  if (changes_ != 0 && point.held == last_.held) return;
+  last_ = point;
+  ++changes_;
+  if (buckets_.empty() || buckets_.back().count >= width_) {
+    if (buckets_.size() == limit_) Halve();
+    if (buckets_.empty() || buckets_.back().count >= width_) buckets_.emplace_back();
+  }
+  buckets_.back().Add(point);
+}
+
+void SeriesBuilder::Halve() {
+  std::vector<Bucket> half;
+  half.reserve(limit_);
+  for (std::size_t i = 0; i < buckets_.size(); i += 2) {
+    half.push_back(buckets_[i]);
+    if (i + 1 < buckets_.size()) half.back().Add(buckets_[i + 1]);
+  }
+  buckets_ = std::move(half);
+  width_ *= 2;
+}
+
+std::vector<SeriesPoint> SeriesBuilder::Points() const {
+  std::vector<SeriesPoint> points;
+  const auto add = [&points](const SeriesPoint& point) {
+    if (points.empty() || points.back().seq < point.seq || points.back().time_ns < point.time_ns) points.push_back(point);
+  };
+  if (changes_ != 0) add(first_);
+  for (const Bucket& bucket : buckets_) {
+    const bool low_first = bucket.lowest.seq <= bucket.highest.seq;
+    add(low_first ? bucket.lowest : bucket.highest);
+    add(low_first ? bucket.highest : bucket.lowest);
+    add(bucket.last);
+  }
+  return points;
+}
+
+}  // namespace amem

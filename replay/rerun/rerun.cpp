@@ -1,0 +1,403 @@
+#include "replay/rerun/rerun.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+
+#include "replay/job/event_json.h"
+#include "replay/job/scratch_directory.h"
+#include "replay/peers/unix/socket.h"
+#include "replay/rerun/absent_owner.h"
+#include "replay/rerun/process.h"
+#include "replay/rerun/session.h"
+#include "replay/rerun/stream.h"
+
+namespace amem {
+namespace {
+
+constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
+constexpr std::uint64_t kMeasureEvery = 512;  // events of one session
+
+// Kinds that the driver has no call for.
+bool HasNoCall(const EventBody& body) {
+  return std::holds_alternative<HostAllocated>(body) || std::holds_alternative<LegacyAllocated>(body) ||
+         std::holds_alternative<AsyncAllocated>(body) || std::holds_alternative<MulticastCreated>(body) ||
+         std::holds_alternative<MulticastBound>(body) || std::holds_alternative<Registered>(body) ||
+         std::holds_alternative<PassedThrough>(body);
+}
+
+bool IsCheckpoint(const EventBody& body) {
+  return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
+         std::holds_alternative<CycleFailed>(body);
+}
+
+std::string NameOf(const SessionOpened& who) {
+  return who.rank < 0 ? "session " + SessionText(who.session) : "rank " + std::to_string(who.rank);
+}
+
+class Host {
+ public:
+  Host(std::span<const std::unique_ptr<JournalReader>> journals, const RerunOptions& options)
+      : journals_(journals), options_(options) {}
+
+  Result<RerunReport> Run() {
+    AMEM_TRY(Introduce());
+    AMEM_TRY(Limit());
+    AMEM_TRY(Build());
+    AMEM_TRY(Replay());
+    for (const auto& one : cast_) {
+      Measure(*one);
+      const RerunRank::Counts counts = one->rank->counts();
+      report_.events += counts.events;
+      report_.calls += counts.calls;
+      report_.steps += counts.steps;
+      report_.elsewhere += counts.elsewhere;
+    }
+    for (std::size_t d = 0; d < report_.devices.size(); ++d) report_.devices[d].most = most_[d];
+    return std::move(report_);
+  }
+
+ private:
+  struct One {
+    JournalReader* reader = nullptr;
+    JournalInfo info;
+    SessionOpened who;
+    State start;
+    std::uint64_t offset = 0;           // of its clock, to compare with others'
+    std::vector<std::int32_t> devices;  // of the host, by its ordinals
+    std::unique_ptr<EventStream> stream;
+    std::unique_ptr<RerunRank> rank;
+    RerunSession* session = nullptr;      // the rank, if it lives in this process
+    std::uint64_t events = 0;             // taken
+    std::map<std::int32_t, Bytes> holds;  // by device of the host
+  };
+
+  // Who there is, and on which devices: a UUID is one device, whoever names it.
+  Status Introduce() {
+    for (const auto& reader : journals_) {
+      auto one = std::make_unique<One>();
+      const auto info = reader->Info();
+      if (!info) return info.status();
+      one->reader = reader.get();
+      one->info = *info;
+      if (info->first.value > 1) {
+        auto start = reader->StateAt(SequenceNumber{info->first.value - 1});
+        if (!start) return start.status();
+        one->start = *std::move(start);
+        one->who = one->start.session;
+      } else {
+        const auto read = reader->Read(SequenceNumber{1}, SequenceNumber{1}, [&](const Event& event) {
+          if (const auto* opened = std::get_if<SessionOpened>(&event.body)) one->who = *opened;
+          return false;
+        });
+        if (!read) return read.status();
+      }
+      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, info->last);
+      AMEM_TRY(FindDevices(*reader, *one));
+      cast_.push_back(std::move(one));
+    }
+    report_.sessions = cast_.size();
+    most_.resize(report_.devices.size());
+    return {};
+  }
+
+  // The ordinals that it uses, also those of peers' memory that it maps.
+  Status FindDevices(JournalReader& reader, One& one) {
+    std::int32_t highest = static_cast<std::int32_t>(one.who.gpu_uuids.size()) - 1;
+    std::set<std::int32_t> owns;
+    const auto see = [&](const Location& location) {
+      if (location.type == LocationType::kDevice) highest = std::max(highest, location.id);
+    };
+    const auto read = reader.Read(one.info.first, one.info.last, [&](const Event& event) {
+      if (const auto* created = std::get_if<AllocationCreated>(&event.body)) {
+        see(created->properties.location);
+        owns.insert(created->properties.location.id);
+      }
+      if (const auto* imported = std::get_if<Imported>(&event.body)) see(imported->properties.location);
+      if (const auto* access = std::get_if<AccessSet>(&event.body)) {
+        for (const AccessDescriptor& a : access->access) see(a.location);
+      }
+      return true;
+    });
+    if (!read) return read.status();
+    for (const auto& [id, a] : one.start.allocations) {
+      see(a.properties.location);
+      if (a.own()) owns.insert(a.properties.location.id);
+    }
+    for (const auto& [address, m] : one.start.mappings) {
+      for (const AccessDescriptor& a : m.access) see(a.location);
+    }
+    for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
+      const auto index = static_cast<std::size_t>(ordinal);
+      const std::string name =
+          index < one.who.gpu_uuids.size() ? one.who.gpu_uuids[index] : one.who.host + " device " + std::to_string(ordinal);
+      auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
+      if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
+      if (owns.contains(ordinal)) at->used_by.push_back(NameOf(one.who));
+      one.devices.push_back(static_cast<std::int32_t>(at - report_.devices.begin()));
+    }
+    return {};
+  }
+
+  Status Limit() {
+    for (const auto& [which, bytes] : options_.memory) {
+      std::size_t index = report_.devices.size();
+      for (std::size_t d = 0; d < report_.devices.size(); ++d) {
+        if (report_.devices[d].name == which || std::to_string(d) == which) index = d;
+      }
+      if (index == report_.devices.size()) {
+        std::string known;
+        for (std::size_t d = 0; d < report_.devices.size(); ++d)
+          known += (d == 0 ? "" : ", ") + std::to_string(d) + " (" + report_.devices[d].name + ")";
+        return {Code::kInvalid, "there is no device \"" + which + "\" in these journals; there are " + known};
+      }
+      report_.devices[index].limit = bytes;
+    }
+    return {};
+  }
+
+  Status Build() {
+    const auto devices = std::max<std::int32_t>(1, static_cast<std::int32_t>(report_.devices.size()));
+    if (devices >= SimulatorWorld::kMaxDevices)
+      return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
+                                      std::to_string(SimulatorWorld::kMaxDevices - 1)};
+    AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
+    for (const auto& one : cast_) {
+      // Only differences of clocks matter: those of one host are one clock.
+      const auto same = std::ranges::find_if(cast_, [&](const auto& other) { return other->who.boot_id == one->who.boot_id; });
+      one->offset = (*same)->who.realtime_ns - (*same)->who.monotonic_ns;
+    }
+    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
+    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
+    return {};
+  }
+
+  static std::string Beginning(const One& one) {
+    return NameOf(one.who) + (one.info.first.value > 1 ? ", from its snapshot" : "");
+  }
+
+  [[nodiscard]] std::set<SessionId> Killed() const {
+    std::set<SessionId> killed;
+    for (const auto& one : cast_) {
+      if (one->info.status == SessionStatus::kCrashed) killed.insert(one->info.session);
+    }
+    return killed;
+  }
+
+  Status StartHere(std::int32_t devices) {
+    auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for absent owners: what they hold counts for nobody
+    if (!world) return world.status();
+    auto absent_owner = Simulator::Open({.in_memory = *world, .visible = {devices}, .granularity = 4096, .physical = false});
+    if (!absent_owner) return absent_owner.status();
+    absent_owners_driver_ = *std::move(absent_owner);
+    absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
+    for (const auto& one : cast_) {
+      auto driver = Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false});
+      if (!driver) return driver.status();
+      auto session = std::make_unique<RerunSession>(
+          *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
+      if (one->start.last) session->StartFrom(std::move(one->start));
+      session->SetKilled(Killed());
+      one->session = session.get();
+      one->rank = std::move(session);
+      by_session_[one->info.session] = one.get();
+    }
+    return {};
+  }
+
+  Status StartProcesses(std::int32_t devices) {
+    const auto scratch = scratch_.Get();
+    if (!scratch) return scratch.status();
+    RerunProcessOptions start;
+    start.scratch = *scratch;
+    start.devices_of_host = devices;
+    start.capacity = kPlenty;
+    start.cuda = options_.cuda;
+    start.visible = options_.cuda_visible_devices;
+    if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
+    for (const auto& one : cast_) start.job.insert(one->info.session);
+    start.killed = Killed();
+    for (const auto& one : cast_) {
+      start.journal = one->info.directory;
+      start.self = {one->info.session, "this host", 0, one->who.group, one->who.rank};
+      start.devices = one->devices;
+      auto rank = RerunProcess::Start(start, std::move(one->start));
+      if (!rank) return rank.status();
+      one->rank = *std::move(rank);
+    }
+    return {};
+  }
+
+  Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
+    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end()) {
+      auto shared = owner->second->session->Share(remote.allocation);
+      if (!shared) return shared.status();
+      return std::move(shared->descriptor);
+    }
+    return absent_owner_.Export(remote, as_imported);
+  }
+
+  One* Earliest() {
+    One* first = nullptr;
+    std::uint64_t first_ns = 0;
+    for (const auto& one : cast_) {
+      const Event* event = one->stream->Peek();
+      if (event == nullptr) continue;
+      const std::uint64_t ns = event->time_ns + one->offset;
+      if (first == nullptr || ns < first_ns) {
+        first = one.get();
+        first_ns = ns;
+      }
+    }
+    return first;
+  }
+
+  Status Replay() {
+    One* before = nullptr;
+    bool go_on = true;
+    while (One* one = go_on ? Earliest() : nullptr) {
+      if (before != nullptr && before != one) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
+      before = one;
+      if (go_on) AMEM_TRY(Replay(*one, go_on));
+    }
+    if (go_on && before != nullptr) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
+    return go_on ? CompareAtTheEnd() : Status{};
+  }
+
+  // One event; what came of it may be known later. `go_on` becomes false after the last.
+  Status Replay(One& one, bool& go_on) {
+    const Event event = *one.stream->Peek();
+    one.stream->Pop();
+    if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
+    const bool last =
+        options_.until && event.seq == *options_.until && (one.info.session == options_.until_session || cast_.size() == 1);
+    const bool now = last || IsCheckpoint(event.body) || std::holds_alternative<StepFailed>(event.body);
+    AMEM_TRY(Note(one, one.rank->Take(event, now), go_on));
+    if (go_on && IsCheckpoint(event.body)) go_on = Compare(one, event, "after \"" + ToText(event.body) + "\"");
+    if (!go_on) return {};
+    AMEM_TRY(TakeMemoryAway(one, event));
+    if (++one.events % kMeasureEvery == 0 || IsCheckpoint(event.body)) Measure(one);
+    go_on = !last;
+    return {};
+  }
+
+  Status Note(const One& one, const RerunRank::Outcome& outcome, bool& go_on) {
+    if (!outcome.failure.ok()) return outcome.failure.Within(NameOf(one.who));
+    if (outcome.mismatch.ok() && !outcome.reproduced) return {};
+    std::optional<Event> event;
+    const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
+      event = found;
+      return false;
+    });
+    if (!read) return read.status();
+    if (!event) return {Code::kNotFound, NameOf(one.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
+    if (outcome.reproduced) {
+      ++report_.failures_reproduced;
+      if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one.who) + ": " + ToText(event->body));
+    }
+    if (!outcome.mismatch.ok()) {
+      Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
+      go_on = false;
+    }
+    return {};
+  }
+
+  bool Compare(const One& one, const Event& at, const std::string& when) {
+    ++report_.comparisons;
+    const Status same = one.rank->Compare();
+    if (!same.ok()) Differ(one, at, "state " + when, "digest " + Hex(Digest(one.rank->recorded())), same.message());
+    return same.ok();
+  }
+
+  Status CompareAtTheEnd() {
+    for (const auto& one : cast_) {
+      if (!one->stream->status().ok()) return one->stream->status().Within(NameOf(one->who));
+      if (one->rank->recorded().cycle.open_step) continue;  // it died at that: the driver may be a step ahead
+      if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
+    }
+    return {};
+  }
+
+  // Somebody else takes what is over the limit, once it was given back.
+  Status TakeMemoryAway(const One& one, const Event& event) {
+    const auto* done = std::get_if<CycleDone>(&event.body);
+    if (done == nullptr || done->kind != CycleKind::kPause) return {};
+    for (std::size_t ordinal = 0; ordinal < one.devices.size(); ++ordinal) {
+      const std::int32_t device = one.devices[ordinal];
+      const auto index = static_cast<std::size_t>(device);
+      const auto limit = report_.devices[index].limit;
+      const auto& users = report_.devices[index].used_by;
+      if (!limit || taken_.contains(device) || std::ranges::find(users, NameOf(one.who)) == users.end()) continue;
+      const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
+      if (taken.ok()) taken_.insert(device);
+      if (!taken.ok() && taken.code() != Code::kOutOfMemory)  // others hold it still: once more when they have paused
+        return taken.Within("--memory: taking the rest of device " + std::to_string(device));
+    }
+    return {};
+  }
+
+  // What the sessions hold, from their states: the simulated host would look at every process to tell.
+  void Measure(One& one) {
+    for (const auto& [device, bytes] : one.holds) holds_[device] -= bytes;
+    one.holds.clear();
+    for (const auto& [id, a] : one.rank->recorded().allocations) {
+      const auto ordinal = static_cast<std::size_t>(a.properties.location.id);
+      if (!a.own() || !a.on_device() || !a.resident || a.placed() || ordinal >= one.devices.size()) continue;
+      one.holds[one.devices[ordinal]] += a.bytes;
+    }
+    for (const auto& [device, bytes] : one.holds) {
+      holds_[device] += bytes;
+      most_[static_cast<std::size_t>(device)] = std::max(most_[static_cast<std::size_t>(device)], holds_[device]);
+    }
+  }
+
+  static std::string Recorded(const Event& event) {
+    if (const auto* failed = std::get_if<StepFailed>(&event.body)) return failed->message;
+    return std::holds_alternative<StepDone>(event.body) ? "ok" : ToText(event.body);
+  }
+
+  void Differ(const One& one, const Event& event, std::string what, std::string recorded, std::string replayed) {
+    report_.difference =
+        RerunDifference{one.info.session, event.seq, event.time_ns, std::move(what), std::move(recorded), std::move(replayed)};
+    const auto* failed = std::get_if<StepFailed>(&event.body);
+    if (failed == nullptr) return;
+    if (failed->code != Code::kOutOfMemory) {
+      report_.hint = "it failed for a reason that the simulator does not have: the driver, the device or a peer of that day";
+      return;
+    }
+    const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
+    if (ordinal >= one.devices.size()) return;
+    const std::int32_t device = one.devices[ordinal];
+    const auto& own = one.rank->recorded().allocations;
+    Bytes whole = 0;
+    for (const auto& [id, a] : own) {
+      if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
+    }
+    report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
+                   std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
+                   " leaves it a little less than this session needs, so that it fails again";
+  }
+
+  std::span<const std::unique_ptr<JournalReader>> journals_;
+  const RerunOptions& options_;
+  ScratchDirectory scratch_;  // outlives the processes
+  RerunReport report_;
+  std::vector<std::unique_ptr<One>> cast_;
+  std::map<SessionId, One*> by_session_;
+  std::unique_ptr<Simulator> absent_owners_driver_;
+  AbsentOwner absent_owner_;
+  std::set<std::int32_t> taken_;
+  std::map<std::int32_t, Bytes> holds_;
+  std::vector<Bytes> most_;
+};
+
+}  // namespace
+
+Result<RerunReport> Rerun(std::span<const std::unique_ptr<JournalReader>> journals, const RerunOptions& options) {
+  if (journals.empty()) return Status{Code::kInvalid, "run: there is no journal to replay"};
+  return Host(journals, options).Run();
+}
+
+}  // namespace amem

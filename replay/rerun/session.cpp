@@ -1,0 +1,290 @@
+#include "replay/rerun/session.h"
+
+namespace amem {
+namespace {
+
+std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
+
+}  // namespace
+
+DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
+  const auto it = handles_.find(allocation);
+  return it == handles_.end() ? DriverHandle{} : it->second;
+}
+
+Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
+  const auto it = recorded_.allocations.find(allocation);
+  if (it == recorded_.allocations.end()) return Status{Code::kNotFound, ToText(allocation) + " does not exist at its owner"};
+  ++counts_.calls;
+  auto descriptor = driver_->Export(HandleOf(allocation));
+  if (!descriptor) return descriptor.status();
+  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties, {}};
+}
+
+// Where an address that was recorded is on this driver.
+Address RerunSession::Here(Address recorded) const {
+  auto range = elsewhere_.upper_bound(recorded);
+  if (range == elsewhere_.begin()) return recorded;
+  --range;
+  const Bytes offset = recorded.value - range->first.value;
+  return offset < range->second.bytes ? range->second.here + offset : recorded;
+}
+
+Status RerunSession::Reserve(Address at, const Range& range) {
+  ++counts_.calls;
+  const auto address = driver_->Reserve(range.bytes, range.alignment, at, range.flags);
+  if (!address) return address.status();
+  if (*address == at) return {};
+  if (simulator_ != nullptr) return {Code::kInvalid, "reserved at " + Hex(address->value)};
+  elsewhere_[at] = {range.bytes, *address};
+  ++counts_.elsewhere;
+  return {};
+}
+
+Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
+  const auto memory = driver_->Memory(device);
+  if (!memory) return memory.status();
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, device.value};
+  const auto granularity = driver_->Granularity(properties);
+  if (!granularity) return granularity.status();
+  const Bytes over = memory->total > bytes ? (memory->total - bytes) / *granularity * *granularity : 0;
+  if (over == 0) return {};
+  return driver_->Create(over, properties, 0).status();  // and never given back
+}
+
+Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported) {
+  const Result<UniqueFd> descriptor = export_remote_(remote, as_imported);
+  if (!descriptor) return descriptor.status();
+  ++counts_.calls;
+  const Result<DriverHandle> handle = driver_->Import(*descriptor);
+  if (!handle) return handle.status();
+  handles_[allocation] = *handle;
+  return {};
+}
+
+Status RerunSession::Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
+  ++counts_.calls;
+  const Result<DriverHandle> handle = driver_->Create(bytes, properties, flags);
+  if (handle) handles_[allocation] = *handle;
+  return handle.status();
+}
+
+Status RerunSession::Drop(AllocationId allocation) {
+  const auto handle = handles_.find(allocation);
+  if (handle == handles_.end()) return {};
+  ++counts_.calls;
+  const Status released = driver_->Release(handle->second);
+  handles_.erase(handle);
+  return released;
+}
+
+// ---- from a snapshot -------------------------------------------------------------------------------------------------------
+
+Status RerunSession::BuildOwn() {
+  for (const auto& [address, range] : recorded_.ranges) AMEM_TRY(Reserve(address, range));
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (!a.own() || a.multicast || !a.resident || a.placed()) continue;
+    const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
+    if (!handle) return handle.status();
+    handles_[id] = *handle;
+  }
+  return Place(true);
+}
+
+Status RerunSession::BuildImports() {
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (a.remote && a.resident && !a.placed()) AMEM_TRY(Import(id, *a.remote, a));
+  }
+  return Place(false);
+}
+
+Status RerunSession::Place(bool own) {
+  for (const auto& [address, m] : recorded_.mappings) {
+    const auto it = recorded_.allocations.find(m.allocation);
+    if (it == recorded_.allocations.end() || it->second.own() != own || it->second.multicast || !m.present) continue;
+    AMEM_TRY(driver_->Map(Here(address), m.bytes, m.offset, HandleOf(m.allocation), m.flags));
+    if (m.accessible && !m.access.empty()) AMEM_TRY(driver_->SetAccess(Here(address), m.bytes, m.access));
+  }
+  return {};
+}
+
+// ---- event by event --------------------------------------------------------------------------------------------------------
+
+RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
+  Outcome outcome;
+  outcome.event = event.seq;
+  ++counts_.events;
+  if (const auto* begun = std::get_if<StepBegun>(&event.body)) {
+    ++counts_.steps;
+    step_result_ = Perform(begun->step);
+  } else if (const auto* done = std::get_if<StepDone>(&event.body)) {
+    outcome.what = "result of step \"" + ToText(done->step) + "\"";
+    outcome.mismatch = step_result_;
+  } else if (const auto* failed = std::get_if<StepFailed>(&event.body)) {
+    outcome.what = "result of step \"" + ToText(failed->step) + "\"";
+    if (CameTooLate(*failed))
+      step_result_ = Drop(failed->step.allocation).ok() ? Status{failed->code, failed->message} : Status{};
+    outcome.reproduced = step_result_.code() == failed->code;
+    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result_)};
+  } else {
+    outcome.what = "result of \"" + ToText(event.body) + "\"";
+    outcome.mismatch = Call(event);
+  }
+  if (!outcome.mismatch) return outcome;
+  std::vector<AllocationId> touched;
+  if (const auto* released = std::get_if<AllocationReleased>(&event.body)) touched.push_back(released->allocation);
+  if (const auto* dropped = std::get_if<ReferenceDropped>(&event.body)) touched.push_back(dropped->allocation);
+  if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
+    const auto end = recorded_.mappings.lower_bound(unmapped->address + unmapped->bytes);
+    for (auto it = recorded_.mappings.lower_bound(unmapped->address); it != end; ++it) touched.push_back(it->second.allocation);
+  }
+  if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
+    for (const auto& [id, a] : recorded_.allocations) {
+      for (const auto& [importer, count] : a.importers) {
+        if (importer.by == lost->peer) touched.push_back(id);
+      }
+    }
+  }
+  outcome.mismatch = Apply(recorded_, event);
+  for (const AllocationId id : touched) ReleaseIfGone(id);
+  return outcome;
+}
+
+// The owner was killed before it answered.
+bool RerunSession::CameTooLate(const StepFailed& failed) const {
+  if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport || !step_result_.ok()) return false;
+  const auto a = recorded_.allocations.find(failed.step.allocation);
+  return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
+}
+
+void RerunSession::ReleaseIfGone(AllocationId allocation) {
+  if (!recorded_.allocations.contains(allocation)) static_cast<void>(Drop(allocation));
+}
+
+// Makes the driver's call that `event` records.
+Status RerunSession::Call(const Event& event) {
+  if (const auto* e = std::get_if<RangeReserved>(&event.body)) {
+    if (e->allocation) return {};  // a place in a slab: the driver was not asked
+    return Reserve(e->address, Range{e->bytes, e->alignment, e->hint, e->flags});
+  }
+  if (const auto* e = std::get_if<RangeFreed>(&event.body)) {
+    if (e->allocation) return {};
+    ++counts_.calls;
+    const Status freed = driver_->FreeRange(Here(e->address), e->bytes);
+    if (freed.ok()) elsewhere_.erase(e->address);
+    return freed;
+  }
+  if (const auto* e = std::get_if<AllocationCreated>(&event.body)) {
+    return e->handle ? Create(e->allocation, e->bytes, e->properties, e->flags) : Status{};  // Placed tells what is behind it
+  }
+  if (const auto* e = std::get_if<Placed>(&event.body)) return Drop(e->allocation);
+  if (const auto* e = std::get_if<Backed>(&event.body)) {
+    const auto it = recorded_.allocations.find(e->allocation);
+    if (it == recorded_.allocations.end()) return {};
+    const Allocation& a = it->second;
+    return a.remote ? Import(e->allocation, *a.remote, a) : Create(e->allocation, a.bytes, a.properties, a.flags);
+  }
+  if (const auto* e = std::get_if<Imported>(&event.body)) {
+    if (!e->handle) return {};
+    Allocation as_imported;
+    as_imported.bytes = e->bytes;
+    as_imported.properties = e->properties;
+    return Import(e->allocation, e->remote, as_imported);
+  }
+  if (const auto* e = std::get_if<Mapped>(&event.body)) {
+    const auto a = recorded_.allocations.find(e->allocation);
+    if (a != recorded_.allocations.end() && (a->second.placed() || a->second.multicast)) return {};
+    ++counts_.calls;
+    const DriverHandle handle = HandleOf(e->allocation);
+    if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
+    return driver_->Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
+  }
+  if (const auto* e = std::get_if<Unmapped>(&event.body)) {
+    if (e->allocation) return {};
+    ++counts_.calls;
+    return driver_->Unmap(Here(e->address), e->bytes);
+  }
+  if (const auto* e = std::get_if<AccessSet>(&event.body)) {
+    if (e->allocation) return {};
+    ++counts_.calls;
+    const auto m = recorded_.MappingAt(e->address);
+    if (m != recorded_.mappings.end() && recorded_.multicasts.contains(m->second.allocation)) return {};
+    return driver_->SetAccess(Here(e->address), e->bytes, e->access);
+  }
+  return {};
+}
+
+// As the executor does it (replay/executor.cpp), but for contents.
+Status RerunSession::Perform(const Step& step) {
+  ++counts_.calls;
+  const auto allocation = recorded_.allocations.find(step.allocation);
+  const auto mapping = recorded_.mappings.find(step.address);
+  const bool known = allocation != recorded_.allocations.end();
+  const bool mapped = mapping != recorded_.mappings.end();
+  switch (step.kind) {
+    case StepKind::kQuiesce:
+      return driver_->Synchronize(step.device);
+    case StepKind::kCheckMemory:
+      return CheckMemory(step);
+    case StepKind::kUnmap:
+      return mapped ? driver_->Unmap(Here(step.address), mapping->second.bytes)
+                    : Status{Code::kNotFound, "nothing is mapped there"};
+    case StepKind::kReleaseImport:
+    case StepKind::kReleaseOwn: {
+      const Status released = driver_->Release(HandleOf(step.allocation));
+      if (released.ok()) handles_.erase(step.allocation);
+      return released;
+    }
+    case StepKind::kCreate:
+      if (!known) return {Code::kNotFound, ToText(step.allocation) + " does not exist"};
+      return Create(step.allocation, allocation->second.bytes, allocation->second.properties, allocation->second.flags);
+    case StepKind::kImport:
+      if (!known || !allocation->second.remote) return {Code::kNotFound, ToText(step.allocation) + " is not imported"};
+      return Import(step.allocation, *allocation->second.remote, allocation->second);
+    case StepKind::kMap:
+      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
+      return driver_->Map(Here(step.address), mapping->second.bytes, mapping->second.offset, HandleOf(step.allocation),
+                          mapping->second.flags);
+    case StepKind::kSetAccess:
+      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
+      return driver_->SetAccess(Here(step.address), mapping->second.bytes, mapping->second.access);
+    case StepKind::kVerify:
+      return CheckInvariants(recorded_);
+    case StepKind::kScan:
+    case StepKind::kSave:
+    case StepKind::kRestore:
+      return {};
+  }
+  return {};
+}
+
+Status RerunSession::CheckMemory(const Step& step) {
+  const auto memory = driver_->Memory(step.device);
+  if (!memory) return memory.status();
+  if (memory->free >= step.bytes) return {};
+  return {Code::kOutOfMemory,
+          "device " + std::to_string(step.device.value) + " has " + FormatBytes(memory->free) + " free, and " +
+              FormatBytes(step.bytes) + " must come back",
+          cuda::kOutOfMemory};
+}
+
+Status RerunSession::Compare() {
+  AMEM_TRY(CheckInvariants(recorded_));
+  for (const auto& [id, a] : recorded_.allocations) {
+    if (a.multicast || (a.resident && !a.placed()) == static_cast<bool>(HandleOf(id))) continue;
+    return {Code::kInvalid, ToText(id) + (a.resident && !a.placed() ? " should have memory, and the driver has none for it"
+                                                                    : " should have no memory, and the driver still has some")};
+  }
+  if (simulator_ == nullptr) return {};
+  for (const auto& [address, m] : recorded_.mappings) {
+    const auto mapping = simulator_->MappingAt(address);
+    if (recorded_.multicasts.contains(m.allocation)) continue;
+    if (m.present != (mapping.ok() && mapping->bytes == m.bytes))
+      return {Code::kInvalid,
+              Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,71 @@
+// One session of a rerun: its state, its driver, its handles.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "replay/driver/simulator/simulator.h"
+#include "replay/peers/peers.h"
+#include "replay/rerun/rank.h"
+#include "statemachine/apply.h"
+
+namespace amem {
+
+// Gets a driver handle's descriptor from whoever owns an allocation.
+using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remote, const Allocation& as_imported)>;
+
+class RerunSession final : public RerunRank {
+ public:
+  // On the simulator, which must have every address where it was; its own view of its mappings is compared, too.
+  RerunSession(std::unique_ptr<Simulator> driver, ExportRemote export_remote)
+      : simulator_(driver.get()), driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
+  RerunSession(std::unique_ptr<Driver> driver, ExportRemote export_remote)
+      : driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
+
+  void StartFrom(State state) { recorded_ = std::move(state); }
+  // Sessions that were killed some time. What is asked of them may come too late in the job, and never does here.
+  void SetKilled(std::set<SessionId> killed) { killed_ = std::move(killed); }
+  Status BuildOwn() override;
+  Status BuildImports() override;
+  Outcome Take(const Event& event, bool now) override;  // at once
+  Outcome Settle() override { return {}; }
+  Status Compare() override;
+  Status LeaveOnly(DeviceOrdinal device, Bytes bytes) override;
+  [[nodiscard]] const State& recorded() const override { return recorded_; }
+  [[nodiscard]] Counts counts() const override { return counts_; }
+
+  Result<SharedAllocation> Share(AllocationId allocation);
+
+ private:
+  Status Reserve(Address at, const Range& range);
+  [[nodiscard]] Address Here(Address recorded) const;
+  [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;
+  Status Call(const Event& event);
+  Status Perform(const Step& step);
+  Status CheckMemory(const Step& step);
+  Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
+  Status Drop(AllocationId allocation);  // its handle, if it has one
+  Status Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported);
+  Status Place(bool own);
+  void ReleaseIfGone(AllocationId allocation);
+  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
+
+  Simulator* simulator_ = nullptr;  // the driver, if it is one
+  std::unique_ptr<Driver> driver_;
+  ExportRemote export_remote_;
+  State recorded_;
+  std::map<AllocationId, DriverHandle> handles_;
+  Status step_result_;  // of the step that was begun
+  struct Elsewhere {
+    Bytes bytes = 0;
+    Address here;
+  };
+  std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
+  std::set<SessionId> killed_;
+  Counts counts_;
+};
+
+}  // namespace amem

@@ -1,0 +1,195 @@
+#include "replay/rerun/worker.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "replay/driver/cuda/cuda_driver.h"
+#include "replay/peers/unix/unix_peers.h"
+#include "replay/rerun/absent_owner.h"
+#include "replay/rerun/session.h"
+#include "replay/rerun/stream.h"
+
+namespace amem {
+namespace {
+
+using RerunJson = nlohmann::json;
+
+RerunJson StatusJson(const Status& status) {
+  return {{"code", static_cast<int>(status.code())}, {"message", status.message()}};
+}
+
+class RerunWorker final : public PeerDelegate {
+ public:
+  RerunWorker(const RerunProcessOptions& options, State start) : options_(options), first_{start.last.value + 1} {
+    ready_ = Open(std::move(start));
+  }
+  ~RerunWorker() override {
+    if (peers_) peers_->Stop();
+  }
+
+  RerunJson Answer(const RerunJson& question) {
+    const std::lock_guard lock(mutex_);
+    if (!ready_.ok()) return {{"failure", StatusJson(ready_)}};
+    const std::string what = question.value("do", "");
+    RerunJson answer = {{"failure", StatusJson({})}};
+    if (what == "own") answer["failure"] = StatusJson(session_->BuildOwn());
+    if (what == "imports") answer["failure"] = StatusJson(session_->BuildImports());
+    if (what == "take") Take(question.value("through", std::uint64_t{0}), answer);
+    if (what == "compare") answer["failure"] = StatusJson(Compare(question.value("digest", std::uint64_t{0})));
+    if (what == "leave") {
+      const DeviceOrdinal device{question.value("device", 0)};
+      answer["failure"] = StatusJson(session_->LeaveOnly(device, question.value("bytes", Bytes{0})));
+    }
+    const RerunRank::Counts counts = session_->counts();
+    answer["counts"] = {counts.events, counts.calls, counts.steps, counts.elsewhere};
+    return answer;
+  }
+
+  // PeerDelegate: other sessions' processes import what this one has. Its own thread is idle then, and waits in Answer's
+  // caller.
+  Result<SharedAllocation> OnImport(const PeerIdentity&, AllocationId, const Token& token) override {
+    const std::lock_guard lock(mutex_);
+    if (token.secret != options_.secret) return Status{Code::kRefused, "the secret of another replay"};
+    return session_->Share(token.allocation);
+  }
+  Result<SharedAllocation> OnReimport(const PeerIdentity&, const ShareRequest&) override {
+    return Status{Code::kUnsupported, "a replay imports each allocation anew"};
+  }
+  void OnReferenceDropped(const PeerIdentity&, AllocationId, AllocationId) override {}
+  void OnPeerConnected(const PeerIdentity&) override {}
+  void OnPeerLost(const PeerIdentity&, const std::string&) override {}
+  std::vector<SessionId> Neighbours() override { return {}; }
+
+ private:
+  Status Open(State start) {
+    auto reader = JournalReader::Open(options_.journal);
+    if (!reader) return reader.status();
+    reader_ = *std::move(reader);
+    const auto export_remote = [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); };
+    if (options_.cuda) {
+      auto driver = OpenCuda();
+      if (!driver) return driver.status();
+      absent_owner_ = AbsentOwner(**driver, false);
+      session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
+    } else {
+      auto driver = OpenSimulator(options_.devices), absent_owner = OpenSimulator({options_.devices_of_host});
+      if (!driver || !absent_owner) return (driver ? absent_owner : driver).status();
+      absent_owners_driver_ = *std::move(absent_owner);
+      absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
+      session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
+    }
+    if (start.last) session_->StartFrom(std::move(start));
+    session_->SetKilled(options_.killed);
+    auto peers = UnixPeers::Start(options_.self, {.socket_directory = options_.scratch, .expected_uid = {}}, *this);
+    if (!peers) return peers.status();
+    peers_ = *std::move(peers);
+    return {};
+  }
+
+  Result<std::unique_ptr<Simulator>> OpenSimulator(std::vector<std::int32_t> visible) const {
+    return Simulator::Open({.world = options_.scratch / "world",
+                            .in_memory = nullptr,
+                            .devices = options_.devices_of_host + 1,
+                            .capacity_per_device = options_.capacity,
+                            .visible = std::move(visible),
+                            .granularity = 4096,
+                            .physical = false});
+  }
+
+  // The devices of the job are this host's in the same order, or those of them that may be used.
+  Result<std::unique_ptr<Driver>> OpenCuda() const {
+    std::vector<std::string> usable;
+    std::istringstream visible(options_.visible.value_or(""));
+    for (std::string one; std::getline(visible, one, ',');) usable.push_back(one);
+    std::string mine;
+    for (const std::int32_t device : options_.devices) {
+      const auto index = static_cast<std::size_t>(device);
+      if (options_.visible && index >= usable.size()) return TooFewDevices("device " + std::to_string(device));
+      mine += (mine.empty() ? "" : ",") + (options_.visible ? usable[index] : std::to_string(device));
+    }
+    setenv("CUDA_VISIBLE_DEVICES", mine.c_str(), 1);  // before the driver is loaded
+    auto driver = CudaDriver::LoadSystem();
+    if (!driver) return driver.status();
+    const auto count = (*driver)->DeviceCount();
+    if (!count && count.status().driver_result() != cuda::kNoDevice) return count.status();
+    const auto there = static_cast<std::size_t>(count ? *count : 0);
+    if (there < options_.devices.size()) return TooFewDevices("CUDA_VISIBLE_DEVICES=" + mine);
+    return std::unique_ptr<Driver>(*std::move(driver));
+  }
+  [[nodiscard]] Status TooFewDevices(const std::string& asked) const {
+    return {Code::kInvalid, "the journals use " + std::to_string(options_.devices_of_host) +
+                                " devices, and there are fewer here (asked for " + asked +
+                                "): replay them on the simulator, or where there are as many"};
+  }
+
+  Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
+    if (remote.owner == options_.self.session) {
+      auto shared = session_->Share(remote.allocation);
+      if (!shared) return shared.status();
+      return std::move(shared->descriptor);
+    }
+    if (options_.job.contains(remote.owner)) {
+      auto shared = peers_->Import(Token{remote.owner, remote.allocation, options_.secret}, AllocationId{++imports_});
+      if (!shared) return shared.status();
+      return std::move(shared->descriptor);
+    }
+    return absent_owner_.Export(remote, as_imported);
+  }
+
+  void Take(std::uint64_t through, RerunJson& answer) {
+    EventStream events(*reader_, first_, SequenceNumber{through});
+    const Event* event = nullptr;
+    for (; (event = events.Peek()) != nullptr; events.Pop()) {
+      first_ = SequenceNumber{event->seq.value + 1};
+      const RerunRank::Outcome outcome = session_->Take(*event, true);
+      if (outcome.mismatch.ok() && !outcome.reproduced) continue;
+      answer["event"] = outcome.event.value;
+      answer["what"] = outcome.what;
+      answer["reproduced"] = outcome.reproduced;
+      answer["mismatch"] = StatusJson(outcome.mismatch);
+      if (!outcome.mismatch.ok()) return;
+    }
+    answer["failure"] = StatusJson(events.status());
+  }
+
+  Status Compare(std::uint64_t digest) {
+    const std::uint64_t own = Digest(session_->recorded());
+    if (own != digest) return {Code::kInvalid, "digest " + Hex(own)};
+    return session_->Compare();
+  }
+
+  const RerunProcessOptions& options_;
+  SequenceNumber first_;  // that was not taken yet
+  Status ready_;
+  std::unique_ptr<JournalReader> reader_;
+  std::unique_ptr<Simulator> absent_owners_driver_;
+  std::mutex mutex_;  // over all below: the peers' thread exports
+  std::unique_ptr<RerunSession> session_;
+  AbsentOwner absent_owner_;
+  std::uint64_t imports_ = 0;
+  std::unique_ptr<UnixPeers> peers_;
+};
+
+}  // namespace
+
+void ServeRerun(const RerunProcessOptions& options, State start, UniqueFd socket) {
+  RerunWorker worker(options, std::move(start));
+  std::array<char, 4096> question{};
+  for (;;) {
+    const ssize_t bytes = ::recv(socket.get(), question.data(), question.size(), 0);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes <= 0) return;
+    const auto asked = RerunJson::parse(question.data(), question.data() + bytes, nullptr, false);
+    if (asked.is_discarded() || asked.value("do", "") == "end") return;
+    const std::string answer = worker.Answer(asked).dump(-1, ' ', false, RerunJson::error_handler_t::replace);
+    if (::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL) < 0) return;
+  }
+}
+
+}  // namespace amem

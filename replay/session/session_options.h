@@ -1,0 +1,18 @@
+// What a session can be told; the rest of the process's settings are no concern of its (ncclpatch/runtime/options.h).
+#pragma once
+
+#include <cstdint>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+enum class Layout : std::uint8_t { kDirect, kSlab };
+
+struct SessionOptions {
+  Layout layout = Layout::kSlab;        // AMEM_LAYOUT=slab|direct
+  Bytes slab_bytes = Bytes{256} << 20;  // AMEM_SLAB_MB: the largest slab; a power of two of MiB, from 2
+  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: of host memory that is pinned ahead of a pause, at most
+};
+
+}  // namespace amem

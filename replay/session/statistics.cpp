@@ -1,0 +1,167 @@
+// Statistics of a session, for people and as JSON: what NCCL holds, by call site and peer, and how long the last pause and
+// resume took.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "replay/session/session.h"
+
+namespace amem {
+namespace {
+
+using nlohmann::json;
+
+double Ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+json Phases(const CycleReport& report) {
+  json phases = json::array();
+  for (const PhaseTime& p : report.phases) {
+    phases.push_back({{"phase", ToText(p.phase)},
+                      {"work_ms", Ms(p.work_ns)},
+                      {"wait_ms", Ms(p.wait_ns)},
+                      {"voted_at_ms", Ms(p.voted_at_ns)},
+                      {"decided_at_ms", Ms(p.decided_at_ns)}});
+  }
+  return {{"cycle", report.cycle}, {"total_ms", Ms(report.total_ns)}, {"sessions", report.members}, {"phases", phases}};
+}
+
+json Contents(const BackupStatistics& s) {
+  return {{"bytes", s.bytes_total},
+          {"saved_bytes", s.bytes_saved},
+          {"zero_bytes", s.bytes_zero},
+          {"pinned_bytes", s.pinned_bytes},
+          {"pinned_in_pause_bytes", s.pinned_in_save},
+          {"scan_ms", Ms(s.scan_ns)},
+          {"pin_ms", Ms(s.pin_ns)},
+          {"save_copy_ms", Ms(s.save_copy_ns)},
+          {"restore_ms", Ms(s.restore_ns)},
+          {"copied_whole_because", s.unscanned},
+          {"not_prepared_because", s.not_prepared}};
+}
+
+json ByCallSite(const State& state) {
+  struct Sum {
+    std::uint64_t count = 0;
+    Bytes bytes = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.own()) continue;
+    Sum& sum = sums[ToText(a.site)];
+    ++sum.count;
+    sum.bytes += a.bytes;
+  }
+  json out = json::array();
+  for (const auto& [site, sum] : sums) out.push_back({{"call_site", site}, {"allocations", sum.count}, {"bytes", sum.bytes}});
+  return out;
+}
+
+json ByPeer(const State& state) {
+  std::map<SessionId, std::pair<Bytes, Bytes>> sums;  // imported from, lent to
+  for (const auto& [id, a] : state.allocations) {
+    if (a.remote) sums[a.remote->owner].first += a.bytes;
+    for (const auto& [importer, count] : a.importers) sums[importer.by].second += a.bytes;
+  }
+  json out = json::array();
+  for (const auto& [id, peer] : state.peers) {
+    const auto& [imported, lent] = sums[id];
+    out.push_back({{"session", Hex(id.value)},
+                   {"host", peer.host},
+                   {"pid", peer.pid},
+                   {"rank", peer.rank},
+                   {"group", peer.group},
+                   {"connected", peer.connected},
+                   {"imported_bytes", imported},
+                   {"lent_bytes", lent}});
+  }
+  return out;
+}
+
+std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
+
+std::string ForPeople(CycleKind kind, const CycleReport& report) {
+  if (report.phases.empty()) return {};
+  std::string text = fmt::format("  last {:<16}{:.1f} ms with {} sessions:", ToText(kind), Ms(report.total_ns), report.members);
+  for (const PhaseTime& p : report.phases) {
+    const std::string_view name = ToText(p.phase);
+    const std::size_t colon = name.find(": ");
+    text += fmt::format("{} {} {:.1f}", &p == &report.phases.front() ? "" : ",",
+                        colon == std::string_view::npos ? name : name.substr(colon + 2), Ms(p.work_ns));
+    if (p.wait_ns >= 100'000) text += fmt::format(" + {:.1f} waiting", Ms(p.wait_ns));
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string Session::StatisticsText() {
+  const State state = CopyState();
+  const Holdings held = Measure(state);
+  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Hex(state.session.session.value),
+                                 ToText(state.lifecycle), state.cycles);
+  text += fmt::format("  own device memory    {} in {} allocations, {} of it on the device now\n", Mebibytes(held.own_device),
+                      held.own_count, Mebibytes(held.own_device_resident));
+  text += fmt::format("  imported from peers  {} in {} allocations\n", Mebibytes(held.imported), held.imported_count);
+  text += fmt::format("  NCCL's host memory   {}\n", Mebibytes(held.host));
+  for (const auto& [reason, bytes] : held.kept)
+    text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
+  if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
+  if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));
+  const BackupStatistics contents = coordinator_->Contents();
+  text += fmt::format("  contents             {} saved, {} zero, {} of host memory pinned\n", Mebibytes(contents.bytes_saved),
+                      Mebibytes(contents.bytes_zero), Mebibytes(contents.pinned_bytes));
+  for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) text += ForPeople(kind, coordinator_->Last(kind));
+  if (!state.broken.empty()) text += fmt::format("  broken: {}\n", state.broken);
+  return text;
+}
+
+std::string Session::StatisticsJson() {
+  const State state = CopyState();
+  const Holdings held = Measure(state);
+  json kept = json::object();
+  for (const auto& [reason, bytes] : held.kept) kept[std::string(ToText(reason))] = bytes;
+  std::uint64_t events = 0;
+  for (const std::uint64_t n : state.totals.events) events += n;
+  json out = {{"version", AMEM_VERSION},
+              {"session", Hex(state.session.session.value)},
+              {"pid", state.session.pid},
+              {"rank", state.session.rank},
+              {"group", state.session.group},
+              {"lifecycle", ToText(state.lifecycle)},
+              {"broken", state.broken},
+              {"layout", state.session.layout},
+              {"content", state.session.content},
+              {"driver", driver_.Name()},
+              {"cycles", state.cycles},
+              {"last_failure", state.cycle.failure},
+              {"own_allocations", held.own_count},
+              {"own_device_bytes", held.own_device},
+              {"own_device_resident_bytes", held.own_device_resident},
+              {"released_bytes", held.own_device - std::min(held.own_device, held.own_device_resident)},
+              {"slabs", held.slab_count},
+              {"slab_bytes", held.slabs},
+              {"slab_free_bytes", held.slabs_free},
+              {"imported_slabs", held.imported_slab_count},
+              {"wrong_guesses", slabs_.wrong_guesses()},
+              {"imported_allocations", held.imported_count},
+              {"imported_bytes", held.imported},
+              {"kept_bytes", kept},
+              {"legacy_kept_bytes", held.legacy_kept},
+              {"pool_bytes", held.async},
+              {"host_bytes", held.host},
+              {"address_ranges", state.ranges.size()},
+              {"mappings", state.mappings.size()},
+              {"contents", Contents(coordinator_->Contents())},
+              {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
+              {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
+              {"call_sites", ByCallSite(state)},
+              {"peers", ByPeer(state)},
+              {"events", events}};
+  const auto lock = ledger_.Lock();
+  if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
+  return out.dump();
+}
+
+}  // namespace amem

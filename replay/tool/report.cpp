@@ -1,0 +1,142 @@
+// report: one page for a browser that works without a network: memory over time, pauses, allocations, references, events.
+#include "replay/tool/report.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "journal/base/unique_fd.h"
+#include "replay/diagnosis/diagnosis.h"
+#include "replay/job/latest_job.h"
+#include "replay/report/report_json.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+namespace {
+
+struct ReportOptions {
+  Directories directories;
+  std::filesystem::path output;
+  bool all = false;  // all sessions given, not only those of the latest job
+};
+
+Result<SessionTimeline> ReadSession(const std::filesystem::path& session, const TimelineLimits& limits) {
+  auto reader = JournalReader::Open(session);
+  if (!reader) return reader.status();
+  return ReadTimeline(**reader, limits);
+}
+
+// Side by side: each journal is its own files.
+std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
+  const TimelineLimits limits = LimitsOf(sessions.size(), {});
+  std::vector<Result<SessionTimeline>> read(sessions.size(), Status{});
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < sessions.size(); i = next++) read[i] = ReadSession(sessions[i], limits);
+  };
+  {
+    std::vector<std::jthread> threads;
+    const std::size_t enough = std::min<std::size_t>(sessions.size(), std::max(1U, std::thread::hardware_concurrency()));
+    while (threads.size() + 1 < enough) threads.emplace_back(work);
+    work();
+  }
+  std::vector<SessionTimeline> timelines;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (!read[i]) Complain(read[i].status().message());
+    if (!read[i] || ComplainAboutDamage(sessions[i], read[i]->damage)) failed = true;
+    if (read[i]) timelines.push_back(*std::move(read[i]));
+  }
+  return timelines;
+}
+
+Status Write(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return {Code::kIo, std::strerror(errno)};
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+// Beside its place first, so that nobody meets half a page.
+Status WriteFile(const std::filesystem::path& path, std::string_view text) {
+  std::filesystem::path unfinished = path;
+  unfinished += ".unfinished-" + std::to_string(::getpid());
+  Status status;
+  {
+    const UniqueFd file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    status = file ? Write(file.get(), text) : Status{Code::kIo, std::strerror(errno)};
+  }
+  if (status && ::rename(unfinished.c_str(), path.c_str()) != 0) status = Status{Code::kIo, std::strerror(errno)};
+  if (status) return {};
+  ::unlink(unfinished.c_str());
+  return {status.code(), "write " + path.string() + ": " + status.message() + "; name a file that can be written with -o"};
+}
+
+std::string Today() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return WallClock(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
+}
+
+std::string Size(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+int RunReport(const ReportOptions& options, Output& out) {
+  bool failed = false;
+  JobSelection jobs;
+  jobs.latest = FindSessions(options.directories, failed);
+  if (!options.all) jobs = SelectLatestJob(jobs.latest);
+  std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
+  if (timelines.empty()) return kCannotRead;
+  JobTimeline job = JoinTimelines(std::move(timelines));
+  Result<Verdict> verdict = Diagnose(jobs.latest);
+  if (!verdict) {
+    Complain(verdict.status().message());
+    return kCannotRead;
+  }
+  if (!jobs.earlier.empty()) {
+    job.notes.push_back(Grouped(jobs.earlier.size()) +
+                        " sessions of earlier jobs in the same directories were left aside; --all takes them in.");
+  }
+  std::uint64_t events = 0;
+  for (const SessionTimeline& s : job.sessions) events += s.events;
+  const std::size_t sessions = job.sessions.size();
+  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, Today());
+  if (options.output == "-") {
+    out << page;
+    return failed ? kCannotRead : kFine;
+  }
+  if (const Status written = WriteFile(options.output, page); !written) {
+    Complain(written.message());
+    return kCannotRead;
+  }
+  out << options.output.string() << ": " << sessions << (sessions == 1 ? " session, " : " sessions, ") << Grouped(events)
+      << " events, " << Size(page.size()) << "\n";
+  return failed ? kCannotRead : kFine;
+}
+
+}  // namespace
+
+void AddReport(CLI::App* command, std::function<int(Output&)>& run) {
+  const auto options = std::make_shared<ReportOptions>();
+  command->add_option("DIR", options->directories, "Directories of sessions, or directories that hold several")->required();
+  command->add_option("-o,--output", options->output, "The file to write; - for standard output")
+      ->type_name("FILE.html")
+      ->default_val("amem-report.html");
+  command->add_flag("--all", options->all, "All sessions, not only those of the latest job");
+  command->callback([options, &run] { run = [options](Output& out) { return RunReport(*options, out); }; });
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,169 @@
+// run: does again what journals say, and compares.
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "replay/job/event_json.h"
+#include "replay/rerun/rerun.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// "34G", "512MiB", "1000000": bytes, with a binary unit.
+std::optional<Bytes> ParseBytes(const std::string& text) {
+  std::size_t digits = 0;
+  while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+  if (digits == 0 || digits > 18) return std::nullopt;
+  const Bytes number = std::stoull(text.substr(0, digits));
+  std::string unit = text.substr(digits);
+  if (unit.ends_with("iB")) unit.resize(unit.size() - 2);
+  if (unit.ends_with("B")) unit.resize(unit.size() - 1);
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (shift < 0) return std::nullopt;
+  return number << shift;
+}
+
+struct Prepared {
+  std::vector<std::unique_ptr<JournalReader>> journals;
+  RerunOptions options;
+};
+
+std::optional<SessionId> SessionOfRank(std::span<const std::unique_ptr<JournalReader>> journals, std::int32_t rank) {
+  for (const auto& reader : journals) {
+    const auto info = reader->Info();
+    if (!info) continue;
+    const auto opening = OpeningOf(*reader, *info);
+    if (opening && opening->rank == rank) return info->session;
+  }
+  return std::nullopt;
+}
+
+// Fills the options; an empty text, or what is wrong with them.
+std::string Understand(const RunOptions& options, Prepared& prepared) {
+  for (const std::string& limit : options.memory) {
+    const std::size_t equals = limit.rfind('=');
+    const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
+    if (!bytes) return "--memory " + limit + ": give DEVICE=BYTES, as in --memory 2=34GiB";
+    prepared.options.memory[limit.substr(0, equals)] = *bytes;
+  }
+  if (options.until.empty()) return {};
+  const std::size_t colon = options.until.find(':');
+  const std::string rank = colon == std::string::npos ? "" : options.until.substr(0, colon);
+  const std::string seq = colon == std::string::npos ? options.until : options.until.substr(colon + 1);
+  const std::string wrong = "--until " + options.until + ": give SEQ for one journal, RANK:SEQ for a job, as in --until 2:115";
+  const auto number = [](const std::string& text) {
+    return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (!number(seq) || (!rank.empty() && !number(rank))) return wrong;
+  prepared.options.until = SequenceNumber{std::stoull(seq)};
+  if (rank.empty()) return prepared.journals.size() == 1 ? "" : wrong;
+  const auto session = SessionOfRank(prepared.journals, static_cast<std::int32_t>(std::stoll(rank)));
+  if (!session) return "--until " + options.until + ": there is no journal of rank " + rank + " here";
+  prepared.options.until_session = *session;
+  return {};
+}
+
+void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
+  out << "replayed " << Grouped(report.sessions) << (report.sessions == 1 ? " session, " : " sessions, ")
+      << Grouped(report.events) << " events, " << Grouped(report.calls) << " driver calls, " << Grouped(report.steps)
+      << " steps " << where << "; " << Grouped(report.comparisons) << " times the states were compared\n";
+  for (std::size_t d = 0; d < report.devices.size(); ++d) {
+    const RerunDevice& device = report.devices[d];
+    out << "device " << d << "  ";
+    out.Left(device.name, 20) << " held " << FormatBytes(device.most) << " at most";
+    if (device.limit) out << ", limited to " << FormatBytes(*device.limit) << " once it was paused";
+    for (std::size_t i = 0; i < device.used_by.size(); ++i) out << (i == 0 ? ", own memory of " : ", ") << device.used_by[i];
+    out << "\n";
+  }
+  if (report.elsewhere != 0) out << Grouped(report.elsewhere) << " address ranges lie elsewhere than they were\n";
+  for (const auto& [kind, count] : report.not_replayed) out << "not replayed: " << Grouped(count) << " of " << kind << "\n";
+  for (const std::string& failure : report.reproduced) out << "reproduced: " << failure << "\n";
+  if (!report.difference) {
+    out << "no difference: every result is as recorded" << (report.failures_reproduced != 0 ? ", the failure included" : "")
+        << "\n";
+    return;
+  }
+  const RerunDifference& d = *report.difference;
+  out << "\nfirst difference: " << whose << ", event " << d.seq.value << ": " << d.what << "\n";
+  out << "  recorded  " << d.recorded << "\n  replayed  " << d.replayed << "\n";
+  if (!report.hint.empty()) PrintParagraph(out, "Hint: " + report.hint + ".", "  ");
+}
+
+Json ToJson(const RerunReport& report) {
+  Json devices = Json::array();
+  for (const RerunDevice& d : report.devices)
+    devices.push_back({{"name", d.name},
+                       {"used_by", d.used_by},
+                       {"most_bytes", d.most},
+                       {"limit_bytes", d.limit ? Json(*d.limit) : Json(nullptr)}});
+  Json j = {{"same", !report.difference.has_value()},
+            {"sessions", report.sessions},
+            {"events", report.events},
+            {"calls", report.calls},
+            {"steps", report.steps},
+            {"comparisons", report.comparisons},
+            {"failures_reproduced", report.failures_reproduced},
+            {"devices", devices},
+            {"ranges_elsewhere", report.elsewhere},
+            {"not_replayed", report.not_replayed}};
+  j["difference"] = nullptr;
+  if (report.difference) {
+    const RerunDifference& d = *report.difference;
+    j["difference"] = {{"session", SessionText(d.session)},
+                       {"seq", d.seq.value},
+                       {"what", d.what},
+                       {"recorded", d.recorded},
+                       {"replayed", d.replayed},
+                       {"hint", report.hint}};
+  }
+  return j;
+}
+
+}  // namespace
+
+int RunRun(const RunOptions& options, Output& out) {
+  bool failed = false;
+  Prepared prepared;
+  for (const auto& session : FindSessions(options.directories, failed)) {
+    auto reader = JournalReader::Open(session);
+    if (!reader) {
+      Complain(reader.status().message());
+      failed = true;
+      continue;
+    }
+    prepared.journals.push_back(*std::move(reader));
+  }
+  if (prepared.journals.empty()) return kCannotRead;
+  if (const std::string wrong = Understand(options, prepared); !wrong.empty()) {
+    Complain(wrong);
+    return kUsage;
+  }
+  prepared.options.processes = options.processes;
+  prepared.options.cuda = options.driver == "cuda";
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) prepared.options.cuda_visible_devices = visible;
+  const Result<RerunReport> report = Rerun(prepared.journals, prepared.options);
+  if (!report) {
+    Complain(report.status().message());
+    return report.status().code() == Code::kInvalid ? kUsage : kCannotRead;
+  }
+  std::string whose;
+  for (const auto& reader : prepared.journals) {
+    const auto info = reader->Info();
+    if (!report->difference || !info || info->session != report->difference->session) continue;
+    const auto opening = OpeningOf(*reader, *info);
+    if (opening) whose = NameOf(*opening);
+  }
+  if (options.json) {
+    out << ToJson(*report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  } else {
+    const std::string where = prepared.options.cuda ? "on GPUs, one process a session"
+                              : options.processes   ? "on the simulator, one process a session"
+                                                    : "on the simulator";
+    PrintText(out, *report, where, whose);
+  }
+  return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,119 @@
+// state: everything AMem knew after one event.
+#include <nlohmann/json.hpp>
+
+#include "replay/job/event_json.h"
+#include "replay/tool/command.h"
+#include "statemachine/apply.h"
+
+namespace amem::tool {
+namespace {
+
+void PrintCycle(Output& out, const State& state) {
+  const Cycle& cycle = state.cycle;
+  out << "lifecycle  " << ToText(state.lifecycle) << ", " << state.cycles
+      << (state.cycles == 1 ? " pause begun\n" : " pauses begun\n");
+  const bool running = state.lifecycle == Lifecycle::kPausing || state.lifecycle == Lifecycle::kResuming;
+  if (running)
+    out << "cycle      " << ToText(cycle.kind) << " " << cycle.number << " of " << cycle.members.size() << " sessions\n";
+  if (running && cycle.phase) out << "phase      " << ToText(*cycle.phase) << "\n";
+  if (cycle.open_step) out << "open step  " << ToText(*cycle.open_step) << " (begun, neither done nor failed)\n";
+  if (!cycle.failure.empty()) out << "failure    " << cycle.failure << "\n";
+  if (!state.broken.empty()) out << "broken     " << state.broken << "\n";
+}
+
+void PrintHoldings(Output& out, const State& state) {
+  const Holdings h = Measure(state);
+  out << "memory     own " << Grouped(h.own_count) << " allocations " << FormatBytes(h.own_device) << ", on the device now "
+      << FormatBytes(h.own_device_resident) << "\n";
+  out << "           imported " << Grouped(h.imported_count) << " allocations " << FormatBytes(h.imported) << ", pinned host "
+      << FormatBytes(h.host) << ", pools " << FormatBytes(h.async) << ", cuMemAlloc kept " << FormatBytes(h.legacy_kept)
+      << "\n";
+  for (const auto& [reason, bytes] : h.kept) {
+    if (reason != KeepReason::kNone) {
+      out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
+    }
+  }
+}
+
+void PrintPeers(Output& out, const State& state) {
+  for (const auto& [id, peer] : state.peers) {
+    const SessionOpened who{.host = peer.host, .pid = peer.pid, .rank = peer.rank};
+    out << "peer       " << SessionText(id) << " " << NameOf(who) << ", group " << peer.group
+        << (peer.connected ? "" : ", lost: " + peer.lost_reason) << "\n";
+  }
+}
+
+void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const std::vector<Address>& places) {
+  out.Padded(id.value, 6, ' ') << "  ";
+  out.Left(FormatBytes(a.bytes), 11).Left(ToText(a.properties.location), 10)
+      << (a.resident ? "" : "released, ") << (a.saved ? "saved, " : "");
+  if (a.remote) {
+    out << "allocation " << a.remote->allocation.value << " of session " << SessionText(a.remote->owner);
+  } else {
+    out << (a.multicast ? "multicast" : "own");
+  }
+  for (Address place : places) out << ", at " << Hex(place.value);
+  for (const auto& [importer, count] : a.importers) {
+    out << ", held by " << SessionText(importer.by) << " as " << importer.as.value;
+    if (count != 1) out << " (" << count << " times)";
+  }
+  if (WhyKept(a) != KeepReason::kNone) out << ", a pause leaves it: " << ToText(WhyKept(a));
+  if (a.site.frames[0] != 0) out << ", created at " << ToText(a.site);
+  out << "\n";
+}
+
+void PrintText(Output& out, const State& state) {
+  out << "session    " << SessionText(state.session.session) << ", " << NameOf(state.session) << "\n";
+  out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
+  PrintCycle(out, state);
+  PrintHoldings(out, state);
+  PrintPeers(out, state);
+
+  std::map<AllocationId, std::vector<Address>> places;
+  for (const auto& [address, mapping] : state.mappings) places[mapping.allocation].push_back(address);
+  if (!state.allocations.empty()) out << "\nALLOCATIONS\n";
+  for (const auto& [id, allocation] : state.allocations) {
+    PrintAllocation(out, id, allocation, places[id]);
+    if (out.ReaderGone()) return;
+  }
+  if (!state.legacy.empty()) out << "\nCUMEMALLOC\n";
+  for (const auto& [address, legacy] : state.legacy) {
+    out << "  " << Hex(address.value) << "  " << FormatBytes(legacy.bytes) << "  "
+        << (legacy.backing ? "in allocation " + std::to_string(legacy.backing.value) : "kept by the driver: " + legacy.why)
+        << "\n";
+  }
+}
+
+}  // namespace
+
+int RunState(const StateOptions& options, Output& out) {
+  bool failed = false;
+  const std::vector<std::filesystem::path> sessions = FindSessions({options.directory}, failed);
+  if (failed) return kCannotRead;
+  if (sessions.size() > 1) {
+    Complain(options.directory.string() + " holds " + std::to_string(sessions.size()) +
+             " sessions and state is about one: give the directory of a session, for example " + sessions.front().string());
+    return kUsage;
+  }
+  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
+  if (!reader) {
+    Complain(reader.status().message());
+    return kCannotRead;
+  }
+  std::optional<SequenceNumber> at;
+  if (options.at) at = SequenceNumber{*options.at};
+  ReadReport report;
+  const Result<State> state = (*reader)->StateAt(at, &report);
+  if (!state) {
+    Complain(state.status().message());
+    return kCannotRead;
+  }
+  if (options.json) {
+    out << ToJson(*state).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  } else {
+    PrintText(out, *state);
+  }
+  return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,163 @@
+// top: what holds the most memory, by call site, peer, size or age.
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "replay/job/event_json.h"
+#include "replay/tool/command.h"
+#include "replay/tool/symbols.h"
+
+namespace amem::tool {
+namespace {
+
+struct Sum {
+  std::uint64_t count = 0;
+  Bytes bytes = 0, resident = 0;
+  std::uint64_t order = 0;  // of groups that have an order of their own
+};
+using Groups = std::map<std::string, Sum>;
+
+struct AgeClass {
+  std::uint64_t below_s;
+  const char* name;
+};
+constexpr AgeClass kAges[] = {{1, "under 1 s"},
+                              {10, "1 to 10 s"},
+                              {60, "10 s to 1 min"},
+                              {600, "1 to 10 min"},
+                              {3600, "10 min to 1 h"},
+                              {86400, "1 h to 1 day"},
+                              {~std::uint64_t{0}, "over a day"}};
+
+// Times of creation by sequence number, and of the last event; only what `by age` needs.
+struct Times {
+  std::map<SequenceNumber, std::uint64_t> created;
+  std::uint64_t last = 0;
+};
+Result<Times> ReadTimes(JournalReader& reader) {
+  Times times;
+  const auto read = reader.Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) {
+    times.last = event.time_ns;
+    const bool creates = std::holds_alternative<AllocationCreated>(event.body) || std::holds_alternative<Imported>(event.body);
+    if (creates) times.created[event.seq] = event.time_ns;
+    return true;
+  });
+  if (!read) return read.status();
+  return times;
+}
+
+class Grouper {
+ public:
+  Grouper(const std::string& by, const State& state, Times times, Groups& groups)
+      : by_(by), state_(state), times_(std::move(times)), symbols_(state.libraries), groups_(groups) {}
+
+  void Run() {
+    for (const auto& [id, a] : state_.allocations) {
+      if (state_.slabs.contains(id)) continue;  // its parts are what NCCL asked for
+      if (by_ == "peer") {
+        AddPeers(a);
+      } else if (a.own()) {
+        const auto [key, order] = Key(a);
+        Add(key, order, a);
+      }
+    }
+  }
+  [[nodiscard]] const std::string& note() const { return symbols_.note(); }
+
+ private:
+  std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
+    if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
+    if (by_ == "site") return {symbols_.Name(a.site), 0};
+    const auto created = times_.created.find(a.created);
+    if (created == times_.created.end()) return {"older than the journal goes back", ~std::uint64_t{0}};
+    const std::uint64_t seconds = (times_.last - std::min(times_.last, created->second)) / 1'000'000'000;
+    for (const AgeClass& age : kAges) {
+      if (seconds < age.below_s) return {age.name, age.below_s};
+    }
+    return {"", 0};
+  }
+  void AddPeers(const Allocation& a) {
+    if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
+    for (const auto& [importer, count] : a.importers) Add("shared with " + Peer(importer.by), 2, a);
+    if (a.own() && a.importers.empty()) Add("not shared", 3, a);
+  }
+  [[nodiscard]] std::string Peer(SessionId session) const {
+    const auto peer = state_.peers.find(session);
+    if (peer == state_.peers.end()) return "session " + SessionText(session);
+    return peer->second.rank >= 0 ? "rank " + std::to_string(peer->second.rank) : "pid " + std::to_string(peer->second.pid);
+  }
+  void Add(const std::string& key, std::uint64_t order, const Allocation& a) {
+    Sum& sum = groups_[key];
+    ++sum.count;
+    sum.bytes += a.bytes;
+    sum.resident += a.resident ? a.bytes : 0;
+    sum.order = order;
+  }
+
+  const std::string& by_;
+  const State& state_;
+  const Times times_;
+  const Symbols symbols_;
+  Groups& groups_;
+};
+
+void PrintText(Output& out, const std::string& by, const std::vector<std::pair<std::string, Sum>>& sorted, std::size_t most) {
+  Bytes all = 0;
+  for (const auto& [key, sum] : sorted) all += sum.bytes;
+  out << "BYTES         SHARE  COUNT    ON THE DEVICE  "
+      << (by == "site"   ? "CALL SITE, INNERMOST FIRST"
+          : by == "peer" ? "PEER"
+          : by == "age"  ? "AGE"
+                         : "SIZE")
+      << "\n";
+  for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
+    const auto& [key, sum] = sorted[i];
+    out.Left(FormatBytes(sum.bytes), 14);
+    out.Padded(all == 0 ? 0 : sum.bytes * 100 / all, 3, ' ') << " %  ";
+    out.Left(Grouped(sum.count), 9).Left(FormatBytes(sum.resident), 15) << key << "\n";
+  }
+  if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
+}
+
+}  // namespace
+
+int RunTop(const TopOptions& options, Output& out) {
+  bool failed = false;
+  Groups groups;
+  std::string note;
+  for (const auto& session : FindSessions(options.directories, failed)) {
+    auto reader = JournalReader::Open(session);
+    ReadReport report;
+    std::optional<SequenceNumber> at;
+    if (options.at) at = SequenceNumber{*options.at};
+    const auto state = reader ? (*reader)->StateAt(at, &report) : Result<State>(reader.status());
+    const auto times = !state                ? Result<Times>(state.status())
+                       : options.by == "age" ? ReadTimes(**reader)
+                                             : Result<Times>(Times{});
+    if (!times) {
+      Complain(times.status().message());
+      failed = true;
+      continue;
+    }
+    failed |= ComplainAboutDamage(session, report);
+    Grouper grouper(options.by, *state, *times, groups);
+    grouper.Run();
+    if (options.by == "site" && note.empty()) note = grouper.note();
+  }
+  std::vector<std::pair<std::string, Sum>> sorted(groups.begin(), groups.end());
+  std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
+    return options.by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
+  });
+  if (options.json) {
+    auto list = nlohmann::ordered_json::array();
+    for (const auto& [key, sum] : sorted)
+      list.push_back({{options.by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
+    out << list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  } else if (!sorted.empty()) {
+    PrintText(out, options.by, sorted, options.limit);
+    if (!note.empty()) out << "\n" << note << "\n";
+  }
+  return failed ? kCannotRead : kFine;
+}
+
+}  // namespace amem::tool

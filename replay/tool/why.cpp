@@ -1,0 +1,86 @@
+// why: what went wrong with the last pause or resume of a job, and what to do.
+#include <nlohmann/json.hpp>
+
+#include "replay/diagnosis/diagnosis.h"
+#include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict_json.h"
+#include "replay/job/event_json.h"
+#include "replay/job/latest_job.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+namespace {
+
+// "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
+void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
+  std::uint64_t first = 0;
+  std::vector<bool> said(evidence.size());
+  for (std::size_t i = 0; i < evidence.size(); ++i) {
+    const Evidence& e = evidence[i];
+    if (first == 0) first = e.wall_ns;
+    if (said[i]) continue;
+    std::string who = e.rank < 0 ? SessionText(e.session) : "rank " + std::to_string(e.rank);
+    std::string events = e.seq ? "event " + std::to_string(e.seq.value) : "";
+    for (std::size_t other = i + 1; other < evidence.size(); ++other) {
+      if (evidence[other].text != e.text || evidence[other].role != e.role || evidence[other].rank < 0) continue;
+      said[other] = true;
+      who += "," + std::to_string(evidence[other].rank);
+      if (evidence[other].seq) events += "," + std::to_string(evidence[other].seq.value);
+    }
+    out << "  ";
+    out.Left(who, 12).Left(" " + events, 22);
+    out.Left(e.wall_ns == 0 || e.wall_ns < first ? " " : " +" + DurationText(e.wall_ns - first), 11);
+    out.Left(e.role == Evidence::Role::kCause ? " CAUSE" : " " + std::string(ToText(e.role)), 13) << " " << e.text << "\n";
+  }
+}
+
+void PrintText(Output& out, const Verdict& verdict) {
+  out << verdict.headline << ".\n\n";
+  PrintParagraph(out, verdict.summary, "");
+  if (!verdict.remedy.empty()) {
+    out << "\n";
+    PrintParagraph(out, "To do: " + verdict.remedy + ".", "");
+  }
+  if (!verdict.evidence.empty()) {
+    std::uint64_t first = 0;
+    for (const Evidence& e : verdict.evidence) {
+      if (first == 0) first = e.wall_ns;
+    }
+    out << "\nEvidence (times count from " << WallText(first) << "; `amem-replay log DIR --from SEQ` shows what is around)\n";
+    PrintEvidence(out, verdict.evidence);
+  }
+  if (!verdict.notes.empty() || !verdict.damage.empty()) out << "\n";
+  for (const std::string& note : verdict.notes) PrintParagraph(out, "Note: " + note + ".", "  ");
+  for (const std::string& damage : verdict.damage) PrintParagraph(out, "Not readable: " + damage + ".", "  ");
+}
+
+}  // namespace
+
+int RunWhy(const WhyOptions& options, Output& out) {
+  bool failed = false;
+  std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  JobSelection jobs;
+  if (options.all) {
+    jobs.latest = std::move(sessions);
+  } else {
+    jobs = SelectLatestJob(sessions);
+  }
+  Result<Verdict> verdict = Diagnose(jobs.latest);
+  if (!verdict) {
+    Complain(verdict.status().message());
+    return kCannotRead;
+  }
+  if (!jobs.earlier.empty()) {
+    verdict->notes.push_back(std::to_string(jobs.earlier.size()) +
+                             " sessions of earlier jobs in the same directories were left aside (--all takes them in)");
+  }
+  for (const std::string& damage : verdict->damage) Complain(damage);
+  if (options.json) {
+    out << ToJson(*verdict).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  } else {
+    PrintText(out, *verdict);
+  }
+  return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy ? kFine : kViolationFound;
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,435 @@
+// Words for people, generated from the values.
+#include <array>
+#include <charconv>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+namespace {
+
+constexpr std::array<std::string_view, kEventKinds> kKindNames = {
+    "session opened",
+    "session closed",
+    "session broken",
+    "group changed",
+    "library attached",
+    "driver symbol bound",
+    "range reserved",
+    "range freed",
+    "allocation created",
+    "allocation retained",
+    "allocation released",
+    "mapped",
+    "unmapped",
+    "access set",
+    "exported",
+    "imported",
+    "reference added",
+    "reference dropped",
+    "peer connected",
+    "peer lost",
+    "host allocated",
+    "host freed",
+    "legacy allocated",
+    "legacy freed",
+    "legacy exported",
+    "legacy imported",
+    "legacy closed",
+    "async allocated",
+    "async freed",
+    "multicast created",
+    "multicast device added",
+    "multicast bound",
+    "multicast unbound",
+    "registered",
+    "deregistered",
+    "passed through",
+    "cycle begun",
+    "step begun",
+    "step done",
+    "step failed",
+    "phase begun",
+    "phase decided",
+    "cycle done",
+    "cycle failed",
+    "condensed",
+    "slab opened",
+    "placed",
+    "backed",
+    "part cleared",
+};
+
+std::string Number(std::uint64_t value) {
+  std::array<char, 24> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return {buffer.data(), end};
+}
+std::string Number(std::int64_t value) {
+  return value < 0 ? "-" + Number(0 - static_cast<std::uint64_t>(value)) : Number(static_cast<std::uint64_t>(value));
+}
+
+std::string ToText(const std::vector<AccessDescriptor>& access) {
+  std::string out;
+  for (const auto& a : access) {
+    if (!out.empty()) out += ", ";
+    out += amem::ToText(a.location) + (a.flags == 3   ? " read-write"
+                                       : a.flags == 1 ? " read"
+                                       : a.flags == 0 ? " none"
+                                                      : " flags " + Number(std::uint64_t{a.flags}));
+  }
+  return out.empty() ? "nobody" : out;
+}
+
+std::string ToText(const AllocationProperties& p) {
+  std::string out = "on " + amem::ToText(p.location);
+  if (p.handle_types != 0) out += ", handle types " + Hex(p.handle_types);
+  if (p.gpu_direct_rdma != 0) out += ", rdma";
+  if (p.compression != 0) out += ", compression " + Number(std::uint64_t{p.compression});
+  if (p.usage != 0) out += ", usage " + Hex(p.usage);
+  if (p.type != 1) out += ", type " + Number(std::uint64_t{p.type});
+  return out;
+}
+
+std::string Site(const CallSite& site) { return site.frames[0] == 0 ? "" : " at " + amem::ToText(site); }
+
+std::string Who(std::int32_t rank, std::int32_t pid, const std::string& host) {
+  return (rank >= 0 ? "rank " + Number(std::int64_t{rank}) + ", " : "") + "pid " + Number(std::int64_t{pid}) + " on " + host;
+}
+
+std::string Within(AllocationId id) { return id ? " of " + ToText(id) + " in its slab" : ""; }
+
+struct Describe {
+  std::string operator()(const SessionOpened& e) const {
+    return ToText(e.session) + " opened by " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group) + ", driver " +
+           e.driver_version + ", NCCL " + e.nccl_version + ", " + Number(std::uint64_t{e.gpu_uuids.size()}) + " GPUs, layout " +
+           e.layout + ", content " + e.content + ", AMem " + e.amem_version;
+  }
+  std::string operator()(const SessionClosed& e) const { return "session closed: " + e.reason; }
+  std::string operator()(const SessionBroken& e) const { return "session broken: " + e.reason; }
+  std::string operator()(const GroupChanged& e) const { return "group is now " + Number(e.group); }
+  std::string operator()(const LibraryAttached& e) const {
+    return "attached (" + e.way + ") to " + e.path + ", NCCL " + e.nccl_version + ", build " + e.build_id + ", loaded at " +
+           Hex(e.load_address);
+  }
+  std::string operator()(const DriverSymbolBound& e) const {
+    return "NCCL asked for " + e.name + " of CUDA " + Number(std::int64_t{e.cuda_version}) +
+           (e.replaced ? "" : ", which passes through");
+  }
+  std::string operator()(const RangeReserved& e) const {
+    return "range reserved " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
+           (e.alignment != 0 ? " aligned to " + FormatBytes(e.alignment) : "") +
+           (e.hint ? " asked at " + Hex(e.hint.value) : "") + Within(e.allocation) + Site(e.site);
+  }
+  std::string operator()(const RangeFreed& e) const {
+    return "range freed " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+  }
+  std::string operator()(const AllocationCreated& e) const {
+    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Site(e.site);
+  }
+  std::string operator()(const AllocationRetained& e) const {
+    return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
+  }
+  std::string operator()(const AllocationReleased& e) const { return ToText(e.allocation) + " released"; }
+  std::string operator()(const Mapped& e) const {
+    return "mapped " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " of " + ToText(e.allocation) +
+           (e.offset != 0 ? " from offset " + FormatBytes(e.offset) : "");
+  }
+  std::string operator()(const Unmapped& e) const {
+    return "unmapped " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
+  }
+  std::string operator()(const AccessSet& e) const {
+    return "access to " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access) + Within(e.allocation);
+  }
+  std::string operator()(const Exported& e) const {
+    return ToText(e.allocation) + " exported, handle type " + Number(std::uint64_t{e.handle_type});
+  }
+  std::string operator()(const Imported& e) const {
+    return ToText(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + ToText(e.remote.allocation) + " of " +
+           ToText(e.remote.owner) + " " + ToText(e.properties) + Site(e.site);
+  }
+  std::string operator()(const ReferenceAdded& e) const {
+    return "reference to " + ToText(e.allocation) + " added by " + ToText(e.by) + " as " + ToText(e.as);
+  }
+  std::string operator()(const ReferenceDropped& e) const {
+    return "reference to " + ToText(e.allocation) + " dropped by " + ToText(e.by) + " as " + ToText(e.as);
+  }
+  std::string operator()(const PeerConnected& e) const {
+    return "peer " + Hex(e.peer.value) + " connected: " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group);
+  }
+  std::string operator()(const PeerLost& e) const { return "peer " + Hex(e.peer.value) + " lost: " + e.reason; }
+  std::string operator()(const HostAllocated& e) const {
+    return std::string("host memory ") + (e.registered ? "registered " : "allocated ") + Hex(e.address.value) + " " +
+           FormatBytes(e.bytes);
+  }
+  std::string operator()(const HostFreed& e) const { return "host memory freed " + Hex(e.address.value); }
+  std::string operator()(const LegacyAllocated& e) const {
+    return "cuMemAlloc " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
+           (e.backing ? " in " + ToText(e.backing) + " at offset " + FormatBytes(e.offset) : " kept by the driver: " + e.why) +
+           Site(e.site);
+  }
+  std::string operator()(const LegacyFreed& e) const { return "cuMemFree " + Hex(e.address.value); }
+  std::string operator()(const LegacyExported& e) const {
+    return "IPC handle of " + Hex(e.address.value) + " in " + ToText(e.backing);
+  }
+  std::string operator()(const LegacyImported& e) const {
+    return "IPC handle opened at " + Hex(e.address.value) + " as " + ToText(e.allocation);
+  }
+  std::string operator()(const LegacyClosed& e) const { return "IPC handle closed at " + Hex(e.address.value); }
+  std::string operator()(const AsyncAllocated& e) const {
+    return "pool memory allocated " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
+  }
+  std::string operator()(const AsyncFreed& e) const { return "pool memory freed " + Hex(e.address.value); }
+  std::string operator()(const MulticastCreated& e) const {
+    return "multicast object " + Number(e.allocation.value) + " created, " + FormatBytes(e.bytes) + " for " +
+           Number(std::uint64_t{e.devices}) + " devices";
+  }
+  std::string operator()(const MulticastDeviceAdded& e) const {
+    return "device " + Number(std::int64_t{e.device.value}) + " added to multicast object " + Number(e.multicast.value);
+  }
+  std::string operator()(const MulticastBound& e) const {
+    return (e.allocation ? ToText(e.allocation) : "address " + Hex(e.address.value)) + " " + FormatBytes(e.bytes) +
+           " bound to multicast object " + Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
+  }
+  std::string operator()(const MulticastUnbound& e) const {
+    return "device " + Number(std::int64_t{e.device.value}) + " " + FormatBytes(e.bytes) + " unbound from multicast object " +
+           Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
+  }
+  std::string operator()(const Registered& e) const {
+    return "registered for RDMA (" + e.how + ") " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
+  }
+  std::string operator()(const Deregistered& e) const {
+    return "deregistered " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
+  }
+  std::string operator()(const PassedThrough& e) const {
+    return e.name + " passed through" + (e.detail.empty() ? "" : ": " + e.detail) + ", result " +
+           Number(std::int64_t{e.result});
+  }
+  std::string operator()(const CycleBegun& e) const {
+    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " begun with " +
+           Number(std::uint64_t{e.members.size()}) + " sessions";
+  }
+  std::string operator()(const StepBegun& e) const { return "step begun: " + amem::ToText(e.step); }
+  std::string operator()(const StepDone& e) const { return "step done: " + amem::ToText(e.step); }
+  std::string operator()(const StepFailed& e) const {
+    return "step failed: " + amem::ToText(e.step) + ": " + std::string(amem::ToText(e.code)) + ": " + e.message;
+  }
+  std::string operator()(const PhaseBegun& e) const { return "phase begun: " + std::string(amem::ToText(e.phase)); }
+  std::string operator()(const PhaseDecided& e) const {
+    return "phase " + std::string(amem::ToText(e.phase)) + (e.passed ? " passed" : " failed: " + e.message);
+  }
+  std::string operator()(const CycleDone& e) const {
+    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " done in " + Number(e.duration_ns / 1000) + " us";
+  }
+  std::string operator()(const CycleFailed& e) const {
+    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " failed" +
+           (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
+  }
+  std::string operator()(const SlabOpened& e) const {
+    return "slab " + Number(e.slab.value) + " opened at " + Hex(e.address.value);
+  }
+  std::string operator()(const Placed& e) const {
+    return ToText(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
+  }
+  std::string operator()(const Backed& e) const { return ToText(e.allocation) + " left its slab, with memory of its own"; }
+  std::string operator()(const PartCleared& e) const {
+    return "slab " + Number(e.slab.value) + " cleared from offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
+  }
+  std::string operator()(const Condensed& e) const { return "snapshot of everything up to " + Number(e.through.value); }
+};
+
+}  // namespace
+
+std::string Hex(std::uint64_t value) {
+  std::array<char, 24> buffer{'0', 'x'};
+  const auto end = std::to_chars(buffer.data() + 2, buffer.data() + buffer.size(), value, 16).ptr;
+  return {buffer.data(), end};
+}
+
+std::string FormatBytes(Bytes bytes) {
+  const char* unit = " B";
+  if (bytes != 0 && bytes % (Bytes{1} << 20) == 0) {
+    bytes >>= 20;
+    unit = " MiB";
+  } else if (bytes != 0 && bytes % 1024 == 0) {
+    bytes >>= 10;
+    unit = " KiB";
+  }
+  std::string digits = Number(bytes);
+  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
+  return digits + unit;
+}
+
+std::string_view ToText(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalid:
+      return "invalid";
+    case Code::kNotFound:
+      return "not found";
+    case Code::kOutOfMemory:
+      return "out of memory";
+    case Code::kDriver:
+      return "driver error";
+    case Code::kIo:
+      return "I/O error";
+    case Code::kCorrupt:
+      return "corrupt";
+    case Code::kTimeout:
+      return "timed out";
+    case Code::kPeerLost:
+      return "peer lost";
+    case Code::kRefused:
+      return "refused";
+    case Code::kUnsupported:
+      return "not supported";
+    case Code::kBroken:
+      return "broken";
+  }
+  return "unknown";
+}
+
+std::string_view KindName(std::size_t kind) { return kind < kEventKinds ? kKindNames[kind] : "unknown"; }
+
+std::optional<std::size_t> KindOf(std::string_view name) {
+  for (std::size_t i = 0; i < kEventKinds; ++i) {
+    if (kKindNames[i] == name) return i;
+  }
+  return std::nullopt;
+}
+
+std::string_view ToText(CycleKind kind) { return kind == CycleKind::kPause ? "pause" : "resume"; }
+
+std::string_view ToText(PhaseKind phase) {
+  switch (phase) {
+    case PhaseKind::kPauseArrive:
+      return "pause: arrive";
+    case PhaseKind::kPauseSave:
+      return "pause: save";
+    case PhaseKind::kPauseDropImports:
+      return "pause: drop imports";
+    case PhaseKind::kPauseReleaseOwn:
+      return "pause: release";
+    case PhaseKind::kPauseGone:
+      return "pause: all gone";
+    case PhaseKind::kResumeArrive:
+      return "resume: arrive";
+    case PhaseKind::kResumeCreateOwn:
+      return "resume: create own";
+    case PhaseKind::kResumeImport:
+      return "resume: import and restore";
+    case PhaseKind::kResumeVerify:
+      return "resume: verify";
+    case PhaseKind::kResumeOpen:
+      return "resume: open";
+  }
+  return "unknown";
+}
+
+std::string_view ToText(StepKind kind) {
+  switch (kind) {
+    case StepKind::kQuiesce:
+      return "quiesce";
+    case StepKind::kSave:
+      return "save";
+    case StepKind::kUnmap:
+      return "unmap";
+    case StepKind::kReleaseImport:
+      return "release import";
+    case StepKind::kReleaseOwn:
+      return "release own";
+    case StepKind::kCheckMemory:
+      return "check memory";
+    case StepKind::kCreate:
+      return "create";
+    case StepKind::kMap:
+      return "map";
+    case StepKind::kSetAccess:
+      return "set access";
+    case StepKind::kRestore:
+      return "restore";
+    case StepKind::kImport:
+      return "import";
+    case StepKind::kVerify:
+      return "verify";
+    case StepKind::kScan:
+      return "find contents";
+  }
+  return "unknown";
+}
+
+std::string ToText(const Step& step) {
+  std::string out{ToText(step.kind)};
+  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kScan) {
+    out += " device " + Number(std::int64_t{step.device.value});
+  }
+  if (step.allocation) out += " " + ToText(step.allocation);
+  if (step.address) out += " at " + Hex(step.address.value);
+  if (step.bytes != 0) out += ", " + FormatBytes(step.bytes);
+  return out;
+}
+
+std::string ToText(AllocationId id) { return "allocation " + Number(id.value); }
+std::string ToText(SessionId id) { return "session " + Hex(id.value); }
+std::string ToText(const Location& location) {
+  switch (location.type) {
+    case LocationType::kDevice:
+      return "device " + Number(std::int64_t{location.id});
+    case LocationType::kHost:
+      return "host";
+    case LocationType::kHostNuma:
+      return "host NUMA node " + Number(std::int64_t{location.id});
+    case LocationType::kHostNumaCurrent:
+      return "host current NUMA node";
+    case LocationType::kInvalid:
+      break;
+  }
+  return "location type " + Number(std::uint64_t{static_cast<std::uint32_t>(location.type)});
+}
+
+std::string ToText(const CallSite& site) {
+  std::string out;
+  for (const std::uint64_t frame : site.frames) {
+    if (frame == 0) break;
+    if (!out.empty()) out += ",";
+    out += "+" + Hex(frame).substr(2);
+  }
+  return out;
+}
+
+std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
+
+std::string_view ToText(KeepReason reason) {
+  switch (reason) {
+    case KeepReason::kNone:
+      return "released";
+    case KeepReason::kHostMemory:
+      return "host memory";
+    case KeepReason::kRegistered:
+      return "registered with a network card";
+    case KeepReason::kMulticast:
+      return "multicast";
+  }
+  return "unknown";
+}
+
+std::string_view ToText(Lifecycle lifecycle) {
+  switch (lifecycle) {
+    case Lifecycle::kNew:
+      return "new";
+    case Lifecycle::kRunning:
+      return "running";
+    case Lifecycle::kPausing:
+      return "pausing";
+    case Lifecycle::kPaused:
+      return "paused";
+    case Lifecycle::kResuming:
+      return "resuming";
+    case Lifecycle::kClosed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+}  // namespace amem

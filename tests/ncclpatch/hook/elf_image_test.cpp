@@ -1,0 +1,88 @@
+// Reading loaded ELF objects, on this program, libc, and fixtures bound lazily and at load.
+#include "ncclpatch/hook/elf_image.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace amem {
+namespace {
+
+ElfImage ImageOf(const void* address) {
+  ElfImage image;
+  EXPECT_TRUE(ElfImage::Containing(address, &image));
+  return image;
+}
+
+ElfImage Load(const char* path) {
+  void* library = dlmopen(LM_ID_BASE, path, RTLD_LAZY | RTLD_LOCAL);
+  EXPECT_NE(library, nullptr) << dlerror();
+  return ImageOf(dlsym(library, "ncclGetVersion"));
+}
+
+int Marker() { return 1; }
+
+TEST(ElfImage, finds_the_object_of_an_address) {
+  const ElfImage program = ImageOf(reinterpret_cast<const void*>(&Marker));
+  EXPECT_TRUE(program.InText(reinterpret_cast<std::uintptr_t>(&Marker)));
+  EXPECT_STREQ(program.path(), "");
+  ElfImage none;
+  EXPECT_FALSE(ElfImage::Containing(nullptr, &none));
+}
+
+TEST(ElfImage, finds_what_libc_defines_as_dlsym_does) {
+  void* libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  const ElfImage image = ImageOf(dlsym(libc, "getpid"));
+  EXPECT_STREQ(image.soname(), "libc.so.6");
+  for (const char* name : {"dlsym", "dlvsym", "getpid", "dlopen", "malloc_usable_size"})
+    EXPECT_EQ(image.Find(name), dlsym(libc, name)) << name;
+  EXPECT_EQ(image.Find("no_such_function"), nullptr);
+}
+
+TEST(ElfImage, slot_is_unbound_until_the_first_call_through_it) {
+  const ElfImage image = Load(AMEM_STAND_INS "/libnccl.so.2");
+  const auto slot = image.ImportSlot("fprintf");
+  ASSERT_TRUE(slot);
+  EXPECT_TRUE(slot.plt);
+  EXPECT_TRUE(image.Unbound(slot));
+  const auto bound = image.ImportSlot("snprintf");
+  ASSERT_TRUE(bound);
+  char id[128];
+  reinterpret_cast<int (*)(char*)>(image.Find("ncclGetUniqueId"))(id);
+  EXPECT_FALSE(image.Unbound(bound));
+  EXPECT_TRUE(image.Unbound(slot));
+  EXPECT_FALSE(image.ImportSlot("no_such_function"));
+}
+
+TEST(ElfImage, writes_the_sealed_slot_of_a_library_bound_at_load) {
+  const ElfImage image = Load(AMEM_NCCL_BOUND_NOW);
+  const auto slot = image.ImportSlot("dlsym");
+  ASSERT_TRUE(slot);
+  EXPECT_FALSE(image.Unbound(slot));
+  const std::uintptr_t before = *slot.where;
+  ASSERT_TRUE(image.Write(slot, reinterpret_cast<const void*>(&Marker)).ok());
+  EXPECT_EQ(*slot.where, reinterpret_cast<std::uintptr_t>(&Marker));
+  ASSERT_TRUE(image.Write(slot, reinterpret_cast<const void*>(before)).ok());
+  EXPECT_DEATH(*const_cast<volatile std::uintptr_t*>(slot.where) = 0, "") << "the page must be read-only again";
+}
+
+TEST(ElfImage, finds_code_addresses_of_another_object) {
+  const ElfImage image = Load(AMEM_STAND_INS "/libnccl.so.2");
+  void* libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  EXPECT_TRUE(image.HoldsCodeOf(ImageOf(dlsym(libc, "getpid")))) << "its bound imports, for a start";
+  EXPECT_FALSE(image.HoldsCodeOf(ImageOf(reinterpret_cast<const void*>(&Marker)))) << "it knows nothing of this program";
+}
+
+TEST(ElfImage, knows_soname_needed_libraries_and_build_id) {
+  const ElfImage image = Load(AMEM_STAND_INS "/libnccl.so.2");
+  EXPECT_STREQ(image.soname(), "libnccl.so.2");
+  EXPECT_TRUE(image.Needs("libc.so.6"));
+  EXPECT_FALSE(image.Needs("libamem_nccl.so"));
+  const std::string id = image.BuildId();
+  EXPECT_TRUE(id.empty() || id.size() == 40) << id;
+  EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace amem

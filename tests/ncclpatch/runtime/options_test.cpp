@@ -1,0 +1,113 @@
+#include "ncclpatch/runtime/options.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace amem {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Result<Options> Parse(const Variables& variables) {
+  return ParseOptions([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(Options, defaults_need_no_variable) {
+  const auto options = Parse({});
+  ASSERT_TRUE(options.ok());
+  EXPECT_TRUE(options->enable);
+  EXPECT_EQ(options->group, 0);
+  EXPECT_EQ(options->rank, -1);
+  EXPECT_EQ(options->timeout_ms, 60'000U);
+  EXPECT_EQ(options->layout, Layout::kSlab);
+  EXPECT_EQ(options->slab_bytes, Bytes{256} << 20);
+  EXPECT_EQ(options->content, Content::kPreserve);
+  EXPECT_EQ(options->log_level, "warn");
+  EXPECT_EQ(options->journal.sync, SyncMode::kProcess);
+  EXPECT_TRUE(options->journal.directory.string().starts_with("/tmp/amem-"));
+}
+
+TEST(Options, values_are_taken) {
+  const auto options = Parse({{"AMEM_GROUPID", "-4"},
+                              {"AMEM_TIMEOUT_MS", "250"},
+                              {"AMEM_JOURNAL_DIR", "/data/j"},
+                              {"AMEM_JOURNAL_SYNC", "full"},
+                              {"AMEM_LOG", "debug"},
+                              {"AMEM_LAYOUT", "direct"},
+                              {"AMEM_SLAB_MB", "64"},
+                              {"AMEM_PINNED_MB", "0"},
+                              {"RANK", "12"}});
+  ASSERT_TRUE(options.ok()) << options.status().message();
+  EXPECT_EQ(options->group, -4);
+  EXPECT_EQ(options->timeout_ms, 250U);
+  EXPECT_EQ(options->journal.directory, "/data/j");
+  EXPECT_EQ(options->journal.sync, SyncMode::kFull);
+  EXPECT_EQ(options->log_level, "debug");
+  EXPECT_EQ(options->layout, Layout::kDirect);
+  EXPECT_EQ(options->slab_bytes, Bytes{64} << 20);
+  EXPECT_EQ(options->pinned_bytes, 0U);
+  EXPECT_EQ(options->rank, 12);
+}
+
+TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
+  for (const auto& [name, value] : Variables{{"AMEM_ENABLE", "yes"},
+                                             {"AMEM_GROUPID", "one"},
+                                             {"AMEM_TIMEOUT_MS", "0"},
+                                             {"AMEM_LAYOUT", "slabs"},
+                                             {"AMEM_SLAB_MB", "100"},
+                                             {"AMEM_SLAB_MB", "1"},
+                                             {"AMEM_PINNED_MB", "-1"},
+                                             {"AMEM_CONTENT", "none"},
+                                             {"AMEM_LOG", "loud"},
+                                             {"AMEM_JOURNAL_SYNC", "1"},
+                                             {"AMEM_NCCL_OFFLOAD_FREE_TAG", "8"},
+                                             {"AMEM_TIMEOUT_MS", "10s"},
+                                             {"AMEM_JOURNAL_DIR", "relative"}}) {
+    const auto options = Parse({{name, value}});
+    ASSERT_FALSE(options.ok()) << name;
+    EXPECT_EQ(options.status().code(), Code::kInvalid);
+    EXPECT_TRUE(options.status().message().starts_with(name + "=" + value + " is not understood; known: "))
+        << options.status().message();
+  }
+}
+
+TEST(Options, what_this_version_does_not_offer_is_unsupported_and_says_so) {
+  for (const auto& [name, value] : Variables{{"AMEM_CONTENT", "discard"}}) {
+    const auto options = Parse({{name, value}});
+    ASSERT_FALSE(options.ok());
+    EXPECT_EQ(options.status().code(), Code::kUnsupported);
+    EXPECT_NE(options.status().message().find(name + "=" + value), std::string::npos);
+  }
+}
+
+TEST(Options, the_original_plugins_discard_tag_keeps_jobs_running) {
+  const auto options = Parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}});
+  ASSERT_TRUE(options.ok()) << options.status().message();
+  EXPECT_EQ(options->content, Content::kPreserve);
+}
+
+TEST(Options, disabled_ignores_all_other_mistakes) {
+  const auto options = Parse({{"AMEM_ENABLE", "0"}, {"AMEM_LAYOUT", "nonsense"}});
+  ASSERT_TRUE(options.ok());
+  EXPECT_FALSE(options->enable);
+}
+
+TEST(Options, the_rank_comes_from_the_first_launcher_that_says_it) {
+  EXPECT_EQ(Parse({{"SLURM_PROCID", "3"}, {"PMI_RANK", "4"}})->rank, 3);
+  EXPECT_EQ(Parse({{"RANK", "x"}})->rank, -1);
+}
+
+TEST(Options, misspelt_variables_are_found_with_the_likely_meaning) {
+  const char* const environment[] = {"AMEM_LAYUOT=slab", "AMEM_ENABLE=1", "PATH=/bin", "AMEM_COMPLETELY_DIFFERENT=1", nullptr};
+  const auto warnings = UnknownVariables(environment);
+  ASSERT_EQ(warnings.size(), 2U);
+  EXPECT_NE(warnings[0].find("did you mean AMEM_LAYOUT?"), std::string::npos);
+  EXPECT_EQ(warnings[1].find("did you mean"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,567 @@
+// What the backup promises: every byte is back whatever was zero, host memory is kept and bounded, failures leave nothing
+// behind.
+#include "replay/cycle/backup.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "replay/driver/cuda/nonzero_runs.h"
+#include "replay/driver/simulator/simulator.h"
+
+namespace amem {
+namespace {
+
+constexpr Bytes kPage = 4096, kKiB = 1024, kMiB = kKiB * 1024;
+constexpr DeviceOrdinal kGpu0{0}, kGpu1{1};
+#ifdef AMEM_SANITIZED
+constexpr int kRounds = 3;
+#else
+constexpr int kRounds = 12;
+#endif
+
+bool Eventually(const auto& holds) {
+  for (int i = 0; i < 5000; ++i) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+// A simulator, some memory on it and what that memory must hold.
+class Contents : public testing::Test {
+ protected:
+  struct Block {
+    Backup::Item item;
+    DriverHandle handle;
+    std::vector<std::byte> expected;
+  };
+
+  void SetUp() override {
+    auto made = Simulator::Open({.devices = 2, .granularity = kPage});
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    sim_ = *std::move(made);
+  }
+
+  Block& Add(Bytes bytes, DeviceOrdinal device = kGpu0) {
+    Block block;
+    block.item = {AllocationId{blocks_.size() + 1}, device, {}, bytes};
+    const auto address = sim_->Reserve(bytes, 0, {}, 0);
+    EXPECT_TRUE(address.ok());
+    block.item.address = *address;
+    block.expected.resize(bytes);
+    blocks_.push_back(std::move(block));
+    Up(blocks_.back());
+    return blocks_.back();
+  }
+  void Up(Block& block) {
+    const Location location{LocationType::kDevice, block.item.device.value};
+    const auto handle = sim_->Create(block.item.bytes, {.location = location}, 0);
+    ASSERT_TRUE(handle.ok()) << handle.status().message();
+    block.handle = *handle;
+    ASSERT_TRUE(sim_->Map(block.item.address, block.item.bytes, 0, block.handle, 0).ok());
+    const AccessDescriptor access{location, 3};
+    ASSERT_TRUE(sim_->SetAccess(block.item.address, block.item.bytes, std::span(&access, 1)).ok());
+  }
+  void Down(Block& block) {
+    EXPECT_TRUE(sim_->Unmap(block.item.address, block.item.bytes).ok());
+    EXPECT_TRUE(sim_->Release(block.handle).ok());
+  }
+  // All memory is given back, made anew and filled with something else.
+  void Recreate() {
+    for (Block& block : blocks_) Down(block);
+    for (Block& block : blocks_) {
+      Up(block);
+      std::memset(At(block), 0xAB, block.item.bytes);
+    }
+  }
+  static std::byte* At(const Block& block) { return reinterpret_cast<std::byte*>(block.item.address.value); }
+  static void Write(Block& block, Bytes offset, std::byte value) {
+    At(block)[offset] = value;
+    block.expected[offset] = value;
+  }
+  [[nodiscard]] std::vector<Backup::Item> Items() const {
+    std::vector<Backup::Item> items;
+    for (const Block& block : blocks_) items.push_back(block.item);
+    return items;
+  }
+  void ExpectAllBack() {
+    for (const Block& block : blocks_) {
+      EXPECT_EQ(std::memcmp(At(block), block.expected.data(), block.item.bytes), 0)
+          << "allocation " << block.item.allocation.value;
+    }
+  }
+  void Cycle(Backup& backup) {
+    const Status saved = backup.Save(Items());
+    ASSERT_TRUE(saved.ok()) << saved.message();
+    ASSERT_TRUE(backup.Finish().ok());
+    Recreate();
+    const Status restored = backup.Restore(Items());
+    ASSERT_TRUE(restored.ok()) << restored.message();
+    ASSERT_TRUE(backup.Finish().ok());
+    ExpectAllBack();
+    backup.ForgetAll();
+  }
+  // Bytes, pages and long runs in places that the seed decides.
+  void Scribble(std::mt19937_64& random) {
+    for (Block& block : blocks_) {
+      for (std::uint64_t runs = random() % 6; runs > 0; --runs) {
+        const Bytes first = random() % block.item.bytes;
+        const Bytes most = random() % 3 == 0 ? 1 : random() % 2 == 0 ? kPage : 64 * kKiB;
+        for (Bytes i = first; i < std::min(block.item.bytes, first + most); ++i) {
+          Write(block, i, static_cast<std::byte>(random() % 4));  // zeros too
+        }
+      }
+    }
+  }
+
+  std::unique_ptr<Simulator> sim_;
+  std::deque<Block> blocks_;
+};
+
+TEST_F(Contents, random_contents_come_back_to_the_last_bit_cycle_after_cycle) {
+  std::mt19937_64 random(7);
+  for (const Bytes block : {4 * kKiB, 16 * kKiB, 64 * kKiB}) {
+    Backup backup(*sim_, {.block = block, .chunk = 256 * kKiB, .batch = 512 * kKiB});
+    for (const Bytes pages : {1, 2, 15, 16, 17, 31, 33, 100, 512}) Add(pages * kPage, pages % 2 == 0 ? kGpu1 : kGpu0);
+    for (int round = 0; round < kRounds; ++round) {
+      Scribble(random);
+      Cycle(backup);
+      if (HasFatalFailure()) return;
+    }
+    for (Block& one : blocks_) Down(one);
+    blocks_.clear();
+  }
+}
+
+TEST_F(Contents, only_what_is_not_zero_is_copied) {
+  Block& first = Add(64 * kPage);
+  Add(64 * kPage);
+  Write(first, 0, std::byte{1});                  // first byte of all
+  Write(first, 17 * kPage + 4095, std::byte{1});  // last of a page
+  Write(first, 64 * kPage - 1, std::byte{0x80});  // last of all
+  Backup backup(*sim_);
+  Cycle(backup);
+  const BackupStatistics seen = backup.Statistics();
+  EXPECT_EQ(seen.bytes_total, 128 * kPage);
+  EXPECT_EQ(seen.bytes_saved, 3 * kPage);
+  EXPECT_EQ(seen.bytes_zero, 125 * kPage);
+  EXPECT_EQ(seen.unscanned, "");
+}
+
+TEST_F(Contents, a_last_block_that_is_part_only_comes_back) {
+  Block& block = Add(19 * kPage);  // one block of 64 KiB and three pages
+  Write(block, 18 * kPage + 5, std::byte{9});
+  Backup backup(*sim_, {.block = 64 * kKiB});
+  Cycle(backup);
+  EXPECT_EQ(backup.Statistics().bytes_saved, 3 * kPage);
+}
+
+TEST_F(Contents, what_is_all_zero_needs_no_host_memory_and_is_cleared) {
+  Add(32 * kPage);
+  Add(32 * kPage, kGpu1);
+  Backup backup(*sim_);
+  Cycle(backup);
+  EXPECT_EQ(backup.pinned_bytes(), 0U);
+  EXPECT_EQ(backup.Statistics().bytes_saved, 0U);
+}
+
+TEST_F(Contents, what_has_no_zero_spills_over_many_pinned_buffers) {
+  Block& block = Add(3 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += 1) Write(block, i, static_cast<std::byte>(i % 251 + 1));
+  Backup backup(*sim_, {.chunk = 7 * kPage});
+  Cycle(backup);
+  EXPECT_EQ(backup.Statistics().bytes_saved, 3 * kMiB);
+  EXPECT_GE(backup.pinned_bytes(), 3 * kMiB);
+  EXPECT_LT(backup.pinned_bytes(), 3 * kMiB + 7 * kPage);
+}
+
+TEST_F(Contents, pinned_memory_is_used_again_in_the_next_cycle) {
+  std::mt19937_64 random(3);
+  Add(128 * kPage);
+  Write(blocks_[0], 0, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  for (Bytes i = 0; i < 20 * kPage; ++i) Write(blocks_[0], i, std::byte{1});
+  Cycle(backup);
+  const Bytes pinned = backup.pinned_bytes();
+  const std::uint64_t calls = sim_->Calls("AllocatePinned");
+  for (int i = 0; i < kRounds; ++i) Cycle(backup);
+  EXPECT_EQ(backup.pinned_bytes(), pinned);
+  EXPECT_EQ(sim_->Calls("AllocatePinned"), calls);
+  EXPECT_EQ(backup.Statistics().pinned_in_save, 0U);
+}
+
+TEST_F(Contents, items_come_back_in_any_order_and_portions) {
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 12; ++i) Add(40 * kPage, i % 3 == 0 ? kGpu1 : kGpu0);
+  Scribble(random);
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  auto items = Items();
+  ASSERT_TRUE(backup.Save(std::span(items).first(5)).ok());
+  ASSERT_TRUE(backup.Save(std::span(items).subspan(5)).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  Recreate();
+  std::shuffle(items.begin(), items.end(), random);
+  for (std::size_t i = 0; i < items.size(); i += 4) {
+    ASSERT_TRUE(backup.Restore(std::span(items).subspan(i, 4)).ok());
+  }
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+}
+
+TEST_F(Contents, parts_of_one_allocation_are_told_apart_by_offset) {
+  Block& block = Add(8 * kPage);
+  Write(block, 0, std::byte{1});
+  Write(block, 4 * kPage, std::byte{2});
+  Backup backup(*sim_);
+  const std::array<Backup::Item, 2> parts = {
+      Backup::Item{block.item.allocation, kGpu0, block.item.address, 4 * kPage, 0},
+      Backup::Item{block.item.allocation, kGpu0, block.item.address + 4 * kPage, 4 * kPage, 4 * kPage}};
+  ASSERT_TRUE(backup.Save(parts).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  Recreate();
+  ASSERT_TRUE(backup.Restore(parts).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+}
+
+TEST_F(Contents, they_come_back_at_another_address_too) {
+  Block& block = Add(8 * kPage);
+  Write(block, 5 * kPage, std::byte{5});
+  Backup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  const auto elsewhere = sim_->Reserve(8 * kPage, 0, {}, 0);
+  ASSERT_TRUE(elsewhere.ok());
+  Down(block);
+  block.item.address = *elsewhere;
+  Up(block);
+  ASSERT_TRUE(backup.Restore(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+}
+
+TEST_F(Contents, an_item_that_was_not_saved_is_refused_before_anything_is_queued) {
+  Block& block = Add(8 * kPage);
+  Backup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  Add(8 * kPage);
+  EXPECT_EQ(backup.Restore(Items()).code(), Code::kNotFound);
+  Backup::Item longer = block.item;
+  longer.bytes += kPage;
+  EXPECT_EQ(backup.Restore(std::span(&longer, 1)).code(), Code::kNotFound);
+  EXPECT_EQ(sim_->QueuedCopies(kGpu0), 0U);
+  EXPECT_TRUE(backup.Has(block.item.allocation));
+  EXPECT_FALSE(backup.Has(blocks_[1].item.allocation));
+}
+
+// ---- failures --------------------------------------------------------------------------------------------------------------
+
+TEST_F(Contents, a_skipped_finish_is_seen) {
+  Block& block = Add(8 * kPage);
+  Write(block, 1, std::byte{1});
+  Backup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid);  // nothing is saved yet
+  Down(block);                                                // too early: the copy is still queued
+  const Status finished = backup.Finish();
+  EXPECT_FALSE(finished.ok());
+  EXPECT_EQ(finished.driver_result(), 700) << finished.message();
+  EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid);  // what was not copied is not offered
+  Up(block);
+}
+
+TEST_F(Contents, each_failing_call_is_reported_and_a_later_try_succeeds) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 4; ++i) Add(40 * kPage, i % 2 == 0 ? kGpu0 : kGpu1);
+  for (Block& block : blocks_) Write(block, 3, std::byte{1});
+  Scribble(random);
+  for (const char* call : {"FindNonZero", "AllocatePinned", "Gather", "FinishCopies"}) {
+    for (const std::uint64_t nth : {1, 2}) {
+      Backup backup(*sim_, {.chunk = 2 * kPage});
+      ASSERT_TRUE(sim_->FailNext(call, nth, cuda::kOutOfMemory).ok());
+      Status saved = backup.Save(Items());
+      const Status finished = backup.Finish();
+      if (saved.ok()) saved = finished;
+      EXPECT_EQ(saved.code(), Code::kOutOfMemory) << call << ": " << saved.message();
+      EXPECT_EQ(saved.driver_result(), cuda::kOutOfMemory);
+      EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid) << call;
+      EXPECT_FALSE(backup.Save(Items()).ok()) << "not before ForgetAll";
+      backup.ForgetAll();
+      EXPECT_EQ(sim_->QueuedCopies(kGpu0) + sim_->QueuedCopies(kGpu1), 0U);
+      Cycle(backup);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(Contents, a_failed_restore_keeps_the_contents_for_another_try) {
+  std::mt19937_64 random(6);
+  for (int i = 0; i < 4; ++i) Add(40 * kPage, i % 2 == 0 ? kGpu0 : kGpu1);
+  for (Block& block : blocks_) Write(block, 3, std::byte{1});
+  Scribble(random);
+  Backup backup(*sim_, {.chunk = 2 * kPage});
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  for (const char* call : {"ClearAll", "Scatter", "FinishCopies"}) {
+    for (const std::uint64_t nth : {1, 2}) {
+      Recreate();
+      ASSERT_TRUE(sim_->FailNext(call, nth, cuda::kUnknown).ok());
+      Status restored = backup.Restore(Items());
+      const Status finished = backup.Finish();
+      if (restored.ok()) restored = finished;
+      EXPECT_EQ(restored.driver_result(), cuda::kUnknown) << call << ": " << restored.message();
+      Recreate();
+      ASSERT_TRUE(backup.Restore(Items()).ok());
+      ASSERT_TRUE(backup.Finish().ok());
+      ExpectAllBack();
+    }
+  }
+}
+
+TEST_F(Contents, a_finish_that_failed_is_waited_for_again_before_host_memory_is_used_again) {
+  Block& block = Add(8 * kPage);
+  Write(block, 1, std::byte{1});
+  Backup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(sim_->FailNext("FinishCopies", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(backup.Finish().ok());
+  EXPECT_GT(sim_->QueuedCopies(kGpu0), 0U);
+  backup.ForgetAll();
+  EXPECT_EQ(sim_->QueuedCopies(kGpu0), 0U);
+}
+
+TEST_F(Contents, memory_that_is_not_mapped_is_refused) {
+  Block& block = Add(8 * kPage);
+  Write(block, 1, std::byte{1});
+  Backup backup(*sim_);
+  Down(block);
+  EXPECT_EQ(backup.Save(Items()).driver_result(), cuda::kInvalidValue);
+  backup.ForgetAll();
+  Up(block);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  Down(block);
+  EXPECT_EQ(backup.Restore(Items()).driver_result(), cuda::kInvalidValue);
+  Up(block);
+}
+
+// A driver without kernels: the defaults of the seam.
+class Plain final : public Driver {
+ public:
+  explicit Plain(Simulator& sim) : sim_(sim) {}
+  std::string Name() const override { return "plain"; }
+  Result<DriverHandle> Create(Bytes b, const AllocationProperties& p, std::uint64_t f) override { return sim_.Create(b, p, f); }
+  Status Release(DriverHandle h) override { return sim_.Release(h); }
+  Result<Address> Reserve(Bytes b, Bytes a, Address h, std::uint64_t f) override { return sim_.Reserve(b, a, h, f); }
+  Status FreeRange(Address a, Bytes b) override { return sim_.FreeRange(a, b); }
+  Status Map(Address a, Bytes b, Bytes o, DriverHandle h, std::uint64_t f) override { return sim_.Map(a, b, o, h, f); }
+  Status Unmap(Address a, Bytes b) override { return sim_.Unmap(a, b); }
+  Status SetAccess(Address a, Bytes b, std::span<const AccessDescriptor> d) override { return sim_.SetAccess(a, b, d); }
+  Result<UniqueFd> Export(DriverHandle h) override { return sim_.Export(h); }
+  Result<DriverHandle> Import(const UniqueFd& d) override { return sim_.Import(d); }
+  Result<Bytes> Granularity(const AllocationProperties& p) override { return sim_.Granularity(p); }
+  Result<MemoryInfo> Memory(DeviceOrdinal d) override { return sim_.Memory(d); }
+  Result<int> DeviceCount() override { return sim_.DeviceCount(); }
+  Result<std::string> DeviceUuid(DeviceOrdinal d) override { return sim_.DeviceUuid(d); }
+  std::string Version() override { return sim_.Version(); }
+  Status Synchronize(DeviceOrdinal d) override { return sim_.Synchronize(d); }
+  Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes b) override { return sim_.AllocatePinned(b); }
+  Status CopyToHost(DeviceOrdinal d, std::byte* t, Address f, Bytes b) override { return sim_.CopyToHost(d, t, f, b); }
+  Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override {
+    return sim_.CopyToDevice(d, t, f, b);
+  }
+  Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
+  Status FinishCopies(DeviceOrdinal d) override { return sim_.FinishCopies(d); }
+
+ private:
+  Simulator& sim_;
+};
+
+TEST_F(Contents, a_driver_that_cannot_look_copies_whole_and_says_so) {
+  std::mt19937_64 random(8);
+  for (int i = 0; i < 3; ++i) Add(40 * kPage, i == 1 ? kGpu1 : kGpu0);
+  Scribble(random);
+  Plain plain(*sim_);
+  Backup backup(plain, {.chunk = 64 * kKiB});
+  Cycle(backup);
+  EXPECT_EQ(backup.Statistics().bytes_saved, 120 * kPage);
+  EXPECT_NE(backup.Statistics().unscanned, "");
+}
+
+// ---- preparing -------------------------------------------------------------------------------------------------------------
+
+TEST_F(Contents, a_prepared_save_pins_nothing) {
+  Block& block = Add(1 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  Backup backup(*sim_, {.chunk = 256 * kKiB});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() == 1 * kMiB; }));
+  const std::uint64_t calls = sim_->Calls("AllocatePinned");
+  Cycle(backup);
+  EXPECT_EQ(sim_->Calls("AllocatePinned"), calls);
+  EXPECT_EQ(backup.Statistics().pinned_in_save, 0U);
+}
+
+TEST_F(Contents, preparing_keeps_to_its_limit_and_a_save_does_not) {
+  Block& block = Add(1 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB, .prepare_limit = 128 * kKiB});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() >= 128 * kKiB; }));
+  backup.StopPreparing();
+  EXPECT_EQ(backup.pinned_bytes(), 128 * kKiB);
+  Cycle(backup);
+  EXPECT_EQ(backup.pinned_bytes(), 1 * kMiB);
+  EXPECT_EQ(backup.Statistics().pinned_in_save, 1 * kMiB - 128 * kKiB);
+}
+
+TEST_F(Contents, preparing_is_stopped_midway_and_goes_on_when_asked) {
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(5)).ok());
+  backup.Prepare(64 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() > 0; }));
+  backup.StopPreparing();
+  const Bytes pinned = backup.pinned_bytes();
+  EXPECT_LT(pinned, 64 * kMiB);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(backup.pinned_bytes(), pinned);
+  ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::nanoseconds(0)).ok());
+  backup.Prepare(pinned + 128 * kKiB);
+  EXPECT_TRUE(Eventually([&] { return backup.pinned_bytes() == pinned + 128 * kKiB; }));
+}
+
+TEST_F(Contents, a_save_during_preparing_takes_what_is_there_and_preparing_rests) {
+  Block& block = Add(512 * kKiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(2)).ok());
+  backup.Prepare(16 * kMiB);
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  const Bytes pinned = backup.pinned_bytes();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_LE(backup.pinned_bytes(), pinned + 64 * kKiB);  // at most the piece that was under way
+  ASSERT_TRUE(backup.Finish().ok());
+  EXPECT_TRUE(Eventually([&] { return backup.pinned_bytes() > pinned + 128 * kKiB; }));  // and goes on
+  Recreate();
+  ASSERT_TRUE(backup.Restore(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+}
+
+TEST_F(Contents, preparing_that_fails_says_why_and_the_save_tries_itself) {
+  Block& block = Add(64 * kKiB);
+  Write(block, 0, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  ASSERT_TRUE(sim_->FailNext("AllocatePinned", 2, cuda::kOutOfMemory).ok());
+  backup.Prepare(16 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return !backup.Statistics().not_prepared.empty(); }));
+  EXPECT_EQ(backup.pinned_bytes(), 64 * kKiB);
+  Cycle(backup);
+}
+
+TEST_F(Contents, trim_gives_back_what_holds_nothing_and_keeps_what_is_saved) {
+  Block& block = Add(512 * kKiB);
+  for (Bytes i = 0; i < 100 * kKiB; ++i) Write(block, i, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() == 1 * kMiB; }));
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  backup.Trim(512 * kKiB);
+  EXPECT_EQ(backup.pinned_bytes(), 512 * kKiB);
+  backup.Trim(0);
+  EXPECT_EQ(backup.pinned_bytes(), 128 * kKiB);
+  Recreate();
+  ASSERT_TRUE(backup.Restore(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+  backup.ForgetAll();
+  backup.Trim(0);
+  EXPECT_EQ(backup.pinned_bytes(), 0U);
+  Cycle(backup);
+}
+
+TEST_F(Contents, a_forked_child_prepares_nothing_and_ends_in_peace) {
+#if defined(AMEM_SANITIZED)
+  GTEST_SKIP() << "threads and fork do not go together there";
+#endif
+  auto backup = std::make_unique<Backup>(*sim_, BackupOptions{.chunk = 64 * kKiB});
+  ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(20)).ok());
+  backup->Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup->pinned_bytes() > 0; }));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    backup->Prepare(64 * kMiB);
+    backup->StopPreparing();
+    backup->Trim(0);
+    backup.reset();
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  EXPECT_TRUE(Eventually([&] { return backup->pinned_bytes() == 1 * kMiB; }));
+}
+
+TEST_F(Contents, expected_is_generous_before_the_first_save_and_close_after_it) {
+  Block& block = Add(100 * kPage);
+  for (Bytes i = 0; i < 10; ++i) Write(block, i * kPage, std::byte{1});
+  Backup backup(*sim_, {.chunk = kPage});
+  EXPECT_EQ(backup.Expected(100 * kPage), 23 * kPage);
+  EXPECT_EQ(backup.Expected(kPage / 2), kPage / 2);
+  Cycle(backup);
+  EXPECT_NEAR(static_cast<double>(backup.Expected(100 * kPage)), 12.0 * kPage, 2.0);
+}
+
+// ---- runs of a bitmap ------------------------------------------------------------------------------------------------------
+
+TEST(Runs, random_bitmaps_give_what_a_look_at_every_block_gives) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 3000; ++round) {
+    const Bytes pages = 1 + random() % 200, block_pages = Bytes{1} << (random() % 6);
+    const unsigned density = static_cast<unsigned>(random() % 5);
+    std::vector<std::uint32_t> words((pages + 31) / 32);
+    for (auto& word : words) {
+      const auto a = static_cast<std::uint32_t>(random()), b = static_cast<std::uint32_t>(random());
+      word = density == 0 ? 0 : density == 1 ? ~0U : density == 2 ? a : density == 3 ? (a & b) : (a | b);  // past the end too
+    }
+    const Extent extent{Address{0x10000}, pages * kPage};
+    std::vector<Extent> expected;
+    for (Bytes first = 0; first < pages; first += block_pages) {
+      const Bytes end = std::min(pages, first + block_pages);
+      bool any = false;
+      for (Bytes page = first; page < end; ++page) any = any || ((words[page / 32] >> (page % 32)) & 1U) != 0;
+      if (!any) continue;
+      if (!expected.empty() && expected.back().address + expected.back().bytes == extent.address + first * kPage) {
+        expected.back().bytes += (end - first) * kPage;
+      } else {
+        expected.push_back({extent.address + first * kPage, (end - first) * kPage});
+      }
+    }
+    NonZero found;
+    sparse::AppendRuns(extent, words, block_pages * kPage, found);
+    ASSERT_EQ(found.runs, expected) << "pages " << pages << ", block " << block_pages;
+    ASSERT_EQ(found.counts, std::vector<std::size_t>{expected.size()});
+  }
+}
+
+TEST(Runs, an_extent_without_pages_has_none) {
+  NonZero found;
+  sparse::AppendRuns({Address{4096}, 0}, {}, kPage, found);
+  EXPECT_TRUE(found.runs.empty());
+  EXPECT_EQ(found.counts, std::vector<std::size_t>{0});
+}
+
+}  // namespace
+}  // namespace amem

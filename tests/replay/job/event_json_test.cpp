@@ -1,0 +1,62 @@
+#include "replay/job/event_json.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "statemachine/apply.h"
+#include "tests/replay/job/scripted_journal.h"
+
+namespace amem {
+namespace {
+
+template <std::size_t... I>
+std::vector<EventBody> OneOfEachKind(std::index_sequence<I...>) {
+  return {std::variant_alternative_t<I, EventVariant>{}...};
+}
+
+TEST(EventJson, every_kind_names_itself_and_has_the_common_fields) {
+  for (const EventBody& body : OneOfEachKind(std::make_index_sequence<kEventKinds>())) {
+    const auto json = ToJson(Event{.seq = SequenceNumber{17}, .time_ns = 5, .thread = 9, .body = body});
+    EXPECT_EQ(json["seq"], 17);
+    EXPECT_EQ(json["time_ns"], 5);
+    EXPECT_EQ(json["thread"], 9);
+    EXPECT_EQ(json["kind"], KindWord(body.index()));
+    EXPECT_EQ(KindWord(body.index()).find(' '), std::string::npos);
+    EXPECT_GT(json.size(), 4u) << "no fields of " << KindName(body.index());
+  }
+}
+
+TEST(EventJson, numbers_that_do_not_fit_a_double_are_strings) {
+  const Event event{.seq = SequenceNumber{1},
+                    .body = Imported{.allocation = AllocationId{4},
+                                     .remote = {SessionId{0x00c0ffee00c0ffee}, AllocationId{3}},
+                                     .bytes = test::kMiB,
+                                     .handle = DriverHandle{0xfedcba9876543210},
+                                     .site = CallSite{{0x12, 0x34, 0, 0, 0}}}};
+  const auto json = ToJson(event);
+  EXPECT_EQ(json["owner"], "00c0ffee00c0ffee");
+  EXPECT_EQ(json["handle"], "0xfedcba9876543210");
+  EXPECT_EQ(json["bytes"], 1048576);
+  EXPECT_EQ(json["site"], (nlohmann::json{"0x12", "0x34"}));
+}
+
+TEST(EventJson, state_tells_allocations_holdings_and_digest) {
+  test::Job job;
+  job.Share();
+  State state;
+  for (const Event& event : job.owner.events()) ASSERT_TRUE(Apply(state, event).ok());
+  const auto json = ToJson(state);
+  EXPECT_EQ(json["digest"], Hex(Digest(state)));
+  EXPECT_EQ(json["seq"], state.last.value);
+  EXPECT_EQ(json["lifecycle"], "running");
+  EXPECT_EQ(json["opened"]["rank"], 0);
+  EXPECT_EQ(json["holdings"]["own_device_bytes"], 2 * test::kMiB);
+  ASSERT_EQ(json["allocations"].size(), 1u);
+  EXPECT_EQ(json["allocations"][0]["importers"][0]["by"], "0000000000000b0b");
+  EXPECT_EQ(json["mappings"][0]["address"], "0x7f0010000000");
+  EXPECT_EQ(json["events"]["reference-added"], 1);
+}
+
+}  // namespace
+}  // namespace amem

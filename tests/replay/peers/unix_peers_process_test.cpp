@@ -1,0 +1,412 @@
+// Peers in real processes: deaths, stopped processes, forked children, limits of a process.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "tests/replay/peers/peers_fixture.h"
+
+namespace amem {
+namespace {
+
+using namespace test;
+using std::chrono::milliseconds;
+
+// Results of a child, for the parent to look at.
+struct Report {
+  std::array<char, 1000> text{};
+  int code = -1;
+  std::uint64_t culprit = 0;
+  std::int64_t took_ms = 0;
+};
+
+template <class T>
+class SharedMemory {
+ public:
+  SharedMemory() : at_(static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    new (at_) T();
+  }
+  ~SharedMemory() { ::munmap(at_, sizeof(T)); }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  T* operator->() const { return at_; }
+  T& operator*() const { return *at_; }
+
+ private:
+  T* at_;
+};
+
+struct Desk {  // what the processes of one test share
+  std::array<Token, 8> tokens{};
+  std::array<Report, 8> reports;
+};
+
+class ProcessTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kTimeout = 20'000;
+
+  // In a child: a rank that shares memory with the rank before it (and the first with the last), once all have started.
+  std::unique_ptr<Rank> JoinRing(int rank, int count, std::uint32_t timeout_ms = kTimeout) {
+    auto self = std::make_unique<Rank>(directory_, rank, timeout_ms);
+    if (!self->peers) ::_exit(90);
+    desk_->tokens[static_cast<std::size_t>(rank)] = self->session.Export(AllocationId{1});
+    Meet(0, rank, count);
+    const auto from = static_cast<std::size_t>((rank + count - 1) % count);
+    if (!self->peers->Import(desk_->tokens[from], AllocationId{10})) ::_exit(91);
+    self->session.Add(desk_->tokens[from].session);
+    Meet(1, rank, count);
+    return self;
+  }
+  // A barrier over the children, apart from what is tested. Each comes to it twice; no stage can take what is another's.
+  void Meet(int stage, int rank, int count) {
+    if (rank == 0) {
+      for (int i = 1; i < count; ++i) come_[stage].Await();
+      go_[stage].Pass(count - 1);
+    } else {
+      come_[stage].Pass();
+      go_[stage].Await();
+    }
+  }
+  void Note(int rank, const Status& status, SessionId culprit = {}, std::chrono::steady_clock::time_point begun = {}) {
+    Report& report = desk_->reports[static_cast<std::size_t>(rank)];
+    report.code = static_cast<int>(status.code());
+    report.culprit = culprit.value;
+    report.took_ms = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun).count();
+    std::snprintf(report.text.data(), report.text.size(), "%s", status.message().c_str());
+  }
+  void ExpectLost(int rank, int whom, const char* what) {
+    const Report& report = desk_->reports[static_cast<std::size_t>(rank)];
+    const std::string text = report.text.data();
+    EXPECT_EQ(report.code, static_cast<int>(Code::kPeerLost)) << text;
+    EXPECT_NE(text.find("rank " + std::to_string(whom) + " (pid "), std::string::npos) << text;
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+    EXPECT_LT(report.took_ms, 5000) << text;
+  }
+
+  TemporaryDirectory directory_;
+  SharedMemory<Desk> desk_;
+  Baton come_[2], go_[2], ready_, never_;
+};
+
+TEST_F(ProcessTest, a_killed_peer_is_lost_at_once_and_its_references_drop) {
+  Baton exported;
+  Child importer([&] {
+    exported.Await();
+    Rank self(directory_, 1);
+    if (!self.peers->Import(desk_->tokens[0], AllocationId{5})) return 1;
+    ready_.Pass();
+    never_.Await();
+    return 2;
+  });
+  Rank owner(directory_, 0);
+  desk_->tokens[0] = owner.session.Export(AllocationId{1});
+  exported.Pass();
+  ready_.Await();
+  EXPECT_EQ(owner.session.references(), 1u);
+  importer.Kill(SIGKILL);
+  ASSERT_TRUE(owner.session.WaitUntilLost(1));
+  EXPECT_EQ(owner.session.lost()[0].second, "died");
+  EXPECT_EQ(owner.session.lost()[0].first.rank, 1);
+  EXPECT_EQ(owner.session.references(), 0u);
+}
+
+TEST_F(ProcessTest, a_killed_owner_is_lost_for_its_importer) {
+  Child owner([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 2;
+  });
+  ready_.Await();
+  Rank importer(directory_, 1);
+  ASSERT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{5}));
+  owner.Kill(SIGKILL);
+  ASSERT_TRUE(importer.session.WaitUntilLost(1));
+  EXPECT_EQ(importer.session.lost()[0].second, "died");
+  const Status again = importer.peers->Reimport(desk_->tokens[0].session, {{AllocationId{1}, AllocationId{5}}}).status();
+  EXPECT_EQ(again.code(), Code::kPeerLost);
+  EXPECT_NE(again.message().find("rank 0 (pid "), std::string::npos) << again.message();
+  importer.peers->DropReference({desk_->tokens[0].session, AllocationId{1}}, AllocationId{5});  // no failure
+}
+
+TEST_F(ProcessTest, a_death_is_seen_though_a_forked_child_holds_the_sockets) {
+  SharedMemory<pid_t> grandchild;
+  Child owner([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    go_[0].Await();
+    *grandchild = ::fork();
+    if (*grandchild == 0) {
+      never_.Await();
+      ::_exit(0);
+    }
+    ready_.Pass();
+    never_.Await();
+    return 2;
+  });
+  ready_.Await();
+  Rank importer(directory_, 1);
+  ASSERT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{5}));
+  go_[0].Pass();
+  ready_.Await();
+  owner.Kill(SIGKILL);
+  EXPECT_TRUE(importer.session.WaitUntilLost(1, milliseconds(3000)));
+  never_.Pass();
+}
+
+TEST_F(ProcessTest, a_forked_child_that_cleans_up_does_not_disturb_its_parent) {
+  Child process([&] {
+    auto owner = std::make_unique<Rank>(directory_, 0);
+    Rank importer(directory_, 1);
+    if (!importer.ImportFrom(*owner, AllocationId{1}, AllocationId{5})) return 1;
+    const pid_t child = ::fork();
+    if (child == 0) {
+      owner->peers.reset();
+      importer.peers->Stop();
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (status != 0) return 2;
+    if (!importer.ImportFrom(*owner, AllocationId{2}, AllocationId{6})) return 3;
+    return owner->session.lost().empty() && importer.session.lost().empty() ? 0 : 4;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(ProcessTest, a_stopped_owner_is_a_timeout_that_names_it) {
+  Child owner([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 0;
+  });
+  ready_.Await();
+  {
+    Rank importer(directory_, 1, 300);
+    ASSERT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{5}));
+    importer.session.Add(desk_->tokens[0].session);
+    owner.StopRunning();
+    const Status status = importer.peers->Import(desk_->tokens[0], AllocationId{6}).status();
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_NE(status.message().find("import of allocation 1 from rank 0 (pid "), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("no answer in 300 ms"), std::string::npos) << status.message();
+    const Status round = importer.peers->Arrive(CycleKind::kPause, 1).status();
+    EXPECT_EQ(round.code(), Code::kTimeout);
+    EXPECT_NE(round.message().find("rank 0 (pid "), std::string::npos) << round.message();
+    EXPECT_NE(round.message().find("300 ms"), std::string::npos) << round.message();
+    owner.Kill(SIGCONT);
+    // What came too late is not taken for the answer to this one.
+    EXPECT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{7}));
+  }
+  never_.Pass();
+  EXPECT_EQ(owner.Wait(), 0);
+}
+
+TEST_F(ProcessTest, too_few_descriptors_are_an_error_that_says_so) {
+  const unsigned count = 100;
+  Child owner([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 0;
+  });
+  ready_.Await();
+  {
+    Rank importer(directory_, 1);
+    std::vector<ShareRequest> requests;
+    for (unsigned i = 0; i < count; ++i) {
+      ASSERT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{500 + i}));
+      requests.push_back({AllocationId{1}, AllocationId{500 + i}});
+    }
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit tight{OpenDescriptors() + 50, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &tight);
+    auto again = importer.peers->Reimport(desk_->tokens[0].session, requests);
+    ::setrlimit(RLIMIT_NOFILE, &before);
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.status().code(), Code::kIo);
+    EXPECT_NE(again.status().message().find("ulimit -n"), std::string::npos) << again.status().message();
+    EXPECT_TRUE(importer.peers->Reimport(desk_->tokens[0].session, requests));  // when there is room
+  }
+  never_.Pass();
+  EXPECT_EQ(owner.Wait(), 0);
+}
+
+// ---- rounds ----------------------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessTest, a_member_killed_while_others_wait_for_it_is_named_at_once) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3);
+      if (rank == 1) {
+        ready_.Pass();
+        never_.Await();
+      }
+      const auto begun = std::chrono::steady_clock::now();
+      auto round = self->peers->Arrive(CycleKind::kPause, 1);
+      Note(rank, round.status(), {}, begun);
+      return 0;
+    }));
+  }
+  ready_.Await();
+  std::this_thread::sleep_for(milliseconds(200));
+  children[1]->Kill(SIGKILL);
+  EXPECT_EQ(children[0]->Wait(), 0);
+  EXPECT_EQ(children[2]->Wait(), 0);
+  ExpectLost(0, 1, "died");
+  ExpectLost(2, 1, "died");
+}
+
+TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3);
+      if (rank == 1) ::raise(SIGKILL);
+      std::this_thread::sleep_for(milliseconds(20));
+      auto round = self->peers->Arrive(CycleKind::kPause, 1);  // while it is dying, or after
+      Note(rank, round.status());
+      if (!round.ok() || (*round)->Members().size() != 2) return 1;
+      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok()) return 2;
+      return self->session.WaitUntilLost(1) ? 0 : 3;
+    }));
+  }
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(children[static_cast<std::size_t>(rank)]->Wait(), 0)
+        << desk_->reports[static_cast<std::size_t>(rank)].text.data();
+  }
+}
+
+TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
+  Child other([&] {
+    Rank self(directory_, 1);
+    desk_->tokens[1] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 0;
+  });
+  Rank self(directory_, 0);
+  ready_.Await();
+  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
+  EXPECT_FALSE(self.peers->AwaitLoss(Identity(1).session));
+  other.Kill(SIGKILL);
+  EXPECT_TRUE(self.peers->AwaitLoss(Identity(1).session));
+  EXPECT_EQ(self.session.lost().size(), 1u);
+  EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session));  // nobody that anything was shared with
+}
+
+class VictimTest : public ProcessTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(VictimTest, killed_during_a_vote_is_named_at_once_by_all) {
+  const int victim = GetParam();
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 4; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 4);
+      auto round = self->peers->Arrive(CycleKind::kPause, 1);
+      if (!round) return 1;
+      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok()) return 2;
+      if (rank == victim) {
+        ready_.Pass();
+        never_.Await();
+      }
+      SessionId culprit;
+      const auto begun = std::chrono::steady_clock::now();
+      const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+      Note(rank, status, culprit, begun);
+      // Without its leader a round cannot go on before there is another; then the survivors undo together.
+      if ((*round)->Leaderless() != (victim == 0)) return 3;
+      if (victim == 0) {
+        if ((*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok()) return 4;
+        const auto gathered = (*round)->Regather();
+        if (!gathered.ok() || gathered->has_value() || (*round)->Leaderless()) return 5;
+        if ((*round)->Members().size() != 3) return 6;
+      }
+      return (*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok() ? 0 : 7;
+    }));
+  }
+  ready_.Await();
+  std::this_thread::sleep_for(milliseconds(200));
+  children[static_cast<std::size_t>(victim)]->Kill(SIGKILL);
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_EQ(children[static_cast<std::size_t>(rank)]->Wait(), 0) << rank;
+    ExpectLost(rank, victim, "died");
+    EXPECT_EQ(desk_->reports[static_cast<std::size_t>(rank)].culprit, Identity(victim).session.value);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Rank, VictimTest, ::testing::Values(0, 2),
+                         [](const auto& rank) { return rank.param == 0 ? std::string("leader") : std::string("member"); });
+
+TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3);
+      self->session.lifecycle = Lifecycle::kPausing;
+      auto round = self->peers->Arrive(CycleKind::kPause, 1);
+      if (!round) return 1;
+      if (rank == 0) {
+        ready_.Pass();
+        never_.Await();
+      }
+      if (rank == 1) {  // it heard that the pause had passed
+        self->session.lifecycle = Lifecycle::kPaused;
+        ready_.Pass();
+        never_.Await();
+        return 0;
+      }
+      (void)(*round)->Vote(PhaseKind::kPauseGone, {}, nullptr);
+      if (!(*round)->Leaderless()) return 2;
+      const auto ended = (*round)->Regather();
+      return ended.ok() && *ended == Lifecycle::kPaused && !(*round)->Leaderless() ? 0 : 3;
+    }));
+  }
+  ready_.Await();
+  ready_.Await();
+  children[0]->Kill(SIGKILL);
+  EXPECT_EQ(children[2]->Wait(), 0);
+  never_.Pass();
+  EXPECT_EQ(children[1]->Wait(), 0);
+}
+
+TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3, 500 * kFew);
+      auto round = self->peers->Arrive(CycleKind::kPause, 1);
+      if (!round) return 1;
+      if (rank == 2) ::raise(SIGSTOP);
+      SessionId culprit;
+      const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+      Note(rank, status, culprit);
+      ready_.Pass();
+      never_.Await();
+      return 0;
+    }));
+  }
+  ready_.Await();
+  ready_.Await();
+  children[2]->Kill(SIGCONT);
+  ready_.Await();  // the late one hears the same
+  never_.Pass(3);
+  for (const auto& child : children) EXPECT_EQ(child->Wait(), 0);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout));
+    EXPECT_EQ(desk_->reports[rank].culprit, Identity(2).session.value);
+    EXPECT_STREQ(desk_->reports[rank].text.data(), desk_->reports[0].text.data());
+    EXPECT_NE(std::string(desk_->reports[rank].text.data()).find("ms for rank 2 (pid "), std::string::npos)
+        << desk_->reports[rank].text.data();
+  }
+}
+
+}  // namespace
+}  // namespace amem

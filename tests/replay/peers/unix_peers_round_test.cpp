@@ -1,0 +1,344 @@
+// Rounds over Unix sockets: a thread per rank in one process.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "tests/replay/peers/peers_fixture.h"
+
+namespace amem {
+namespace {
+
+using namespace test;
+using std::chrono::milliseconds;
+
+constexpr PhaseKind kPhases[] = {PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseDropImports,
+                                 PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone};
+
+class RoundTest : public ::testing::Test {
+ protected:
+  Rank& Join(std::int32_t rank, std::uint32_t timeout_ms = 20'000, std::int64_t group = 0) {
+    ranks_.push_back(std::make_unique<Rank>(directory_, rank, timeout_ms, group));
+    EXPECT_TRUE(ranks_.back()->peers) << ranks_.back()->problem.message();
+    return *ranks_.back();
+  }
+  void JoinRing(int count, std::uint32_t timeout_ms = 20'000) {
+    for (int i = 0; i < count; ++i) Join(i, timeout_ms);
+    for (int i = 0; i < count; ++i)
+      Share(*ranks_[static_cast<std::size_t>(i)], *ranks_[static_cast<std::size_t>((i + 1) % count)]);
+  }
+  static void Share(Rank& importer, Rank& owner) {
+    auto shared = importer.ImportFrom(owner, AllocationId{1}, AllocationId{1000 + owner.identity.session.value});
+    ASSERT_TRUE(shared) << shared.status().message();
+  }
+  // Runs `work` for each rank on a thread of its own.
+  void Everybody(const std::function<void(Rank&, std::size_t)>& work) {
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) threads.emplace_back([&, i] { work(*ranks_[i], i); });
+    for (auto& thread : threads) thread.join();
+  }
+
+  TemporaryDirectory directory_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST_F(RoundTest, a_session_without_neighbours_votes_alone) {
+  Rank& rank = Join(0);
+  const std::size_t before = DescriptorsAtRest();
+  auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round);
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ((*round)->Members(), std::vector{rank.identity});
+  SessionId culprit{77};
+  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, &culprit).ok());
+  EXPECT_EQ(culprit, SessionId{});
+  const Status failed = (*round)->Vote(PhaseKind::kPauseSave, {Code::kIo, "why"}, &culprit);
+  EXPECT_EQ(failed.code(), Code::kIo);
+  EXPECT_EQ(culprit, rank.identity.session);
+}
+
+TEST_F(RoundTest, four_ranks_meet_vote_and_part_many_times) {
+  JoinRing(4);
+  std::atomic<int> passed{0};
+  const int cycles = 25 / kFew;
+  Everybody([&](Rank& rank, std::size_t) {
+    for (int cycle = 1; cycle <= cycles; ++cycle) {
+      for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) {
+        auto round = rank.peers->Arrive(kind, static_cast<std::uint64_t>(cycle));
+        ASSERT_TRUE(round) << round.status().message();
+        ASSERT_EQ((*round)->Members().size(), 4u);
+        for (const PhaseKind phase : kPhases) {
+          const Status status = (*round)->Vote(phase, {}, nullptr);
+          ASSERT_TRUE(status.ok()) << status.message();
+          ++passed;
+        }
+      }
+    }
+  });
+  EXPECT_EQ(passed, 4 * 2 * 5 * cycles);
+}
+
+TEST_F(RoundTest, two_hundred_rounds_leave_no_descriptor_behind) {
+  JoinRing(2);
+  std::size_t before = 0;
+  for (int i = 0; i < 200 / kFew + 1; ++i) {
+    Everybody([&](Rank& rank, std::size_t) {
+      auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+      ASSERT_TRUE(round) << round.status().message();
+      ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+    });
+    if (i == 0) before = DescriptorsAtRest();
+  }
+  EXPECT_LE(DescriptorsAtRest(), before);
+}
+
+TEST_F(RoundTest, sets_follow_references_through_others) {
+  Rank &a = Join(0), &b = Join(1), &c = Join(2);
+  Share(b, a);
+  Share(b, c);
+  Everybody([](Rank& rank, std::size_t) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_EQ((*round)->Members().size(), 3u);
+    EXPECT_TRUE(std::ranges::is_sorted((*round)->Members(), {}, &PeerIdentity::session));
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+  });
+  EXPECT_EQ(a.session.connected().size(), 1u);  // c is no peer of a: nothing is shared with it
+}
+
+TEST_F(RoundTest, sets_that_share_nothing_do_not_wait_for_each_other) {
+  Rank &a = Join(0), &b = Join(1), &c = Join(2), &d = Join(3);
+  Share(a, b);
+  Share(c, d);
+  std::thread first([&] { ASSERT_TRUE(a.peers->Arrive(CycleKind::kPause, 1)); });
+  ASSERT_TRUE(b.peers->Arrive(CycleKind::kPause, 1));
+  first.join();
+}
+
+TEST_F(RoundTest, a_set_that_grows_while_members_wait_is_found_and_the_leader_moves) {
+  Rank &c = Join(0), &a = Join(1), &b = Join(2);  // c would lead
+  Share(b, a);
+  std::vector<std::size_t> sizes(3);
+  std::vector<std::thread> threads;
+  const auto arrive = [&](Rank& rank, std::size_t i) {
+    threads.emplace_back([&, i] {
+      auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+      ASSERT_TRUE(round) << round.status().message();
+      sizes[i] = (*round)->Members().size();
+      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+    });
+  };
+  arrive(a, 0);
+  std::this_thread::sleep_for(milliseconds(100));  // a waits at a for b
+  Share(b, c);
+  arrive(b, 1);
+  std::this_thread::sleep_for(milliseconds(50));
+  arrive(c, 2);
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{3, 3, 3}));
+}
+
+TEST_F(RoundTest, sharing_over_groups_is_refused_and_both_are_named) {
+  Rank &a = Join(0, 5000, 1), &b = Join(1, 5000, 2), &c = Join(2, 5000, 1);
+  Share(a, b);
+  Share(c, a);
+  for (Rank* rank : {&a, &c}) {  // c shares with b through a
+    auto round = rank->peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_FALSE(round);
+    EXPECT_EQ(round.status().code(), Code::kRefused);
+    const std::string text = round.status().message();
+    for (const char* part : {"rank 0 (pid ", "of group 1", "rank 1 (pid ", "of group 2"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  b.peers->SetGroup(1);
+  EXPECT_EQ(b.peers->Self().group, 1);
+  Everybody([](Rank& rank, std::size_t) { EXPECT_TRUE(rank.peers->Arrive(CycleKind::kPause, 1)); });
+}
+
+TEST_F(RoundTest, whoever_does_not_come_is_named) {
+  JoinRing(3, 200 * kFew);
+  std::vector<Status> statuses(3);
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i != 1) statuses[i] = rank.peers->Arrive(CycleKind::kPause, 1).status();
+  });
+  for (const std::size_t i : {0u, 2u}) {
+    EXPECT_EQ(statuses[i].code(), Code::kTimeout);
+    EXPECT_NE(statuses[i].message().find("waited "), std::string::npos) << statuses[i].message();
+    EXPECT_NE(statuses[i].message().find("ms for rank 1 (pid "), std::string::npos) << statuses[i].message();
+    EXPECT_EQ(statuses[i].message().find("rank 2 ("), std::string::npos) << statuses[i].message();
+  }
+  // Nothing of it is left: the next try works.
+  Everybody([&](Rank& rank, std::size_t) { EXPECT_TRUE(rank.peers->Arrive(CycleKind::kPause, 1)); });
+}
+
+TEST_F(RoundTest, a_leader_that_does_not_come_is_named_too) {
+  JoinRing(2, 200 * kFew);
+  const Status status = ranks_[1]->peers->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  EXPECT_NE(status.message().find("rank 0 (pid "), std::string::npos) << status.message();
+}
+
+TEST_F(RoundTest, pause_and_resume_do_not_meet) {
+  JoinRing(2, 5000);
+  std::vector<Status> statuses(2);
+  Everybody([&](Rank& rank, std::size_t i) {
+    statuses[i] = rank.peers->Arrive(i == 0 ? CycleKind::kPause : CycleKind::kResume, 1).status();
+  });
+  for (const auto& status : statuses) {
+    EXPECT_EQ(status.code(), Code::kInvalid) << status.message();
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+  }
+}
+
+TEST_F(RoundTest, one_failed_vote_reaches_all_in_the_same_words_and_undoing_is_voted_too) {
+  JoinRing(4);
+  std::vector<Status> statuses(4);
+  std::vector<SessionId> culprits(4);
+  Everybody([&](Rank& rank, std::size_t i) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
+    const Status mine = i == 2 ? Status{Code::kDriver, "no such handle", 400} : Status{};
+    statuses[i] = (*round)->Vote(PhaseKind::kPauseSave, mine, &culprits[i]);
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok());
+  });
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(statuses[i], statuses[0]);
+    EXPECT_EQ(culprits[i], ranks_[2]->identity.session);
+  }
+  EXPECT_EQ(statuses[0].code(), Code::kDriver);
+  EXPECT_EQ(statuses[0].driver_result(), 400);
+  EXPECT_TRUE(statuses[0].message().starts_with(ToText(ranks_[2]->identity) + " failed in phase ")) << statuses[0].message();
+  EXPECT_TRUE(statuses[0].message().ends_with(": no such handle")) << statuses[0].message();
+}
+
+TEST_F(RoundTest, a_vote_that_does_not_come_is_a_timeout_for_all_and_the_late_one_hears_it) {
+  JoinRing(3, 300 * kFew);
+  std::vector<Status> statuses(3);
+  Everybody([&](Rank& rank, std::size_t i) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    if (i == 1) std::this_thread::sleep_for(milliseconds(500 * kFew));
+    statuses[i] = (*round)->Vote(PhaseKind::kPauseSave, {}, nullptr);
+    (void)(*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr);
+  });
+  for (const auto& status : statuses) {
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_EQ(status, statuses[0]);
+    EXPECT_NE(status.message().find("ms for rank 1 (pid "), std::string::npos) << status.message();
+  }
+}
+
+TEST_F(RoundTest, leaving_early_is_a_loss_for_those_who_vote_at_once) {
+  JoinRing(3);
+  const auto begun = std::chrono::steady_clock::now();
+  Everybody([&](Rank& rank, std::size_t i) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    if (i == 0) return;  // the leader's own thread; its service goes on
+    SessionId culprit;
+    const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+    EXPECT_EQ(status.code(), Code::kPeerLost);
+    EXPECT_EQ(culprit, ranks_[0]->identity.session);
+    EXPECT_NE(status.message().find("withdrew"), std::string::npos) << status.message();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
+}
+
+TEST_F(RoundTest, one_round_at_a_time) {
+  Rank& rank = Join(0);
+  auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round);
+  EXPECT_EQ(rank.peers->Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
+  *round = nullptr;
+  EXPECT_TRUE(rank.peers->Arrive(CycleKind::kPause, 1));
+}
+
+TEST_F(RoundTest, imports_go_on_while_others_vote_and_wait) {
+  JoinRing(3);
+  std::atomic<bool> done{false};
+  std::atomic<int> imports{0};
+  std::thread importer([&] {
+    for (unsigned i = 0; !done; ++i) {
+      for (const std::size_t owner : {0u, 2u}) {
+        ASSERT_TRUE(ranks_[1]->ImportFrom(*ranks_[owner], AllocationId{2}, AllocationId{100 + i}));
+        ranks_[1]->peers->DropReference({ranks_[owner]->identity.session, AllocationId{2}}, AllocationId{100 + i});
+        ++imports;
+      }
+    }
+  });
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 2) std::this_thread::sleep_for(milliseconds(100));
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    for (int vote = 0; vote < 200 / kFew; ++vote) ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+  });
+  done = true;
+  importer.join();
+  EXPECT_GT(imports, 20);
+}
+
+TEST_F(RoundTest, a_neighbour_that_closed_is_forgotten_when_the_session_forgets_it) {
+  JoinRing(3);
+  for (auto& rank : ranks_) rank->session.forget_lost = true;
+  ranks_[2]->peers->Stop();
+  ASSERT_TRUE(ranks_[0]->session.WaitUntilLost(1) && ranks_[1]->session.WaitUntilLost(1));
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 2) return;
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_EQ((*round)->Members().size(), 2u);
+  });
+}
+
+TEST_F(RoundTest, a_member_that_closes_while_others_wait_for_it_is_named_at_once) {
+  JoinRing(3);
+  std::vector<Status> statuses(3);
+  const auto begun = std::chrono::steady_clock::now();
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i != 1) {
+      statuses[i] = rank.peers->Arrive(CycleKind::kPause, 1).status();
+    } else {
+      std::this_thread::sleep_for(milliseconds(100));
+      rank.peers->Stop();
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
+  for (const std::size_t i : {0u, 2u}) {
+    EXPECT_EQ(statuses[i].code(), Code::kPeerLost) << statuses[i].message();
+    EXPECT_NE(statuses[i].message().find("rank 1 (pid "), std::string::npos) << statuses[i].message();
+  }
+}
+
+TEST_F(RoundTest, who_calls_after_the_others_were_told_of_a_loss_is_told_too_and_their_next_call_unites_them) {
+  JoinRing(4);
+  for (auto& rank : ranks_) rank->session.forget_lost = true;
+  std::vector<Status> statuses(4);
+  std::atomic<int> told{0};
+  const auto begun = std::chrono::steady_clock::now();
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) {
+      std::this_thread::sleep_for(milliseconds(100));
+      return rank.peers->Stop();
+    }
+    while (i == 3 && told < 2) std::this_thread::sleep_for(milliseconds(1));
+    statuses[i] = rank.peers->Arrive(CycleKind::kPause, 1).status();
+    ++told;
+  });
+  for (const std::size_t i : {0u, 2u, 3u}) {
+    EXPECT_EQ(statuses[i].code(), Code::kPeerLost) << statuses[i].message();
+    EXPECT_NE(statuses[i].message().find("rank 1 (pid "), std::string::npos) << statuses[i].message();
+  }
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) return;
+    if (i == 3) std::this_thread::sleep_for(milliseconds(50));
+    auto round = rank.peers->Arrive(CycleKind::kPause, 2);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_EQ((*round)->Members().size(), 3u);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
+}
+
+}  // namespace
+}  // namespace amem

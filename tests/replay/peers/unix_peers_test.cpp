@@ -1,0 +1,361 @@
+// Sharing between sessions over Unix sockets: several sessions in one process.
+#include "replay/peers/unix/unix_peers.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <random>
+
+#include "replay/peers/messages.h"
+#include "replay/peers/unix/socket.h"
+#include "tests/replay/peers/peers_fixture.h"
+
+namespace amem {
+namespace {
+
+using namespace test;
+using std::chrono::milliseconds;
+
+class UnixPeersTest : public ::testing::Test {
+ protected:
+  TemporaryDirectory directory_;
+
+  UniqueFd Stranger(SessionId to) const {
+    auto at = OpenSocketDirectory(directory_.sockets());
+    auto fd = ConnectTo(at->get(), to);
+    return fd ? *std::move(fd) : UniqueFd();
+  }
+};
+
+ino_t InodeOf(int fd) {
+  struct stat info {};
+  ::fstat(fd, &info);
+  return info.st_ino;
+}
+
+TEST_F(UnixPeersTest, import_hands_over_the_memory_its_size_and_properties) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  ASSERT_TRUE(owner.peers && importer.peers) << owner.problem.message() << importer.problem.message();
+  const Token token = owner.session.Export(AllocationId{7}, 12288);
+  auto one = importer.peers->Import(token, AllocationId{70});
+  auto two = importer.peers->Import(token, AllocationId{71});
+  ASSERT_TRUE(one && two) << one.status().message();
+  EXPECT_EQ(one->bytes, 12288u);
+  EXPECT_EQ(one->properties.location, (Location{LocationType::kDevice, 3}));
+  EXPECT_EQ(InodeOf(one->descriptor.get()), InodeOf(two->descriptor.get()));
+  EXPECT_NE(::fcntl(one->descriptor.get(), F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_EQ(owner.session.references(), 2u);
+}
+
+TEST_F(UnixPeersTest, both_sides_hear_of_each_other_once) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  for (unsigned i = 1; i <= 5; ++i) ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{i}, AllocationId{10 + i}));
+  for (unsigned i = 1; i <= 5; ++i) ASSERT_TRUE(owner.ImportFrom(importer, AllocationId{i}, AllocationId{10 + i}));
+  ASSERT_EQ(owner.session.connected().size(), 1u);
+  ASSERT_EQ(importer.session.connected().size(), 1u);
+  EXPECT_EQ(owner.session.connected()[0], importer.identity);
+  EXPECT_EQ(importer.session.connected()[0], owner.identity);
+}
+
+TEST_F(UnixPeersTest, a_wrong_secret_opens_nothing) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  Token token = owner.session.Export(AllocationId{7});
+  token.secret[3] ^= 1;
+  auto shared = importer.peers->Import(token, AllocationId{70});
+  ASSERT_FALSE(shared);
+  EXPECT_EQ(shared.status().code(), Code::kRefused);
+  EXPECT_NE(shared.status().message().find("allocation 7 from rank 0 (pid "), std::string::npos) << shared.status().message();
+  EXPECT_EQ(owner.session.references(), 0u);
+}
+
+TEST_F(UnixPeersTest, a_session_that_does_not_exist_is_lost_and_not_waited_for) {
+  Rank importer(directory_, 1);
+  auto shared = importer.peers->Import({SessionId{99}, AllocationId{1}, {}, 0}, AllocationId{70});
+  EXPECT_EQ(shared.status().code(), Code::kPeerLost);
+  EXPECT_NE(shared.status().message().find("session 0x63"), std::string::npos) << shared.status().message();
+}
+
+TEST_F(UnixPeersTest, another_user_is_turned_away_on_both_ends) {
+  FakeSession mine(SessionId{1}), theirs(SessionId{2});
+  PeerIdentity self = Identity(0);
+  self.session = SessionId{1};
+  auto owner = UnixPeers::Start(self, {directory_.sockets(), 2000, ::geteuid() + 1}, mine);
+  self.session = SessionId{2};
+  auto importer = UnixPeers::Start(self, {directory_.sockets(), 2000, {}}, theirs);
+  ASSERT_TRUE(owner && importer);
+  EXPECT_FALSE((*importer)->Import(mine.Export(AllocationId{1}), AllocationId{5}));  // the owner hangs up
+  auto other_way = (*owner)->Import(theirs.Export(AllocationId{1}), AllocationId{5});
+  EXPECT_EQ(other_way.status().code(), Code::kRefused);
+  EXPECT_EQ(mine.references() + theirs.references(), 0u);
+}
+
+TEST_F(UnixPeersTest, a_thousand_allocations_come_again_in_order) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  const unsigned count = 1000 / kFew;
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit raised{before.rlim_max, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+  std::vector<ShareRequest> requests;
+  std::vector<ino_t> inodes;
+  for (unsigned i = 1; i <= count; ++i) {
+    auto shared = importer.ImportFrom(owner, AllocationId{i}, AllocationId{5000 + i});
+    ASSERT_TRUE(shared) << shared.status().message();
+    inodes.push_back(InodeOf(shared->descriptor.get()));
+    requests.push_back({AllocationId{i}, AllocationId{5000 + i}});
+  }
+  std::ranges::reverse(requests);
+  auto again = importer.peers->Reimport(owner.identity.session, requests);
+  ASSERT_TRUE(again) << again.status().message();
+  ASSERT_EQ(again->size(), count);
+  for (unsigned i = 0; i < count; ++i) EXPECT_EQ(InodeOf((*again)[i].descriptor.get()), inodes[count - 1 - i]);
+}
+
+TEST_F(UnixPeersTest, importing_again_is_all_or_an_error_and_leaks_nothing) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  std::vector<ShareRequest> requests;
+  for (unsigned i = 1; i <= 600 / kFew; ++i) {
+    ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{i}, AllocationId{5000 + i}));
+    requests.push_back({AllocationId{i}, AllocationId{5000 + i}});
+  }
+  requests[requests.size() / 3].as = AllocationId{4};  // not a reference of ours
+  const std::size_t before = DescriptorsAtRest();
+  for (int i = 0; i < 3; ++i) {
+    auto again = importer.peers->Reimport(owner.identity.session, requests);
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.status().code(), Code::kRefused);
+  }
+  EXPECT_EQ(DescriptorsAtRest(), before);
+  EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{9000}, AllocationId{9001}));  // the connection is still good
+}
+
+TEST_F(UnixPeersTest, drops_arrive_in_order_and_none_is_lost) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  const unsigned count = 2000 / kFew;
+  for (unsigned i = 1; i <= count; ++i)
+    ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{i % 10 + 1}, AllocationId{i + 100}));
+  EXPECT_EQ(owner.session.references(), count);
+  for (unsigned i = 1; i <= count; ++i)
+    importer.peers->DropReference({owner.identity.session, AllocationId{i % 10 + 1}}, AllocationId{i + 100});
+  EXPECT_TRUE(owner.session.WaitForReferences(0)) << owner.session.references();
+}
+
+TEST_F(UnixPeersTest, drops_do_not_wait_for_an_owner_that_is_busy) {
+  Rank owner(directory_, 0), importer(directory_, 1), other(directory_, 2);
+  const unsigned count = 2000 / kFew;
+  for (unsigned i = 1; i <= count; ++i)
+    ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{i % 10 + 1}, AllocationId{i + 100}));
+  owner.session.import_takes = milliseconds(500);
+  const Token token = owner.session.Export(AllocationId{50});
+  std::thread busy([&] { (void)other.peers->Import(token, AllocationId{3}); });
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto begun = std::chrono::steady_clock::now();
+  for (unsigned i = 1; i <= count; ++i)
+    importer.peers->DropReference({owner.identity.session, AllocationId{i % 10 + 1}}, AllocationId{i + 100});
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(300 * kFew));
+  busy.join();
+  EXPECT_TRUE(owner.session.WaitForReferences(1)) << owner.session.references();
+}
+
+TEST_F(UnixPeersTest, a_drop_of_what_was_never_given_does_not_reach_the_owner) {
+  Rank owner(directory_, 0), importer(directory_, 1), other(directory_, 2);
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  ASSERT_TRUE(other.ImportFrom(owner, AllocationId{2}, AllocationId{200}));
+  other.peers->DropReference({owner.identity.session, AllocationId{1}}, AllocationId{100});
+  ASSERT_TRUE(other.ImportFrom(owner, AllocationId{3}, AllocationId{201}));  // behind the drop
+  EXPECT_EQ(owner.session.drops, 0);
+  EXPECT_EQ(owner.session.references(), 3u);
+}
+
+TEST_F(UnixPeersTest, an_import_that_took_too_long_leaves_no_reference) {
+  Rank owner(directory_, 0), importer(directory_, 1, 100 * kFew);
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  owner.session.import_takes = milliseconds(300 * kFew);
+  auto late = importer.ImportFrom(owner, AllocationId{2}, AllocationId{101});
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.status().code(), Code::kTimeout);
+  EXPECT_NE(late.status().message().find("rank 0 (pid "), std::string::npos) << late.status().message();
+  EXPECT_NE(late.status().message().find(" ms"), std::string::npos) << late.status().message();
+  std::this_thread::sleep_for(milliseconds(400 * kFew));
+  EXPECT_TRUE(owner.session.WaitForReferences(1));
+}
+
+TEST_F(UnixPeersTest, a_peer_that_stops_has_closed_and_its_references_are_gone) {
+  Rank owner(directory_, 0);
+  auto importer = std::make_unique<Rank>(directory_, 1);
+  ASSERT_TRUE(importer->ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  ASSERT_TRUE(owner.ImportFrom(*importer, AllocationId{1}, AllocationId{100}));
+  importer->peers->Stop();
+  ASSERT_TRUE(owner.session.WaitUntilLost(1));
+  EXPECT_EQ(owner.session.lost()[0].second, "has closed");
+  EXPECT_EQ(owner.session.references(), 0u);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(owner.session.lost().size(), 1u);  // once, though two connections closed
+  auto again = owner.peers->Reimport(importer->identity.session, {{AllocationId{1}, AllocationId{100}}});
+  EXPECT_EQ(again.status().code(), Code::kPeerLost);
+  EXPECT_EQ(importer->peers->Import(owner.session.Export(AllocationId{2}), AllocationId{9}).status().code(), Code::kPeerLost);
+  EXPECT_TRUE(importer->session.lost().empty());  // no calls after Stop
+}
+
+TEST_F(UnixPeersTest, a_stop_wakes_whoever_waits) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    importer.peers->Stop();
+  });
+  auto round = importer.peers->Arrive(CycleKind::kPause, 1);  // the owner never comes
+  stopper.join();
+  EXPECT_EQ(round.status().code(), Code::kRefused) << round.status().message();
+}
+
+TEST_F(UnixPeersTest, silent_strangers_delay_nobody_and_are_bounded) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 300; ++i) strangers.push_back(Stranger(owner.identity.session));
+  const auto begun = std::chrono::steady_clock::now();
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(1000));
+  std::size_t hung_up = 0;
+  for (const auto& fd : strangers) {
+    std::array<std::byte, 64> bytes;
+    hung_up += ReceivePacket(fd.get(), bytes, false).state == Packet::State::kClosed ? 1u : 0u;
+  }
+  EXPECT_GE(hung_up, 200u);
+  EXPECT_TRUE(owner.session.lost().empty());
+}
+
+TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  std::mt19937_64 random(7);
+  HelloMessage hello;
+  hello.self = Identity(5);
+  hello.to = owner.identity.session;
+  for (int i = 0; i < 300 / kFew; ++i) {
+    const UniqueFd fd = Stranger(owner.identity.session);
+    ASSERT_TRUE(fd);
+    std::vector<std::byte> bytes = *EncodeMessage({1, hello});
+    if (i % 3 == 0) bytes.resize(random() % 4096);
+    for (std::size_t flips = random() % 20 + 1; flips > 0 && !bytes.empty(); --flips)
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    (void)SendPacket(fd.get(), bytes, std::array{0, 1, 2});  // with descriptors that nobody asked for
+  }
+  EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{2}, AllocationId{101}));
+  EXPECT_EQ(owner.session.references(), 2u);
+}
+
+TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
+  Rank owner(directory_, 0), importer(directory_, 1);
+  const UniqueFd fd = Stranger(owner.identity.session);
+  HelloMessage hello;
+  hello.self = Identity(5);
+  hello.to = owner.identity.session;
+  hello.purpose = Purpose::kRound;
+  ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
+  const auto question = *EncodeMessage({2, AskNeighboursMessage{}});
+  for (int i = 0; i < 5000; ++i) (void)SendPacket(fd.get(), question, {});
+  EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{2}, AllocationId{101}));
+}
+
+TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
+  Rank owner(directory_, 0);
+  const UniqueFd fd = Stranger(owner.identity.session);
+  HelloMessage hello;
+  hello.version = hello.least_version = kPeerProtocol + 1;
+  hello.self = Identity(5);
+  hello.to = owner.identity.session;
+  ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
+  std::vector<std::byte> bytes(kMessageBytesMax);
+  Packet packet;
+  for (int i = 0; i < 1000 && packet.state == Packet::State::kNothing; ++i) {
+    packet = ReceivePacket(fd.get(), bytes, false);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_EQ(packet.state, Packet::State::kMessage);
+  auto message = DecodeMessage(std::span(bytes).first(packet.bytes));
+  ASSERT_TRUE(message);
+  const auto* failure = std::get_if<FailureMessage>(&message->body);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.code(), Code::kUnsupported);
+  EXPECT_NE(failure->status.message().find("speaks 3 to 3"), std::string::npos) << failure->status.message();
+}
+
+// ---- the directory ---------------------------------------------------------------------------------------------------------
+
+TEST_F(UnixPeersTest, the_directory_is_made_for_this_user_only) {
+  const Rank rank(directory_, 0);
+  struct stat info {};
+  ASSERT_EQ(::stat(directory_.sockets().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST_F(UnixPeersTest, a_directory_that_others_can_enter_is_refused) {
+  ASSERT_EQ(::mkdir(directory_.sockets().c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(directory_.sockets().c_str(), 0755), 0);
+  const Rank rank(directory_, 0);
+  EXPECT_EQ(rank.problem.code(), Code::kRefused);
+  EXPECT_NE(rank.problem.message().find("chmod 700"), std::string::npos) << rank.problem.message();
+}
+
+TEST_F(UnixPeersTest, a_link_in_place_of_the_directory_is_refused) {
+  ASSERT_EQ(::mkdir((directory_.path() / "elsewhere").c_str(), 0700), 0);
+  ASSERT_EQ(::symlink("elsewhere", directory_.sockets().c_str()), 0);
+  const Rank rank(directory_, 0);
+  EXPECT_EQ(rank.problem.code(), Code::kIo);
+}
+
+TEST_F(UnixPeersTest, a_path_longer_than_a_socket_address_works) {
+  std::filesystem::path deep = directory_.path();
+  for (int i = 0; i < 10; ++i) deep /= std::string(30, 'd');
+  FakeSession a(SessionId{1}), b(SessionId{2});
+  auto one = UnixPeers::Start({SessionId{1}, "h", 1, 0, 0}, {deep, 5000, {}}, a);
+  auto two = UnixPeers::Start({SessionId{2}, "h", 1, 0, 1}, {deep, 5000, {}}, b);
+  ASSERT_TRUE(one && two) << one.status().message();
+  EXPECT_TRUE((*two)->Import(a.Export(AllocationId{1}), AllocationId{5}));
+}
+
+TEST_F(UnixPeersTest, a_session_id_that_is_taken_is_an_error) {
+  Rank first(directory_, 0);
+  const Rank second(directory_, 0);
+  EXPECT_FALSE(second.problem.ok());
+  Rank importer(directory_, 1);
+  EXPECT_TRUE(importer.ImportFrom(first, AllocationId{1}, AllocationId{5}));  // the first is unharmed
+}
+
+TEST_F(UnixPeersTest, sockets_of_the_dead_are_swept_and_those_of_the_living_stay) {
+  const Rank living(directory_, 0);
+  auto at = OpenSocketDirectory(directory_.sockets());
+  { (void)ListenAt(at->get(), SessionId{0xdead}); }  // nobody listens any more, the name is left
+  ASSERT_TRUE(SocketExists(at->get(), SessionId{0xdead}));
+  const Rank next(directory_, 1);
+  EXPECT_FALSE(SocketExists(at->get(), SessionId{0xdead}));
+  EXPECT_TRUE(SocketExists(at->get(), living.identity.session));
+}
+
+TEST_F(UnixPeersTest, nothing_is_left_open_or_lying_about) {
+  const std::size_t before = DescriptorsAtRest();
+  for (int i = 0; i < 10; ++i) {
+    Rank owner(directory_, 0), importer(directory_, 1);
+    ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{5}));
+  }
+  EXPECT_EQ(DescriptorsAtRest(), before);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.sockets()));
+}
+
+TEST_F(UnixPeersTest, a_session_may_import_from_itself) {
+  Rank rank(directory_, 0);
+  ASSERT_TRUE(rank.ImportFrom(rank, AllocationId{1}, AllocationId{5}));
+  EXPECT_TRUE(rank.peers->Reimport(rank.identity.session, {{AllocationId{1}, AllocationId{5}}}));
+  rank.peers->DropReference({rank.identity.session, AllocationId{1}}, AllocationId{5});
+  EXPECT_TRUE(rank.session.WaitForReferences(0));
+  auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round);
+  EXPECT_EQ((*round)->Members().size(), 1u);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,278 @@
+// The leader's counting of arrivals and votes, without sockets and with a clock of the test's own.
+#include "replay/peers/vote_counter.h"
+
+#include <gtest/gtest.h>
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+
+class BoardTest : public ::testing::Test {
+ protected:
+  static PeerIdentity Who(unsigned n) {
+    return {SessionId{n}, "a", static_cast<std::int32_t>(100 + n), 0, static_cast<std::int32_t>(n)};
+  }
+  static std::vector<PeerIdentity> Set(std::initializer_list<unsigned> members) {
+    std::vector<PeerIdentity> set;
+    for (unsigned n : members) set.push_back(Who(n));
+    return set;
+  }
+  // A member's connection has its number.
+  void Arrive(unsigned n, std::initializer_list<unsigned> set, CycleKind kind = CycleKind::kPause) {
+    board_.Arrived(n, Who(n), {kind, 1, Set(set)});
+  }
+  void Begin(std::initializer_list<unsigned> set) {
+    for (unsigned n : set) Arrive(n, set);
+    for (unsigned n : set) {
+      const auto* begun = Said<BegunMessage>(n);
+      ASSERT_NE(begun, nullptr);
+      round_ = begun->round;
+    }
+    said_.clear();
+  }
+  void Vote(unsigned n, std::uint32_t index, Status status = {}, PhaseKind phase = PhaseKind::kPauseSave,
+            std::uint32_t timeout_ms = 1000) {
+    board_.Voted(n, {round_, index, phase, timeout_ms, std::move(status)}, now_);
+  }
+  // The last thing said to a member, if it is a T.
+  template <class T>
+  const T* Said(unsigned n) {
+    const auto at = said_.find(n);
+    return at == said_.end() ? nullptr : std::get_if<T>(&at->second.back());
+  }
+  const DecisionMessage* Decision(unsigned n, std::uint32_t index) {
+    const auto* decision = Said<DecisionMessage>(n);
+    return decision != nullptr && decision->index == index ? decision : nullptr;
+  }
+
+  std::map<std::uint64_t, std::vector<MessageBody>> said_;
+  VoteCounter board_{[this](std::uint64_t to, MessageBody body) { said_[to].push_back(std::move(body)); }};
+  VoteCounter::Time now_{std::chrono::seconds(1000)};
+  std::uint64_t round_ = 0;
+};
+
+TEST_F(BoardTest, begins_when_all_of_everybodys_sets_have_come) {
+  Arrive(1, {1, 2});
+  Arrive(2, {1, 2, 3});
+  EXPECT_TRUE(said_.empty());
+  Arrive(3, {2, 3});
+  for (unsigned n : {1u, 2u, 3u}) {
+    const auto* begun = Said<BegunMessage>(n);
+    ASSERT_NE(begun, nullptr);
+    EXPECT_EQ(begun->members, Set({1, 2, 3}));
+  }
+}
+
+TEST_F(BoardTest, a_set_said_again_replaces_the_first) {
+  Arrive(1, {1, 2, 3});
+  Arrive(2, {1, 2});
+  Arrive(1, {1, 2});  // 3 is gone
+  ASSERT_NE(Said<BegunMessage>(1), nullptr);
+  EXPECT_EQ(Said<BegunMessage>(1)->members, Set({1, 2}));
+}
+
+TEST_F(BoardTest, pause_and_resume_at_once_are_refused_to_both) {
+  Arrive(1, {1, 2});
+  Arrive(2, {1, 2}, CycleKind::kResume);
+  for (unsigned n : {1u, 2u}) {
+    const auto* failure = Said<FailureMessage>(n);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->status.code(), Code::kInvalid);
+    EXPECT_NE(failure->status.message().find("rank 2"), std::string::npos);
+    EXPECT_NE(failure->status.message().find("rank 1"), std::string::npos);
+  }
+  Begin({1, 2});  // nothing is left of it
+}
+
+TEST_F(BoardTest, withdrawing_tells_who_was_missing) {
+  Arrive(1, {1, 2, 3});
+  Arrive(3, {1, 2, 3});
+  board_.Withdrew(1);
+  ASSERT_NE(Said<WithdrawnMessage>(1), nullptr);
+  EXPECT_EQ(Said<WithdrawnMessage>(1)->missing, Set({2}));
+  Arrive(2, {1, 2, 3});
+  EXPECT_EQ(Said<BegunMessage>(2), nullptr);
+  Arrive(1, {1, 2, 3});
+  EXPECT_NE(Said<BegunMessage>(2), nullptr);
+}
+
+TEST_F(BoardTest, those_who_gave_up_together_are_not_missed_by_each_other) {
+  Arrive(1, {1, 2, 3});
+  Arrive(3, {1, 2, 3});
+  board_.Withdrew(1);
+  board_.Withdrew(3);
+  EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({2}));
+  Arrive(3, {1, 2, 3});  // a new gathering, where the first is missed again
+  board_.Withdrew(3);
+  EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({1, 2}));
+}
+
+TEST_F(BoardTest, withdrawing_in_the_moment_of_beginning_is_too_late) {
+  Begin({1, 2});
+  board_.Withdrew(1);
+  EXPECT_TRUE(said_.empty());
+  Vote(2, 1);
+  Vote(1, 1);
+  EXPECT_NE(Decision(1, 1), nullptr);
+}
+
+TEST_F(BoardTest, all_ok_passes) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  Vote(3, 1);
+  EXPECT_TRUE(said_.empty());
+  Vote(2, 1);
+  for (unsigned n : {1u, 2u, 3u}) {
+    ASSERT_NE(Decision(n, 1), nullptr);
+    EXPECT_TRUE(Decision(n, 1)->status.ok());
+    EXPECT_EQ(Decision(n, 1)->culprit, SessionId{});
+  }
+  EXPECT_EQ(board_.NextDeadline(), std::nullopt);
+}
+
+TEST_F(BoardTest, one_failure_is_everybodys_once_all_have_voted_and_voting_goes_on) {
+  Begin({1, 2, 3});
+  Vote(2, 1, {Code::kOutOfMemory, "no memory", 2});
+  Vote(1, 1);
+  EXPECT_TRUE(said_.empty());  // the third is still at work
+  Vote(3, 1, {Code::kDriver, "later", 1});
+  for (unsigned n : {1u, 2u, 3u}) {
+    ASSERT_NE(Decision(n, 1), nullptr);
+    EXPECT_EQ(Decision(n, 1)->culprit, SessionId{2});
+    EXPECT_EQ(Decision(n, 1)->status, FailedVote(Who(2), PhaseKind::kPauseSave, {Code::kOutOfMemory, "no memory", 2}));
+    EXPECT_EQ(Decision(n, 1)->status.driver_result(), 2);
+  }
+  for (unsigned n : {1u, 2u, 3u}) Vote(n, 2);
+  for (unsigned n : {1u, 2u, 3u}) EXPECT_TRUE(Decision(n, 2)->status.ok());
+}
+
+TEST_F(BoardTest, a_death_is_decided_at_once_and_told_once) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  board_.Closed(3, "died");
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
+  EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
+  EXPECT_NE(Decision(1, 1)->status.message().find("rank 3 (pid 103 on host a) died"), std::string::npos)
+      << Decision(1, 1)->status.message();
+  EXPECT_EQ(said_.count(2), 0u);  // it has not asked yet
+  Vote(2, 1);
+  EXPECT_EQ(Decision(2, 1)->culprit, SessionId{3});  // the same decision
+  Vote(1, 2);
+  Vote(2, 2);
+  EXPECT_TRUE(Decision(1, 2)->status.ok());  // the survivors undo together
+}
+
+TEST_F(BoardTest, a_death_between_votes_fails_the_next) {
+  Begin({1, 2});
+  board_.Closed(2, "died");
+  EXPECT_TRUE(said_.empty());
+  Vote(1, 1);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
+}
+
+TEST_F(BoardTest, a_death_after_voting_counts_too) {
+  Begin({1, 2, 3});
+  Vote(3, 1);
+  board_.Closed(3, "died");
+  EXPECT_EQ(board_.NextDeadline(), std::nullopt);
+  Vote(1, 1);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
+}
+
+TEST_F(BoardTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same) {
+  Begin({1, 2, 3});
+  Vote(1, 1, {}, PhaseKind::kPauseSave, 5000);
+  now_ += milliseconds(100);
+  Vote(2, 1, {}, PhaseKind::kPauseSave, 1000);  // the most impatient
+  ASSERT_TRUE(board_.NextDeadline());
+  EXPECT_EQ(*board_.NextDeadline(), now_ + milliseconds(1000));
+  now_ += milliseconds(999);
+  board_.Tick(now_);
+  EXPECT_TRUE(said_.empty());
+  now_ += milliseconds(1);
+  board_.Tick(now_);
+  for (unsigned n : {1u, 2u}) {
+    ASSERT_NE(Decision(n, 1), nullptr);
+    EXPECT_EQ(Decision(n, 1)->status.code(), Code::kTimeout);
+    EXPECT_EQ(Decision(n, 1)->culprit, SessionId{3});
+    EXPECT_NE(Decision(n, 1)->status.message().find("waited 1100 ms for rank 3"), std::string::npos)
+        << Decision(n, 1)->status.message();
+  }
+  Vote(3, 1);
+  ASSERT_NE(Decision(3, 1), nullptr);
+  EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
+}
+
+TEST_F(BoardTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  Vote(2, 1);
+  now_ += milliseconds(1000);
+  board_.Tick(now_);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  Vote(1, 2);
+  EXPECT_EQ(Decision(1, 2), nullptr);
+  Vote(2, 2);  // undoing goes on at once
+  ASSERT_NE(Decision(1, 2), nullptr);
+  EXPECT_EQ(Decision(1, 2)->status.code(), Code::kTimeout);
+  Vote(3, 1);
+  Vote(3, 2);
+  EXPECT_EQ(Decision(3, 2)->status.code(), Code::kTimeout);
+  Vote(3, 3);
+  Vote(1, 3);
+  EXPECT_EQ(Decision(1, 3), nullptr);
+  Vote(2, 3);
+  EXPECT_TRUE(Decision(1, 3)->status.ok());
+}
+
+TEST_F(BoardTest, a_failure_explains_more_than_the_deadline) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  Vote(2, 1, {Code::kDriver, "why", 1});
+  now_ += milliseconds(1000);
+  board_.Tick(now_);
+  EXPECT_EQ(Decision(1, 1)->status.code(), Code::kDriver);
+}
+
+TEST_F(BoardTest, voting_on_different_phases_is_invalid) {
+  Begin({1, 2});
+  Vote(1, 1, {}, PhaseKind::kPauseSave);
+  Vote(2, 1, {}, PhaseKind::kPauseGone);
+  EXPECT_EQ(Decision(1, 1)->status.code(), Code::kInvalid);
+}
+
+TEST_F(BoardTest, withdrawing_from_a_round_fails_those_who_vote) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  board_.Left(2, round_);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
+  EXPECT_NE(Decision(1, 1)->status.message().find("withdrew"), std::string::npos);
+}
+
+TEST_F(BoardTest, a_round_that_all_have_left_is_forgotten) {
+  for (int i = 0; i < 5; ++i) {
+    Begin({1, 2});
+    EXPECT_EQ(board_.rounds(), 1u);
+    board_.Left(1, round_);
+    board_.Closed(2, "died");
+    EXPECT_EQ(board_.rounds(), 0u);
+  }
+}
+
+TEST_F(BoardTest, votes_in_rounds_that_are_not_are_refused) {
+  Vote(1, 1);
+  ASSERT_NE(Said<FailureMessage>(1), nullptr);
+  Begin({1, 2});
+  Vote(1, 7);
+  EXPECT_NE(Said<FailureMessage>(1), nullptr);
+  Vote(1, 0);
+  EXPECT_NE(Said<FailureMessage>(1), nullptr);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,464 @@
+// The timeline: what a report shows is what the events say, also when most of them are not shown.
+#include "replay/report/timeline.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+
+#include "replay/report/report_json.h"
+#include "statemachine/apply.h"
+#include "statemachine/plan.h"
+#include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/report/report_job.h"
+
+namespace amem {
+namespace {
+
+using test::kMiB;
+
+// A journal that lies in memory.
+class Memory final : public JournalReader {
+ public:
+  explicit Memory(std::vector<Event> events, SessionStatus status = SessionStatus::kClosed) : events_(std::move(events)) {
+    info_.status = status;
+    if (events_.empty()) return;
+    info_.first = events_.front().seq;
+    info_.last = events_.back().seq;
+    info_.events = events_.size();
+    if (const auto* opened = std::get_if<SessionOpened>(&events_.front().body)) info_.session = opened->session;
+  }
+  Result<JournalInfo> Info() override { return info_; }
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
+    for (const Event& event : events_) {
+      if (event.seq >= first && event.seq <= last && !visit(event)) break;
+    }
+    return ReadReport{};
+  }
+  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return start_; }
+
+  // As if the events up to here had been dropped for a snapshot.
+  void DropThrough(SequenceNumber through) {
+    for (const Event& event : events_) {
+      if (event.seq <= through) {
+        ASSERT_TRUE(Apply(start_, event).ok());
+      }
+    }
+    std::erase_if(events_, [&](const Event& event) { return event.seq <= through; });
+    info_.first = events_.front().seq;
+    info_.session = start_.session.session;
+  }
+
+ private:
+  std::vector<Event> events_;
+  JournalInfo info_;
+  State start_;
+};
+
+using Journals = std::map<int, std::vector<Event>>;
+
+Journals Make(const test::ReportJob& job) {
+  Journals journals;
+  const Status made = test::MakeReportJob(job, [&](int rank, const Event& event) { journals[rank].push_back(event); });
+  EXPECT_TRUE(made.ok()) << made.message();
+  return journals;
+}
+
+SessionTimeline Timeline(std::vector<Event> events, const TimelineLimits& limits = {}) {
+  Memory reader(std::move(events));
+  auto timeline = ReadTimeline(reader, limits);
+  EXPECT_TRUE(timeline.ok()) << timeline.status().message();
+  return *std::move(timeline);
+}
+
+test::ReportJob Small(bool fail = false) { return {.ranks = 3, .events = 4'000, .allocations = 24, .fail = fail}; }
+
+// ---- memory over time ------------------------------------------------------------------------------------------------------
+
+TEST(Timeline, series_equals_the_state_at_each_of_its_points) {
+  for (const bool thin : {false, true}) {
+    auto journals = Make(Small(true));
+    for (const auto& [rank, events] : journals) {
+      const SessionTimeline timeline = Timeline(events, {.points = thin ? 40U : 100'000U});
+      ASSERT_TRUE(timeline.stopped.empty()) << timeline.stopped;
+      ASSERT_GT(timeline.series.size(), 10U);
+      State state;
+      auto next = timeline.series.begin();
+      for (const Event& event : events) {
+        ASSERT_TRUE(Apply(state, event).ok());
+        if (next == timeline.series.end() || next->seq != event.seq) continue;
+        EXPECT_EQ(next->held, HeldIn(state)) << "event " << event.seq.value;
+        EXPECT_EQ(next->time_ns, event.time_ns);
+        ++next;
+      }
+      EXPECT_EQ(next, timeline.series.end()) << "a point without an event";
+      EXPECT_EQ(timeline.series.back().held, HeldIn(state)) << "what is held at the end";
+    }
+  }
+}
+
+TEST(Timeline, every_change_is_a_point_when_there_is_room) {
+  auto events = Make(Small())[0];
+  const SessionTimeline timeline = Timeline(events, {.points = 100'000});
+  State state;
+  Held before{};
+  std::uint64_t changes = 1;  // the first event
+  for (const Event& event : events) {
+    ASSERT_TRUE(Apply(state, event).ok());
+    changes += HeldIn(state) != before ? 1 : 0;
+    before = HeldIn(state);
+  }
+  EXPECT_EQ(timeline.series.size(), changes);
+  EXPECT_EQ(timeline.changes, changes);
+}
+
+TEST(Timeline, thinned_series_keeps_the_highest_and_the_lowest_sum) {
+  SeriesBuilder builder(60);
+  std::mt19937 chance(7);
+  Bytes highest = 0, lowest = ~Bytes{0};
+  for (std::uint64_t i = 1; i <= 100'000; ++i) {
+    Bytes own = 1'000'000 + chance() % 1000;
+    if (i == 31'337) own = 9'000'000;  // a peak of one event
+    if (i == 77'777) own = 3;          // a pause of one event
+    highest = std::max(highest, own);
+    lowest = std::min(lowest, own);
+    builder.Add({.time_ns = i * 10, .seq = SequenceNumber{i}, .held = {own}});
+  }
+  const auto points = builder.Points();
+  EXPECT_LE(points.size(), 60U);
+  EXPECT_GE(points.size(), 25U) << "half of the room is used at least";
+  const auto by_sum = [](const SeriesPoint& a, const SeriesPoint& b) { return Sum(a.held) < Sum(b.held); };
+  const auto [low, high] = std::minmax_element(points.begin(), points.end(), by_sum);
+  EXPECT_EQ(Sum(high->held), highest);
+  EXPECT_EQ(high->seq, SequenceNumber{31'337});
+  EXPECT_EQ(Sum(low->held), lowest);
+  EXPECT_EQ(low->seq, SequenceNumber{77'777});
+  EXPECT_EQ(points.front().seq, SequenceNumber{1});
+  EXPECT_EQ(points.back().seq, SequenceNumber{100'000});
+  EXPECT_TRUE(std::is_sorted(points.begin(), points.end(), [](const auto& a, const auto& b) { return a.seq < b.seq; }));
+}
+
+TEST(Timeline, a_pause_is_seen_however_long_the_job_is) {
+  auto events = Make({.ranks = 3, .events = 40'000, .allocations = 24})[1];
+  const SessionTimeline timeline = Timeline(events, {.points = 300});
+  EXPECT_LE(timeline.series.size(), 300U);
+  EXPECT_GT(timeline.changes, 2'000U);
+  const auto own = static_cast<std::size_t>(MemoryClass::kOwn);
+  ASSERT_GT(timeline.cycles.size(), 100U);
+  for (std::size_t i = timeline.cycles.size() - 60; i < timeline.cycles.size(); ++i) {  // a quarter of the points is for them
+    const CycleRecord& cycle = timeline.cycles[i];
+    if (cycle.kind != CycleKind::kPause) continue;
+    const bool seen = std::any_of(timeline.series.begin(), timeline.series.end(), [&](const SeriesPoint& p) {
+      return p.held[own] == 0 && p.time_ns >= cycle.begun_ns && p.time_ns <= cycle.ended_ns + 1'000'000'000;
+    });
+    EXPECT_TRUE(seen) << "pause " << cycle.number;
+  }
+}
+
+TEST(Timeline, parts_of_a_slab_count_once) {
+  std::uint64_t clock = 1;
+  test::Story story(0x51ab, 0, &clock);
+  const AllocationId slab = story.Create(64 * kMiB);
+  const Address address = story.Map(slab, 64 * kMiB);
+  story.Then(SlabOpened{.slab = slab, .address = address, .dirty = {}});
+  const AllocationId part = story.Create(2 * kMiB);
+  story.Then(Placed{.allocation = part, .slab = slab, .offset = 4 * kMiB, .touched = false});
+  const AllocationId left = story.Create(2 * kMiB);
+  story.Then(Placed{.allocation = left, .slab = slab, .offset = 6 * kMiB, .touched = false});
+  story.Then(Backed{.allocation = left, .handle = DriverHandle{7}});
+  const SessionTimeline timeline = Timeline(story.events());
+  ASSERT_TRUE(timeline.stopped.empty()) << timeline.stopped;
+  EXPECT_EQ(DeviceBytes(timeline.series.back().held), 66 * kMiB);
+  EXPECT_EQ(timeline.series.back().held, HeldIn(timeline.state));
+  ASSERT_EQ(timeline.allocations.size(), 3U);
+  EXPECT_EQ(timeline.allocations[0].kind, AllocationKind::kSlab);
+  EXPECT_EQ(timeline.allocations[1].slab, slab);
+  EXPECT_EQ(timeline.allocations[1].address, address + 4 * kMiB);
+  EXPECT_FALSE(timeline.allocations[2].slab) << "it left the slab";
+}
+
+TEST(Timeline, journal_that_begins_with_a_snapshot_goes_on_from_its_state) {
+  auto events = Make(Small())[0];
+  const auto cut =
+      std::find_if(events.begin(), events.end(), [](const Event& e) { return std::holds_alternative<CycleBegun>(e.body); });
+  ASSERT_NE(cut, events.end());
+  const SessionTimeline whole = Timeline(events);
+  Memory reader(events);
+  reader.DropThrough(SequenceNumber{cut->seq.value - 2});
+  const auto rest = ReadTimeline(reader, {});
+  ASSERT_TRUE(rest.ok());
+  EXPECT_TRUE(rest->beginning_dropped);
+  EXPECT_TRUE(rest->stopped.empty()) << rest->stopped;
+  EXPECT_EQ(rest->series.back().held, whole.series.back().held);
+  EXPECT_EQ(rest->cycles.size(), whole.cycles.size());
+  EXPECT_EQ(rest->imports.begin()->second.bytes, whole.imports.begin()->second.bytes);
+  EXPECT_EQ(rest->who.rank, 0);
+}
+
+TEST(Timeline, events_that_do_not_fit_end_the_memory_and_not_the_list) {
+  auto events = Make(Small())[0];
+  const std::uint64_t all = events.size();
+  events.erase(events.begin() + 200);
+  const SessionTimeline timeline = Timeline(events);
+  EXPECT_NE(timeline.stopped.find("201"), std::string::npos) << timeline.stopped;
+  EXPECT_EQ(timeline.events, all - 1);
+  EXPECT_LE(timeline.series.back().seq.value, 200U);
+  EXPECT_EQ(timeline.rows.back().last.value, all);
+}
+
+// ---- pauses and resumes ----------------------------------------------------------------------------------------------------
+
+TEST(Timeline, cycles_have_their_phases_and_the_step_that_failed) {
+  auto journals = Make(Small(true));
+  const SessionTimeline victim = Timeline(journals[2]), other = Timeline(journals[0]);
+  ASSERT_GE(victim.cycles.size(), 2U);
+  const CycleRecord& pause = victim.cycles[victim.cycles.size() - 2];
+  EXPECT_EQ(pause.kind, CycleKind::kPause);
+  EXPECT_EQ(pause.outcome, Outcome::kDone);
+  ASSERT_EQ(pause.phases.size(), 1 + PlanPause({}).phases.size()) << "the wait for the others, and those of the plan";
+  EXPECT_GT(pause.begun_ns, pause.arrived_ns);
+  for (const PhaseRecord& phase : pause.phases) {
+    EXPECT_TRUE(phase.passed);
+    EXPECT_LE(phase.begun_ns, phase.worked_ns);
+    EXPECT_LE(phase.worked_ns, phase.decided_ns);
+  }
+  const auto own = static_cast<std::size_t>(MemoryClass::kOwn);
+  EXPECT_GT(pause.before[own], 0U);
+  EXPECT_EQ(pause.after[own], 0U);
+  EXPECT_EQ(pause.steps[static_cast<std::size_t>(StepKind::kReleaseOwn)].count, 24U);
+
+  const CycleRecord& resume = victim.cycles.back();
+  EXPECT_EQ(resume.kind, CycleKind::kResume);
+  EXPECT_EQ(resume.outcome, Outcome::kUndone);
+  ASSERT_TRUE(resume.failed);
+  EXPECT_EQ(resume.failed->step.kind, StepKind::kCreate);
+  EXPECT_EQ(resume.failed->code, Code::kOutOfMemory);
+  EXPECT_EQ(resume.culprit, victim.info.session);
+  EXPECT_EQ(other.cycles.back().outcome, Outcome::kUndone);
+  EXPECT_FALSE(other.cycles.back().failed);
+  EXPECT_EQ(other.cycles.back().culprit, victim.info.session);
+  const auto noted =
+      std::find_if(victim.allocations.begin(), victim.allocations.end(), [](const auto& a) { return !a.note.empty(); });
+  ASSERT_NE(noted, victim.allocations.end());
+  EXPECT_EQ(noted->id, resume.failed->step.allocation);
+}
+
+TEST(Timeline, cycle_that_never_began_names_who_did_not_come) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story here(0xa, 0, &clock), away(0xb, 1, &clock);
+  here.Create();
+  here.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  away.Create();
+  here.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 600 ms for rank 1"});
+  away.Then(SessionClosed{"exit"});
+  std::vector<SessionTimeline> sessions;
+  sessions.push_back(Timeline(away.events()));
+  sessions.push_back(Timeline(here.events()));
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  ASSERT_EQ(job.cycles.size(), 1U);
+  EXPECT_EQ(job.cycles[0].absent, std::vector<SessionId>{away.id()});
+  const CycleRecord& cycle = job.sessions[0].cycles[0];
+  EXPECT_FALSE(cycle.begun);
+  EXPECT_EQ(cycle.outcome, Outcome::kUndone);
+}
+
+TEST(Timeline, of_many_cycles_the_failed_and_the_last_stay) {
+  std::uint64_t clock = 1;
+  test::Story story(0xc1c1e, 0, &clock);
+  for (std::uint64_t i = 1; i <= 1'000; ++i) {
+    story.Then(CycleBegun{CycleKind::kPause, i, {story.id()}});
+    if (i == 500) {
+      story.Then(CycleFailed{CycleKind::kPause, i, true, "no"});
+      continue;
+    }
+    story.Then(CycleDone{CycleKind::kPause, i, 1});
+    story.Then(CycleBegun{CycleKind::kResume, i, {story.id()}});
+    story.Then(CycleDone{CycleKind::kResume, i, 1});
+  }
+  const SessionTimeline timeline = Timeline(story.events(), {.cycles = 40});
+  EXPECT_LE(timeline.cycles.size(), 40U);
+  EXPECT_GE(timeline.cycles.size(), 30U);
+  EXPECT_EQ(timeline.cycles.size() + timeline.cycles_left_out, 1'999U);
+  EXPECT_EQ(timeline.cycles.front().number, 1U);
+  EXPECT_EQ(timeline.cycles.back().number, 1'000U);
+  EXPECT_EQ(timeline.pauses_done, 999U);
+  EXPECT_EQ(timeline.cycles_failed, 1U);
+  EXPECT_TRUE(
+      std::any_of(timeline.cycles.begin(), timeline.cycles.end(), [](const auto& c) { return c.outcome == Outcome::kUndone; }));
+}
+
+TEST(Timeline, the_same_pause_of_all_ranks_is_one) {
+  auto journals = Make(Small(true));
+  std::vector<SessionTimeline> sessions;
+  for (int rank : {2, 0, 1}) sessions.push_back(Timeline(journals[rank]));
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  ASSERT_EQ(job.sessions.size(), 3U);
+  EXPECT_EQ(job.sessions[0].who.rank, 0) << "by rank";
+  EXPECT_EQ(job.cycles.size(), job.sessions[0].cycles.size());
+  for (const JobCycle& cycle : job.cycles) {
+    EXPECT_EQ(cycle.parts.size(), 3U);
+    EXPECT_TRUE(cycle.absent.empty());
+  }
+  EXPECT_TRUE(job.notes.empty());
+}
+
+TEST(Timeline, hosts_are_put_on_one_clock_by_their_wall_clocks) {
+  std::uint64_t clock = 1'000'000'000, other_clock = 77'000'000'000'000;
+  test::Story a(0xa, 0, &clock), b(0xb, 1, &other_clock);
+  auto& opened = std::get<SessionOpened>(b.events()[0].body);
+  opened.host = "beta";
+  opened.boot_id = "boot-2";
+  opened.realtime_ns += 5'000'000'000;  // five seconds later
+  std::vector<SessionTimeline> sessions;
+  sessions.push_back(Timeline(a.events()));
+  sessions.push_back(Timeline(b.events()));
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  EXPECT_EQ(static_cast<std::int64_t>(job.sessions[1].first_ns) + job.offsets_ns[1], 5'000'000'000);
+  EXPECT_EQ(job.notes.size(), 1U) << "said on the page";
+}
+
+// ---- allocations and references --------------------------------------------------------------------------------------------
+
+TEST(Timeline, of_many_allocations_those_alive_stay_and_the_rest_is_summed_up) {
+  std::uint64_t clock = 1;
+  test::Story story(0xa110c, 0, &clock);
+  Bytes freed = 0;
+  std::vector<AllocationId> alive;
+  for (int i = 0; i < 500; ++i) {
+    const Bytes bytes = static_cast<Bytes>(1 + i % 50) * kMiB;
+    const AllocationId id = story.Create(bytes);
+    if (i % 50 == 0) {
+      alive.push_back(id);
+      continue;
+    }
+    story.Then(AllocationReleased{.allocation = id});
+    freed += bytes;
+  }
+  const SessionTimeline timeline = Timeline(story.events(), {.allocations = 40});
+  EXPECT_EQ(timeline.allocations.size(), 40U);
+  EXPECT_EQ(timeline.allocations_total, 500U);
+  Bytes listed = 0;
+  std::size_t there = 0;
+  for (const AllocationRecord& a : timeline.allocations) {
+    there += a.ended ? 0 : 1;
+    listed += a.ended ? a.bytes : 0;
+  }
+  EXPECT_EQ(there, alive.size());
+  EXPECT_EQ(listed + timeline.allocations_left_out_bytes, freed) << "nothing is lost from the sum";
+}
+
+TEST(Timeline, references_count_what_is_held_and_what_was_held_at_most) {
+  test::Job job;
+  job.Share();
+  job.LetGo();
+  job.Close();
+  const SessionTimeline importer = Timeline(job.importer.events()), owner = Timeline(job.owner.events());
+  const LinkRecord& held = importer.imports.at(job.owner.id());
+  EXPECT_EQ(held.bytes, 0U);
+  EXPECT_EQ(held.most_bytes, 2 * kMiB);
+  EXPECT_EQ(held.total, 1U);
+  EXPECT_EQ(owner.importers.at(job.importer.id()).most_bytes, 2 * kMiB);
+  EXPECT_EQ(owner.importers.at(job.importer.id()).bytes, 0U);
+}
+
+// ---- the list of events ----------------------------------------------------------------------------------------------------
+
+std::uint64_t Accounted(const std::vector<EventRow>& rows) {
+  std::uint64_t count = 0, next = rows.empty() ? 0 : rows.front().first.value;
+  for (const EventRow& row : rows) {
+    EXPECT_EQ(row.first.value, next) << "no hole and no overlap";
+    EXPECT_EQ(row.last.value - row.first.value + 1, row.count);
+    next = row.last.value + 1;
+    count += row.count;
+    if (row.event) continue;
+    std::uint64_t of_kinds = 0;
+    for (const auto& [kind, n] : row.kinds) of_kinds += n;
+    EXPECT_EQ(of_kinds, row.count);
+  }
+  return count;
+}
+
+TEST(Rows, all_events_are_listed_when_there_is_room) {
+  const auto events = Make(Small())[0];
+  const SessionTimeline timeline = Timeline(events, {.rows = 100'000});
+  EXPECT_EQ(timeline.rows.size(), events.size());
+  EXPECT_TRUE(std::all_of(timeline.rows.begin(), timeline.rows.end(), [](const auto& row) { return row.event.has_value(); }));
+}
+
+TEST(Rows, every_event_is_listed_or_counted_at_its_place) {
+  const auto events = Make({.ranks = 3, .events = 30'000, .allocations = 24, .fail = true})[2];
+  for (const std::size_t limit : {200U, 1'000U, 5'000U}) {
+    const SessionTimeline timeline = Timeline(events, {.rows = limit});
+    EXPECT_LE(timeline.rows.size(), limit);
+    EXPECT_EQ(Accounted(timeline.rows), events.size());
+  }
+}
+
+TEST(Rows, what_surrounds_a_failure_is_listed) {
+  const auto events = Make({.ranks = 3, .events = 30'000, .allocations = 24, .fail = true})[2];
+  const SessionTimeline timeline = Timeline(events, {.rows = 400});
+  const auto failed =
+      std::find_if(events.begin(), events.end(), [](const Event& e) { return std::holds_alternative<StepFailed>(e.body); });
+  ASSERT_NE(failed, events.end());
+  for (std::uint64_t seq = failed->seq.value - 20; seq <= failed->seq.value + 10; ++seq) {
+    EXPECT_TRUE(std::any_of(timeline.rows.begin(), timeline.rows.end(),
+                            [&](const EventRow& row) { return row.event && row.event->seq.value == seq; }))
+        << "event " << seq;
+  }
+}
+
+TEST(Rows, more_failures_than_room_are_counted_too) {
+  RowBuilder builder(200);
+  for (std::uint64_t i = 1; i <= 5'000; ++i)
+    builder.Add({.seq = SequenceNumber{i}, .time_ns = i, .body = CycleFailed{CycleKind::kPause, i, true, "no"}});
+  const auto rows = builder.Take();
+  EXPECT_LE(rows.size(), 200U);
+  EXPECT_EQ(Accounted(rows), 5'000U);
+  EXPECT_TRUE(rows.front().event && rows.back().event) << "the first and the last stay";
+}
+
+// ---- the page --------------------------------------------------------------------------------------------------------------
+
+JobTimeline SmallJob() {
+  auto journals = Make(Small(true));
+  std::vector<SessionTimeline> sessions;
+  for (auto& [rank, events] : journals) sessions.push_back(Timeline(std::move(events)));
+  return JoinTimelines(std::move(sessions));
+}
+
+TEST(ReportPage, what_a_journal_says_cannot_end_the_script_or_fill_another_place) {
+  JobTimeline job = SmallJob();
+  job.sessions[0].who.host = "</script><script>alert(1)</script>@DATA@";
+  Verdict verdict;
+  verdict.headline = "</title><b>@DATA@ & \"quotes\"";
+  const std::string page =
+      ReportPage("<title>@TITLE@</title>@WITHOUT_SCRIPT@<script>@DATA@</script>", job, verdict, {}, "1", "today");
+  EXPECT_EQ(page.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(page.find("<b>"), std::string::npos);
+  EXPECT_NE(page.find("&lt;/title&gt;&lt;b&gt;@DATA@ &amp; &quot;quotes&quot;"), std::string::npos);
+  EXPECT_EQ(page.find("</script>"), page.size() - 9) << "only the page's own end";
+}
+
+TEST(ReportPage, bytes_that_are_no_text_do_not_break_the_data) {
+  JobTimeline job = SmallJob();
+  job.sessions[0].who.host = "\xff\xfe broken \xc3";
+  EXPECT_NE(ReportJson(job, {}, "1", "today").find("broken"), std::string::npos);
+}
+
+TEST(ReportPage, lists_get_shorter_until_the_page_fits) {
+  const std::size_t whole = ReportPage("@DATA@", SmallJob(), {}, {}, "1", "today").size();
+  const std::size_t small = ReportPage("@DATA@", SmallJob(), {}, {.page_bytes = whole / 2}, "1", "today").size();
+  EXPECT_LE(small, whole / 2);
+}
+
+TEST(ReportPage, limits_are_shared_by_the_sessions) {
+  EXPECT_LE(LimitsOf(64, {}).rows * 64, ReportLimits{}.rows);
+  EXPECT_LE(LimitsOf(8, {}).points, 1500U);
+  EXPECT_EQ(LimitsOf(8, {}).points, 1500U);
+  EXPECT_GT(LimitsOf(0, {}).rows, 0U);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,183 @@
+// Traces: what viewers drop without a word, or show wrongly, is not in them.
+#include "replay/report/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/replay/job/memory_reader.h"
+#include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/report/report_job.h"
+
+namespace amem {
+namespace {
+
+using Json = nlohmann::json;
+using Sessions = std::map<int, std::vector<Event>>;
+
+std::vector<Json> Trace(const Sessions& sessions) {
+  std::vector<std::unique_ptr<JournalReader>> readers;
+  for (const auto& [rank, events] : sessions) {
+    const SessionId session = std::get<SessionOpened>(events.front().body).session;
+    readers.push_back(std::make_unique<test::MemoryReader>(events, session, SessionStatus::kClosed));
+  }
+  std::string text;
+  const auto summary = WriteTrace(readers, [&](std::string_view piece) { text += piece; });
+  EXPECT_TRUE(summary.ok()) << summary.status().message();
+  return Json::parse(text)["traceEvents"];
+}
+
+std::vector<Json> TraceOfAJobThatFailed() {
+  Sessions sessions;
+  const Status made = test::MakeReportJob({.ranks = 3, .events = 1'500, .allocations = 24, .fail = true},
+                                          [&](int rank, const Event& event) { sessions[rank].push_back(event); });
+  EXPECT_TRUE(made.ok()) << made.message();
+  return Trace(sessions);
+}
+
+std::int64_t Nanoseconds(const Json& microseconds) { return std::llround(microseconds.get<double>() * 1000); }
+
+struct Span {
+  std::int64_t from, to;
+};
+using Track = std::pair<std::int64_t, std::int64_t>;  // process, thread
+Track TrackOf(const Json& e) { return {e["pid"], e["tid"]}; }
+
+std::map<Track, std::vector<Span>> Slices(const std::vector<Json>& trace) {
+  std::map<Track, std::vector<Span>> slices;
+  for (const Json& e : trace) {
+    if (e["ph"] != "X") continue;
+    const std::int64_t from = Nanoseconds(e["ts"]);
+    slices[TrackOf(e)].push_back({from, from + Nanoseconds(e["dur"])});
+  }
+  return slices;
+}
+
+TEST(Trace, slices_of_a_thread_lie_within_each_other_or_apart) {
+  std::size_t all = 0;
+  for (auto& [track, spans] : Slices(TraceOfAJobThatFailed())) {
+    std::sort(spans.begin(), spans.end(),
+              [](const Span& a, const Span& b) { return a.from != b.from ? a.from < b.from : a.to > b.to; });
+    std::vector<Span> around;
+    for (const Span& span : spans) {
+      while (!around.empty() && around.back().to <= span.from) around.pop_back();
+      EXPECT_TRUE(around.empty() || span.to <= around.back().to) << track.second << " at " << span.from;
+      around.push_back(span);
+      ++all;
+    }
+  }
+  EXPECT_GT(all, 500U);
+}
+
+TEST(Trace, exports_that_follow_within_a_microsecond_do_not_cross) {
+  std::uint64_t clock = 0;
+  test::Story story(5, 0, &clock);
+  const AllocationId id = story.Create();
+  story.Then(Exported{id});
+  for (std::uint64_t peer = 10; peer < 14; ++peer) {
+    story.Then(ReferenceAdded{id, SessionId{peer}, AllocationId{1}});
+    story.events().back().time_ns = story.events()[story.events().size() - 2].time_ns + 300;
+  }
+  auto slices = Slices(Trace({{0, story.events()}}));
+  ASSERT_EQ(slices.size(), 1U);
+  const auto& spans = slices.begin()->second;
+  ASSERT_EQ(spans.size(), 4U);
+  for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_GE(spans[i].from, spans[i - 1].to);
+}
+
+// Perfetto leaves out arrows whose id is no number of 64 bits, and arrows that do not touch a slice.
+TEST(Trace, arrows_have_numbers_and_go_from_an_export_to_a_later_import) {
+  const std::vector<Json> trace = TraceOfAJobThatFailed();
+  std::set<std::pair<Track, std::int64_t>> begins;
+  for (const auto& [track, spans] : Slices(trace)) {
+    for (const Span& span : spans) {
+      if (span.to > span.from) begins.emplace(track, span.from);
+    }
+  }
+  const std::regex number("0x[0-9a-f]{1,16}");
+  std::map<std::string, const Json*> starts, ends;
+  for (const Json& e : trace) {
+    if (e["ph"] != "s" && e["ph"] != "f") continue;
+    const std::string id = e["id"];
+    EXPECT_TRUE(std::regex_match(id, number)) << id;
+    EXPECT_TRUE(begins.contains({TrackOf(e), Nanoseconds(e["ts"])})) << e;
+    EXPECT_TRUE((e["ph"] == "s" ? starts : ends).emplace(id, &e).second) << id << " is there twice";
+  }
+  EXPECT_GT(starts.size(), 20U);
+  ASSERT_EQ(starts.size(), ends.size());
+  for (const auto& [id, start] : starts) {
+    ASSERT_TRUE(ends.contains(id)) << id;
+    EXPECT_LT(Nanoseconds((*start)["ts"]), Nanoseconds((*ends[id])["ts"]));
+    EXPECT_NE((*start)["pid"], (*ends[id])["pid"]);
+  }
+}
+
+TEST(Trace, a_counter_changes_when_memory_does_and_not_after_the_silence_that_follows) {
+  std::uint64_t clock = 0;
+  test::Story story(5, 0, &clock);
+  story.Create();
+  story.Create(8 * test::kMiB);
+  const std::uint64_t created = clock;
+  clock += 3'600'000'000'000;  // an hour
+  story.Create();
+  const std::uint64_t begin = story.events().front().time_ns;
+  std::map<std::int64_t, double> held;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["ph"] == "C") held[Nanoseconds(e["ts"])] = e["args"]["held"];
+  }
+  EXPECT_EQ(held[static_cast<std::int64_t>(created - begin)], 10);
+  EXPECT_EQ(held.rbegin()->second, 12);
+}
+
+TEST(Trace, a_phase_within_a_pause_is_named_without_it_and_the_wait_before_with_it) {
+  std::map<std::string, std::set<std::string>> names;
+  for (const Json& e : TraceOfAJobThatFailed()) {
+    if (e["ph"] == "X") names[e["cat"]].insert(e["name"]);
+  }
+  for (const char* name : {"pause: arrive", "resume: arrive", "save", "release", "verify"}) {
+    EXPECT_TRUE(names["phase"].contains(name)) << name;
+  }
+  EXPECT_FALSE(names["phase"].contains("pause: save"));
+  EXPECT_TRUE(names["cycle"].contains("pause 1"));
+}
+
+TEST(Trace, a_tenth_of_a_mebibyte_is_not_shown_as_none) {
+  std::uint64_t clock = 0;
+  test::Story story(5, 0, &clock);
+  story.Then(HostAllocated{Address{0x1000}, 64 << 10, 0, false});
+  std::map<std::string, double> last;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["ph"] == "C" && e["args"].contains("value")) last[e["name"]] = e["args"]["value"];
+  }
+  EXPECT_NEAR(last["pinned host memory (MiB)"], 0.0625, 0.001);
+  EXPECT_FALSE(last.contains("kept in a pause (MiB)"));
+}
+
+TEST(Trace, processes_have_their_pids_and_two_hosts_may_have_the_same) {
+  std::uint64_t clock = 0;
+  Sessions sessions;
+  for (int rank = 0; rank < 3; ++rank) {
+    test::Story story(5 + static_cast<std::uint64_t>(rank), rank, &clock);
+    std::get<SessionOpened>(story.events().front().body).pid = rank == 0 ? 17 : 42;
+    sessions[rank] = story.events();
+  }
+  std::map<std::string, std::int64_t> processes;
+  for (const Json& e : Trace(sessions)) {
+    if (e["name"] == "process_name") processes[e["args"]["name"]] = e["pid"];
+  }
+  ASSERT_EQ(processes.size(), 3U);
+  EXPECT_EQ(processes["rank 0 on alpha"], 17);
+  EXPECT_EQ(processes["rank 1 on alpha"], 42);
+  EXPECT_NE(processes["rank 2 on alpha"], 42);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,243 @@
+// The session on the simulator: what NCCL sees, what the journal says, what a pause and a resume do to memory.
+#include "replay/session/session.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "replay/peers/token.h"
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kDevice, test::kMiB, test::Process;
+
+// What happens to NCCL's allocations, without slabs between them and the driver.
+SessionOptions Direct() {
+  SessionOptions options;
+  options.layout = Layout::kDirect;
+  return options;
+}
+
+class SessionTest : public test::TwoProcesses {
+ protected:
+  SessionTest() : TwoProcesses(Direct(), 256 * kMiB) {}
+};
+
+TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
+  const AllocationId own = a.Create();
+  const AllocationId theirs = Pass(own);
+  EXPECT_EQ(a.Count<Exported>(), 1U);
+  EXPECT_EQ(a.Count<ReferenceAdded>(), 1U);
+  EXPECT_EQ(b.Count<Imported>(), 1U);
+  EXPECT_EQ(b.session->CopyState().allocations.at(theirs).remote, (RemoteAllocation{SessionId{1}, own}));
+  EXPECT_TRUE(b.session->Release(theirs).ok());
+  EXPECT_EQ(a.Count<ReferenceDropped>(), 1U);
+}
+
+TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
+  CyclesBringTheSameBytesToTheSameAddresses(6 * k2M);
+}
+
+TEST_F(SessionTest, contents_of_memory_that_its_owner_never_mapped_survive) {
+  const AllocationId own = a.Create();
+  std::byte* theirs = b.Place(Pass(own));
+  std::memset(theirs, 0x77, k2M);
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  EXPECT_EQ(theirs[0], std::byte{0x77});
+  EXPECT_EQ(theirs[k2M - 1], std::byte{0x77});
+}
+
+TEST_F(SessionTest, memory_freed_by_its_owner_lives_until_the_peer_lets_go) {
+  const AllocationId own = a.Create();
+  const AllocationId theirs = Pass(own);
+  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_EQ(a.InUse(), k2M);
+  Both(&Session::Pause);
+  EXPECT_EQ(a.InUse(), 0U);
+  Both(&Session::Resume);
+  EXPECT_TRUE(b.session->Release(theirs).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+}
+
+TEST_F(SessionTest, everything_can_be_freed_while_paused) {
+  const AllocationId own = a.Create();
+  std::byte* mine = a.Place(own);
+  EXPECT_TRUE(a.session->Pause().ok());
+  const Address address{reinterpret_cast<std::uint64_t>(mine)};
+  EXPECT_EQ(*a.session->Retain(address), own);
+  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_TRUE(a.session->Unmap(address, k2M).ok());
+  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_TRUE(a.session->FreeRange(address, k2M).ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(a.simulator->Snapshot().ranges.empty());
+}
+
+TEST_F(SessionTest, what_needs_memory_is_refused_while_paused) {
+  const AllocationId own = a.Create();
+  const Address address{reinterpret_cast<std::uint64_t>(a.Place(own))};
+  EXPECT_TRUE(a.session->Pause().ok());
+  auto created = a.session->Create(k2M, {}, 0, {});
+  EXPECT_EQ(created.status().code(), Code::kRefused);
+  EXPECT_EQ(created.status().driver_result(), cuda::kIllegalState);
+  EXPECT_NE(created.status().message().find("call ncclResume"), std::string::npos);
+  EXPECT_TRUE(a.session->TouchesPaused(address + kMiB, 1));
+  EXPECT_FALSE(a.session->TouchesPaused(address + k2M, 1));
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_FALSE(a.session->TouchesPaused(address, k2M));
+}
+
+TEST_F(SessionTest, pause_and_resume_are_idempotent) {
+  a.Place(a.Create());
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_EQ(a.Count<CycleBegun>(), 1U);
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_EQ(a.Count<CycleBegun>(), 2U);
+}
+
+TEST_F(SessionTest, out_of_memory_on_resume_says_what_is_needed_and_can_be_tried_again) {
+  std::byte* mine = a.Place(a.Create(50 * k2M), 50 * k2M);
+  mine[123] = std::byte{9};
+  EXPECT_TRUE(a.session->Pause().ok());
+  auto hog = b.simulator->Create(Bytes{200} << 20, {1, 0, {LocationType::kDevice, 0}, 0, 0, 0, 0}, 0);
+  ASSERT_TRUE(hog.ok());
+  const Status failed = a.session->Resume();
+  EXPECT_EQ(failed.code(), Code::kOutOfMemory);
+  EXPECT_NE(failed.message().find("device 0 has 56 MiB free of 256 MiB, and 100 MiB must come back"), std::string::npos)
+      << failed.message();
+  EXPECT_NE(failed.message().find("stays paused, with its contents kept"), std::string::npos) << failed.message();
+  EXPECT_TRUE(a.session->paused());
+  EXPECT_TRUE(b.simulator->Release(*hog).ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_EQ(mine[123], std::byte{9});
+}
+
+TEST_F(SessionTest, a_driver_error_in_any_call_of_a_pause_leaves_the_session_running_with_its_contents) {
+  std::byte* mine = a.Place(a.Create());
+  std::memset(mine, 0x33, k2M);
+  for (const char* call : {"Synchronize", "AllocatePinned", "FindNonZero", "Gather", "FinishCopies", "Unmap", "Release"}) {
+    ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    const Status failed = a.session->Pause();
+    EXPECT_FALSE(failed.ok()) << call;
+    EXPECT_NE(failed.message().find("runs on as before"), std::string::npos) << failed.message();
+    EXPECT_FALSE(a.session->paused());
+    EXPECT_EQ(mine[k2M - 1], std::byte{0x33}) << call;
+  }
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+}
+
+TEST_F(SessionTest, a_driver_error_in_any_call_of_a_resume_leaves_the_session_paused_and_it_can_be_tried_again) {
+  std::byte* mine = a.Place(a.Create());
+  std::memset(mine, 0x33, k2M);
+  EXPECT_TRUE(a.session->Pause().ok());
+  for (const char* call : {"Memory", "Create", "Map", "SetAccess", "Scatter", "FinishCopies"}) {
+    ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    const Status failed = a.session->Resume();
+    EXPECT_FALSE(failed.ok()) << call;
+    EXPECT_NE(failed.message().find("stays paused"), std::string::npos) << failed.message();
+    EXPECT_TRUE(a.session->paused());
+    EXPECT_EQ(a.InUse(), 0U) << call;
+  }
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_EQ(mine[k2M - 1], std::byte{0x33});
+}
+
+TEST_F(SessionTest, a_broken_journal_refuses_the_next_pause_and_names_the_reason) {
+  a.Place(a.Create());
+  a.journal->fail_after = 0;
+  const AllocationId more = a.Create();  // NCCL still gets the driver's answer
+  EXPECT_TRUE(more);
+  const Status refused = a.session->Pause();
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(refused.message().find("no space left"), std::string::npos) << refused.message();
+  EXPECT_FALSE(a.session->paused());
+  a.journal->events = {};  // what is left of it no longer folds to the state; not what this test is about
+  static_cast<void>(a.session->Close("test"));
+  a.~Process();
+  new (&a) Process(3, world, network, Direct());
+}
+
+TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
+  const AllocationId own = a.Create();
+  ASSERT_TRUE(a.session->Export(own).ok());
+  auto forged = MakeTokenDescriptor(Token{SessionId{1}, own, *RandomSecret(), 0});
+  ASSERT_TRUE(forged.ok());
+  auto imported = b.session->Import(forged->get(), {});
+  EXPECT_EQ(imported.status().code(), Code::kRefused);
+  EXPECT_NE(imported.status().message().find("secret"), std::string::npos) << imported.status().message();
+  EXPECT_EQ(a.Count<ReferenceAdded>(), 0U);
+}
+
+TEST_F(SessionTest, a_foreign_descriptor_is_refused_by_name) {
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
+  const UniqueFd read_end{pipe_ends[0]}, write_end{pipe_ends[1]};
+  auto imported = b.session->Import(read_end.get(), {});
+  EXPECT_EQ(imported.status().code(), Code::kInvalid);
+  EXPECT_NE(imported.status().message().find("pipe"), std::string::npos) << imported.status().message();
+}
+
+TEST_F(SessionTest, small_legacy_allocations_share_a_block_and_survive_a_cycle) {
+  const Address first = *a.session->LegacyAllocate(8, kDevice, {}), second = *a.session->LegacyAllocate(2432, kDevice, {});
+  const Address large = *a.session->LegacyAllocate(3 * kMiB, kDevice, {});
+  EXPECT_EQ(a.InUse(), 3 * k2M);
+  EXPECT_EQ(second.value % 512, 0U);
+  EXPECT_EQ(*a.session->AddressRange(second + 5), (std::pair{second, Bytes{2432}}));
+  auto handle = a.session->LegacyExport(second);
+  ASSERT_TRUE(handle.ok()) << handle.status().message();
+  auto opened = b.session->LegacyImport(*handle, kDevice, {});
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  reinterpret_cast<std::byte*>(second.value)[17] = std::byte{17};
+  Both(&Session::Pause);
+  EXPECT_EQ(a.InUse(), 0U);
+  Both(&Session::Resume);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(opened->value)[17], std::byte{17});
+  EXPECT_TRUE(b.session->LegacyClose(*opened).ok());
+  for (const Address address : {first, second, large}) EXPECT_TRUE(a.session->LegacyFree(address).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.session->CopyState().ranges.empty());
+  EXPECT_EQ(a.session->LegacyFree(first).code(), Code::kNotFound);
+}
+
+// The numbers that follow a key in JSON text, in order.
+std::vector<double> NumbersOf(const std::string& json, const std::string& key) {
+  std::vector<double> numbers;
+  const std::string quoted = "\"" + key + "\":";
+  for (std::size_t at = json.find(quoted); at != std::string::npos; at = json.find(quoted, at + 1))
+    numbers.push_back(std::stod(json.substr(at + quoted.size())));
+  return numbers;
+}
+
+TEST_F(SessionTest, statistics_tell_when_each_phase_was_voted_on_and_decided_in_the_same_time_for_all) {
+  Pass(a.Create());
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  const std::string of_a = a.session->StatisticsJson(), of_b = b.session->StatisticsJson();
+  const auto voted_a = NumbersOf(of_a, "voted_at_ms"), voted_b = NumbersOf(of_b, "voted_at_ms");
+  const auto decided_a = NumbersOf(of_a, "decided_at_ms"), decided_b = NumbersOf(of_b, "decided_at_ms");
+  ASSERT_EQ(voted_a.size(), 9U) << of_a;
+  ASSERT_EQ(voted_b.size(), voted_a.size());
+  for (std::size_t i = 0; i < voted_a.size(); ++i) {  // nobody knows a decision before all have voted
+    EXPECT_GE(std::min(decided_a[i], decided_b[i]), std::max(voted_a[i], voted_b[i])) << i;
+  }
+}
+
+TEST_F(SessionTest, statistics_name_what_is_held) {
+  a.Place(a.Create(), k2M);
+  a.session->Note(Registered{Address{1}, 1, "dma-buf"});
+  const std::string json = a.session->StatisticsJson();
+  EXPECT_NE(json.find("\"own_device_bytes\":2097152"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"lifecycle\":\"running\""), std::string::npos) << json;
+}
+
+}  // namespace
+}  // namespace amem

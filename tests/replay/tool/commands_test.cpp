@@ -1,0 +1,392 @@
+// The commands of amem-replay about whole jobs: run, diff, refs, top, tail, trace, pack, completion, and why of damaged
+// journals.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "journal/journal.h"
+#include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/tool/run_tool.h"
+#include "tests/replay/tool/scenario.h"
+
+namespace amem {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using test::Contents;
+using test::Ran;
+using test::Story;
+
+// The jobs are played once, and read by all tests.
+class Commands : public test::ToolTest {
+ protected:
+  static void SetUpTestSuite() {
+    jobs_ = NewDirectory();
+    for (const char* name : {"healthy", "out_of_memory"}) {
+      const Status played = test::PlayScenario(name, jobs_ / name);
+      ASSERT_TRUE(played.ok()) << played.message();
+    }
+  }
+  static void TearDownTestSuite() { fs::remove_all(jobs_); }
+
+  // $OK and $OOM are the journals of the two jobs.
+  Ran Shell(const std::string& command) {
+    return ToolTest::Shell("OK='" + (jobs_ / "healthy/journal").string() + "' OOM='" +
+                           (jobs_ / "out_of_memory/journal").string() + "'; export TMPDIR=$S; " + command);
+  }
+  static bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+  static fs::path jobs_;
+};
+fs::path Commands::jobs_;
+
+// ---- run -------------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, run_replays_a_healthy_job_without_a_difference) {
+  const Ran ran = Shell("$TOOL run --json $OK");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  const Json report = ran.json();
+  EXPECT_EQ(report["same"], true);
+  EXPECT_EQ(report["sessions"], 4);
+  EXPECT_EQ(report["devices"].size(), 4U);
+  EXPECT_EQ(report["devices"][2]["most_bytes"], Bytes{36} << 20);
+  EXPECT_GT(report["comparisons"], 90);
+}
+
+TEST_F(Commands, run_reproduces_an_out_of_memory_with_as_little_memory_and_not_with_more) {
+  const Ran little = Shell("$TOOL run --json $OOM --memory 2=20MiB");
+  EXPECT_EQ(little.code, 0) << little.out << little.err;
+  EXPECT_EQ(little.json()["failures_reproduced"], 1);
+  EXPECT_EQ(little.json()["same"], true);
+  const Ran enough = Shell("$TOOL run $OOM --memory SIM-2=64MiB");
+  EXPECT_EQ(enough.code, 3) << enough.err;
+  EXPECT_HAS(enough.out, "first difference: rank 2");
+  EXPECT_HAS(enough.out, "recorded  check memory device 2, 36 MiB: device 2 has 16 MiB free");
+  EXPECT_HAS(enough.out, "replayed  ok");
+  EXPECT_HAS(enough.out, "--memory 2=");
+}
+
+TEST_F(Commands, run_shows_where_less_memory_would_have_failed) {
+  const Ran ran = Shell("$TOOL run --json $OK --memory 1=20MiB");
+  EXPECT_EQ(ran.code, 3) << ran.err;
+  EXPECT_HAS(std::string(ran.json()["difference"]["what"]), "check memory device 1");
+  EXPECT_HAS(std::string(ran.json()["difference"]["replayed"]), "20 MiB free");
+}
+
+TEST_F(Commands, run_stops_where_it_is_told_and_refuses_what_it_does_not_understand) {
+  const Ran ran = Shell("$TOOL run --json $OK --until 1:60");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_LT(ran.json()["events"], Shell("$TOOL run --json $OK").json()["events"]);
+  for (const char* wrong : {"--until 9:60", "--until 60", "--until x", "--memory 9=1G", "--memory 2", "--memory 2=lots"}) {
+    const Ran refused = Shell(std::string("$TOOL run $OK ") + wrong);
+    EXPECT_EQ(refused.code, 1) << wrong << refused.out;
+    EXPECT_FALSE(refused.err.empty());
+  }
+}
+
+TEST_F(Commands, run_of_one_journal_does_without_the_others) {
+  const Ran ran = Shell("$TOOL run $(ls -d $OK/*1)");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_HAS(ran.out, "replayed 1 session, ");
+}
+
+// The same job and the same failures, with a process for each rank and descriptors over sockets.
+TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
+  const Json together = Shell("$TOOL run --json $OK").json();
+  const Ran apart = Shell("$TOOL run --json --processes $OK");
+  EXPECT_EQ(apart.code, 0) << apart.out << apart.err;
+  EXPECT_EQ(apart.json(), together);
+  const std::string wrong = " $OOM --memory 2=64MiB";
+  EXPECT_EQ(Shell("$TOOL run --json --processes" + wrong).json(), Shell("$TOOL run --json" + wrong).json());
+  EXPECT_EQ(Shell("$TOOL run --json --processes $OOM --memory 2=20MiB").json()["failures_reproduced"], 1);
+  EXPECT_EQ(Shell("$TOOL run --json --processes $OK --until 1:60").json(), Shell("$TOOL run --json $OK --until 1:60").json());
+  const Ran alone = Shell("$TOOL run --processes $(ls -d $OK/*1)");
+  EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
+  EXPECT_HAS(alone.out, "steps on the simulator, one process a session;");
+  EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-replay-*").code, 2) << "nothing is left behind";
+}
+
+// A stand-in for libcuda: what is shown here is that the calls go where libcuda is.
+TEST_F(Commands, run_on_the_driver_makes_the_calls_there) {
+  const std::string on_sim = "LD_LIBRARY_PATH='" AMEM_STAND_INS "' AMEM_SIM_WORLD=$S/world AMEM_SIM_DEVICES=";
+  const Ran ran = Shell(on_sim + "4 $TOOL run --json --driver cuda $OK");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_EQ(ran.json()["same"], true) << ran.out;
+  EXPECT_EQ(ran.json()["calls"], Shell("$TOOL run --json $OK").json()["calls"]);
+  EXPECT_HAS(Shell("rm $S/world; " + on_sim + "2 $TOOL run --driver cuda $OK").err, "there are fewer here");
+  const Ran limited = Shell("rm $S/world; " + on_sim + "4 $TOOL run --json --driver cuda --memory 2=20MiB $OOM");
+  EXPECT_EQ(limited.json()["failures_reproduced"], 1) << limited.out << limited.err;
+}
+
+TEST_F(Commands, run_on_gpus_says_what_is_missing) {
+  const Ran ran = Shell("CUDA_VISIBLE_DEVICES= $TOOL run $OK --driver cuda");
+  EXPECT_EQ(ran.code, 1) << ran.out << ran.err;
+  EXPECT_HAS(ran.err, "the journals use 4 devices, and there are fewer here (asked for device 0)");
+}
+
+// A journal that says that what cannot be happened: the replay of the calls finds it.
+TEST_F(Commands, run_finds_a_result_that_cannot_be) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 0, &clock);
+  const AllocationId id = story.Create();
+  story.Then(RangeReserved{.address = Address{0x7f0000000000}, .bytes = 4 * test::kMiB});
+  story.Then(Mapped{.address = Address{0x7f0000000000}, .bytes = test::kMiB, .allocation = id});  // a handle is mapped whole
+  JournalOptions options;
+  options.directory = scratch_ / "journal";
+  {
+    auto writer = JournalWriter::Open(options, story.id());
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const Ran ran = Shell("$TOOL run $S/journal");
+  EXPECT_EQ(ran.code, 3) << ran.err;
+  EXPECT_HAS(ran.out, "event 4: result of \"mapped 0x7f0000000000");
+  EXPECT_HAS(ran.out, "CUDA_ERROR_NOT_SUPPORTED");
+}
+
+// ---- diff, refs, top -------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, diff_tells_what_changed_between_two_events) {
+  const Ran same = Shell("$TOOL diff $(ls -d $OK/*1)@40 @40");
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_HAS(same.out, "no difference");
+  const Ran ran = Shell("$TOOL diff $(ls -d $OK/*1)@20 @100");
+  EXPECT_EQ(ran.code, 3) << ran.err;
+  EXPECT_HAS(ran.out, "~ lifecycle: running  ->  pausing");
+  EXPECT_HAS(ran.out, "+ allocation 9: 10 MiB on device 1, own, saved");
+  EXPECT_HAS(ran.out, "~ pauses begun: 0  ->  1");
+  const Ran json = Shell("$TOOL diff --json $(ls -d $OK/*1)@20 @100");
+  EXPECT_EQ(json.json()["differences"].size() + 2, std::count(ran.out.begin(), ran.out.end(), '\n') - 1U);
+  EXPECT_EQ(Shell("$TOOL diff $(ls -d $OK/*1)@x @100").code, 1);
+  EXPECT_EQ(Shell("$TOOL diff $OK $OK").code, 2);
+}
+
+TEST_F(Commands, refs_are_the_ring_that_the_job_made) {
+  const Json graph = Shell("$TOOL refs --json $OK").json();
+  ASSERT_EQ(graph["references"].size(), 4U);
+  for (const Json& edge : graph["references"]) {
+    EXPECT_EQ(edge["allocations"], 3);
+    EXPECT_EQ(edge["bytes"], Bytes{6} << 20);
+    EXPECT_EQ(edge["known_to_importer"], true);
+  }
+  const Ran dot = Shell("$TOOL refs --dot $OK");
+  EXPECT_HAS(dot.out, "digraph references {");
+  // Who closed first may be marked as lost by the others.
+  EXPECT_HAS(dot.out, "\"5e55000000000001\" -> \"5e55000000000000\" [label=\"3, 6 MiB");
+  EXPECT_HAS(Shell("$TOOL refs $(ls -d $OK/*1)").out, "not given");
+}
+
+TEST_F(Commands, top_sums_by_site_peer_size_and_age) {
+  const Json by_site = Shell("$TOOL top --json $OK").json();
+  ASSERT_EQ(by_site.size(), 2U);
+  EXPECT_EQ(by_site[0]["site"], "libnccl+46b260 < +4471f2");
+  EXPECT_EQ(by_site[0]["bytes"], Bytes{120} << 20);
+  EXPECT_EQ(by_site[0]["count"], 12);
+  EXPECT_EQ(Shell("$TOOL top --by size --json $OK").json()[1]["size"], "2 MiB");
+  EXPECT_EQ(Shell("$TOOL top --by age --json $OK").json()[0]["age"], "under 1 s");
+  EXPECT_GE(Shell("$TOOL top --by peer --json $OK").json().size(), 5U);  // owners may have seen others leave
+  EXPECT_EQ(Shell("$TOOL top --by colour $OK").code, 1);
+}
+
+// ---- trace -----------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
+  const Ran ran = Shell("$TOOL trace $OK -o $S/trace.json");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json trace = Json::parse(Contents(scratch_ / "trace.json"), nullptr, false);
+  ASSERT_TRUE(trace.is_object());
+  std::map<std::string, int> phases;
+  std::set<std::string> starts, ends, processes;
+  int cycles = 0;
+  for (const Json& e : trace["traceEvents"]) {
+    ++phases[e["ph"]];
+    if (e["ph"] == "s") starts.insert(e["id"]);
+    if (e["ph"] == "f") ends.insert(e["id"]);
+    if (e["name"] == "process_name") processes.insert(e["args"]["name"]);
+    if (e["ph"] == "X" && e["cat"] == "cycle") ++cycles;
+    EXPECT_TRUE(e["ph"] != "X" || e["dur"] >= 0) << e;
+  }
+  EXPECT_EQ(processes.size(), 4U);
+  EXPECT_EQ(cycles, 16);
+  EXPECT_EQ(starts.size(), 12U);
+  EXPECT_EQ(starts, ends);
+  EXPECT_GT(phases["C"], 50);
+  const Ran failed = Shell("$TOOL trace $OOM -o $S/trace.json");
+  EXPECT_EQ(failed.code, 0);
+  EXPECT_HAS(Contents(scratch_ / "trace.json"), "\"name\":\"step failed\"");
+}
+
+// ---- pack ------------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
+  ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem").code, 0);
+  EXPECT_LT(fs::file_size(scratch_ / "job.amem"), 20'000U);
+  for (const char* command : {"log", "verify", "why", "why --json", "run", "refs", "top", "state --json"}) {
+    const std::string of_one = std::string(command).starts_with("state") ? "/5e55000000000002" : "";
+    if (!of_one.empty()) continue;  // of one session: below, after unpacking
+    const Ran directory = Shell(std::string("$TOOL ") + command + " $OOM"),
+              pack = Shell(std::string("$TOOL ") + command + " $S/job.amem");
+    EXPECT_EQ(directory.code, pack.code) << command;
+    EXPECT_EQ(directory.out.size(), pack.out.size()) << command;
+  }
+  const Ran unpacked = Shell("$TOOL unpack $S/job.amem -o $S/journals && $TOOL state --json $S/journals/5e55000000000002");
+  EXPECT_EQ(unpacked.code, 0) << unpacked.err;
+  EXPECT_HAS(unpacked.out, Shell("$TOOL state --json $OOM/5e55000000000002").out);
+  EXPECT_FALSE(Has(Shell("ls $S").out, "amem-replay-")) << "what was unpacked is still there";
+}
+
+TEST_F(Commands, an_anonymous_pack_has_no_names_and_the_same_verdict) {
+  ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem --anonymous").code, 0);
+  const std::string log = Shell("$TOOL log $S/job.amem; $TOOL why $S/job.amem; $TOOL info --json $S/job.amem").out;
+  EXPECT_FALSE(Has(log, "alpha"));
+  EXPECT_FALSE(Has(log, "SIM-"));
+  EXPECT_HAS(log, "host-1");
+  const Json why = Shell("$TOOL why --json $S/job.amem").json();
+  EXPECT_EQ(why["kind"], "out-of-memory");
+  EXPECT_EQ(why["rank"], 2);
+}
+
+TEST_F(Commands, a_damaged_pack_exits_with_2_and_says_so) {
+  ASSERT_EQ(
+      Shell(
+          "$TOOL pack $OK -o $S/job.amem && head -c 4000 $S/job.amem > $S/cut.amem && head -c 600 /dev/urandom > $S/noise.amem")
+          .code,
+      0);
+  const Ran cut = Shell("$TOOL why $S/cut.amem");
+  EXPECT_EQ(cut.code, 2) << cut.out;
+  EXPECT_HAS(cut.err, "cut short");
+  EXPECT_EQ(Shell("$TOOL unpack $S/noise.amem -o $S/x").code, 2);
+  EXPECT_EQ(Shell("$TOOL why $S/noise.amem").code, 2);
+}
+
+// ---- why of what is not whole ----------------------------------------------------------------------------------------------
+
+TEST_F(Commands, why_says_what_could_not_be_read_and_exits_with_2) {
+  ASSERT_EQ(Shell("cp -r $OOM $S/journal && head -c 5000 /dev/urandom | dd of=$S/journal/5e55000000000000/data.mdb bs=1 seek=0 "
+                  "conv=notrunc")
+                .code,
+            0);
+  const Ran ran = Shell("$TOOL why $S/journal");
+  EXPECT_EQ(ran.code, 2) << ran.out;
+  EXPECT_HAS(ran.out, "Resume 1 failed on rank 2");
+  EXPECT_HAS(ran.err, "5e55000000000000");
+}
+
+// The failure lies behind the damage.
+TEST_F(Commands, why_reads_on_behind_damage) {
+  ASSERT_EQ(Shell("cp -r $OOM $S/journal").code, 0);
+  const fs::path data = scratch_ / "journal/5e55000000000002/data.mdb";
+  std::string bytes = Contents(data);
+  // An event's record is found by its number, and one byte of it is turned: "AMJr", checksum, length, kind 1, number 20. Pages
+  // that LMDB has done with may hold it, too.
+  bool damaged = false;
+  for (std::size_t at = bytes.find("AMJr"); at != std::string::npos; at = bytes.find("AMJr", at + 4)) {
+    if (bytes.compare(at + 12, 12, std::string("\x01\0\0\0\x14\0\0\0\0\0\0\0", 12)) != 0) continue;
+    bytes[at + 30] = static_cast<char>(bytes[at + 30] ^ 0x55);
+    damaged = true;
+  }
+  ASSERT_TRUE(damaged);
+  std::ofstream(data, std::ios::binary) << bytes;
+  const Ran ran = Shell("$TOOL why --json $S/journal");
+  EXPECT_EQ(ran.code, 2) << ran.out;
+  EXPECT_EQ(ran.json()["kind"], "out-of-memory") << ran.out;
+  EXPECT_EQ(ran.json()["rank"], 2);
+  EXPECT_EQ(ran.json()["damage"].size(), 1U);
+}
+
+TEST_F(Commands, why_of_a_journal_and_its_copy_uses_one) {
+  ASSERT_EQ(Shell("cp -r $OK $S/copy").code, 0);
+  const Ran ran = Shell("$TOOL why $OK $S/copy");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_HAS(ran.out, "another copy");
+  EXPECT_HAS(Shell("$TOOL why --json $OK $S/copy").out, "\"journals\": 4");
+}
+
+TEST_F(Commands, why_of_some_ranks_only_names_those_that_are_missing) {
+  const Ran ran = Shell("$TOOL why $OOM/5e55000000000000 $OOM/5e55000000000001");
+  EXPECT_EQ(ran.code, 3) << ran.err;
+  EXPECT_HAS(ran.out, "rank 2");
+  EXPECT_HAS(ran.out, "was not given");
+}
+
+TEST_F(Commands, why_leaves_earlier_jobs_aside) {
+  ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem && $TOOL unpack $S/job.amem -o $S/journals").code, 0);
+  // A later job, which has nothing to do with the first.
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 0, &clock);
+  std::get<SessionOpened>(story.events()[0].body).realtime_ns = 4'000'000'000'000'000'000;
+  story.Create();
+  story.Then(SessionClosed{"exit"});
+  JournalOptions options;
+  options.directory = scratch_ / "journals";
+  {
+    auto writer = JournalWriter::Open(options, story.id());
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const Ran latest = Shell("$TOOL why $S/journals");
+  EXPECT_EQ(latest.code, 0) << latest.out;
+  EXPECT_HAS(latest.out, "4 sessions of earlier jobs");
+  EXPECT_EQ(Shell("$TOOL why --all $S/journals").code, 3);
+}
+
+// ---- tail ------------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 5, &clock);
+  JournalOptions options;
+  options.directory = scratch_ / "journal";
+  auto writer = JournalWriter::Open(options, story.id());
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  ASSERT_TRUE((*writer)->Append(story.events()[0]).ok());
+  std::jthread job([&] {
+    for (int i = 0; i < 20; ++i) {
+      story.Create();
+      EXPECT_TRUE((*writer)->Append(story.events().back()).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(15));
+    }
+    story.Then(SessionClosed{"exit"});
+    EXPECT_TRUE((*writer)->Append(story.events().back()).ok());
+    EXPECT_TRUE((*writer)->Close().ok());
+  });
+  const Ran ran = Shell("timeout 20 $TOOL tail --interval 20 $S/journal");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_HAS(ran.out, "# rank 5");
+  for (int id = 1; id <= 20; ++id) EXPECT_HAS(ran.out, "allocation " + std::to_string(id) + " created");
+  EXPECT_HAS(ran.out, "session closed: exit");
+  EXPECT_HAS(ran.out, "has ended");
+}
+
+TEST_F(Commands, tail_of_nobody_says_so) {
+  const Ran ran = Shell("export AMEM_JOURNAL_DIR=$OK; $TOOL tail 999999");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_HAS(ran.err, "process 999999 has no journal");
+}
+
+// ---- completion ------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, completion_knows_every_command_and_option) {
+  const Ran ran = Shell(
+      "source <($TOOL completion bash); complete_for() { COMP_WORDS=(amem-replay \"$@\"); COMP_CWORD=$#; "
+      "_amem_replay; printf '%s ' \"${COMPREPLY[@]}\"; echo; }; complete_for ''; complete_for wh; complete_for run --m");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  for (const char* command :
+       {"why", "ls", "info", "log", "state", "verify", "run", "diff", "refs", "top", "tail", "trace", "pack", "unpack"})
+    EXPECT_HAS(ran.out, command);
+  EXPECT_HAS(ran.out, "\nwhy \n");
+  EXPECT_HAS(ran.out, "--memory");
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,447 @@
+// Crash at every step: one rank of one to four is killed (SIGKILL, a process of its own) before each driver call and before
+// each append to its journal, that is at every boundary of a step; or one call fails there, or all calls from there on, or the
+// journal's disk is full. Whatever happens to that rank, the others do not hang, agree on how it ended, hold exactly the memory
+// that they should, and can try again; and the journals tell it.
+//
+// What must be there is counted here, from the scenario (rank_process.h), and not taken from what AMem says.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "journal/journal.h"
+#include "replay/job/postmortem.h"
+#include "tests/scenarios/rank_process.h"
+
+namespace amem::test {
+namespace {
+
+constexpr std::uint64_t kVersion = 3;
+
+// AMEM_MATRIX_STRIDE=1 walks every point (also under a sanitizer); the default leaves some out where that would take long.
+std::uint64_t Stride(std::uint64_t otherwise) {
+  const char* text = std::getenv("AMEM_MATRIX_STRIDE");
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+const char* Name(Op op) { return op == Op::kPause ? "pause" : "resume"; }
+
+class Matrix : public ::testing::Test {
+ protected:
+  // ---- the model ----
+  static Bytes Owned(const RankProcesses& job, int rank) {
+    if (job.layout() == Layout::kSlab) return kSlab;
+    const bool left = job.ranks() == 1 || job.alive((rank + 1) % job.ranks());  // the next rank is all that holds it
+    return kRing + kOwn + kBare + (left ? kLeft : 0);
+  }
+  // While all that live run. `replaced`: they have paused and resumed since the death.
+  static Bytes Expected(const RankProcesses& job, int device, bool replaced) {
+    const int ranks = job.ranks(), before = (device + ranks - 1) % ranks, after = (device + 1) % ranks;
+    const bool slab = job.layout() == Layout::kSlab;
+    // A piece of memory, mapped as often as it is needed, stands in for all that the dead had shared.
+    const Bytes piece = slab ? kSlab : kPage;
+    if (job.alive(device)) return Owned(job, device) + (replaced && !job.alive(before) ? piece : 0);
+    if (replaced || !job.alive(after)) return 0;  // the dead rank's memory lives as long as it is mapped
+    return slab ? kSlab : kRing + kLeft;
+  }
+  static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
+    for (int device = 0; device < job.ranks(); ++device) {
+      const Bytes expected = paused ? 0 : Expected(job, device, replaced);
+      // What an importer lets go of reaches its owner a moment later.
+      for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
+      EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
+    }
+  }
+  static bool MemoryIs(const RankProcesses& job, bool replaced) {
+    for (int device = 0; device < job.ranks(); ++device) {
+      if (job.InUse(device) != Expected(job, device, replaced)) return false;
+    }
+    return true;
+  }
+  static std::string Used(const RankProcesses& job) {
+    std::string text = "; pages in use:";
+    for (int device = 0; device < job.ranks(); ++device)
+      text += " " + std::to_string(job.InUse(device) / kPage) + " (" + std::to_string(Expected(job, device, false) / kPage) +
+              " or " + std::to_string(Expected(job, device, true) / kPage) + ")";
+    return text;
+  }
+  // What the dead rank had shared was given up in the cycle, or was not; its references drop a moment after its death.
+  static bool MemoryIsOneOrTheOther(const RankProcesses& job) {
+    for (int i = 0; i < 1000; ++i, ::usleep(1000)) {
+      if (MemoryIs(job, false) || MemoryIs(job, true)) return true;
+    }
+    return false;
+  }
+
+  // ---- what all that live do together ----
+  static void AllOk(RankProcesses& job, const Command& command, const std::string& what) {
+    const auto replies = job.All(command);
+    for (int rank = 0; rank < job.ranks(); ++rank) {
+      const auto& reply = replies[static_cast<std::size_t>(rank)];
+      if (reply) {
+        EXPECT_TRUE(reply->ok()) << "rank " << rank << ", " << what << ": " << reply->text.data();
+      }
+    }
+  }
+  // One lifecycle for all that live, and one answer; the slowest of those that failed.
+  static std::optional<Lifecycle> Agreement(const std::vector<std::optional<Reply>>& replies, bool* all_ok,
+                                            std::uint64_t* slowest_ms, const std::string& where) {
+    std::optional<Lifecycle> agreed;
+    *all_ok = true;
+    bool any_ok = false;
+    for (std::size_t rank = 0; rank < replies.size(); ++rank) {
+      if (!replies[rank]) continue;
+      const Reply& reply = *replies[rank];
+      EXPECT_EQ(std::string(reply.text.data()).find("HANGS"), std::string::npos) << where << ", rank " << rank;
+      if (agreed) {
+        EXPECT_EQ(*agreed, reply.lifecycle) << where << ", rank " << rank << ": " << reply.text.data();
+      }
+      agreed = reply.lifecycle;
+      *all_ok = *all_ok && reply.ok();
+      any_ok = any_ok || reply.ok();
+      *slowest_ms = std::max(*slowest_ms, reply.took_ms);
+    }
+    EXPECT_TRUE(*all_ok || !any_ok) << where << ": for some it went well, for others not";
+    return agreed;
+  }
+
+  void VerifyJournals(const RankProcesses& job, const std::string& where) {
+    auto sessions = ListSessions(job.directory() / "journal");
+    ASSERT_TRUE(sessions.ok());
+    ASSERT_EQ(sessions->size(), static_cast<std::size_t>(job.ranks()));
+    std::vector<JournalFindings> findings;
+    for (const auto& path : *sessions) {
+      auto reader = JournalReader::Open(path);
+      ASSERT_TRUE(reader.ok()) << reader.status().message();
+      auto found = VerifyJournal(**reader);
+      ASSERT_TRUE(found.ok()) << found.status().message();
+      EXPECT_TRUE(found->report.corruption.empty()) << where << ": " << found->report.corruption;
+      for (const Violation& v : found->violations) ADD_FAILURE() << where << ": event " << v.seq.value << ": " << v.text;
+      findings.push_back(*std::move(found));
+    }
+    for (const Violation& v : VerifyJob(findings).violations)
+      ADD_FAILURE() << where << ": " << Hex(v.session.value) << " event " << v.seq.value << ": " << v.text;
+    journals_ = std::move(findings);
+  }
+  const JournalFindings* JournalOf(int rank) const {
+    for (const auto& journal : journals_) {
+      if (journal.info.session == RankProcesses::SessionOf(rank)) return &journal;
+    }
+    return nullptr;
+  }
+
+  // How many points there are in one rank's part of a pause or a resume; the survey of a job in which nothing fails.
+  struct Points {
+    std::uint64_t calls = 0, appends = 0;
+  };
+  Points Survey(int ranks, int victim, Op op) const {
+    RankProcesses job(ranks, layout_);
+    AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+    if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "pause");
+    AllOk(job, {.op = Op::kArm}, "arm");
+    AllOk(job, {.op = op}, Name(op));
+    const auto reply = job.Do(victim, {.op = Op::kCheck, .version = kVersion});
+    return {reply->calls, reply->appends};
+  }
+
+  // `failing`: another rank, whose last driver call fails, so that the victim dies in the cycle or in its undo; -1: none.
+  void KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing = -1, std::uint64_t failing_call = 0);
+  void KillDuringUndo(int ranks, Op op, std::uint64_t stride);
+  void KillEverywhere(int ranks, Op op, std::uint64_t stride);
+  void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
+
+  Layout layout_ = Layout::kDirect;
+  std::vector<JournalFindings> journals_;
+  std::uint64_t points_ = 0, slowest_ms_ = 0, undone_ = 0, steps_named_ = 0;
+};
+
+void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing, std::uint64_t failing_call) {
+  const std::string where = std::to_string(ranks) + " ranks, rank " + std::to_string(victim) + " killed before " +
+                            (fault == Fault::kKillAtCall ? "driver call " : "append ") + std::to_string(nth) + " of the " +
+                            Name(op) + (failing < 0 ? "" : ", which fails at rank " + std::to_string(failing));
+  SCOPED_TRACE(where);
+  RankProcesses job(ranks, layout_);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
+  job.Do(victim, {.op = Op::kArm, .fault = fault, .nth = nth});
+  if (failing >= 0) job.Do(failing, {.op = Op::kArm, .fault = Fault::kFailCall, .nth = failing_call});
+  const auto replies = job.All({.op = op});
+  if (failing >= 0) job.Do(failing, {.op = Op::kArm});
+  ++points_;
+  if (job.alive(victim)) return job.Do(victim, {.op = Op::kArm}), void();  // fewer calls this time: nothing was tested
+  EXPECT_TRUE(WIFSIGNALED(job.Wait(victim)));
+  if (ranks == 1) return VerifyJournals(job, where);
+
+  bool all_ok = true;
+  auto now = Agreement(replies, &all_ok, &slowest_ms_, where);
+  ASSERT_TRUE(now.has_value());
+  EXPECT_LT(slowest_ms_, 2000U * kSlower) << where;
+  const bool half = *now == Lifecycle::kPausing || *now == Lifecycle::kResuming;
+  if (half && failing >= 0) {  // the call that failed was one of the undo: nobody runs on, and a resume mends it
+    AllOk(job, {.op = Op::kResume}, "resume after an undo that failed");
+    now = Lifecycle::kRunning;
+  } else {
+    const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
+    const Lifecycle after = op == Op::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+    EXPECT_EQ(*now, all_ok ? after : before) << where;
+  }
+  if (!all_ok) ++undone_;
+  for (const auto& reply : replies) {
+    if (!reply || reply->ok() || failing >= 0) continue;
+    EXPECT_EQ(reply->code, Code::kPeerLost) << reply->text.data();
+    EXPECT_NE(std::string(reply->text.data()).find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
+        << reply->text.data();
+  }
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after the death");
+  if (*now == Lifecycle::kRunning) {
+    EXPECT_TRUE(MemoryIsOneOrTheOther(job)) << where << Used(job);
+    AllOk(job, {.op = Op::kPause}, "pause without the dead");
+  }
+  ExpectMemory(job, true, true, where);
+  AllOk(job, {.op = Op::kResume}, "resume without the dead");
+  ExpectMemory(job, false, true, where);
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after a whole cycle");
+  AllOk(job, {.op = Op::kFree}, "free");
+  ExpectMemory(job, true, true, where + ", all freed");
+  AllOk(job, {.op = Op::kClose}, "close");
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank != victim) {
+      EXPECT_EQ(job.Wait(rank), 0) << "exit of rank " << rank;
+    }
+  }
+  VerifyJournals(job, where);
+  const JournalFindings* dead = JournalOf(victim);
+  ASSERT_NE(dead, nullptr);
+  EXPECT_EQ(dead->info.status, SessionStatus::kCrashed);
+  if (dead->state.cycle.open_step) ++steps_named_;
+}
+
+void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
+  // The one with the lowest session counts the votes; of the others one stands for all.
+  std::vector<int> victims{0};
+  if (ranks > 1) victims.push_back(ranks - 1);
+  stride = Stride(stride);
+  for (const int victim : victims) {
+    const Points points = Survey(ranks, victim, op);
+    for (std::uint64_t nth = 1; nth <= points.calls && !HasFailure(); nth += stride)
+      KillAt(ranks, victim, op, Fault::kKillAtCall, nth);
+    for (std::uint64_t nth = 1; nth <= points.appends && !HasFailure(); nth += stride)
+      KillAt(ranks, victim, op, Fault::kKillAtAppend, nth);
+  }
+  std::printf(
+      "%d ranks, %s: killed at %lu points, %lu undone by the others, %lu journals name the step; slowest answer %lu ms\n",
+      ranks, Name(op), points_, undone_, steps_named_, slowest_ms_);
+}
+
+void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
+  const int failing = 1;
+  const Points of_failing = Survey(ranks, failing, op);
+  for (const int victim : {0, ranks - 1}) {
+    // Twice the appends: the undo is about as long as what it undoes.
+    const std::uint64_t appends = 2 * Survey(ranks, victim, op).appends;
+    for (std::uint64_t nth = 1; nth <= appends && !HasFailure(); nth += Stride(stride))
+      KillAt(ranks, victim, op, Fault::kKillAtAppend, nth, failing, of_failing.calls);
+  }
+  std::printf("%d ranks, %s that fails: killed at up to %lu points of it and of its undo; slowest answer %lu ms\n", ranks,
+              Name(op), points_, slowest_ms_);
+}
+
+// One job for all points: what failed is undone and tried again, and that leads to where the next point can be tried.
+void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride) {
+  stride = Stride(stride);
+  RankProcesses job(ranks, layout_);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
+  const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
+  const Lifecycle after = op == Op::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+  for (int victim = 0; victim < ranks; victim += std::max(1, ranks - 1)) {
+    for (std::uint64_t nth = 1; !HasFailure(); nth += stride) {
+      const std::string where = std::to_string(ranks) + " ranks, " + Name(op) + ", rank " + std::to_string(victim) +
+                                (fault == Fault::kFailCall ? ", driver call " : ", all driver calls from ") +
+                                std::to_string(nth) + " on fail";
+      SCOPED_TRACE(where);
+      job.Do(victim, {.op = Op::kArm, .fault = fault, .nth = nth});
+      const auto replies = job.All({.op = op});
+      job.Do(victim, {.op = Op::kArm});
+      bool all_ok = true;
+      const auto now = Agreement(replies, &all_ok, &slowest_ms_, where);
+      ASSERT_TRUE(now.has_value());
+      const bool fired = replies[static_cast<std::size_t>(victim)]->fired;
+      if (fired) ++points_;
+      if (!all_ok) {
+        ++undone_;
+        EXPECT_TRUE(fired) << "failed by itself: " << replies[0]->text.data();
+        for (const auto& reply : replies) {
+          EXPECT_NE(std::string(reply->text.data()).find("rank " + std::to_string(victim)), std::string::npos)
+              << reply->text.data();
+        }
+      }
+      if (fault == Fault::kFailCall) {
+        EXPECT_EQ(*now, all_ok ? after : before) << replies[0]->text.data();
+        ExpectMemory(job, *now == Lifecycle::kPaused, false, where);
+      }
+      AllOk(job, {.op = Op::kCheck, .fault = fault, .version = kVersion}, "check");
+      // On to where it can be tried again: to the end, and back. Where undoing failed too, a resume mends it.
+      if (*now != Lifecycle::kRunning) AllOk(job, {.op = Op::kResume}, "resume after that");
+      ExpectMemory(job, false, false, where);
+      AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after the resume");
+      if (op == Op::kResume || *now == Lifecycle::kRunning) {
+        AllOk(job, {.op = Op::kPause}, "pause after that");
+        ExpectMemory(job, true, false, where);
+        if (op == Op::kPause) AllOk(job, {.op = Op::kResume}, "resume");
+      }
+      if (!fired) break;  // the whole cycle was walked
+    }
+  }
+  if (op == Op::kResume) AllOk(job, {.op = Op::kResume}, "resume");
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check at the end");
+  AllOk(job, {.op = Op::kFree}, "free");
+  ExpectMemory(job, true, false, "all freed");
+  AllOk(job, {.op = Op::kClose}, "close");
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(job.Wait(rank), 0);
+  VerifyJournals(job, "at the end");
+  std::uint64_t named = 0;
+  for (const auto& journal : journals_) named += journal.state.totals.events[*KindOf("step failed")];
+  EXPECT_GE(named, undone_) << "a failure whose step no journal names";
+  std::printf("%d ranks, %s: %s at %lu points, %lu undone by all, %lu steps named in journals\n", ranks, Name(op),
+              fault == Fault::kFailCall ? "a call failed" : "all calls from one on failed", points_, undone_, named);
+}
+
+#ifdef AMEM_SANITIZED
+constexpr std::uint64_t kStride = 11;
+#else
+constexpr std::uint64_t kStride = 1;  // of one and two ranks; more are more of the same
+#endif
+
+// ---- what is not a crash ---------------------------------------------------------------------------------------------------
+
+void ExpectText(const std::optional<Reply>& reply, Code code, const std::vector<std::string>& parts) {
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->code, code) << reply->text.data();
+  for (const std::string& part : parts)
+    EXPECT_NE(std::string(reply->text.data()).find(part), std::string::npos) << "\"" << part << "\" in: " << reply->text.data();
+}
+
+TEST_F(Matrix, a_device_that_somebody_else_filled_fails_the_resume_of_all_and_it_works_once_there_is_room) {
+  RankProcesses job(4);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  AllOk(job, {.op = Op::kPause}, "pause");
+  ASSERT_TRUE(job.Do(2, {.op = Op::kHog, .version = 1})->ok());
+  for (const auto& reply : job.All({.op = Op::kResume})) {
+    ExpectText(reply, Code::kOutOfMemory, {"rank 2 (pid", "device 2 has 0 B free of 256 KiB, and 48 KiB must come back"});
+    EXPECT_EQ(reply->driver_result, 2);
+    EXPECT_LT(reply->took_ms, 1000U * kSlower);
+    EXPECT_EQ(reply->lifecycle, Lifecycle::kPaused);
+  }
+  ASSERT_TRUE(job.Do(2, {.op = Op::kHog, .version = 0})->ok());
+  AllOk(job, {.op = Op::kResume}, "resume");
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
+}
+
+TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
+  const Points points = Survey(2, 1, Op::kPause);
+  for (std::uint64_t nth = 1; nth + 1 < points.appends && !HasFailure(); nth += Stride(4)) {
+    RankProcesses job(2);
+    AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+    job.Do(1, {.op = Op::kArm, .fault = Fault::kFailAppend, .nth = nth});
+    for (int call = 0; call < 2; ++call) {  // and against every pause after it, without anybody waiting
+      for (const auto& reply : job.All({.op = Op::kPause})) {
+        ExpectText(reply, Code::kBroken, {"rank 1 (pid", "no space left on device"});
+        EXPECT_EQ(reply->lifecycle, Lifecycle::kRunning);
+        EXPECT_LT(reply->took_ms, 2000U * kSlower);
+      }
+    }
+    AllOk(job, {.op = Op::kCheck, .fault = Fault::kFailAppend, .version = kVersion}, "check");
+    ExpectMemory(job, false, false, "append " + std::to_string(nth) + " failed");
+  }
+}
+
+TEST_F(Matrix, who_never_calls_is_told_from_who_is_stopped_and_from_who_died) {
+  RankProcesses job(3, Layout::kDirect, 300 * kSlower);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is running and has not called ncclPause"});
+  job.Signal(1, SIGSTOP);
+  ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", " answer"});
+  job.Signal(1, SIGCONT);
+  AllOk(job, {.op = Op::kPause}, "pause");
+  ExpectText(job.Do(2, {.op = Op::kResume}), Code::kTimeout, {"rank 1 (pid", "is paused and has not called ncclResume"});
+  AllOk(job, {.op = Op::kResume}, "resume");
+  job.Send(0, {.op = Op::kPause});
+  ::usleep(100'000);
+  job.Kill(1);
+  ExpectText(job.Receive(0), Code::kPeerLost, {"rank 1 (pid", "died"});
+  AllOk(job, {.op = Op::kPause}, "pause without the dead");
+}
+
+TEST_F(Matrix, a_signal_during_a_wait_disturbs_nobody) {
+  RankProcesses job(2);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  job.Send(0, {.op = Op::kPause});
+  for (int i = 0; i < 50; ++i, ::usleep(2000)) job.Signal(0, SIGUSR1);  // a handler without SA_RESTART
+  job.Send(1, {.op = Op::kPause});
+  for (const int rank : {0, 1}) ExpectText(job.Receive(rank), Code::kOk, {});
+  AllOk(job, {.op = Op::kResume}, "resume");
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
+}
+
+TEST_F(Matrix, who_exits_while_paused_leaves_nothing_and_the_others_go_on) {
+  RankProcesses job(3);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  AllOk(job, {.op = Op::kPause}, "pause");
+  EXPECT_TRUE(job.Do(1, {.op = Op::kClose})->ok());
+  EXPECT_EQ(job.Wait(1), 0);
+  job.Kill(1);
+  AllOk(job, {.op = Op::kResume}, "resume");
+  ExpectMemory(job, false, true, "one rank has gone");
+  AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
+}
+
+TEST_F(Matrix, processes_that_are_forked_at_any_time_disturb_nobody) {
+  RankProcesses job(2);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  for (int i = 0; i < 5; ++i) {
+    AllOk(job, {.op = Op::kFork}, "fork while running");
+    AllOk(job, {.op = Op::kPause}, "pause");
+    AllOk(job, {.op = Op::kFork}, "fork while paused");
+    AllOk(job, {.op = Op::kResume}, "resume");
+    AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
+  }
+  AllOk(job, {.op = Op::kFree}, "free");
+  AllOk(job, {.op = Op::kClose}, "close");
+  VerifyJournals(job, "forks");
+}
+
+// ---- the matrix ------------------------------------------------------------------------------------------------------------
+
+struct Where {
+  int ranks;
+  Layout layout;
+};
+class OverRanks : public Matrix, public ::testing::WithParamInterface<Where> {
+ protected:
+  OverRanks() { layout_ = GetParam().layout; }
+  static int ranks() { return GetParam().ranks; }
+};
+std::string NameOfWhere(const ::testing::TestParamInfo<Where>& info) {
+  return std::to_string(info.param.ranks) + (info.param.layout == Layout::kSlab ? "_slab" : "_direct");
+}
+constexpr Where kOne{1, Layout::kDirect}, kTwo{2, Layout::kDirect}, kThree{3, Layout::kDirect}, kFour{4, Layout::kDirect},
+    kTwoSlab{2, Layout::kSlab}, kFourSlab{4, Layout::kSlab};
+
+class KillMatrix : public OverRanks {};
+TEST_P(KillMatrix, pause) { KillEverywhere(ranks(), Op::kPause, ranks() > 2 ? 2 * kStride : kStride); }
+TEST_P(KillMatrix, resume) { KillEverywhere(ranks(), Op::kResume, ranks() > 2 ? 2 * kStride : kStride); }
+INSTANTIATE_TEST_SUITE_P(Ranks, KillMatrix, ::testing::Values(kOne, kTwo, kThree, kFour, kTwoSlab, kFourSlab), NameOfWhere);
+
+TEST_F(Matrix, killed_while_a_pause_is_undone) { KillDuringUndo(3, Op::kPause, 3 * kStride); }
+TEST_F(Matrix, killed_while_a_resume_is_undone) { KillDuringUndo(4, Op::kResume, 3 * kStride); }
+
+class FailMatrix : public OverRanks {};
+TEST_P(FailMatrix, a_call_of_a_pause) { FailEverywhere(ranks(), Op::kPause, Fault::kFailCall, 1); }
+TEST_P(FailMatrix, a_call_of_a_resume) { FailEverywhere(ranks(), Op::kResume, Fault::kFailCall, 1); }
+TEST_P(FailMatrix, all_calls_of_a_pause_from_one_on) { FailEverywhere(ranks(), Op::kPause, Fault::kFailAllCalls, 1); }
+TEST_P(FailMatrix, all_calls_of_a_resume_from_one_on) { FailEverywhere(ranks(), Op::kResume, Fault::kFailAllCalls, 1); }
+INSTANTIATE_TEST_SUITE_P(Ranks, FailMatrix, ::testing::Values(kOne, kTwo, kThree, kFour, kTwoSlab, kFourSlab), NameOfWhere);
+
+}  // namespace
+}  // namespace amem::test

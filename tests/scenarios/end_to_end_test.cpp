@@ -1,0 +1,379 @@
+// The whole path without a GPU: real processes, the shared library, the fake libcuda and a libnccl that behaves like NCCL.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "journal/journal.h"
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Job;
+using job::Rank;
+using Commands = std::vector<std::string>;
+
+constexpr int kRanks = 4;
+const Commands kCycle = {"cuda",   "load",    "init",    "reduce",  "barrier", "bytes",   "pause", "barrier",
+                         "bytes",  "reduce",  "barrier", "resume",  "reduce",  "barrier", "pause", "resume",
+                         "reduce", "barrier", "bytes",   "destroy", "barrier", "gone"};
+
+std::string All(const std::vector<Rank>& ranks) {
+  std::string text;
+  for (const Rank& rank : ranks)
+    text += "-- status " + std::to_string(rank.status) + "\n" + rank.out + "-- stderr\n" + rank.err + "\n";
+  return text;
+}
+
+void ExpectWholeCycle(const std::vector<Rank>& ranks) {
+  const std::string sum = ranks[0].Said("reduce", 0);
+  EXPECT_TRUE(sum.starts_with("sum ")) << All(ranks);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.status, 0) << All(ranks);
+    EXPECT_EQ(rank.Said("init"), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("reduce", 0), sum);
+    EXPECT_GT(std::stoull(rank.Said("bytes", 0)), 20U << 20);
+    EXPECT_EQ(rank.Said("pause", 0), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("bytes", 1), "0") << "memory that a paused rank holds\n" << All(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), "failed 1") << "a launch while paused must fail";
+    EXPECT_NE(rank.err.find("ncclResume"), std::string::npos) << rank.err;
+    EXPECT_EQ(rank.Said("resume", 0), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("reduce", 2), sum);
+    EXPECT_EQ(rank.Said("pause", 1), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("resume", 1), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("reduce", 3), sum);
+    EXPECT_EQ(rank.Said("bytes", 2), rank.Said("bytes", 0));
+    EXPECT_EQ(rank.Said("destroy"), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("gone"), "0");
+    EXPECT_EQ(rank.out.find("[amem"), std::string::npos) << "AMem wrote to stdout";
+  }
+}
+
+std::string Patched(Job& job) {
+  const auto copy = job.directory() / "patched";
+  const Rank patch =
+      job::RunProgram({AMEM_PATCH, std::string(AMEM_STAND_INS) + "/libnccl.so.2", "-o", copy}, {}, job.directory());
+  EXPECT_EQ(patch.status, 0) << patch.out << patch.err;
+  return copy / "libnccl.so.2";
+}
+
+struct JournalFacts {
+  std::string way, nccl_version;
+  int created = 0, with_call_site = 0, imported = 0, replaced_symbols = 0, passed_through = 0;
+  SessionStatus status{};
+};
+JournalFacts ReadOne(const std::filesystem::path& journals) {
+  JournalFacts facts;
+  const auto sessions = ListSessions(journals);
+  if (!sessions.ok() || sessions->empty()) return facts;
+  const auto reader = JournalReader::Open(sessions->front());
+  if (!reader.ok()) return facts;
+  if (const auto info = (*reader)->Info(); info.ok()) facts.status = info->status;
+  const auto read = (*reader)->Read(SequenceNumber{1}, SequenceNumber{UINT64_MAX}, [&](const Event& event) {
+    if (const auto* attached = std::get_if<LibraryAttached>(&event.body)) {
+      facts.way = attached->way;
+      facts.nccl_version = attached->nccl_version;
+    } else if (const auto* created = std::get_if<AllocationCreated>(&event.body)) {
+      ++facts.created;
+      facts.with_call_site += created->site.frames[0] != 0 ? 1 : 0;
+    } else if (const auto* bound = std::get_if<DriverSymbolBound>(&event.body)) {
+      facts.replaced_symbols += bound->replaced ? 1 : 0;
+    }
+    facts.imported += std::holds_alternative<Imported>(event.body) ? 1 : 0;
+    facts.passed_through += std::holds_alternative<PassedThrough>(event.body) ? 1 : 0;
+    return true;
+  });
+  EXPECT_TRUE(read.ok()) << read.status().message();
+  return facts;
+}
+
+void ExpectJournal(const Job& job, const std::string& way) {
+  const JournalFacts facts = ReadOne(job.journals());
+  EXPECT_EQ(facts.way, way);
+  EXPECT_EQ(facts.nccl_version, "2.28.9");
+  EXPECT_EQ(facts.created, 7);  // and the slab that they are parts of, which NCCL did not ask for
+  EXPECT_EQ(facts.with_call_site, 6);
+  EXPECT_EQ(facts.imported, 5);
+  EXPECT_GE(facts.replaced_symbols, 15);
+  EXPECT_EQ(facts.status, SessionStatus::kClosed);
+}
+
+// ---- three ways in -----------------------------------------------------------------------------------------------------
+
+TEST(EndToEnd, patched_copy_pauses_and_resumes) {
+  Job job;
+  job.environment["LD_PRELOAD"] = Patched(job);
+  ExpectWholeCycle(job.Run(kRanks, kCycle));
+  ExpectJournal(job, "patched");
+}
+
+TEST(EndToEnd, preloaded_library_pauses_and_resumes) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  ExpectWholeCycle(job.Run(kRanks, kCycle));
+  ExpectJournal(job, "preload");
+}
+
+TEST(EndToEnd, attached_library_pauses_and_resumes) {
+  Job job;
+  Commands commands = kCycle;
+  commands.insert(commands.begin() + 2, "attach");
+  const auto ranks = job.Run(kRanks, commands);
+  EXPECT_EQ(ranks[0].Said("attach"), "0");
+  ExpectWholeCycle(ranks);
+  ExpectJournal(job, "attach");
+}
+
+TEST(EndToEnd, patched_copy_and_preload_together_are_harmless) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE + (":" + Patched(job));
+  ExpectWholeCycle(job.Run(kRanks, kCycle));
+}
+
+TEST(EndToEnd, legacy_memory_pauses_and_resumes) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["NCCL_CUMEM_ENABLE"] = "0";
+  ExpectWholeCycle(job.Run(kRanks, kCycle));
+}
+
+TEST(EndToEnd, communicators_come_and_go_between_cycles) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks =
+        job.Run(kRanks, {"cuda",    "load",  "init",   "init",   "reduce",  "pause",   "resume",  "reduce",  "destroy",
+                         "reduce",  "pause", "bytes",  "resume", "barrier", "init",    "reduce",  "barrier", "pause",
+                         "barrier", "bytes", "resume", "reduce", "barrier", "destroy", "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.status, 0) << All(ranks);
+      for (int nth = 0; nth < 5; ++nth) EXPECT_EQ(rank.Said("reduce", nth), ranks[0].Said("reduce", 0)) << All(ranks);
+      for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(rank.Said("pause", nth) + rank.Said("resume", nth), "00") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 1), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
+TEST(EndToEnd, a_communicator_destroyed_while_paused_leaves_nothing_behind) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks = job.Run(kRanks, {"cuda", "load", "init", "init", "reduce", "barrier", "pause", "barrier", "destroy",
+                                        "barrier", "resume", "reduce", "barrier", "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.Said("destroy", 0), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("resume"), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("reduce", 1), ranks[0].Said("reduce", 0)) << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
+// ---- attaching ---------------------------------------------------------------------------------------------------------
+
+TEST(Attach, after_the_first_driver_call_is_too_late_and_says_what_to_do) {
+  Job job;
+  const auto ranks = job.Run(1, {"cuda", "load", "malloc", "attach", "pause"});
+  EXPECT_EQ(ranks[0].Said("attach").substr(0, 1), "5") << All(ranks);
+  EXPECT_NE(ranks[0].Said("attach").find("too late"), std::string::npos) << All(ranks);
+  EXPECT_NE(ranks[0].Said("attach").find("LD_PRELOAD"), std::string::npos) << All(ranks);
+  EXPECT_EQ(ranks[0].Said("pause").substr(0, 1), "5") << "memory that is not under AMem cannot be paused\n" << All(ranks);
+}
+
+TEST(Attach, without_nccl_says_to_load_it_first) {
+  Job job;
+  const auto ranks = job.Run(1, {"attach"});
+  EXPECT_NE(ranks[0].Said("attach").find("no NCCL is loaded"), std::string::npos) << All(ranks);
+}
+
+TEST(Attach, a_library_bound_at_load_is_told_by_what_it_holds) {
+  Job job;
+  job.environment["JOB_NCCL"] = AMEM_NCCL_BOUND_NOW;
+  const auto early = job.Run(1, {"cuda", "load", "attach", "init", "pause", "bytes"});
+  EXPECT_EQ(early[0].Said("attach"), "0") << All(early);
+  EXPECT_EQ(early[0].Said("bytes"), "0") << All(early);
+  const auto late = job.Run(1, {"cuda", "load", "malloc", "attach"});
+  EXPECT_NE(late[0].Said("attach").find("too late"), std::string::npos) << All(late);
+}
+
+TEST(Attach, twice_is_harmless) {
+  Job job;
+  const auto ranks = job.Run(1, {"cuda", "load", "attach", "attach", "init", "attach", "pause", "resume"});
+  for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(ranks[0].Said("attach", nth), "0") << All(ranks);
+  EXPECT_EQ(ranks[0].Said("resume"), "0") << All(ranks);
+}
+
+TEST(Preload, reaches_a_library_bound_at_load) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["JOB_NCCL"] = AMEM_NCCL_BOUND_NOW;
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "pause", "bytes", "resume", "reduce"});
+  EXPECT_EQ(ranks[0].Said("pause"), "0") << All(ranks);
+  EXPECT_EQ(ranks[0].Said("bytes"), "0") << All(ranks);
+}
+
+TEST(Preload, leaves_everybody_elses_dlsym_alone) {
+  Job job;
+  const auto without = job.Run(1, {"cuda", "dlsym"});
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto with = job.Run(1, {"cuda", "dlsym"});
+  EXPECT_EQ(without[0].Said("dlsym"), "not global, cuda's, libc's");
+  EXPECT_EQ(with[0].Said("dlsym"), without[0].Said("dlsym"));
+}
+
+TEST(Patched, without_its_partner_the_loader_names_it) {
+  Job job;
+  const std::filesystem::path copy = Patched(job);
+  std::filesystem::remove(copy.parent_path() / "libamem_nccl.so");
+  job.environment["LD_PRELOAD"] = copy;
+  const auto ranks = job.Run(1, {"load"});
+  EXPECT_EQ(ranks[0].status, 127) << All(ranks);
+  EXPECT_NE(ranks[0].err.find("libamem_nccl.so: cannot open shared object file"), std::string::npos) << All(ranks);
+}
+
+// ---- settings and what goes wrong --------------------------------------------------------------------------------------
+
+TEST(Settings, an_unknown_value_switches_amem_off_and_every_call_says_why) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_JOURNAL_SYNC"] = "sometimes";
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "reduce", "pause", "resume", "stats", "attach"});
+  EXPECT_EQ(ranks[0].status, 0) << All(ranks);
+  EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << "NCCL must work as without AMem\n" << All(ranks);
+  for (const char* command : {"pause", "resume", "stats", "attach"}) {
+    EXPECT_EQ(ranks[0].Said(command).substr(0, 1), "5");
+    EXPECT_NE(ranks[0].Said(command).find("AMEM_JOURNAL_SYNC=sometimes is not understood; known: process, full"),
+              std::string::npos)
+        << All(ranks);
+  }
+  EXPECT_NE(ranks[0].err.find("AMEM_JOURNAL_SYNC=sometimes"), std::string::npos) << ranks[0].err;
+}
+
+TEST(Settings, disabled_means_inert) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_ENABLE"] = "0";
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "pause", "destroy"});
+  EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << All(ranks);
+  EXPECT_NE(ranks[0].Said("pause").find("AMEM_ENABLE=0"), std::string::npos) << All(ranks);
+  EXPECT_FALSE(std::filesystem::exists(job.journals()));
+}
+
+TEST(Settings, a_misspelt_variable_is_pointed_out) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_TIMOUT_MS"] = "5";
+  const auto ranks = job.Run(1, {"cuda"});
+  EXPECT_NE(ranks[0].err.find("did you mean AMEM_TIMEOUT_MS?"), std::string::npos) << All(ranks);
+}
+
+TEST(Settings, loading_starts_nothing) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(1, {"cuda", "load", "pause", "stats", "group"});
+  EXPECT_FALSE(std::filesystem::exists(job.journals())) << All(ranks);
+  EXPECT_EQ(ranks[0].Said("pause"), "0") << "nothing held: nothing to pause\n" << All(ranks);
+  EXPECT_NE(ranks[0].Said("stats").find("\"session\":null"), std::string::npos) << All(ranks);
+  EXPECT_EQ(ranks[0].Said("group"), "00 7") << All(ranks);
+}
+
+TEST(Journal, that_cannot_be_written_leaves_nccl_working_and_pause_says_why) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_JOURNAL_DIR"] = "/proc/no-such-place";
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "pause", "destroy"});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.Said("reduce").starts_with("sum ")) << All(ranks);
+    EXPECT_EQ(rank.Said("destroy"), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("pause").substr(0, 1), "2") << All(ranks);
+    EXPECT_NE(rank.Said("pause").find("/proc/no-such-place"), std::string::npos) << All(ranks);
+  }
+}
+
+TEST(Import, of_a_foreign_descriptor_fails_and_the_drivers_own_passes) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "foreign", "drivers", "pause", "resume"});
+  EXPECT_NE(ranks[0].Said("foreign"), "0") << All(ranks);
+  EXPECT_EQ(ranks[0].Said("drivers"), "0") << All(ranks);
+  EXPECT_EQ(ranks[0].Said("pause"), "0") << All(ranks);
+  EXPECT_GE(ReadOne(job.journals()).passed_through, 1);
+}
+
+TEST(Fork, a_child_is_inert_and_the_parent_goes_on) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "fork", "pause", "resume", "reduce"});
+  EXPECT_NE(ranks[0].Said("child pause").find("forked"), std::string::npos) << All(ranks);
+  EXPECT_EQ(ranks[0].Said("resume"), "0") << All(ranks);
+  EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << All(ranks);
+  EXPECT_EQ(ReadOne(job.journals()).status, SessionStatus::kClosed);
+}
+
+TEST(Pause, without_a_peer_times_out_names_it_and_leaves_everybody_running) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_TIMEOUT_MS"] = "800";
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "0:pause", "1:pause", "barrier", "reduce"});
+  for (const int waiting : {0, 1}) {
+    const std::string said = ranks[static_cast<std::size_t>(waiting)].Said("pause");
+    EXPECT_EQ(said.substr(0, 1), "6") << All(ranks);
+    EXPECT_NE(said.find("rank 2"), std::string::npos) << All(ranks);
+  }
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("reduce", 1), ranks[0].Said("reduce", 0)) << All(ranks);
+}
+
+TEST(Pause, that_a_peers_death_hits_says_who_died) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "2:die", "pause"});
+  EXPECT_EQ(ranks[2].status, 256 + 9);
+  for (const std::size_t alive : {0U, 1U}) {
+    const std::string said = ranks[alive].Said("pause");
+    if (said == "0") continue;  // the death was known before
+    EXPECT_TRUE(said.starts_with("6 ")) << All(ranks);
+    EXPECT_NE(said.find("rank "), std::string::npos) << All(ranks);
+  }
+}
+
+TEST(Stats, are_json_for_programs_and_text_on_stderr_for_people) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "stats", "memstats"});
+  EXPECT_EQ(ranks[0].Said("stats").substr(0, 1), "{") << All(ranks);
+  EXPECT_NE(ranks[0].err.find("own device memory"), std::string::npos) << All(ranks);
+}
+
+TEST(Stats, for_people_say_how_long_each_phase_took_and_what_became_of_contents) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "pause", "resume", "memstats"});
+  for (const char* text :
+       {"last pause", "last resume", "with 2 sessions: arrive ", ", release ", ", create own ", " saved, ", " zero, "})
+    EXPECT_NE(ranks[0].err.find(text), std::string::npos) << text << "\n" << All(ranks);
+}
+
+TEST(Trim, gives_pinned_host_memory_back_and_the_next_pause_works) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks =
+      job.Run(1, {"cuda", "load", "trim", "init", "reduce", "pause", "resume", "trim", "stats", "pause", "resume", "trim"});
+  for (const char* command : {"trim", "pause", "resume"}) EXPECT_EQ(ranks[0].Said(command), "0") << command << All(ranks);
+  EXPECT_NE(ranks[0].Said("stats").find("\"pinned_bytes\":0,"), std::string::npos) << All(ranks);
+}
+
+TEST(Journal, of_a_killed_process_reads_as_crashed) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job.Run(1, {"cuda", "load", "init", "die"});
+  EXPECT_EQ(ranks[0].status, 256 + 9);
+  const JournalFacts facts = ReadOne(job.journals());
+  EXPECT_EQ(facts.status, SessionStatus::kCrashed);
+  EXPECT_EQ(facts.created, 7);
+}
+
+}  // namespace
+}  // namespace amem

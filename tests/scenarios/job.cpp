@@ -1,0 +1,126 @@
+#include "tests/scenarios/job.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <thread>
+
+extern char** environ;
+
+namespace amem::job {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr auto kPatience = std::chrono::seconds(90);
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The parent's environment without what would reach into the ranks, and with `more`.
+std::vector<std::string> Merge(const Environment& more) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text(*entry), name = text.substr(0, text.find('='));
+    if (!name.starts_with("AMEM_") && name != "LD_PRELOAD" && !more.contains(name)) merged.push_back(text);
+  }
+  for (const auto& [name, value] : more) merged.push_back(name + "=" + value);
+  return merged;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+pid_t Spawn(std::vector<std::string> command, const Environment& environment, const fs::path& out, const fs::path& err) {
+  std::vector<std::string> merged = Merge(environment);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  pid_t child = -1;
+  if (posix_spawnp(&child, command[0].c_str(), &actions, nullptr, Pointers(command).data(), Pointers(merged).data()) != 0)
+    child = -1;
+  posix_spawn_file_actions_destroy(&actions);
+  return child;
+}
+
+int Wait(pid_t child, std::chrono::steady_clock::time_point deadline) {
+  if (child < 0) return -1;
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > deadline) kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+}  // namespace
+
+std::string Rank::Said(const std::string& command, int nth) const {
+  std::istringstream lines(out);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(command + ": ") && nth-- == 0) return line.substr(command.size() + 2);
+  return "(not run)";
+}
+
+Job::Job() {
+  std::string name = (fs::temp_directory_path() / "amem-job-XXXXXX").string();
+  directory_ = mkdtemp(name.data());
+  environment = {{"AMEM_JOURNAL_DIR", journals()},    {"AMEM_TIMEOUT_MS", "30000"},   {"AMEM_SIM_WORLD", directory_ / "world"},
+                 {"LD_LIBRARY_PATH", AMEM_STAND_INS}, {"JOB", directory_.filename()}, {"JOB_AMEM", AMEM_LIBRARY_FILE},
+                 {"BARRIER", directory_ / "barrier"}};
+}
+
+Job::~Job() {
+  std::error_code error;
+  fs::permissions(directory_, fs::perms::owner_all, error);
+  fs::remove_all(directory_, error);
+}
+
+std::vector<Rank> Job::Run(int ranks, const std::vector<std::string>& commands) {
+  std::ofstream(directory_ / "barrier") << std::string(8, '\0');
+  std::vector<std::string> command = {AMEM_JOB_RANK};
+  command.insert(command.end(), commands.begin(), commands.end());
+  const auto file = [&](int rank, const char* what) { return directory_ / (std::string(what) + std::to_string(rank)); };
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Environment own = environment;
+    own["RANK"] = std::to_string(rank);
+    own["WORLD"] = std::to_string(ranks);
+    children.push_back(Spawn(command, own, file(rank, "out"), file(rank, "err")));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::vector<Rank> results;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Rank result;
+    result.status = Wait(children[static_cast<std::size_t>(rank)], deadline);
+    result.out = ReadFile(file(rank, "out"));
+    result.err = ReadFile(file(rank, "err"));
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+Rank RunProgram(const std::vector<std::string>& command, const Environment& environment, const fs::path& scratch) {
+  Rank result;
+  const fs::path out = scratch / "program.out", err = scratch / "program.err";
+  result.status = Wait(Spawn(command, environment, out, err), std::chrono::steady_clock::now() + kPatience);
+  result.out = ReadFile(out);
+  result.err = ReadFile(err);
+  return result;
+}
+
+}  // namespace amem::job

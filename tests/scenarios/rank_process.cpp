@@ -1,0 +1,462 @@
+#include "tests/scenarios/rank_process.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "journal/journal.h"
+#include "replay/driver/simulator/simulator.h"
+#include "replay/peers/unix/unix_peers.h"
+#include "replay/session/session.h"
+
+namespace amem::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr Bytes kCapacity = 64 * kPage;
+
+// What is to happen, and when; the service thread of a rank counts, too.
+struct Trigger {
+  std::atomic<Fault> fault{Fault::kNone};
+  std::atomic<std::uint64_t> nth{0}, calls{0}, appends{0};
+  std::atomic<bool> fired{false};
+
+  bool Due(bool append) {
+    const std::uint64_t count = ++(append ? appends : calls);
+    const Fault now = fault;
+    const bool of_append = now == Fault::kKillAtAppend || now == Fault::kFailAppend;
+    const bool due =
+        now != Fault::kNone && of_append == append && (count == nth || (now == Fault::kFailAllCalls && count > nth));
+    if (!due) return false;
+    fired = true;
+    if (now == Fault::kKillAtCall || now == Fault::kKillAtAppend) ::raise(SIGKILL);
+    return true;
+  }
+};
+
+class TriggeredJournal final : public JournalWriter {
+ public:
+  TriggeredJournal(std::unique_ptr<JournalWriter> real, Trigger& trigger) : real_(std::move(real)), trigger_(trigger) {}
+  Status Append(const Event& event) override {
+    if (trigger_.Due(true)) return {Code::kIo, "append to journal: no space left on device"};
+    return real_->Append(event);
+  }
+  Status Flush() override { return real_->Flush(); }
+  bool SnapshotDue() const override { return real_->SnapshotDue(); }
+  Status Snapshot(const State& state) override { return real_->Snapshot(state); }
+  Status Close() override { return real_->Close(); }
+  std::filesystem::path Directory() const override { return real_->Directory(); }
+  Bytes TailBytesUsed() const override { return real_->TailBytesUsed(); }
+
+ private:
+  std::unique_ptr<JournalWriter> real_;
+  Trigger& trigger_;
+};
+
+class RankSession {
+ public:
+  RankSession(int rank, int ranks, Layout layout, std::filesystem::path directory, std::uint32_t timeout_ms)
+      : rank_(rank), ranks_(ranks), layout_(layout), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
+
+  Status Start() {
+    SimulatorOptions simulated;
+    simulated.world = directory_ / "world";
+    simulated.devices = ranks_;
+    simulated.capacity_per_device = kCapacity;
+    simulated.granularity = kPage;
+    auto simulator = Simulator::Open(simulated);
+    if (!simulator.ok()) return simulator.status();
+    simulator_ = *std::move(simulator);
+    SessionOpened who;
+    who.session = RankProcesses::SessionOf(rank_);
+    who.host = "localhost";
+    who.pid = ::getpid();
+    who.rank = rank_;
+    who.boot_id = "boot";
+    JournalOptions journal;
+    journal.directory = directory_ / "journal";
+    journal.map_bytes = Bytes{16} << 20;
+    journal.tail_bytes = Bytes{1} << 20;
+    auto writer = JournalWriter::Open(journal, who.session);
+    if (!writer.ok()) return writer.status();
+    SessionOptions options;
+    options.layout = layout_;
+    options.slab_bytes = kSlab;
+    auto session = Session::Start(options, *simulator_, who, std::make_unique<TriggeredJournal>(*std::move(writer), trigger_),
+                                  [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
+                                    UnixPeersOptions peers;
+                                    peers.socket_directory = directory_ / "sockets";
+                                    peers.timeout_ms = timeout_ms_;
+                                    auto started = UnixPeers::Start(self, peers, delegate);
+                                    if (!started.ok()) return started.status();
+                                    return std::unique_ptr<Peers>(*std::move(started));
+                                  });
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    return {};
+  }
+
+  Reply Answer(const Command& command) {
+    Reply reply;
+    const auto begun = Clock::now();
+    const Status status = Obey(command, reply);
+    reply.took_ms =
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count());
+    reply.code = status.code();
+    reply.driver_result = status.driver_result();
+    std::snprintf(reply.text.data(), reply.text.size(), "%s", status.message().c_str());
+    reply.lifecycle = session_->CopyState().lifecycle;
+    reply.calls = trigger_.calls;
+    reply.appends = trigger_.appends;
+    reply.fired = trigger_.fired;
+    return reply;
+  }
+
+ private:
+  struct Buffer {
+    AllocationId allocation;
+    Address address;
+    Bytes bytes = 0;
+  };
+
+  Status Obey(const Command& command, Reply& reply) {
+    switch (command.op) {
+      case Op::kBuild:
+        return Build(reply);
+      case Op::kImport:
+        return Import(command);
+      case Op::kFill:
+        Fill(command.version);
+        return {};
+      case Op::kCheck:
+        return Check(command.version, command.fault != Fault::kFailAllCalls);
+      case Op::kArm:
+        Arm(command);
+        return {};
+      case Op::kPause:
+        return session_->Pause();
+      case Op::kResume:
+        return session_->Resume();
+      case Op::kFree:
+        return Free();
+      case Op::kHog:
+        return Hog(command.version != 0);
+      case Op::kFork:
+        return Fork();
+      case Op::kClose:
+        return session_->Close("exit");
+    }
+    return {Code::kInvalid, "no such command"};
+  }
+
+  AllocationProperties Properties() const {
+    AllocationProperties properties;
+    properties.handle_types = 1;
+    properties.location = {LocationType::kDevice, rank_};
+    return properties;
+  }
+  Result<Buffer> Place(AllocationId id, Bytes bytes) {
+    auto address = session_->Reserve(bytes, 0, {}, 0, {});
+    if (!address.ok()) return address.status();
+    AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
+    const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
+    AMEM_TRY(session_->SetAccess(*address, bytes, std::span(&access, 1)));
+    return Buffer{id, *address, bytes};
+  }
+  Result<Buffer> New(Bytes bytes) {
+    auto id = session_->Create(bytes, Properties(), 0, {});
+    if (!id.ok()) return id.status();
+    return Place(*id, bytes);
+  }
+  Status Token(AllocationId id, std::array<std::byte, kTokenBytes>& bytes) {
+    auto descriptor = session_->Export(id);
+    if (!descriptor.ok()) return descriptor.status();
+    auto token = ReadTokenDescriptor(descriptor->get());
+    if (!token.ok()) return token.status();
+    bytes = Encode(*token);
+    return {};
+  }
+  Status Build(Reply& reply) {
+    simulator_->SetHook([this](std::string_view, std::uint64_t) { return trigger_.Due(false) ? cuda::kUnknown : 0; });
+    auto ring = New(kRing), own = New(kOwn);
+    auto left = session_->Create(kLeft, Properties(), 0, {}), bare = session_->Create(kBare, Properties(), 0, {});
+    for (const Status& made : {ring.status(), own.status(), left.status(), bare.status()}) AMEM_TRY(made);
+    ring_ = *ring;
+    own_ = *own;
+    left_ = *left;
+    bare_ = *bare;
+    AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
+    return Token(left_, reply.tokens[1]);
+  }
+  Status Import(const Command& command) {
+    if (ranks_ > 1) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        auto token = Decode(command.tokens[i]);
+        if (!token.ok()) return token.status();
+        auto descriptor = MakeTokenDescriptor(*token);
+        if (!descriptor.ok()) return descriptor.status();
+        auto id = session_->Import(descriptor->get(), {});
+        if (!id.ok()) return id.status();
+        auto placed = Place(*id, i == 0 ? kRing : kLeft);
+        if (!placed.ok()) return placed.status();
+        (i == 0 ? from_ring_ : from_left_) = *placed;
+      }
+    }
+    return {};
+  }
+
+  static std::byte Pattern(int rank, int what, std::uint64_t version, Bytes at) {
+    if (at / kPage == 1) return std::byte{0};  // holes, as they are skipped in the backup
+    return static_cast<std::byte>((static_cast<std::uint64_t>(rank) * 31 + static_cast<std::uint64_t>(what) * 7 + version) * 5 +
+                                  at * 13 + 1);
+  }
+  static void Write(const Buffer& buffer, int rank, int what, std::uint64_t version) {
+    auto* data = reinterpret_cast<std::byte*>(buffer.address.value);  // NOLINT(performance-no-int-to-ptr)
+    for (Bytes at = 0; at < buffer.bytes; ++at) data[at] = Pattern(rank, what, version, at);
+  }
+  int previous() const { return (rank_ + ranks_ - 1) % ranks_; }
+  void Fill(std::uint64_t version) {
+    Write(ring_, rank_, 0, version);
+    Write(own_, rank_, 1, version);
+    if (left_ && ranks_ > 1) {  // from now on only the next rank has it
+      static_cast<void>(session_->Release(left_));
+      left_ = {};
+    }
+    if (from_left_.allocation) Write(from_left_, previous(), 2, version);
+  }
+  // Either as written, or, of a lost owner after a resume, nothing but zeros.
+  Status Compare(const Buffer& buffer, const char* name, int rank, int what, std::uint64_t version) {
+    const State state = session_->CopyState();
+    const auto at = state.allocations.find(buffer.allocation);
+    if (at == state.allocations.end()) return {Code::kCorrupt, std::string(name) + " is gone"};
+    const auto* data = reinterpret_cast<const std::byte*>(buffer.address.value);  // NOLINT(performance-no-int-to-ptr)
+    bool same = true, zero = true;
+    for (Bytes i = 0; i < buffer.bytes; ++i) {
+      same = same && data[i] == Pattern(rank, what, version, i);
+      zero = zero && data[i] == std::byte{0};
+    }
+    if (same || (zero && state.Orphaned(at->second))) return {};
+    return {Code::kCorrupt, std::string("the contents of ") + name + " differ"};
+  }
+  // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
+  Status Check(std::uint64_t version, bool settled) {
+    {
+      const auto lock = session_->ledger().Lock();
+      const State& state = session_->ledger().state();
+      if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
+      AMEM_TRY(CheckInvariants(state));
+      // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
+      std::size_t resident = 0;
+      Bytes present = 0, mapped = 0;  // what stands in for lost memory is mapped in pieces
+      for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;
+      for (const auto& [address, m] : state.mappings) present += m.present ? m.bytes : 0;
+      const SimulatorSnapshot real = simulator_->Snapshot();
+      for (const auto& m : real.mappings) mapped += m.bytes;
+      if (settled && (real.handles.size() != resident || real.ranges.size() != state.ranges.size() || mapped != present)) {
+        return {Code::kCorrupt, "the driver holds other things than the state says: " + ToText(real)};
+      }
+    }
+    if (session_->paused()) return {};
+    AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
+    AMEM_TRY(Compare(own_, "own", rank_, 1, version));
+    if (!from_ring_.allocation) return {};
+    AMEM_TRY(Compare(from_ring_, "the other's ring", previous(), 0, version));
+    return Compare(from_left_, "the other's left", previous(), 2, version);
+  }
+
+  void Arm(const Command& command) {
+    trigger_.fault = Fault::kNone;
+    trigger_.calls = 0;
+    trigger_.appends = 0;
+    trigger_.fired = false;
+    trigger_.nth = command.nth;
+    trigger_.fault = command.fault;
+  }
+
+  // As NCCL destroys a communicator; also while paused.
+  Status FreeOne(Buffer& buffer) {
+    if (!buffer.allocation) return {};
+    AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
+    AMEM_TRY(session_->FreeRange(buffer.address, buffer.bytes));
+    AMEM_TRY(session_->Release(buffer.allocation));
+    buffer = {};
+    return {};
+  }
+  Status Free() {
+    for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_}) AMEM_TRY(FreeOne(*buffer));
+    for (AllocationId* id : {&bare_, &left_}) {
+      if (*id) AMEM_TRY(session_->Release(*id));
+      *id = {};
+    }
+    return {};
+  }
+  Status Hog(bool take) {
+    if (!take) return simulator_->Release(hog_);
+    auto memory = simulator_->Memory(DeviceOrdinal{rank_});
+    if (!memory.ok()) return memory.status();
+    auto hog = simulator_->Create(memory->free, Properties(), 0);
+    if (hog.ok()) hog_ = *hog;
+    return hog.status();
+  }
+
+  // A child that uses the session as a guest's would, by mistake, and then runs its destructors.
+  Status Fork() {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      const bool refused = !simulator_->Memory(DeviceOrdinal{rank_}).ok();
+      session_.reset();
+      simulator_.reset();
+      ::_exit(refused ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return status == 0 ? Status{} : Status{Code::kInvalid, "the forked child ended with " + std::to_string(status)};
+  }
+
+  const int rank_, ranks_;
+  const Layout layout_;
+  const std::filesystem::path directory_;
+  const std::uint32_t timeout_ms_;
+  Trigger trigger_;
+  std::unique_ptr<Simulator> simulator_;
+  std::unique_ptr<Session> session_;
+  Buffer ring_, own_, from_ring_, from_left_;
+  AllocationId left_, bare_;
+  DriverHandle hog_;
+};
+
+void Serve(int socket, int rank, int ranks, Layout layout, const std::filesystem::path& directory, std::uint32_t timeout_ms) {
+  struct sigaction interrupting {};
+  interrupting.sa_handler = [](int) {};
+  ::sigaction(SIGUSR1, &interrupting, nullptr);
+  RankSession session(rank, ranks, layout, directory, timeout_ms);
+  if (const Status started = session.Start(); !started.ok()) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
+    ::_exit(9);
+  }
+  Command command;
+  while (true) {
+    const ssize_t n = ::recv(socket, &command, sizeof(command), MSG_WAITALL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n != sizeof(command)) return;
+    const Reply reply = session.Answer(command);
+    if (::send(socket, &reply, sizeof(reply), MSG_NOSIGNAL) != sizeof(reply)) break;
+    if (command.op == Op::kClose) return;
+  }
+}
+
+std::filesystem::path NewDirectory() {
+  for (std::string name : {"/dev/shm/amem-ranks-XXXXXX", "/tmp/amem-ranks-XXXXXX"}) {
+    if (::mkdtemp(name.data()) != nullptr) return name;
+  }
+  return {};
+}
+
+}  // namespace
+
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms) : layout_(layout), directory_(NewDirectory()) {
+  world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
+  for (int rank = 0; rank < ranks; ++rank) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
+    const pid_t parent = ::getpid(), pid = ::fork();
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(8);
+      for (Child& other : children_) other.socket.Reset();
+      ::close(ends[0]);
+      Serve(ends[1], rank, ranks, layout_, directory_, timeout_ms);
+      ::_exit(0);
+    }
+    ::close(ends[1]);
+    children_.push_back({pid, UniqueFd(ends[0]), true, 0});
+  }
+  const auto built = All({.op = Op::kBuild});
+  std::vector<std::optional<Reply>> imported;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Command command{.op = Op::kImport};
+    const auto& from = built[static_cast<std::size_t>((rank + ranks - 1) % ranks)];
+    if (!from || !from->ok()) std::fprintf(stderr, "building: %s\n", from ? from->text.data() : "died");
+    if (from) command.tokens = from->tokens;
+    const auto reply = Do(rank, command);
+    if (!reply || !reply->ok()) std::fprintf(stderr, "importing: %s\n", reply ? reply->text.data() : "died");
+  }
+}
+
+RankProcesses::~RankProcesses() {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    Kill(rank);
+    Wait(rank);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+std::optional<Reply> RankProcesses::Receive(Child& child) {
+  Reply reply;
+  auto* at = reinterpret_cast<char*>(&reply);
+  std::size_t got = 0;
+  const auto deadline = Clock::now() + std::chrono::seconds(30) * kSlower;
+  while (got < sizeof(reply)) {
+    pollfd polled{child.socket.get(), POLLIN, 0};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0 || ::poll(&polled, 1, static_cast<int>(left)) <= 0) {
+      reply.code = Code::kTimeout;  // a rank that hangs
+      std::snprintf(reply.text.data(), reply.text.size(), "HANGS: no answer to a command in 30 s");
+      return reply;
+    }
+    const ssize_t n = ::recv(child.socket.get(), at + got, sizeof(reply) - got, 0);
+    if (n <= 0) {
+      child.alive = false;
+      return std::nullopt;
+    }
+    got += static_cast<std::size_t>(n);
+  }
+  return reply;
+}
+
+std::optional<Reply> RankProcesses::Do(int rank, const Command& command) {
+  Child& child = children_[static_cast<std::size_t>(rank)];
+  if (!child.alive || ::send(child.socket.get(), &command, sizeof(command), MSG_NOSIGNAL) != sizeof(command)) return {};
+  return Receive(child);
+}
+
+std::vector<std::optional<Reply>> RankProcesses::All(const Command& command) {
+  for (Child& child : children_) {
+    if (child.alive) (void)!::send(child.socket.get(), &command, sizeof(command), MSG_NOSIGNAL);
+  }
+  std::vector<std::optional<Reply>> replies;
+  for (Child& child : children_) replies.push_back(child.alive ? Receive(child) : std::nullopt);
+  return replies;
+}
+
+void RankProcesses::Send(int rank, const Command& command) {
+  (void)!::send(children_[static_cast<std::size_t>(rank)].socket.get(), &command, sizeof(command), MSG_NOSIGNAL);
+}
+
+std::optional<Reply> RankProcesses::Receive(int rank) { return Receive(children_[static_cast<std::size_t>(rank)]); }
+
+void RankProcesses::Signal(int rank, int signal) { ::kill(children_[static_cast<std::size_t>(rank)].pid, signal); }
+
+void RankProcesses::Kill(int rank) {
+  Child& child = children_[static_cast<std::size_t>(rank)];
+  if (child.pid > 0) ::kill(child.pid, SIGKILL);
+  child.alive = false;
+}
+
+int RankProcesses::Wait(int rank) {
+  Child& child = children_[static_cast<std::size_t>(rank)];
+  if (child.pid > 0) ::waitpid(child.pid, &child.status, 0);
+  child.pid = 0;
+  return child.status;
+}
+
+}  // namespace amem::test

@@ -1,0 +1,102 @@
+// Ranks in processes of their own, for tests that kill them: each has a session on the simulator with a real journal and real
+// sockets, and does what the test tells it over a socket pair. The test's process stays single-threaded, and holds the model.
+//
+// Every rank has a device to itself and four allocations: "ring" is exported to the next rank and mapped by both, "left" is
+// exported to the next rank and let go of by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
+// from rank and version alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "journal/base/unique_fd.h"
+#include "ncclpatch/runtime/options.h"
+#include "replay/driver/simulator/world.h"
+#include "replay/peers/token.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem::test {
+
+inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn = 4 * kPage, kBare = 2 * kPage;
+inline constexpr Bytes kSlab = 16 * kPage;  // all of a rank's fit into one
+#ifdef AMEM_SANITIZED
+inline constexpr int kSlower = 5;
+#else
+inline constexpr int kSlower = 1;
+#endif
+
+enum class Op : std::uint32_t { kBuild, kImport, kFill, kCheck, kArm, kPause, kResume, kFree, kHog, kFork, kClose };
+// What happens at the nth driver call (or append to the journal) of one rank, counted from arming.
+enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend };
+
+struct Command {
+  Op op{};
+  Fault fault{};
+  std::uint64_t nth = 0;
+  std::uint64_t version = 0;
+  std::array<std::array<std::byte, kTokenBytes>, 2> tokens{};
+};
+struct Reply {
+  Code code{};
+  int driver_result = 0;
+  Lifecycle lifecycle{};
+  std::uint64_t calls = 0, appends = 0;  // since arming
+  std::uint64_t took_ms = 0;
+  bool fired = false;  // the fault has happened
+  std::array<std::array<std::byte, kTokenBytes>, 2> tokens{};
+  std::array<char, 700> text{};  // of a failure, or of the first thing that kCheck found wrong
+  [[nodiscard]] bool ok() const { return code == Code::kOk; }
+};
+
+class RankProcesses {
+ public:
+  // Starts the ranks, which build their allocations and share them.
+  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower);
+  ~RankProcesses();  // kills what is left
+  RankProcesses(const RankProcesses&) = delete;
+  RankProcesses& operator=(const RankProcesses&) = delete;
+
+  [[nodiscard]] Layout layout() const { return layout_; }
+  [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
+  [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
+  // One rank; nothing: it has died.
+  std::optional<Reply> Do(int rank, const Command& command);
+  // All that live, at once; nothing for those that died over it.
+  std::vector<std::optional<Reply>> All(const Command& command);
+  // In two parts, for what happens in between.
+  void Send(int rank, const Command& command);
+  std::optional<Reply> Receive(int rank);
+  void Kill(int rank);
+  void Signal(int rank, int signal);
+  // Exit status of a rank that ended.
+  int Wait(int rank);
+
+  [[nodiscard]] Bytes InUse(int device) const { return world_->InUse(device); }
+  [[nodiscard]] const std::filesystem::path& directory() const { return directory_; }
+  static SessionId SessionOf(int rank) { return SessionId{static_cast<std::uint64_t>(rank) + 0x100}; }
+
+ private:
+  struct Child {
+    pid_t pid = 0;
+    UniqueFd socket;
+    bool alive = false;
+    int status = 0;
+  };
+  std::optional<Reply> Receive(Child& child);
+
+  const Layout layout_;
+  std::filesystem::path directory_;
+  std::shared_ptr<SimulatorWorld> world_;
+  std::vector<Child> children_;
+};
+
+}  // namespace amem::test

@@ -1,0 +1,553 @@
+// The seeded world: whole jobs, made up by chance. Communicators come and go, ranks write through each other's memory, pause,
+// resume, fail and die; every wait, time-out and order of messages follows from the seed, and nothing waits in real time. After
+// each cycle memory and contents are what a model says that knows nothing of AMem, and at the end all is free, and all journals
+// verify.
+//
+// A failure prints its seed; AMEM_WORLD_SEED=seed runs that job alone, AMEM_WORLD_JOBS=count runs longer (a night: 10000000).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "journal/journal.h"
+#include "replay/driver/simulator/simulator.h"
+#include "replay/job/postmortem.h"
+#include "replay/peers/token.h"
+#include "replay/session/session.h"
+#include "tests/scenarios/baton.h"
+
+#ifdef __SANITIZE_THREAD__
+// Who dies in the middle of a call dies under the locks of that call, which a process would take with it.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
+const char* __tsan_default_suppressions() { return "deadlock:amem::LocalNetwork::Kill\n"; }
+#endif
+
+namespace amem::test {
+namespace {
+
+constexpr Bytes kPage = 4096;
+constexpr int kMostRanks = 4;
+constexpr std::uint32_t kTimeout = 200;
+
+class MemoryJournal final : public JournalWriter {
+ public:
+  MemoryJournal(std::vector<Event>& events, const bool& dead) : events_(events), dead_(dead) {}
+  Status Append(const Event& event) override {
+    if (!dead_) events_.push_back(event);
+    return {};
+  }
+  Status Flush() override { return {}; }
+  bool SnapshotDue() const override { return false; }
+  Status Snapshot(const State&) override { return {}; }
+  Status Close() override { return {}; }
+  std::filesystem::path Directory() const override { return "memory"; }
+  Bytes TailBytesUsed() const override { return 0; }
+
+ private:
+  std::vector<Event>& events_;
+  const bool& dead_;
+};
+
+class MemoryReader final : public JournalReader {
+ public:
+  MemoryReader(const std::vector<Event>& events, SessionId session, bool crashed) : events_(events) {
+    info_.session = session;
+    info_.status = crashed ? SessionStatus::kCrashed : SessionStatus::kClosed;
+    info_.first = SequenceNumber{1};
+    info_.last = SequenceNumber{events.size()};
+    info_.events = events.size();
+  }
+  Result<JournalInfo> Info() override { return info_; }
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
+    for (const Event& event : events_) {
+      if (event.seq >= first && event.seq <= last && !visit(event)) break;
+    }
+    return ReadReport{};
+  }
+  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return State{}; }
+
+ private:
+  const std::vector<Event>& events_;
+  JournalInfo info_;
+};
+
+struct Buffer {  // a place in one rank's address space
+  AllocationId allocation;
+  std::byte* data = nullptr;
+  Bytes bytes = 0;
+  [[nodiscard]] Address address() const { return Address{reinterpret_cast<std::uint64_t>(data)}; }
+};
+
+struct Rank {
+  std::unique_ptr<Simulator> simulator;
+  std::unique_ptr<Session> session;
+  std::vector<Event> events;
+  bool alive = true;  // and `silent` follows at once: what a dead process writes nobody reads
+  bool silent = false;
+  std::uint64_t calls_left = 0;  // until it is killed in a driver call; 0: it is not
+  std::uint64_t steps_left = 0;  // until it is killed where it talks to peers
+};
+
+struct Shared {  // one rank's buffer in a communicator, mapped by the next rank
+  int owner = 0, importer = 0;
+  Buffer own, import;
+  bool freed_by_owner = false;
+  std::uint64_t version = 0;
+  bool replaced = false;  // the owner is dead, and the importer has paused since: all zero
+};
+
+class World {
+ public:
+  World(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(kTimeout, &baton) {
+    ranks_.resize(static_cast<std::size_t>(1 + Pick(kMostRanks)));
+    slab_ = Pick(2) == 0;
+    memory_ = *SimulatorWorld::InMemory(kMostRanks, Bytes{16} << 20);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) Start(i);
+  }
+
+  void Run() {
+    Join();
+    const int length = 3 + Pick(8);
+    for (int i = 0; i < length && !::testing::Test::HasFailure(); ++i) {
+      switch (Pick(8)) {
+        case 0:
+        case 1:
+          Join();
+          break;
+        case 2:
+          Leave();
+          break;
+        case 3:
+        case 4:
+          Collective();
+          break;
+        case 5:
+          if (Pick(8) == 0) Kill(static_cast<std::size_t>(Pick(static_cast<int>(ranks_.size()))));
+          break;
+        default:
+          Cycle();
+      }
+    }
+    if (!::testing::Test::HasFailure()) End();
+  }
+  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0;
+
+ private:
+  int Pick(int below) { return static_cast<int>(random_() % static_cast<std::uint64_t>(below)); }
+  Rank& At(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  void Start(std::size_t i) {
+    Rank& r = ranks_[i];
+    SimulatorOptions simulated;
+    simulated.in_memory = memory_;
+    simulated.granularity = kPage;
+    r.simulator = *Simulator::Open(simulated);
+    r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
+    SessionOpened who;
+    who.session = SessionId{i + 1};
+    who.host = "localhost";
+    who.boot_id = "boot";
+    who.pid = static_cast<std::int32_t>(i) + 100;
+    who.rank = static_cast<std::int32_t>(i);
+    SessionOptions options;
+    options.layout = slab_ ? Layout::kSlab : Layout::kDirect;
+    options.slab_bytes = 32 * kPage;
+    r.session = *Session::Start(options, *r.simulator, who, std::make_unique<MemoryJournal>(r.events, r.silent),
+                                [&](const PeerIdentity& self, PeerDelegate& delegate) {
+                                  return Result<std::unique_ptr<Peers>>(network_.Join(self, delegate));
+                                });
+  }
+  int Driver(std::size_t i) {
+    Rank& r = ranks_[i];
+    if (r.calls_left > 0 && --r.calls_left == 0) Die(i);
+    return r.alive ? 0 : cuda::kUnknown;  // a dead process calls nothing
+  }
+  void Step(int i) {
+    Rank& r = At(i);
+    if (r.steps_left > 0 && --r.steps_left == 0) Die(static_cast<std::size_t>(i));
+  }
+  void Die(std::size_t i) {
+    Rank& r = ranks_[i];
+    if (!r.alive) return;
+    r.alive = false;
+    r.silent = true;
+    ++deaths;
+    network_.Kill(SessionId{i + 1});
+  }
+  void Bury(std::size_t i) {  // its process is gone, with all it held
+    Rank& r = ranks_[i];
+    r.session.reset();
+    r.simulator.reset();
+  }
+  void Kill(std::size_t i) {
+    if (!ranks_[i].alive || Living().size() < 2) return;
+    Die(i);
+    Bury(i);
+  }
+  std::vector<int> Living() {
+    std::vector<int> living;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (ranks_[i].alive) living.push_back(static_cast<int>(i));
+    }
+    return living;
+  }
+
+  // ---- what NCCL would do ----
+
+  static void Ok(const Status& status, const char* what) { ASSERT_TRUE(status.ok()) << what << ": " << status.message(); }
+
+  Buffer Place(Rank& r, int rank, AllocationId id, Bytes bytes) {
+    auto address = r.session->Reserve(bytes, 0, {}, 0, {});
+    Ok(address.status(), "reserve");
+    Ok(r.session->Map(*address, bytes, 0, id, 0), "map");
+    const AccessDescriptor access{{LocationType::kDevice, rank}, 3};
+    Ok(r.session->SetAccess(*address, bytes, std::span(&access, 1)), "set access");
+    return {id, reinterpret_cast<std::byte*>(address->value), bytes};
+  }
+  static void FreeBuffer(Rank& r, Buffer& buffer) {
+    auto id = r.session->Retain(buffer.address());
+    Ok(id.status(), "retain");
+    Ok(r.session->Release(buffer.allocation), "release");
+    Ok(r.session->Unmap(buffer.address(), buffer.bytes), "unmap");
+    Ok(r.session->FreeRange(buffer.address(), buffer.bytes), "free range");
+    Ok(r.session->Release(buffer.allocation), "release");
+    buffer = {};
+  }
+  // A communicator of some ranks, in a ring.
+  void Join() {
+    std::vector<int> members;
+    for (const int rank : Living()) {
+      if (Pick(4) != 0) members.push_back(rank);
+    }
+    const std::size_t n = members.size();
+    std::vector<Shared> communicator;
+    for (std::size_t i = 0; i < n; ++i) {
+      const int owner = members[i], importer = members[(i + 1) % n];
+      AllocationProperties properties;
+      properties.handle_types = 1;
+      properties.location = {LocationType::kDevice, owner};
+      const Bytes bytes = kPage * static_cast<Bytes>(1 + Pick(6));
+      auto id = At(owner).session->Create(bytes, properties, 0, {});
+      ASSERT_TRUE(id.ok()) << id.status().message();
+      Shared shared{owner, importer, Place(At(owner), owner, *id, bytes), {}, false, 0, false};
+      if (owner != importer) {
+        auto token = At(owner).session->Export(*id);
+        ASSERT_TRUE(token.ok()) << token.status().message();
+        auto imported = At(importer).session->Import(token->get(), {});
+        ASSERT_TRUE(imported.ok()) << imported.status().message();
+        shared.import = Place(At(importer), importer, *imported, bytes);
+      }
+      Write(shared.own, shared.version = ++versions_);
+      communicator.push_back(std::move(shared));
+    }
+    // Sometimes the owner lets go at once, as NCCL does of what only its peer needs.
+    if (n > 1 && Pick(4) == 0) {
+      FreeBuffer(At(communicator[0].owner), communicator[0].own);
+      communicator[0].freed_by_owner = true;
+    }
+    if (n > 0) communicators_.push_back(std::move(communicator));
+  }
+  void Leave() {
+    if (communicators_.empty()) return;
+    const auto which = communicators_.begin() + Pick(static_cast<int>(communicators_.size()));
+    for (Shared& s : *which) Free(s);
+    communicators_.erase(which);
+  }
+  void Free(Shared& s) {
+    if (At(s.importer).alive && s.import.allocation) FreeBuffer(At(s.importer), s.import);
+    if (At(s.owner).alive && s.own.allocation) FreeBuffer(At(s.owner), s.own);
+  }
+  static void Write(const Buffer& buffer, std::uint64_t version) {
+    for (Bytes at = 0; at < buffer.bytes; at += 64) buffer.data[at] = static_cast<std::byte>(version * 7 + at / 64 + 1);
+  }
+  static bool Holds(const Buffer& buffer, std::uint64_t version) {
+    for (Bytes at = 0; at < buffer.bytes; at += 64) {
+      if (buffer.data[at] != (version == 0 ? std::byte{0} : static_cast<std::byte>(version * 7 + at / 64 + 1))) return false;
+    }
+    return true;
+  }
+  // Each writes through what it has of its peers, and all see it.
+  void Collective() {
+    CheckContents("before a collective");
+    for (auto& communicator : communicators_) {
+      for (Shared& s : communicator) {
+        if (!At(s.owner).alive) continue;  // one piece of memory may stand in for all that it had
+        const bool by_importer = At(s.importer).alive && s.import.allocation && (s.freed_by_owner || Pick(2) == 0);
+        if (!by_importer && s.freed_by_owner) continue;
+        s.version = ++versions_;
+        Write(by_importer ? s.import : s.own, s.version);
+      }
+    }
+    CheckContents("after a collective");
+  }
+  void CheckContents(const std::string& when) {
+    for (auto& communicator : communicators_) {
+      for (Shared& s : communicator) {
+        if (At(s.owner).alive && s.own.allocation) {
+          EXPECT_TRUE(Holds(s.own, s.version)) << when << ": rank " << s.owner;
+        }
+        if (!At(s.importer).alive || !s.import.allocation) continue;
+        // A lost owner's memory may be replaced in the cycle in which it dies, and must be after a whole one.
+        const bool same = !s.replaced && Holds(s.import, s.version);
+        EXPECT_TRUE(same || (!At(s.owner).alive && Holds(s.import, 0)))
+            << when << ": rank " << s.importer << " of rank " << s.owner << "'s";
+      }
+    }
+  }
+
+  // ---- pause and resume ----
+
+  // The sets that share memory, as the model knows them.
+  std::vector<std::set<int>> Sets() {
+    std::vector<std::set<int>> sets;
+    for (const int rank : Living()) sets.push_back({rank});
+    const auto of = [&](int rank) { return std::ranges::find_if(sets, [&](const auto& set) { return set.contains(rank); }); };
+    for (const auto& communicator : communicators_) {
+      for (const Shared& s : communicator) {
+        if (!s.import.allocation || !At(s.owner).alive || !At(s.importer).alive) continue;
+        const auto a = of(s.owner), b = of(s.importer);
+        if (a == b) continue;
+        a->insert(b->begin(), b->end());
+        sets.erase(b);
+      }
+    }
+    return sets;
+  }
+  Lifecycle Where(int rank) { return At(rank).session->Progress().lifecycle; }
+
+  // All that live call it, but for `absent`. Those of each set agree.
+  std::map<int, Status> All(bool pause, int absent = -1) {
+    const auto sets = Sets();
+    std::map<int, Status> results;
+    std::vector<std::function<void()>> work(kMostRanks);
+    std::vector<int> delays(kMostRanks);
+    for (const int rank : Living()) {
+      if (rank == absent) continue;
+      Status& result = results[rank];
+      delays[static_cast<std::size_t>(rank)] = Pick(4) == 0 ? Pick(static_cast<int>(kTimeout) / 2) : 0;
+      work[static_cast<std::size_t>(rank)] = [this, rank, pause, &result] {
+        result = pause ? At(rank).session->Pause() : At(rank).session->Resume();
+      };
+    }
+    baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      ranks_[i].calls_left = ranks_[i].steps_left = 0;
+      if (!ranks_[i].alive && ranks_[i].session) Bury(i);
+    }
+    for (const auto& set : sets) {
+      std::set<Lifecycle> ends;
+      std::string words;
+      for (const int rank : set) {
+        if (!At(rank).alive || rank == absent) continue;
+        ends.insert(Where(rank));
+        words +=
+            "rank " + std::to_string(rank) + ", " + std::string(ToText(Where(rank))) + ": " + results[rank].message() + "\n";
+      }
+      EXPECT_LE(ends.size(), 1U) << "a set that shares memory ended in different ways:\n" << words;
+    }
+    return results;
+  }
+  void AllOk(bool pause, const std::string& what) {
+    for (const auto& [rank, status] : All(pause)) {
+      if (!At(rank).alive) continue;
+      EXPECT_TRUE(status.ok()) << what << ", rank " << rank << ": " << status.message();
+    }
+  }
+
+  // Something to go wrong; what it is, for messages.
+  std::string Plan(int& absent) {
+    const auto living = Living();
+    const int victim = living[static_cast<std::size_t>(Pick(static_cast<int>(living.size())))];
+    switch (Pick(6)) {
+      case 0: {
+        static constexpr std::array kCalls = {"Create",      "Release",   "Map",          "Unmap",       "SetAccess",
+                                              "Export",      "Import",    "Memory",       "Gather",      "Scatter",
+                                              "Reserve",     "FreeRange", "FinishCopies", "FindNonZero", "AllocatePinned",
+                                              "Synchronize", "ClearAll"};
+        const char* call = kCalls[static_cast<std::size_t>(Pick(kCalls.size()))];
+        const int result = Pick(2) == 0 ? cuda::kOutOfMemory : 304;  // as when descriptors run out
+        const auto nth = static_cast<std::uint64_t>(1 + Pick(4));
+        static_cast<void>(At(victim).simulator->FailNext(call, nth, result));
+        return std::string(call) + " " + std::to_string(nth) + " of rank " + std::to_string(victim) + " fails";
+      }
+      case 1:
+        if (living.size() < 2) return {};
+        At(victim).calls_left = static_cast<std::uint64_t>(1 + Pick(30));
+        return "rank " + std::to_string(victim) + " dies in a driver call";
+      case 2:
+        if (living.size() < 2) return {};
+        At(victim).steps_left = static_cast<std::uint64_t>(1 + Pick(10));
+        return "rank " + std::to_string(victim) + " dies while it talks";
+      case 3:
+        absent = victim;
+        return "rank " + std::to_string(victim) + " does not call";
+      default:
+        return {};
+    }
+  }
+
+  // To where all are, whatever went wrong before: nothing goes wrong any more.
+  void Recover(bool pause, const std::string& what) {
+    bool half = false;
+    for (const int rank : Living()) half = half || (Where(rank) != Lifecycle::kRunning && Where(rank) != Lifecycle::kPaused);
+    if (half) AllOk(false, "resume after " + what);
+    AllOk(pause, std::string(pause ? "pause" : "resume") + " after " + what);
+  }
+
+  void Half(bool pause) {
+    int absent = -1;
+    const std::string what = Plan(absent);
+    SCOPED_TRACE((pause ? "pause, " : "resume, ") + what);
+    const auto results = All(pause, absent);
+    ++cycles;
+    for (const auto& [rank, status] : results) {
+      if (!At(rank).alive) continue;
+      failed += status.ok() ? 0 : 1;
+      timeouts += status.code() == Code::kTimeout ? 1 : 0;
+      EXPECT_TRUE(status.ok() || !what.empty()) << "nothing went wrong, and rank " << rank << " says: " << status.message();
+      if (!status.ok() && absent >= 0) {
+        EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+        EXPECT_NE(status.message().find("rank " + std::to_string(absent)), std::string::npos) << status.message();
+      }
+    }
+    // Whatever was planned and did not happen must not happen later.
+    for (const int rank : Living()) At(rank).simulator->ForgetPlannedFailures();
+    Recover(pause, what);
+    CheckBooks(pause);
+  }
+  void Cycle() {
+    Half(true);
+    if (::testing::Test::HasFailure()) return;
+    for (const int rank : Living()) {
+      EXPECT_EQ(Where(rank), Lifecycle::kPaused);
+    }
+    for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "paused, device " << device;
+    MarkReplaced();
+    if (Pick(6) == 0) Leave();  // also while paused
+    Half(false);
+    for (const int rank : Living()) {
+      EXPECT_EQ(Where(rank), Lifecycle::kRunning);
+    }
+    CheckContents("after a cycle");
+    CheckMemory();
+  }
+  // What the dead had shared is gone once their peers are paused.
+  void MarkReplaced() {
+    for (auto& communicator : communicators_) {
+      for (Shared& s : communicator) {
+        if (At(s.owner).alive || !At(s.importer).alive || !s.import.allocation) continue;
+        s.replaced = true;
+      }
+    }
+  }
+
+  // ---- books ----
+
+  Bytes InUse(int device) { return memory_->InUse(device); }
+  // Without slabs and deaths every page is known; with them, that the parts fit.
+  void CheckMemory() {
+    std::map<int, Bytes> expected;
+    bool exact = !slab_;
+    for (const auto& communicator : communicators_) {
+      for (const Shared& s : communicator) {
+        if (!At(s.owner).alive) exact = exact && !(At(s.importer).alive && s.import.allocation);
+        if (!At(s.owner).alive) continue;
+        const bool held = s.own.allocation || (At(s.importer).alive && s.import.allocation);
+        if (held) expected[s.owner] += s.own.bytes != 0 ? s.own.bytes : s.import.bytes;
+      }
+    }
+    for (int device = 0; device < kMostRanks; ++device) {
+      if (exact) {
+        EXPECT_EQ(InUse(device), expected[device]) << "device " << device;
+      } else {
+        EXPECT_GE(InUse(device), expected[device]) << "device " << device;
+      }
+    }
+  }
+  void CheckBooks(bool pause) {
+    for (const int rank : Living()) {
+      Rank& r = At(rank);
+      const State state = r.session->CopyState();
+      EXPECT_TRUE(state.broken.empty()) << state.broken;
+      const Status invariants = CheckInvariants(state);
+      EXPECT_TRUE(invariants.ok()) << invariants.message();
+      std::size_t resident = 0;
+      for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;
+      const SimulatorSnapshot real = r.simulator->Snapshot();
+      EXPECT_EQ(real.handles.size(), resident) << (pause ? "paused" : "running") << ", rank " << rank << "\n" << ToText(real);
+      EXPECT_EQ(real.ranges.size(), state.ranges.size()) << "rank " << rank;
+    }
+  }
+
+  void End() {
+    for (auto& communicator : communicators_) {
+      for (Shared& s : communicator) Free(s);
+    }
+    for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "all freed, device " << device;
+    for (const int rank : Living()) {
+      const State state = At(rank).session->CopyState();
+      EXPECT_TRUE(state.allocations.empty() && state.ranges.empty() && state.mappings.empty()) << "rank " << rank;
+    }
+    for (const int rank : Living()) EXPECT_TRUE(At(rank).session->Close("exit").ok());
+    std::vector<JournalFindings> findings;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      MemoryReader reader(ranks_[i].events, SessionId{i + 1}, !ranks_[i].alive);
+      auto found = VerifyJournal(reader);
+      ASSERT_TRUE(found.ok()) << found.status().message();
+      for (const Violation& v : found->violations) ADD_FAILURE() << "rank " << i << ", event " << v.seq.value << ": " << v.text;
+      findings.push_back(*std::move(found));
+    }
+    for (const Violation& v : VerifyJob(findings).violations)
+      ADD_FAILURE() << "session " << v.session.value << ", event " << v.seq.value << ": " << v.text;
+  }
+
+  std::mt19937_64 random_;
+  Baton& baton_;
+  bool slab_ = false;
+  std::shared_ptr<SimulatorWorld> memory_;
+  LocalNetwork network_;
+  std::vector<Rank> ranks_;
+  std::vector<std::vector<Shared>> communicators_;
+  std::uint64_t versions_ = 0;
+};
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+void RunJobs(std::uint64_t first) {
+  Baton baton(kMostRanks);
+#ifdef AMEM_SANITIZED
+  constexpr std::uint64_t kJobs = 300;
+#else
+  constexpr std::uint64_t kJobs = 5'000;
+#endif
+  const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
+  const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;
+  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0;
+  for (std::uint64_t i = 0; i < jobs; ++i) {
+    const std::uint64_t seed = one != 0 ? one : first * 1'000'000'007 + i;
+    if (std::getenv("AMEM_WORLD_PRINT") != nullptr) std::fprintf(stderr, "seed %lu\n", seed);
+    World world(seed, baton);
+    world.Run();
+    cycles += world.cycles;
+    failed += world.failed;
+    deaths += world.deaths;
+    timeouts += world.timeouts;
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "AMEM_WORLD_SEED=" << seed << " (job " << i << ")";
+  }
+  std::printf("%lu jobs: %lu pauses and resumes, of whose calls %lu failed, %lu of them by time-out; %lu deaths\n", jobs,
+              cycles, failed, timeouts, deaths);
+}
+
+// Four, so that they can run side by side.
+TEST(World, jobs_of_seed_1) { RunJobs(1); }
+TEST(World, jobs_of_seed_2) { RunJobs(2); }
+TEST(World, jobs_of_seed_3) { RunJobs(3); }
+TEST(World, jobs_of_seed_4) { RunJobs(4); }
+
+}  // namespace
+}  // namespace amem::test

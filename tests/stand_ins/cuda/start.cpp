@@ -1,0 +1,205 @@
+// Start and settings of the fake, its entry points by name, errors in words.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "replay/driver/result_names.h"
+#include "tests/stand_ins/cuda/fake.h"
+
+namespace amem::fake {
+namespace {
+
+constexpr int kDriverVersion = 13000;
+
+std::atomic<Fake*> started{nullptr};
+std::atomic<int> started_by{0};
+std::mutex start_mutex;
+
+bool Complain(const std::string& what) {
+  std::fprintf(stderr, "fake libcuda: %s\n", what.c_str());
+  return false;
+}
+
+bool ReadNumber(const char* variable, std::uint64_t& number) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return true;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, number);
+  if (error == std::errc{} && stop == end && number > 0) return true;
+  return Complain(std::string(variable) + "='" + text + "' is no number above zero");
+}
+
+bool ReadVisible(std::vector<std::int32_t>& visible) {
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (text == nullptr) return true;
+  std::string_view rest(text);
+  while (!rest.empty()) {
+    const std::string_view one = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    std::int32_t device = 0;
+    const auto [stop, error] = std::from_chars(one.data(), one.data() + one.size(), device);
+    if (error != std::errc{} || stop != one.data() + one.size()) {
+      return Complain(std::string("CUDA_VISIBLE_DEVICES='") + text + "' is no list of numbers");
+    }
+    visible.push_back(device);
+  }
+  return true;
+}
+
+std::optional<SimulatorOptions> ReadSettings() {
+  std::uint64_t devices = 4, capacity_mib = 16384;
+  SimulatorOptions options;
+  if (!ReadNumber("AMEM_SIM_DEVICES", devices) || !ReadNumber("AMEM_SIM_CAPACITY_MIB", capacity_mib) ||
+      !ReadVisible(options.visible)) {
+    return std::nullopt;
+  }
+  if (const char* world = std::getenv("AMEM_SIM_WORLD")) options.world = world;
+  options.devices = static_cast<std::int32_t>(devices);
+  options.capacity_per_device = capacity_mib << 20;
+  return options;
+}
+
+}  // namespace
+
+Fake* Get() { return started_by.load() == getpid() ? started.load() : nullptr; }
+
+CUresult Start() {
+  const std::lock_guard lock(start_mutex);
+  if (started.load() != nullptr) return Get() != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+  const auto options = ReadSettings();
+  if (!options) return CUDA_ERROR_INVALID_VALUE;
+  auto simulator = Simulator::Open(*options);
+  if (!simulator.ok()) {
+    Complain(simulator.status().message());
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  auto fake = std::make_unique<Fake>();
+  fake->simulator = *std::move(simulator);
+  fake->devices = *fake->simulator->DeviceCount();
+  for (int device = 0; device < fake->devices; ++device) {
+    fake->primary.push_back(std::make_unique<CUctx_st>(CUctx_st{.device = device, .primary = true}));
+  }
+  started_by = getpid();
+  started = fake.release();
+  return CUDA_SUCCESS;
+}
+
+CUresult Result(const Status& status) {
+  if (status.ok()) return CUDA_SUCCESS;
+  return status.driver_result() != 0 ? static_cast<CUresult>(status.driver_result()) : CUDA_ERROR_UNKNOWN;
+}
+
+AllocationProperties FromCuda(const CUmemAllocationProp& prop) {
+  AllocationProperties properties;
+  properties.type = static_cast<std::uint32_t>(prop.type);
+  properties.handle_types = static_cast<std::uint32_t>(prop.requestedHandleTypes);
+  properties.location = {static_cast<LocationType>(prop.location.type), prop.location.id};
+  properties.compression = prop.allocFlags.compressionType;
+  properties.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable;
+  properties.usage = prop.allocFlags.usage;
+  std::memcpy(&properties.reserved, prop.allocFlags.reserved, sizeof(properties.reserved));
+  return properties;
+}
+
+CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
+  CUmemAllocationProp prop{};
+  prop.type = static_cast<CUmemAllocationType>(properties.type);
+  prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(properties.handle_types);
+  prop.location = {static_cast<CUmemLocationType>(properties.location.type), properties.location.id};
+  prop.allocFlags.compressionType = properties.compression;
+  prop.allocFlags.gpuDirectRDMACapable = properties.gpu_direct_rdma;
+  prop.allocFlags.usage = properties.usage;
+  std::memcpy(prop.allocFlags.reserved, &properties.reserved, sizeof(properties.reserved));
+  return prop;
+}
+
+}  // namespace amem::fake
+
+FAKE_CUDA CUresult cuInit(unsigned int flags) { return flags == 0 ? amem::fake::Start() : CUDA_ERROR_INVALID_VALUE; }
+
+FAKE_CUDA CUresult cuDriverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = amem::fake::kDriverVersion;
+  return CUDA_SUCCESS;
+}
+
+FAKE_CUDA CUresult cuGetErrorName(CUresult result, const char** text) {
+  const std::string_view name = amem::CudaErrorName(static_cast<int>(result));  // a literal, so it ends in a zero
+  *text = name.empty() ? nullptr : name.data();
+  return name.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+FAKE_CUDA CUresult cuGetErrorString(CUresult result, const char** text) {
+  const std::string_view description = amem::CudaErrorDescription(static_cast<int>(result));
+  *text = description.empty() ? nullptr : description.data();
+  return description.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+// ---- entry points by name --------------------------------------------------------------------------------------------------
+
+namespace {
+
+void* FindOwn(const std::string& symbol) {
+  static void* const self = [] {
+    Dl_info info{};
+    dladdr(reinterpret_cast<void*>(&amem_fake_cuda_dump), &info);
+    return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  }();
+  if (self == nullptr || !symbol.starts_with("cu")) return nullptr;
+  for (const char* variant : {"_v4", "_v3", "_v2", ""}) {  // the newest is what a plain name means
+    if (void* found = dlsym(self, (symbol + variant).c_str())) return found;
+  }
+  return nullptr;
+}
+
+CUresult FindEntry(const char* symbol, void** pointer) {
+  if (symbol == nullptr || pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *pointer = FindOwn(symbol);
+  return *pointer == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+}  // namespace
+
+#undef cuGetProcAddress
+FAKE_CUDA CUresult cuGetProcAddress(const char* symbol, void** pointer, int version, cuuint64_t flags);
+FAKE_CUDA CUresult cuGetProcAddress(const char* symbol, void** pointer, int, cuuint64_t) { return FindEntry(symbol, pointer); }
+
+FAKE_CUDA CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int, cuuint64_t,
+                                       CUdriverProcAddressQueryResult* status) {
+  const CUresult result = FindEntry(symbol, pointer);
+  if (status != nullptr) *status = result == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  return result;
+}
+
+// ---- for tests -------------------------------------------------------------------------------------------------------------
+
+FAKE_CUDA int amem_fake_cuda_fail_next(const char* call, std::uint64_t nth, int result) {
+  amem::fake::Start();
+  amem::fake::Fake* const fake = amem::fake::Get();
+  return fake != nullptr && fake->simulator->FailNext(call, nth, result).ok() ? 0 : 1;
+}
+
+FAKE_CUDA std::uint64_t amem_fake_cuda_calls(const char* call) {
+  amem::fake::Fake* const fake = amem::fake::Get();
+  return fake == nullptr ? 0 : fake->simulator->Calls(call);
+}
+
+FAKE_CUDA std::uint64_t amem_fake_cuda_bytes_in_use(int device) {
+  amem::fake::Fake* const fake = amem::fake::Get();
+  return fake == nullptr ? 0 : fake->simulator->BytesInUse(amem::DeviceOrdinal{device});
+}
+
+FAKE_CUDA const char* amem_fake_cuda_dump() {
+  thread_local std::string text;
+  amem::fake::Fake* const fake = amem::fake::Get();
+  text = fake == nullptr ? "" : ToText(fake->simulator->Snapshot());
+  return text.c_str();
+}

@@ -1,9 +1,9 @@
 #include "replay/job/latest_job.h"
 
 #include <algorithm>
-#include <ctime>
 #include <optional>
 
+#include "journal/base/clock.h"
 #include "journal/journal.h"
 
 namespace amem {
@@ -41,11 +41,7 @@ std::optional<Span> LifeOf(const std::filesystem::path& directory) {
   });
   if (!read || who.realtime_ns == 0) return std::nullopt;
   Span span{directory, who.realtime_ns, who.realtime_ns + (last_ns > who.monotonic_ns ? last_ns - who.monotonic_ns : 0)};
-  if (info->status == SessionStatus::kLive) {
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    span.to = std::max(span.to, static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000);
-  }
+  if (info->status == SessionStatus::kLive) span.to = std::max(span.to, RealtimeNs());
   return span;
 }
 

@@ -2,17 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "journal/base/clock.h"
 
 namespace amem {
 namespace {
-
-std::uint64_t MonotonicNs() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 std::uint32_t ThreadId() {
   thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));

@@ -31,9 +31,10 @@ std::string Show(const T& value) {
     return Show(value.value);
   } else if constexpr (std::is_enum_v<T>) {
     return Show(static_cast<std::underlying_type_t<T>>(value));
-  } else {
-    static_assert(std::is_integral_v<T>, "compare something that can be printed");
+  } else if constexpr (std::is_integral_v<T>) {
     return std::to_string(value);
+  } else {
+    return "...";  // as an iterator: name what it was looked up by after the expression
   }
 }
 

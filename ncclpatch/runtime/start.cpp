@@ -4,9 +4,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <fstream>
 
+#include "journal/base/clock.h"
 #include "ncclpatch/hook/hook.h"
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
@@ -20,12 +20,6 @@ Result<SessionId> RandomSession() {
     if (getrandom(&value, sizeof value, 0) != sizeof value)
       return Status{Code::kIo, "choosing a session id: getrandom gave nothing"};
   return SessionId{value};
-}
-
-template <class Clock>
-std::uint64_t NowNs() {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
 }
 
 std::string HostName() {
@@ -65,8 +59,8 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.gpu_uuids = DeviceUuids(driver);
   who.group = options.group;
   who.rank = options.rank;
-  who.realtime_ns = NowNs<std::chrono::system_clock>();
-  who.monotonic_ns = NowNs<std::chrono::steady_clock>();
+  who.realtime_ns = RealtimeNs();
+  who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.content = options.content == Content::kDiscard ? "discard" : "preserve";
   return who;

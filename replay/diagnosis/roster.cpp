@@ -1,8 +1,6 @@
 #include "replay/diagnosis/roster.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <ctime>
 
 #include "replay/job/event_json.h"
 #include "statemachine/plan.h"
@@ -155,45 +153,8 @@ Progress ProgressOf(const JournalHistory& journal) {
 
 // ---- words -----------------------------------------------------------------------------------------------------------------
 
-std::string DurationText(std::uint64_t ns) {
-  char text[64];
-  const double seconds = static_cast<double>(ns) / 1e9;
-  if (ns >= 60'000'000'000) {
-    const std::uint64_t whole = ns / 1'000'000'000;
-    std::snprintf(text, sizeof text, "%llu min %llu s", static_cast<unsigned long long>(whole / 60),
-                  static_cast<unsigned long long>(whole % 60));
-  } else if (ns >= 1'000'000'000) {
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-  } else if (ns >= 1'000'000) {
-    std::snprintf(text, sizeof text, "%.0f ms", seconds * 1e3);
-  } else {
-    std::snprintf(text, sizeof text, "%.0f us", seconds * 1e6);
-  }
-  return text;
-}
-
-std::string WallText(std::uint64_t wall_ns) {
-  if (wall_ns == 0) return "unknown time";
-  const std::time_t seconds = static_cast<std::time_t>(wall_ns / 1'000'000'000);
-  std::tm utc{};
-  if (!::gmtime_r(&seconds, &utc)) return "unknown time";
-  char date[40], text[64];
-  if (std::strftime(date, sizeof date, "%Y-%m-%d %H:%M:%S", &utc) == 0) return "unknown time";
-  std::snprintf(text, sizeof text, "%s.%03u UTC", date, static_cast<unsigned>(wall_ns / 1'000'000 % 1000));
-  return text;
-}
-
 std::string WithoutPrefix(const std::string& message, const std::string& prefix) {
   return message.starts_with(prefix + ": ") ? message.substr(prefix.size() + 2) : message;
-}
-
-std::string Listed(const std::vector<std::string>& words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 == words.size() ? " and " : ", ";
-    text += words[i];
-  }
-  return text;
 }
 
 }  // namespace amem

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "replay/job/history.h"
+#include "replay/job/names.h"
 
 namespace amem {
 
@@ -60,13 +61,7 @@ struct Progress {
 };
 Progress ProgressOf(const JournalHistory& journal);
 
-// "3 m 12 s", "12.3 s", "45 ms".
-std::string DurationText(std::uint64_t nanoseconds);
-// "2025-11-21 07:34:01.203 UTC"; "unknown time" for 0.
-std::string WallText(std::uint64_t wall_ns);
 // The step's text once: failures carry it at their beginning.
 std::string WithoutPrefix(const std::string& message, const std::string& prefix);
-// "a", "a and b", "a, b and c".
-std::string Listed(const std::vector<std::string>& words);
 
 }  // namespace amem

@@ -4,7 +4,7 @@
 
 #include "replay/driver/result_names.h"
 #include "replay/job/event_json.h"
-#include "replay/job/plural.h"
+#include "replay/job/names.h"
 
 namespace amem {
 namespace {

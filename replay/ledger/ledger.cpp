@@ -3,17 +3,12 @@
 #include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "journal/base/clock.h"
 
 namespace amem {
 namespace {
-
-std::uint64_t MonotonicNs() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 std::uint32_t ThreadId() {
   thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
@@ -43,7 +38,8 @@ bool Ledger::Check(bool holds, std::string_view otherwise, std::source_location 
   if (holds) return true;
   std::string_view file = where.file_name();
   file.remove_prefix(file.rfind('/') + 1);  // npos + 1 is 0
-  Break(fmt::format("a check failed at {}:{}: {}; this is a defect of AMem", file, where.line(), otherwise));
+  Break(fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line(),
+                    otherwise));
   return false;
 }
 

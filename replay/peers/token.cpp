@@ -12,6 +12,8 @@
 #include <cstring>
 #include <string>
 
+#include "statemachine/fnv1a.h"
+
 namespace amem {
 namespace {
 
@@ -30,10 +32,10 @@ std::uint64_t GetNumber(std::span<const std::byte> at) {
   return value;
 }
 
-std::uint64_t Checksum(std::span<const std::byte> bytes) {  // FNV-1a
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::byte b : bytes) hash = (hash ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3u;
-  return hash;
+std::uint64_t Checksum(std::span<const std::byte> bytes) {
+  Fnv1a hash;
+  hash.Add(bytes);
+  return hash.value();
 }
 
 bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {

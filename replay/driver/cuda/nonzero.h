@@ -25,10 +25,18 @@
 
 namespace amem {
 
-class CudaDriver::Sparse {
+namespace sparse {
+
+inline constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
+inline constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
+inline constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
+
+}  // namespace sparse
+
+class CudaDriver::NonZeroCopier {
  public:
-  Sparse(CudaDriver& driver, std::shared_ptr<Core> core);
-  ~Sparse();
+  NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core);
+  ~NonZeroCopier();
   void SetParts(const Parts& parts);
   class Device;
   Device& On(DeviceOrdinal device);
@@ -43,7 +51,7 @@ class CudaDriver::Sparse {
 };
 
 // Of one device. Thread-safe.
-class CudaDriver::Sparse::Device {
+class CudaDriver::NonZeroCopier::Device {
  public:
   Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts);
   ~Device();

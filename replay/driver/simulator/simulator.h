@@ -37,6 +37,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "journal/base/fork_guard.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
 
@@ -200,6 +201,7 @@ class Simulator final : public Driver {
   // What every call begins with: 0, or the CUresult it must fail with.
   int Enter(Call call);
   int EnterSlow(Call call, std::uint64_t count);
+  [[nodiscard]] std::string_view WhyNotEntered() const;
   static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: there is none
@@ -216,7 +218,9 @@ class Simulator final : public Driver {
   [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
   int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
   [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
-  Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
+  // Addresses that are only numbers, and addresses that mmap gives.
+  Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint);
+  static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
   Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
@@ -225,7 +229,7 @@ class Simulator final : public Driver {
   const SimulatorOptions options_;
   const std::shared_ptr<SimulatorWorld> world_;
   const std::uint32_t member_;
-  const std::int32_t pid_;
+  const ForkGuard guard_;
   std::vector<std::int32_t> visible_;
 
   std::mutex finishing_;      // one FinishCopies at a time: it waits for copies that another thread queued too; before mutex_

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 
+#include "replay/driver/simulator/memory_key.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -28,12 +29,7 @@ class SimulatorWorld {
   static constexpr std::int32_t kMaxDevices = 64;
   static constexpr std::int32_t kHostMemory = -1;  // "device" of memory that is counted to no device
 
-  // Names one allocation of a world; `id` is never used again.
-  struct Key {
-    std::uint32_t index = 0;
-    std::uint64_t id = 0;
-    friend bool operator==(const Key&, const Key&) = default;
-  };
+  using Key = SimulatedMemoryKey;
 
   static Result<std::shared_ptr<SimulatorWorld>> InMemory(std::int32_t devices, Bytes capacity_per_device);
   // Joins the world in this file, or makes it. kInvalid: it exists with other devices or capacity; kCorrupt: it is no world.

@@ -51,7 +51,7 @@ TEST(Hook, attaches_to_a_library_that_has_not_called_the_driver) {
 TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
   ASSERT_NE(Nccl(), nullptr);
   ASSERT_TRUE(hook::Attach().ok());
-  const auto call_back = reinterpret_cast<int (*)(int, int (*)())>(dlsym(Nccl(), "fakeNcclCallBack"));
+  const auto call_back = reinterpret_cast<int (*)(int, int (*)())>(dlsym(Nccl(), "stand_in_nccl_call_back"));
   ASSERT_NE(call_back, nullptr);
   call_back(3, &Capture);
   EXPECT_NE(g_site.frames[2], 0U);

@@ -103,7 +103,7 @@ TEST_F(LedgerTest, a_check_that_holds_changes_nothing) {
 
 TEST_F(LedgerTest, a_check_that_fails_latches_its_text_and_place) {
   EXPECT_FALSE(ledger.Check(false, "two and two are five"));
-  EXPECT_NE(broken().find("a check failed at ledger_test.cpp:"), std::string::npos) << broken();
+  EXPECT_NE(broken().find("check failed at ledger_test.cpp:"), std::string::npos) << broken();
   EXPECT_NE(broken().find(": two and two are five"), std::string::npos) << broken();
   EXPECT_EQ(ledger.Broken().code(), Code::kBroken);
   EXPECT_EQ(ledger.Broken().message(), broken());

@@ -143,7 +143,7 @@ class BrokenBooks : public SessionTest {
  protected:
   void TearDown() override {
     const State state = a.session->CopyState();
-    EXPECT_NE(state.broken.find("a check failed at "), std::string::npos) << state.broken;
+    EXPECT_NE(state.broken.find("check failed at "), std::string::npos) << state.broken;
     EXPECT_NE(state.broken.find(expected), std::string::npos) << state.broken;
     const Status refused = a.session->Pause();
     EXPECT_EQ(refused.code(), Code::kBroken);

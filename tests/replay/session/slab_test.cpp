@@ -363,7 +363,7 @@ TEST(BrokenSlab, a_slab_that_the_state_does_not_have_breaks_the_session_and_nccl
   ASSERT_TRUE(a.session->CopyState().broken.empty()) << a.session->CopyState().broken;
   EXPECT_TRUE(a.session->Create(k2M, Process::On(kDevice), 0, {}).ok());
   const std::string broken = a.session->CopyState().broken;
-  EXPECT_NE(broken.find("a check failed at slabs.cpp:"), std::string::npos) << broken;
+  EXPECT_NE(broken.find("check failed at slabs.cpp:"), std::string::npos) << broken;
   EXPECT_NE(broken.find("no entry for " + ToText(slab)), std::string::npos) << broken;
   EXPECT_EQ(a.session->Pause().code(), Code::kBroken);
   EXPECT_TRUE(a.session->Close("test").ok());

@@ -1,4 +1,4 @@
-// The simulator's addresses: ranges, what is mapped in them, and who may touch it.
+// The simulator's addresses: ranges, what is mapped in them, and which devices may use it.
 #include <fmt/format.h>
 #include <sys/mman.h>
 

@@ -1,6 +1,6 @@
 // The simulator: the driver seam where there is no GPU.
 //
-// Device memory is a memfd, a reserved range is an mmap that nobody may touch, a mapping is the memfd mapped there, access is
+// Device memory is a memfd, a reserved range is an mmap without access, a mapping is the memfd mapped there, access is
 // mprotect, an exported descriptor is a dup of the memfd that other processes import. The CPU can use mapped memory through its
 // address, as a kernel would. What is given back is really given back.
 //
@@ -12,9 +12,8 @@
 //   * access is set for whole mappings: it must begin with one and end with one; a hole between is passed over
 //   * a released handle is unknown at once; its memory stays until the last mapping and descriptor are gone
 //   * sizes and addresses that are no multiple of the granularity, flags, a range freed with mappings in it: INVALID_VALUE
-//   * a handle nobody has: INVALID_VALUE (the real driver crashes in Map and Export); a device nobody has: INVALID_DEVICE (101)
-//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types and cannot be exported:
-//   INVALID_VALUE
+//   * an unknown handle: INVALID_VALUE (the real driver crashes in Map and Export); an unknown device: INVALID_DEVICE (101)
+//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types, and its export is INVALID_VALUE
 //   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
@@ -209,7 +208,7 @@ class Simulator final : public Driver {
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   int CheckProperties(const AllocationProperties& properties) const;
   [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
-  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // with a reference; null: nobody has it
+  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // null: unknown, or released
   DriverHandle Adopt(std::shared_ptr<Physical> memory);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
   Status EnsureDescriptor(Physical& memory) const;

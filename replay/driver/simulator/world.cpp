@@ -277,7 +277,7 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t de
 
 namespace {
 
-// The file appears under its name only when it is whole, so that nobody maps half of one.
+// The file appears under its name only when it is whole, so that no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
   const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(std::random_device{}());
   const UniqueFd fd(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));

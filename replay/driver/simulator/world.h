@@ -1,8 +1,8 @@
-// The simulator's world: which device memory exists, how much of it, and who holds references to it.
+// The simulator's world: which device memory exists, how much of it, and which members hold references to it.
 //
 // One world is one host with its GPUs. It lives in a file that the processes of a job map (Open), or in one process (InMemory).
 // Every simulator attaches as one member; a member whose process died without detaching is found by its pid and start time, and
-// its references drop, whenever somebody asks how much is in use or finds too little free. A process killed while it held the
+// its references drop, whenever a member asks how much is in use or finds too little free. A process killed while it held the
 // lock leaves the table usable.
 //
 // Memory is counted from Add until no member holds a reference and no descriptor that was exported is open in any member's

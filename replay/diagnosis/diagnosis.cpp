@@ -11,7 +11,6 @@
 #include "replay/diagnosis/candidate_causes.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_text.h"
-#include "replay/job/plural.h"
 
 namespace amem {
 namespace {
@@ -73,7 +72,7 @@ void NoteAbsent(const Roster& roster, Verdict& verdict) {
     }
   }
   if (absent.empty()) return;
-  verdict.notes.push_back("the journal of " + roster.Names({absent.begin(), absent.end()}) +
+  verdict.notes.push_back("the journal of " + roster.names().Names({absent.begin(), absent.end()}) +
                           " was not given; give the directories of all ranks for the whole story");
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include "replay/diagnosis/explanation.h"
-#include "replay/job/plural.h"
 
 namespace amem {
 namespace {
@@ -51,7 +50,7 @@ void SayWhereabouts(Explanation& e, SessionId session) {
     const std::uint64_t since = j->last.seq.value - before->at.seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
-  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.Name(session)), e.CallOfCycle(), text,
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.names().Name(session)), e.CallOfCycle(), text,
                     PresenceText(e.roster, *j)));
   const Moment shown = before ? before->at : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
@@ -87,9 +86,9 @@ void TellLate(Explanation& e, const JournalHistory& j) {
     e.TakeStep(&j, *silence.step);
     longest = fmt::format("its longest step, \"{}\", took {}", ToText(*silence.step), duration);
     e.verdict.headline = fmt::format("{} waited for {}, which spent {} at \"{}\"", Capitalized(e.Cycle()),
-                                     e.roster.ShortName(e.cause.session), duration, ToText(*silence.step));
+                                     e.roster.names().ShortName(e.cause.session), duration, ToText(*silence.step));
   } else {
-    e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.roster.ShortName(e.cause.session));
+    e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.roster.names().ShortName(e.cause.session));
   }
   const bool about = silence.step && silence.step->allocation;
   e.Say(Capitalized(longest) + EventText(silence.from.seq) +
@@ -102,10 +101,10 @@ void TellLate(Explanation& e, const JournalHistory& j) {
 void ExplainNeverArrived(Explanation& e) {
   e.verdict.phase = e.cause.attempt->kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
   e.verdict.code = Code::kTimeout;
-  const std::string missing = e.roster.Names(e.cause.missing);
+  const std::string missing = e.roster.names().Names(e.cause.missing);
   e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
   const std::vector<SessionId> waiting = AddWaiting(e);
-  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.Names(waiting)),
+  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.names().Names(waiting)),
                     !e.cause.live         ? "waited"
                     : waiting.size() == 1 ? "has been waiting"
                                           : "have been waiting",
@@ -141,8 +140,9 @@ void ExplainStalled(Explanation& e) {
   if (!v.phase && witness != nullptr && !witness->attempts.empty() && witness->attempts.back().decided)
     v.phase = witness->attempts.back().decided->phase;
   if (progress.step) e.TakeStep(j, *progress.step);
-  v.headline = fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited",
-                           e.roster.ShortName(e.cause.session), v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
+  v.headline =
+      fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited",
+                  e.roster.names().ShortName(e.cause.session), v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
   e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), v.process,
                     v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
   if (j == nullptr) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "replay/diagnosis/explanation.h"
-#include "replay/job/plural.h"
 
 namespace amem {
 namespace {
@@ -43,7 +42,7 @@ void AddMember(Explanation& e, const JournalHistory& j, Others& others) {
                                         : "is still busy with its own steps");
   }
   if (attempt.end == Attempt::End::kFailed && !attempt.undone)
-    e.verdict.notes.push_back(e.roster.Name(j.session()) + " could not undo what it had done: " + attempt.failure);
+    e.verdict.notes.push_back(e.roster.names().Name(j.session()) + " could not undo what it had done: " + attempt.failure);
 }
 
 Others AddOthers(Explanation& e) {
@@ -70,7 +69,7 @@ void SaySurvivors(Explanation& e) {
     if (done && e.roster.Wall(j, attempt.ended.time_ns) > e.cause.wall_ns) resumed.push_back(j.session());
   }
   if (resumed.empty()) return;
-  e.Say("After that " + e.roster.Names(resumed) + " resumed without it.");
+  e.Say("After that " + e.roster.names().Names(resumed) + " resumed without it.");
   e.verdict.remedy.outlook = Outlook::kOthersResumed;
 }
 
@@ -83,13 +82,14 @@ void ExplainConsequences(Explanation& e) {
                   e.Cycle() + " failed" + (own.undone ? ", undone" : ", NOT undone"));
   const Others others = AddOthers(e);
   if (!others.gave_up.empty())
-    e.Say(Capitalized(e.roster.Names(others.gave_up)) + " gave up because of it and undid what was done.");
+    e.Say(Capitalized(e.roster.names().Names(others.gave_up)) + " gave up because of it and undid what was done.");
   if (!others.half_way.empty())
     e.Say(fmt::format("{} gave up because of it and could not undo everything: {} neither running nor paused.",
-                      Capitalized(e.roster.Names(others.half_way)), others.half_way.size() == 1 ? "it is" : "they are"));
+                      Capitalized(e.roster.names().Names(others.half_way)),
+                      others.half_way.size() == 1 ? "it is" : "they are"));
   if (!others.half_way.empty() && e.cause.kind == VerdictKind::kDied) e.verdict.remedy.outlook = Outlook::kOthersHalfWay;
   if (!others.waiting.empty())
-    e.Say(Capitalized(e.roster.Names(others.waiting)) + (others.waiting.size() == 1 ? " waits" : " wait") + " for it.");
+    e.Say(Capitalized(e.roster.names().Names(others.waiting)) + (others.waiting.size() == 1 ? " waits" : " wait") + " for it.");
   if (others.left_out != 0)
     e.verdict.notes.push_back("and " + Plural(others.left_out, "more rank") + " with the same consequence");
 }
@@ -110,7 +110,7 @@ void ExplainLaterAttempts(Explanation& e) {
   if (example == nullptr) return SaySurvivors(e);
   e.verdict.cycle_kind = example->kind;
   e.verdict.cycle = example->cycle;
-  e.Say(fmt::format("After that {} {} failed on {}: {}.", ToText(example->kind), example->cycle, e.roster.Names(failed),
+  e.Say(fmt::format("After that {} {} failed on {}: {}.", ToText(example->kind), example->cycle, e.roster.names().Names(failed),
                     example->failure));
 }
 
@@ -133,7 +133,7 @@ std::string PresentState(const Roster& roster) {
   const auto add = [&](const std::vector<SessionId>& sessions, const char* one, const char* many) {
     if (sessions.empty()) return;
     const bool everyone = sessions.size() == all && all > 1;
-    const std::string names = !everyone  ? roster.Names(sessions)
+    const std::string names = !everyone  ? roster.names().Names(sessions)
                               : all == 2 ? "both sessions"
                                          : fmt::format("all {} sessions", all);
     parts.push_back(names + (sessions.size() == 1 ? one : many));

@@ -34,7 +34,7 @@ void AddDeath(Explanation& e) {
       fmt::format("the journal ends here with event {}: the process is dead, and did not close it", journal.last.seq.value));
   if (e.cause.witness == nullptr) return;
   e.AddEvidence(*e.cause.witness, {e.cause.witness_seq, TimeOfLoss(*e.cause.witness, e.cause.session)}, Role::kConsequence,
-                "lost " + e.roster.Name(e.cause.session));
+                "lost " + e.roster.names().Name(e.cause.session));
 }
 
 void TellEnd(Explanation& e, const std::string& when) {
@@ -44,14 +44,14 @@ void TellEnd(Explanation& e, const std::string& when) {
   e.verdict.phase = progress.phase;
   if (progress.step) e.TakeStep(&journal, *progress.step);
   e.verdict.headline =
-      fmt::format("{} ended without closing its journal, {}", Capitalized(e.roster.ShortName(e.cause.session)), when);
+      fmt::format("{} ended without closing its journal, {}", Capitalized(e.roster.names().ShortName(e.cause.session)), when);
   e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
                     Capitalized(e.verdict.process), when, journal.last.seq.value,
                     WallText(e.roster.Wall(journal, journal.last.time_ns)),
                     journal.findings.report.torn_tail ? ", and the one after it was cut short" : ""));
   SayWhatItDid(e, progress);
   if (e.cause.witness != nullptr) {
-    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.roster.ShortName(e.cause.witness->session())),
+    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.roster.names().ShortName(e.cause.witness->session())),
                       WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
                       journal.dying ? "; the process was still being taken down when its journal was read" : ""));
   }

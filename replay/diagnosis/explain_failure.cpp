@@ -58,7 +58,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   if (failure.allocation_bytes != 0) v.bytes = failure.allocation_bytes;
 
   v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()),
-                           e.roster.ShortName(e.cause.session), ToText(failure.step), ToText(failure.code));
+                           e.roster.names().ShortName(e.cause.session), ToText(failure.step), ToText(failure.code));
   SayWhere(e, failure.phase, failure.at.seq, failure.message);
   if (failure.step.allocation) e.Say("The step was about " + e.AllocationText(journal, failure.step.allocation) + ".");
   if (failure.step.kind == StepKind::kCheckMemory) {
@@ -79,7 +79,7 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.phase = decision.phase;
   e.verdict.seq = decision.at.seq;
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
-                                   e.roster.ShortName(e.cause.session), ToText(decision.phase));
+                                   e.roster.names().ShortName(e.cause.session), ToText(decision.phase));
   SayWhere(e, decision.phase, decision.at.seq, decision.message);
 }
 
@@ -116,7 +116,7 @@ void ExplainReferences(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
   if (attempt == nullptr) {
     return TellDisagreement(
-        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.roster.ShortName(e.cause.session)));
+        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.roster.names().ShortName(e.cause.session)));
   }
   if (attempt->failed_step) {
     TellStep(e, *attempt->failed_step);
@@ -134,7 +134,8 @@ void ExplainBroken(Explanation& e) {
   const JournalHistory& j = *e.cause.journal;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
-  e.verdict.headline = fmt::format("The session of {} is broken: its pauses are refused", e.roster.ShortName(e.cause.session));
+  e.verdict.headline =
+      fmt::format("The session of {} is broken: its pauses are refused", e.roster.names().ShortName(e.cause.session));
   e.Say(
       fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
                   "refused.",
@@ -151,8 +152,8 @@ void ExplainBroken(Explanation& e) {
 
 void ExplainHalfDone(Explanation& e) {
   e.verdict.seq = e.cause.attempt->ended.seq;
-  e.verdict.headline =
-      fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()), e.roster.ShortName(e.cause.session));
+  e.verdict.headline = fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()),
+                                   e.roster.names().ShortName(e.cause.session));
   e.Say(fmt::format("{} at {}{}.", e.verdict.headline, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
   e.Say(Sentence(e.cause.message));
   e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
@@ -160,8 +161,8 @@ void ExplainHalfDone(Explanation& e) {
 }
 
 void ExplainImpossible(Explanation& e) {
-  TellDisagreement(
-      e, fmt::format("The journal of {} has events in an order that is impossible", e.roster.ShortName(e.cause.session)));
+  TellDisagreement(e, fmt::format("The journal of {} has events in an order that is impossible",
+                                  e.roster.names().ShortName(e.cause.session)));
 }
 
 }  // namespace amem

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "replay/driver/result_names.h"
-#include "replay/job/plural.h"
+#include "replay/job/opening.h"
 
 namespace amem {
 
@@ -38,7 +38,7 @@ void Explanation::Say(const std::string& sentence) {
 
 void Explanation::AddEvidence(const JournalHistory& journal, const Moment& at, Evidence::Role role, std::string text) {
   verdict.evidence.push_back({.session = journal.session(),
-                              .rank = roster.RankOf(journal.session()),
+                              .rank = roster.names().RankOf(journal.session()),
                               .seq = at.seq,
                               .wall_ns = roster.Wall(journal, at.time_ns),
                               .role = role,
@@ -65,11 +65,9 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   Remedy& remedy = verdict.remedy;
   remedy.action = action;
   remedy.outlook = outlook;
-  remedy.process = roster.ShortName(cause.session);
+  remedy.process = roster.names().ShortName(cause.session);
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
-  if (cause.journal == nullptr) return;
-  const std::int32_t recorded = cause.journal->who().pid;
-  remedy.pid = recorded != 0 ? recorded : cause.journal->findings.info.pid;
+  if (cause.journal != nullptr) remedy.pid = Completed(cause.journal->who(), cause.journal->findings.info, 0).pid;
 }
 
 std::string Explanation::Cycle() const {
@@ -95,11 +93,11 @@ std::string Explanation::AllocationText(const JournalHistory& journal, Allocatio
   const Allocation& a = it->second;
   std::string text = fmt::format("{} ({} on {}", ToText(id), FormatBytes(a.bytes), ToText(a.properties.location));
   if (a.remote) {
-    text += fmt::format(", which belongs to {} as {}", roster.ShortName(a.remote->owner), ToText(a.remote->allocation));
+    text += fmt::format(", which belongs to {} as {}", roster.names().ShortName(a.remote->owner), ToText(a.remote->allocation));
   } else if (!a.importers.empty()) {
     std::set<SessionId> importers;
     for (const auto& [importer, count] : a.importers) importers.insert(importer.by);
-    text += ", shared with " + roster.Names({importers.begin(), importers.end()});
+    text += ", shared with " + roster.names().Names({importers.begin(), importers.end()});
   }
   if (const auto slab = state.slabs.find(id); slab != state.slabs.end())
     text += fmt::format(", a slab with {} of NCCL's", Plural(slab->second.parts.size(), "allocation"));

@@ -5,7 +5,6 @@
 #include <array>
 
 #include "replay/diagnosis/explanation.h"
-#include "replay/job/plural.h"
 
 namespace amem {
 namespace {
@@ -21,8 +20,8 @@ constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict) {
   verdict.kind = cause.kind;
   verdict.session = cause.session;
-  verdict.rank = roster.RankOf(cause.session);
-  verdict.process = roster.Name(cause.session);
+  verdict.rank = roster.names().RankOf(cause.session);
+  verdict.process = roster.names().Name(cause.session);
   verdict.wall_ns = cause.wall_ns;
   verdict.live = cause.live;
   if (cause.attempt != nullptr) {

@@ -6,6 +6,7 @@
 
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 
 namespace amem {
 namespace {
@@ -14,12 +15,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kTextBytes = 320, kFailureTextBytes = 2000;  // of an event
 constexpr std::size_t kKindsInACount = 6;
-
-std::string Grouped(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
-  return digits;
-}
 
 std::string Shortened(std::string text, std::size_t limit) {
   if (text.size() <= limit) return text;

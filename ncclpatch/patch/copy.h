@@ -25,11 +25,11 @@ struct Patched {
   bool was_patched = false;                       // the input was a patched copy already; it was taken as it is
 };
 
-// Copies, adds libamem_nccl.so as a needed library and $ORIGIN as a place to look, and puts AMem's libraries beside it. The
-// original is never touched; a copy that was there before is replaced in one step.
+// Copies the library, adds libamem_nccl.so to what it needs and $ORIGIN to its search path, and puts AMem's libraries beside
+// the copy. The original is never touched; an earlier copy is replaced in one step.
 Result<Patched> MakePatchedCopy(const Request& request);
 
-// Where a library's partner would be found: in its own search path, then LD_LIBRARY_PATH. nullopt: nowhere there.
+// Where the loader would find a library's partner: in its own search path, then in LD_LIBRARY_PATH. nullopt: in neither.
 std::optional<std::filesystem::path> FindPartner(const LibraryFile& file);
 
 }  // namespace amem::patch

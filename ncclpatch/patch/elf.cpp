@@ -2,6 +2,7 @@
 
 #include <elf.h>
 #include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -107,7 +108,7 @@ std::vector<std::string> SplitAtColons(const std::string& text) {
   return parts;
 }
 
-// Whether the library defines `name`, by its dynamic symbol table (found through the section headers, which nobody strips).
+// Whether the library defines `name`, by its dynamic symbol table (found through the section headers, which strip keeps).
 bool Defines(const View& view, const Elf64_Ehdr& header, std::string_view name) {
   const auto* sections = view.At<Elf64_Shdr>(header.e_shoff, header.e_shnum);
   if (sections == nullptr) return false;
@@ -159,7 +160,7 @@ bool LibraryFile::Needs(const std::string& name) const { return std::find(needed
 
 Result<LibraryFile> Inspect(const std::filesystem::path& path) {
   const auto failed = [&](const char* what) {
-    return Status{Code::kIo, std::string(what) + " " + path.string() + ": " + std::strerror(errno)};
+    return Status{Code::kIo, fmt::format("{} {}: {}", what, path.string(), std::strerror(errno))};
   };
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return failed("opening");

@@ -1,4 +1,4 @@
-// What amem-patch needs to know of a shared library on disk.
+// The facts about a shared library on disk that amem-patch needs.
 #pragma once
 
 #include <filesystem>

@@ -70,9 +70,9 @@ int AtBorder(const char* call, const Body& body) noexcept {
     log::Error(told.message());
     return Fail(ToNccl(told.code()), told.message());
   } catch (const std::exception& error) {
-    return Fail(kInternalError, std::string(call) + ": " + error.what());
+    return Fail(kInternalError, fmt::format("{}: {}", call, error.what()));
   } catch (...) {
-    return Fail(kInternalError, std::string(call) + ": an exception of unknown type");
+    return Fail(kInternalError, fmt::format("{}: an exception of unknown type", call));
   }
 }
 

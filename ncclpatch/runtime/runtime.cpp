@@ -92,7 +92,7 @@ Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   try {
     return StartSession(options_);
   } catch (const std::exception& error) {
-    status = {Code::kIo, std::string("starting AMem's session: ") + error.what()};
+    status = {Code::kIo, fmt::format("starting AMem's session: {}", error.what())};
   }
   return status;
 }

@@ -71,7 +71,7 @@ TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
   return true;
 }();
 
-TEST(Symbols, each_real_function_gets_an_entry_of_its_own) {
+TEST(Replacements, each_real_function_gets_an_entry_of_its_own) {
   int a = 0, b = 0;
   bool replaced = false;
   void* first = replacements::Bind("cuMemcpyAsync", 12000, &a, &replaced);
@@ -83,7 +83,7 @@ TEST(Symbols, each_real_function_gets_an_entry_of_its_own) {
   EXPECT_EQ(replacements::Bind("cuMemcpyAsync", 12000, first, nullptr), first) << "an entry of ours is not wrapped again";
 }
 
-TEST(Symbols, more_variants_than_known_pass_untouched) {
+TEST(Replacements, more_variants_than_known_pass_untouched) {
   int reals[6] = {};
   bool replaced = true;
   for (int& real : reals) replacements::Bind("cuGraphLaunch", 12000, &real, &replaced);
@@ -91,7 +91,7 @@ TEST(Symbols, more_variants_than_known_pass_untouched) {
   EXPECT_EQ(replacements::Bind("cuGraphLaunch", 12000, &reals[5], nullptr), &reals[5]);
 }
 
-TEST(Symbols, names_and_versions_choose_the_signature) {
+TEST(Replacements, names_and_versions_choose_the_signature) {
   int reals[6] = {};
   bool replaced = false;
   replacements::Bind("cuMemAlloc", 3000, &reals[0], &replaced);

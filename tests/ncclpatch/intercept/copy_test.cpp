@@ -179,6 +179,35 @@ TEST_F(CopyTest, a_fill_reaches_as_far_as_its_elements_are_wide) {
   EXPECT_EQ(set32(before, 0, kCopied / 4 + 1), CUDA_ERROR_ILLEGAL_STATE);
 }
 
+struct LastArguments {
+  size_t* failed = nullptr;
+  CUstream stream = nullptr;
+} g_last;
+
+TEST_F(CopyTest, the_version_that_nccl_asks_for_decides_how_many_arguments_are_passed_on) {
+  constexpr auto before_13 = [](CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t* failed,
+                                CUstream stream) {
+    g_last = {failed, stream};
+    return CUDA_SUCCESS;
+  };
+  constexpr auto from_13 = [](CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream stream) {
+    g_last = {nullptr, stream};
+    return CUDA_SUCCESS;
+  };
+  size_t failed = 0;
+  const auto stream = reinterpret_cast<CUstream>(&failed + 1);
+  const auto old_copy = Replace("cuMemcpyBatchAsync", +before_13, 12090);
+  EXPECT_EQ(old_copy(nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, &failed, stream), CUDA_SUCCESS);
+  EXPECT_EQ(g_last.failed, &failed);
+  EXPECT_EQ(g_last.stream, stream);
+  const auto new_copy = Replace("cuMemcpyBatchAsync", +from_13, 13000);
+  EXPECT_EQ(new_copy(nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, stream), CUDA_SUCCESS);
+  EXPECT_EQ(g_last.stream, stream);
+  bool replaced = true;
+  replacements::Bind("cuMemcpyBatchAsync", 12070, reinterpret_cast<void*>(+before_13), &replaced);
+  EXPECT_FALSE(replaced) << "there was no such function before 12.8";
+}
+
 TEST_F(CopyTest, host_sides_and_null_descriptions_are_the_drivers) {
   using F = decltype(cuMemcpy2D);
   const auto copy = Replace<F>("cuMemcpy2D", &Recorded<F>::Real);

@@ -1,6 +1,6 @@
 // Registrations with network cards: memory that one holds stays where it is during a pause.
 //
-// The functions of libibverbs are stood in for here; NCCL gets at them by name, as it does with dlsym.
+// The stand-ins for the functions of libibverbs are in this file; NCCL looks those functions up by name with dlsym.
 #include <unistd.h>
 
 #include <array>
@@ -65,7 +65,7 @@ class VerbsTest : public test::Intercepted {
 
 TEST_F(VerbsTest, registered_memory_stays_until_it_is_deregistered) {
   void* const first = reg_mr(nullptr, pointer(), kBytes, 1);
-  void* const second = reg_mr_iova2(nullptr, pointer(), kBytes / 2, 0, 1);
+  void* const second = reg_mr_iova2(nullptr, static_cast<std::byte*>(pointer()) + kBytes / 2, kBytes / 2, 0, 1);
   EXPECT_EQ(Registrations(), 2U);
   EXPECT_EQ(session().CopyState().registrations.begin()->second.how, "ibv_reg_mr");
   APauseKeepsIt();
@@ -98,10 +98,11 @@ TEST_F(VerbsTest, a_deregistration_that_fails_keeps_the_memory) {
   void* const region = reg_mr(nullptr, pointer(), kBytes, 1);
   g_deregister_result = 16;  // EBUSY
   EXPECT_EQ(dereg_mr(region), 16);
-  EXPECT_GE(Registrations(), 1U);
+  EXPECT_EQ(Registrations(), 1U);
   APauseKeepsIt();
   g_deregister_result = 0;
   EXPECT_EQ(dereg_mr(region), 0);
+  session().Note(Deregistered{Address{memory()}, kBytes});  // the failure was counted once more; for the tests that follow
 }
 
 TEST_F(VerbsTest, a_registration_that_fails_counts_for_nothing) {
@@ -113,13 +114,13 @@ TEST_F(VerbsTest, a_registration_that_fails_counts_for_nothing) {
 
 TEST_F(VerbsTest, memory_that_is_not_ours_and_unknown_descriptors_pass_through) {
   std::array<std::byte, 64> host{};
+  const auto registered = Count<Registered>(), deregistered = Count<Deregistered>();
   void* const region = reg_mr(nullptr, host.data(), host.size(), 1);
   EXPECT_NE(region, nullptr);
   EXPECT_NE(reg_dmabuf_mr(nullptr, 0, kBytes, 0, 12345, 1), nullptr);
-  EXPECT_TRUE(session().CopyState().registrations.empty());
-  const auto before = Count<Deregistered>();
   EXPECT_EQ(dereg_mr(region), 0);
-  EXPECT_EQ(Count<Deregistered>(), before);
+  EXPECT_EQ(Count<Registered>(), registered);
+  EXPECT_EQ(Count<Deregistered>(), deregistered);
 }
 
 TEST_F(VerbsTest, a_dma_buf_of_paused_memory_is_refused) {
@@ -128,6 +129,21 @@ TEST_F(VerbsTest, a_dma_buf_of_paused_memory_is_refused) {
   int descriptor = -1;
   EXPECT_EQ(export_range(&descriptor, memory(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_ERROR_ILLEGAL_STATE);
   EXPECT_EQ(descriptor, -1);
+}
+
+TEST_F(VerbsTest, an_attribute_of_our_memory_is_set_by_the_driver_and_journaled) {
+  const auto set = Driver<decltype(cuPointerSetAttribute)>("cuPointerSetAttribute");
+  const auto before = Count<PassedThrough>();
+  unsigned on = 1;
+  EXPECT_EQ(set(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory() + 4096), CUDA_SUCCESS);
+  EXPECT_EQ(Count<PassedThrough>(), before + 1);
+  EXPECT_EQ(set(nullptr, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory()), CUDA_ERROR_INVALID_VALUE) << "the driver's answer";
+  EXPECT_EQ(Count<PassedThrough>(), before + 2);
+  using Real = decltype(cuPointerSetAttribute);
+  const auto not_ours = Replace<Real>("cuPointerSetAttribute", &test::Recorded<Real>::Real);
+  EXPECT_EQ(not_ours(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0x1000), CUDA_SUCCESS);
+  EXPECT_EQ(test::Recorded<Real>::calls, 1);
+  EXPECT_EQ(Count<PassedThrough>(), before + 2) << "other memory is not worth an event";
 }
 
 }  // namespace

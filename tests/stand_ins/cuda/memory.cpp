@@ -159,6 +159,13 @@ CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribu
   }
 }
 
+// Nothing is done for the attribute: in the stand-in, copies are synchronous anyway.
+CUDA_CALL CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  return Result(stand_in->simulator->MappingAt(At(pointer)).status());
+}
+
 // ---- IPC of cuMemAlloc memory ----------------------------------------------------------------------------------------------
 
 namespace {

@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/start.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ std::string BootId() {
   return id;
 }
 
-// An unknown UUID is left empty: it is for people, and no reason to go without AMem.
+// A UUID that cannot be read is left empty, because UUIDs are only for people to read.
 std::vector<std::string> DeviceUuids(Driver& driver) {
   std::vector<std::string> uuids;
   const Result<int> count = driver.DeviceCount();
@@ -76,8 +77,8 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
 
   Result<std::unique_ptr<JournalWriter>> journal = JournalWriter::Open(options.journal, *session);
   if (!journal)
-    return Status{Code::kIo, "opening a journal in " + options.journal.directory.string() +
-                                 " (AMEM_JOURNAL_DIR chooses another place): " + journal.status().message()};
+    return Status{Code::kIo, fmt::format("opening a journal in {} (AMEM_JOURNAL_DIR chooses another place): {}",
+                                         options.journal.directory.string(), journal.status().message())};
 
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "replay/driver/cuda/nonzero.h"
+#include "replay/driver/mapped_region.h"
 
 // Assembled from nonzero_image.S.
 extern "C" {
@@ -105,21 +106,15 @@ Status CudaDriver::NonZeroCopier::Device::TryBuffer(Bytes slot) {
     buffer_.address = *range;
     buffer_.reserved = bytes;
   }
-  const auto handle = driver_.Create(bytes, properties, 0);
-  if (!handle.ok()) return handle.status();
-  Status done = driver_.Map(buffer_.address, bytes, 0, *handle, 0);
-  if (!done.ok()) {
-    static_cast<void>(driver_.Release(*handle));
-    return done;
-  }
-  buffer_.handle = *handle;
-  buffer_.mapped = bytes;
+  const auto created = driver_.Create(bytes, properties, 0);
+  if (!created.ok()) return created.status();
+  OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{properties.location, 3};
-  done = driver_.SetAccess(buffer_.address, bytes, std::span(&access, 1));
-  if (!done.ok()) {
-    static_cast<void>(CloseBuffer());
-    return done;
-  }
+  auto region = MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1));
+  if (!region.ok()) return region.status();
+  region->Keep();
+  buffer_.handle = handle.Keep();
+  buffer_.mapped = bytes;
   CUdeviceptr at = buffer_.address.value;
   for (Lane& lane : lanes_) {
     lane.slot = at;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "journal/base/clock.h"
 #include "journal/base/file.h"
 #include "journal/tail.h"
 
@@ -87,9 +88,9 @@ std::optional<Ended> Examine(int parent, const std::string& name) {
 void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name) {
   struct stat st {};
   if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  if (now.tv_sec - st.st_mtim.tv_sec < kStaleAfterSeconds || WriterIsAlive(directory / name / "tail")) return;
+  if (static_cast<std::int64_t>(RealtimeNs() / 1'000'000'000) - st.st_mtim.tv_sec < kStaleAfterSeconds ||
+      WriterIsAlive(directory / name / "tail"))
+    return;
   RemoveSession(parent, name);
 }
 

@@ -4,10 +4,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include "journal/base/clock.h"
 
 namespace amem::log {
 namespace {
@@ -63,8 +64,7 @@ void Write(Level level, std::string_view message) noexcept {
 
 void Limited::Error(std::string_view message) noexcept {
   static std::mutex mutex;
-  const auto now =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const auto now = static_cast<long long>(MonotonicNs() / 1'000'000);
   unsigned long long left_out = 0;
   {
     const std::lock_guard lock(mutex);

@@ -132,4 +132,15 @@ class CurrentContext {
   CUresult result_;
 };
 
+// Both: what most calls of ours need.
+class InContext {
+ public:
+  InContext(const CudaCalls& calls, CUcontext context) : relaxed_(calls), current_(calls, context) {}
+  [[nodiscard]] CUresult result() const { return current_.result(); }
+
+ private:
+  const RelaxedCapture relaxed_;
+  const CurrentContext current_;
+};
+
 }  // namespace amem

@@ -167,8 +167,7 @@ Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
 Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
   const auto opened = core_->Open(device);
   if (!opened.ok()) return opened.status();
-  const RelaxedCapture relaxed(core_->calls);
-  const CurrentContext current(core_->calls, opened->context);
+  const InContext current(core_->calls, opened->context);
   std::size_t free = 0, total = 0;
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
@@ -208,8 +207,7 @@ Status CudaDriver::Synchronize(DeviceOrdinal device) {
   const auto opened = core_->Open(device);
   if (!opened.ok()) return opened.status();
   const std::string tried = "cuCtxSynchronize " + OfDevice(device);
-  const RelaxedCapture relaxed(core_->calls);
-  const CurrentContext current(core_->calls, opened->context);
+  const InContext current(core_->calls, opened->context);
   if (current.result() != CUDA_SUCCESS) return core_->Failure(current.result(), tried);
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult result = core_->calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
@@ -230,8 +228,7 @@ Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address addr
                             const std::function<int(void* stream)>& submit) {
   const auto opened = core_->Open(device);
   if (!opened.ok()) return opened.status();
-  const RelaxedCapture relaxed(core_->calls);
-  const CurrentContext current(core_->calls, opened->context);
+  const InContext current(core_->calls, opened->context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened->stream));
   if (result == CUDA_SUCCESS) return {};

@@ -101,8 +101,7 @@ Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> 
   CUdeviceptr bitmap = pinned + kExtentsBytes;
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&extents, &count, &units, &bitmap};
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS && buffered) {
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
@@ -128,8 +127,7 @@ Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent>
   auto at = reinterpret_cast<CUdeviceptr>(*pinned);
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&at, &count, &units};
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
@@ -138,8 +136,7 @@ Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent>
 // ---- moving ----------------------------------------------------------------------------------------------------------------
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = calls_.event_record(main_event_, opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
@@ -203,8 +200,7 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const TablePiece>
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &dense, &direction};
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
   if (result == CUDA_SUCCESS) result = CatchUp(lane);
@@ -215,8 +211,7 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const TablePiece>
 }
 
 Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) {
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   for (const Extent& extent : extents) {
     Lane& lane = lanes_[next_lane_++ % lanes_.size()];
@@ -234,8 +229,7 @@ Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<co
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const std::lock_guard lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   const std::size_t first = marks_ * (lanes_.size() + 1);
   while (result == CUDA_SUCCESS && events_.size() < first + lanes_.size() + 1) {
@@ -253,8 +247,7 @@ Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
 Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark) {
   const std::lock_guard lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   const std::size_t first = (mark - 1) * (lanes_.size() + 1);
   for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {

@@ -28,8 +28,7 @@ CudaDriver::NonZeroCopier::Device::~Device() {
   if (opened_.context == nullptr) return;
   static_cast<void>(CloseBuffer());
   if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   if (current.result() != CUDA_SUCCESS) return;
   for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
   if (main_event_ != nullptr) calls_.event_destroy(main_event_);
@@ -50,8 +49,7 @@ Status CudaDriver::NonZeroCopier::Device::Ready() {
   if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " name};
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
 #undef AMEM_CUDA_LACKS
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   if (current.result() != CUDA_SUCCESS) return ready_ = Failure(current.result(), "cuCtxPushCurrent");
   CUresult result = calls_.event_create(&main_event_, CU_EVENT_DISABLE_TIMING);
   while (result == CUDA_SUCCESS && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
@@ -72,8 +70,7 @@ Status CudaDriver::NonZeroCopier::Device::Load() {
 }
 
 Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
+  const InContext current(calls_, opened_.context);
   CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
   if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls_.module_load(&module_, amem_nonzero_fatbin);
   if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
@@ -164,8 +161,7 @@ Status CudaDriver::NonZeroCopier::Device::Finish() {
   if (opened_.context == nullptr) return {};
   CUresult result = CUDA_SUCCESS;
   {
-    const RelaxedCapture relaxed(calls_);
-    const CurrentContext current(calls_, opened_.context);
+    const InContext current(calls_, opened_.context);
     result = current.result();
     for (const Lane& lane : lanes_) {
       const CUresult done = calls_.stream_synchronize(lane.stream);

@@ -48,9 +48,8 @@ class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
   CudaPinnedBuffer(std::shared_ptr<Core> core, CUcontext context, std::byte* data, Bytes bytes, Populated own)
       : core_(std::move(core)), context_(context), data_(data), bytes_(bytes), own_(own) {}
   ~CudaPinnedBuffer() override {
-    if (guard_.InChild()) return;  // a forked child has neither the memory nor the driver
-    const RelaxedCapture relaxed(core_->calls);
-    const CurrentContext current(core_->calls, context_);  // if its context is gone, so is the memory
+    if (guard_.InChild()) return;                     // a forked child has neither the memory nor the driver
+    const InContext current(core_->calls, context_);  // if its context is gone, so is the memory
     if (own_.data == nullptr) {
       core_->calls.host_free(data_);
     } else {
@@ -82,8 +81,7 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinnedQuietly(Bytes by
   const bool large = bytes >= kHuge && core_->calls.host_register != nullptr && core_->calls.host_unregister != nullptr;
   const Populated own = large ? Populate(bytes) : Populated{};
   quiet();
-  const RelaxedCapture relaxed(core_->calls);
-  const CurrentContext current(core_->calls, *context);
+  const InContext current(core_->calls, *context);
   if (own.data != nullptr) {
     if (current.result() == CUDA_SUCCESS) {
       const CUresult registered = core_->calls.host_register(own.data, bytes, CU_MEMHOSTREGISTER_PORTABLE);

@@ -66,10 +66,8 @@ bool Simulator::Splits(Address address, Bytes bytes) const {
 }
 
 Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(
-        result, fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)), why);
-  };
+  const auto fail = Failing(
+      [&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)); });
   if (const int result = Enter(kReserve)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes))
     return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
@@ -124,9 +122,7 @@ Result<Address> Simulator::ReserveAddresses(Bytes bytes, Bytes alignment, Addres
 }
 
 Status Simulator::FreeRange(Address address, Bytes bytes) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemAddressFree " + InRange(address, bytes), why);
-  };
+  const auto fail = Failing([&] { return "cuMemAddressFree " + InRange(address, bytes); });
   if (const int result = Enter(kFreeRange)) return fail(result, WhyNotEntered());
   const std::lock_guard lock(mutex_);
   const auto range = ranges_.find(address);
@@ -140,10 +136,8 @@ Status Simulator::FreeRange(Address address, Bytes bytes) {
 }
 
 Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(
-        result, fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)), why);
-  };
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)); });
   if (const int result = Enter(kMap)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes | address.value | offset)) return fail(cuda::kInvalidValue, kNotGranular);
   if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
@@ -168,9 +162,7 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
 }
 
 Status Simulator::Unmap(Address address, Bytes bytes) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemUnmap " + InRange(address, bytes), why);
-  };
+  const auto fail = Failing([&] { return "cuMemUnmap " + InRange(address, bytes); });
   if (const int result = Enter(kUnmap)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   const std::lock_guard lock(mutex_);
@@ -190,10 +182,8 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
 }
 
 Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, fmt::format("cuMemSetAccess {}, {} locations", InRange(address, bytes), access.size()),
-                            why);
-  };
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemSetAccess {}, {} locations", InRange(address, bytes), access.size()); });
   if (const int result = Enter(kSetAccess)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   if (access.empty()) return fail(cuda::kInvalidValue, "no location was given");

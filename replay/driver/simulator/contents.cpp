@@ -60,9 +60,7 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
 };
 
 Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, fmt::format("cuMemHostAlloc {} bytes", bytes), why);
-  };
+  const auto fail = Failing([&] { return fmt::format("cuMemHostAlloc {} bytes", bytes); });
   if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered());
   if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
   auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
@@ -136,9 +134,7 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
 }
 
 Status Simulator::FinishCopies(DeviceOrdinal device) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "finish the copies of device " + std::to_string(device.value), why);
-  };
+  const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   const std::lock_guard finishing(finishing_);

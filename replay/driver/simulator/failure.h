@@ -10,4 +10,10 @@ namespace amem {
 // "cuMemMap ...: CUDA_ERROR_INVALID_VALUE (1, invalid argument) from the simulator: why"; the code is CodeOfResult's.
 Status SimulatedFailure(int result, std::string_view tried, std::string_view why);
 
+// fail(result, why) for a call that `tried()` describes, which is asked only when it fails.
+template <class Tried>
+auto Failing(Tried tried) {
+  return [tried](int result, std::string_view why) { return SimulatedFailure(result, tried(), why); };
+}
+
 }  // namespace amem

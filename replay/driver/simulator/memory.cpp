@@ -43,12 +43,10 @@ Status Simulator::EnsureDescriptor(Physical& memory) const {
 // ---- memory ----------------------------------------------------------------------------------------------------------------
 
 Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result,
-                            fmt::format("cuMemCreate {} bytes at location type {} id {}", bytes,
-                                        static_cast<std::uint32_t>(properties.location.type), properties.location.id),
-                            why);
-  };
+  const auto fail = Failing([&] {
+    return fmt::format("cuMemCreate {} bytes at location type {} id {}", bytes,
+                       static_cast<std::uint32_t>(properties.location.type), properties.location.id);
+  });
   if (const int result = Enter(kCreate)) return fail(result, WhyNotEntered());
   if (const int result = CheckProperties(properties)) return fail(result, "these properties cannot be had");
   if (bytes == 0 || !Granular(bytes))
@@ -66,9 +64,7 @@ Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& 
 }
 
 Status Simulator::Release(DriverHandle handle) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemRelease " + OfHandle(handle), why);
-  };
+  const auto fail = Failing([&] { return "cuMemRelease " + OfHandle(handle); });
   if (const int result = Enter(kRelease)) return fail(result, WhyNotEntered());
   const std::lock_guard lock(mutex_);
   const auto memory = Find(handle);
@@ -99,9 +95,7 @@ Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
 // ---- sharing ---------------------------------------------------------------------------------------------------------------
 
 Result<UniqueFd> Simulator::Export(DriverHandle handle) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemExportToShareableHandle " + OfHandle(handle), why);
-  };
+  const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
   if (const int result = Enter(kExport)) return fail(result, WhyNotEntered());
   const std::lock_guard lock(mutex_);
   const auto memory = Find(handle);
@@ -118,9 +112,7 @@ Result<UniqueFd> Simulator::Export(DriverHandle handle) {
 }
 
 Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()), why);
-  };
+  const auto fail = Failing([&] { return fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()); });
   if (const int result = Enter(kImport)) return fail(result, WhyNotEntered());
   const auto shared = ReadTaggedMemfd(descriptor.get());
   if (!shared) return fail(cuda::kUnknown, "this is no descriptor of device memory");

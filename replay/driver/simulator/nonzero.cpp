@@ -36,9 +36,7 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
 }  // namespace
 
 Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "find what is not zero on device " + std::to_string(device.value), why);
-  };
+  const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
   if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");

@@ -112,18 +112,14 @@ bool Simulator::AccessExists(const AccessDescriptor& access) const {
 // ---- devices ---------------------------------------------------------------------------------------------------------------
 
 Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemGetAllocationGranularity", why);
-  };
+  const auto fail = Failing([&] { return "cuMemGetAllocationGranularity"; });
   if (const int result = Enter(kGranularity)) return fail(result, WhyNotEntered());
   if (const int result = CheckProperties(properties)) return fail(result, "these properties cannot be had");
   return options_.granularity;
 }
 
 Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemGetInfo device " + std::to_string(device.value), why);
-  };
+  const auto fail = Failing([&] { return "cuMemGetInfo device " + std::to_string(device.value); });
   if (const int result = Enter(kMemory)) return fail(result, WhyNotEntered());
   const std::int32_t world_device = WorldDevice(device.value);
   if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
@@ -137,9 +133,7 @@ Result<int> Simulator::DeviceCount() {
 }
 
 Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuDeviceGetUuid device " + std::to_string(device.value), why);
-  };
+  const auto fail = Failing([&] { return "cuDeviceGetUuid device " + std::to_string(device.value); });
   if (const int result = Enter(kDeviceUuid)) return fail(result, WhyNotEntered());
   const std::int32_t world_device = WorldDevice(device.value);
   if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
@@ -147,9 +141,7 @@ Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
 }
 
 Status Simulator::Synchronize(DeviceOrdinal device) {
-  const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuCtxSynchronize device " + std::to_string(device.value), why);
-  };
+  const auto fail = Failing([&] { return "cuCtxSynchronize device " + std::to_string(device.value); });
   if (const int result = Enter(kSynchronize)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (capturing_) return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");

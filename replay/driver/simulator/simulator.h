@@ -87,10 +87,15 @@ std::string ToText(const SimulatorSnapshot&);
 class Simulator final : public Driver {
  public:
   // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
-  static constexpr std::array<std::string_view, 23> kCalls = {
-      "Create",       "Release",     "Reserve",      "FreeRange",   "Map",        "Unmap",       "SetAccess",      "Export",
-      "Import",       "Granularity", "Memory",       "DeviceCount", "DeviceUuid", "Synchronize", "AllocatePinned", "CopyToHost",
-      "CopyToDevice", "Clear",       "FinishCopies", "FindNonZero", "Gather",     "Scatter",     "ClearAll"};
+// clang-format off
+#define AMEM_SIMULATED_CALLS(X)                                                                                  \
+  X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
+  X(Memory) X(DeviceCount) X(DeviceUuid) X(Synchronize) X(AllocatePinned) X(CopyToHost) X(CopyToDevice) X(Clear) \
+  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll)
+// clang-format on
+#define AMEM_NAME(call) std::string_view(#call),
+  static constexpr std::array kCalls = {AMEM_SIMULATED_CALLS(AMEM_NAME)};
+#undef AMEM_NAME
 
   static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
   ~Simulator() override;  // gives everything back; its pinned buffers may outlive it
@@ -149,31 +154,9 @@ class Simulator final : public Driver {
   void SetCapturing(bool capturing) { capturing_ = capturing; }  // Synchronize is refused meanwhile
 
  private:
-  enum Call : std::size_t {
-    kCreate,
-    kRelease,
-    kReserve,
-    kFreeRange,
-    kMap,
-    kUnmap,
-    kSetAccess,
-    kExport,
-    kImport,
-    kGranularity,
-    kMemory,
-    kDeviceCount,
-    kDeviceUuid,
-    kSynchronize,
-    kAllocatePinned,
-    kCopyToHost,
-    kCopyToDevice,
-    kClear,
-    kFinishCopies,
-    kFindNonZero,
-    kGather,
-    kScatter,
-    kClearAll
-  };
+#define AMEM_CONSTANT(call) k##call,
+  enum Call : std::size_t { AMEM_SIMULATED_CALLS(AMEM_CONSTANT) };
+#undef AMEM_CONSTANT
   struct Physical;  // memory, as this simulator holds it
   struct Mapped {
     Bytes bytes = 0;

@@ -1,5 +1,6 @@
-// The state machine: events in any order are applied or refused. A refused one changes nothing; and from every state that is
-// reached, plans, digest and snapshot can be made.
+// The state machine: events in any order are applied or refused. A refused one changes nothing, and is never a failed check;
+// the invariants hold in every state that is reached; and from it, plans, digest and snapshot can be made.
+#include <cstdio>
 #include <cstdlib>
 
 #include "statemachine/apply.h"
@@ -99,6 +100,12 @@ EventBody AnyEvent(Input& in, const State& state) {
   }
 }
 
+[[noreturn]] void Fail(const char* problem, const Event& event, const Status& status) {
+  std::fprintf(stderr, "%s: event %lu, %s: %s\n", problem, event.seq.value, ToText(event.body).c_str(),
+               status.message().c_str());
+  std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -109,13 +116,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   while (in.left()) {
     const Event event{SequenceNumber{state.last.value + 1}, 0, 0, AnyEvent(in, state)};
     State after = state;
-    if (Apply(after, event).ok()) {
-      state = std::move(after);
-    } else if (after != state) {
-      std::abort();
+    const Status applied = Apply(after, event);
+    if (!applied.ok()) {
+      if (after != state) Fail("a refused event changed the state", event, applied);
+      if (applied.message().starts_with("check failed")) Fail("a check failed", event, applied);
+      continue;
     }
+    if (const Status sound = CheckInvariants(after); !sound.ok()) Fail("an invariant is broken", event, sound);
+    state = std::move(after);
   }
-  static_cast<void>(CheckInvariants(state));
   static_cast<void>(Digest(state));
   static_cast<void>(PlanPause(state));
   static_cast<void>(PlanResume(state));

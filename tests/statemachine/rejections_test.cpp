@@ -244,6 +244,8 @@ TEST(Rejections, of_steps) {
       {"allocation 1 has no memory yet", map, gone},
       {"it is not mapped", on(StepKind::kSetAccess, kOwn, kA), {unmap}},
       {"the allocation does not exist", on(StepKind::kSave, kNobody)},
+      {"it is part of a slab, which is released and made whole", on(StepKind::kSave, kPart)},
+      {"it is imported, and its owner saves it", on(StepKind::kSave, kImported)},
       {"it has no contents to save", save, {unmap, save, release, create}},
       {"it has no contents to save", save, gone},
       {"it has no memory, or no saved contents", restore},

@@ -22,7 +22,7 @@ std::atomic<int> data_syncs{0};
 }  // namespace
 
 // In place of libc's: the call with which LMDB makes what was committed survive the operating system.
-extern "C" int fdatasync(int fd) {
+extern "C" [[gnu::visibility("default")]] int fdatasync(int fd) {
   ++data_syncs;
   return static_cast<int>(syscall(SYS_fdatasync, fd));
 }

@@ -1,7 +1,12 @@
-#include <type_traits>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "statemachine/apply.h"
 #include "statemachine/fields.h"
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -17,12 +22,10 @@ constexpr bool kIsList<Unlisted<T>> = kIsList<T>;
 // between machines rest on it: what is added, and in which order, must not change.
 class Hasher {
  public:
-  void Add(std::uint64_t word) {
-    for (int i = 0; i < 8; ++i) AddByte((word >> (8 * i)) & 0xff);
-  }
+  void Add(std::uint64_t word) { hash_.Add(word); }
   void Add(const std::string& text) {
     Add(std::uint64_t{text.size()});
-    for (const char c : text) AddByte(static_cast<unsigned char>(c));
+    hash_.Add(std::as_bytes(std::span(text)));
   }
   void Add(const CallSite& site) {
     for (const std::uint64_t frame : site.frames) Add(frame);
@@ -60,16 +63,15 @@ class Hasher {
   void AddAll(const Values&... values) {
     (Add(values), ...);
   }
-  [[nodiscard]] std::uint64_t value() const { return hash_; }
+  [[nodiscard]] std::uint64_t value() const { return hash_.value(); }
 
  private:
   template <bool list, class T>
   void AddIf(const T& field) {
     if constexpr (kIsList<T> == list) Add(field);
   }
-  void AddByte(std::uint64_t byte) { hash_ = (hash_ ^ byte) * 0x100000001b3ULL; }
 
-  std::uint64_t hash_ = 0xcbf29ce484222325ULL;
+  Fnv1a hash_;
 };
 
 void AddAllocation(Hasher& h, const Allocation& a) {

@@ -21,12 +21,12 @@ struct FileMeta {
   friend bool operator==(const FileMeta&, const FileMeta&) = default;
 };
 
-// Encodes one event after the other into memory of its own, which grows with the largest. Not for several threads at once.
+// Encodes one event after the other into memory of its own, which grows with the largest. For one thread at a time.
 class Encoder {
  public:
   Encoder();
-  // The bytes are valid until the next call. They are empty when the event is too large for any message (512 MiB) or memory ran
-  // out. No heap is touched for an event of less than 16 KiB.
+  // The bytes are valid until the next call. There are none when the event is too large for any message (512 MiB) or memory has
+  // run out. An event of less than 16 KiB needs no heap.
   std::span<const std::byte> Encode(const Event& event);
   std::span<const std::byte> Encode(const FileMeta& meta);
 
@@ -38,8 +38,8 @@ class Encoder {
   std::vector<std::uint64_t> large_;
 };
 
-// Any bytes may be given; those that are no message of the schema, or have a kind, an enum or a list that this build does not
-// know, come back as kCorrupt with a message that says what they have.
+// Any bytes may be given. If they are not a message of the schema, or have a kind, an enumerator or a list that this build does
+// not know, the result is kCorrupt, and its message says what is wrong with them.
 Result<Event> DecodeEvent(std::span<const std::byte> message);
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message);
 

@@ -1,5 +1,5 @@
-// A futex one thread waits at and others ring. Take a ticket, look at the condition, wait with the ticket: a ring between the
-// look and the wait is not missed. Ringing costs a system call, so ring only when somebody may be waiting.
+// A futex on which one thread waits until another rings. Take a ticket, look at the condition, and wait with the ticket: a ring
+// after the look is not missed. Ringing costs a system call, so ring only when a thread may be waiting.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ class Doorbell {
  public:
   [[nodiscard]] std::uint32_t Ticket() const { return word_.load(std::memory_order_acquire); }
   void Ring();
-  // Returns once it rang after the ticket was taken, after `timeout_ms`, or for no reason at all. False: certainly timed out.
+  // Returns when the bell rang after the ticket was taken, after `timeout_ms`, or spuriously. False: it has timed out.
   bool Wait(std::uint32_t ticket, std::optional<std::uint32_t> timeout_ms = std::nullopt) const;
 
  private:

@@ -8,9 +8,9 @@
 namespace amem {
 namespace {
 
-// How long records may wait for company before a commit. Nothing is lost while they wait; a reader finds them in the tail.
+// How long records wait for others before a commit. Nothing is lost meanwhile: a reader finds them in the tail.
 constexpr std::uint32_t kGatherMs = 20;
-// In one commit, so that an appender that waits for room waits for a few milliseconds only.
+// How much goes into one commit, so that an appender that needs room waits for a few milliseconds only.
 constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 constexpr std::uint64_t kRemoveAtOnce = 4096;  // old events; keeps a commit at a few milliseconds
 
@@ -94,7 +94,7 @@ void Drain::Run() {
   }
 }
 
-// Returns when there is something to do now.
+// Waits until there is something to do.
 void Drain::Gather() {
   for (;;) {
     const std::uint32_t ticket = work_.Ticket();
@@ -104,7 +104,7 @@ void Drain::Gather() {
       continue;
     }
     {
-      // Never waits for it: who holds it may be waiting for this thread.
+      // This thread must not wait for the mutex: the thread that holds it may be waiting for this one.
       const std::unique_lock lock(append_mutex_, std::try_to_lock);
       if (lock) idle_ = tail_.Used() == 0;
       if (!lock || !idle_) {
@@ -117,7 +117,7 @@ void Drain::Gather() {
 }
 
 Status Drain::MoveAll() {
-  urgent_.store(false, std::memory_order_release);  // before looking: what is asked for from now on is for the next round
+  urgent_.store(false, std::memory_order_release);  // cleared before looking: a later request is for the next round
   const std::uint64_t up_to = tail_.Published();
   while (tail_.DrainedUpTo() < up_to) {
     AMEM_TRY(MoveSome(up_to));
@@ -141,7 +141,7 @@ Status Drain::MoveSome(std::uint64_t up_to) {
       return false;
     });
     if (whole) return status;
-    return {Code::kCorrupt, "the tail was overwritten by other code in this process; events are lost"};
+    return {Code::kCorrupt, "the tail was overwritten by other code in this process, and events are lost"};
   };
   AMEM_TRY(store_.Write(move));
   tail_.Drained(from + moved);
@@ -159,7 +159,7 @@ Status Drain::StoreDirect() {
     removing_ = true;
     store_.ForgetDeadReaders();
   }
-  direct_.store(nullptr, std::memory_order_release);  // from here on it may be gone
+  direct_.store(nullptr, std::memory_order_release);  // from here on its owner may have destroyed it
   return {};
 }
 

@@ -1,5 +1,5 @@
-// The thread that moves records from the tail into LMDB. It alone writes to LMDB, with all signals blocked: a limit of the size
-// of files is then a failed call and not a signal, and no handler of the host runs on it.
+// The thread that moves records from the tail into LMDB. No other thread writes to LMDB. All its signals are blocked, so that
+// exceeding the limit of file sizes fails a call and raises no signal, and so that no handler of the host runs on it.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@
 
 namespace amem {
 
-// The first failure, for ever. Marks the directory and the tail, so that it is known outside too.
+// Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
 class BrokenLatch {
  public:
   BrokenLatch(std::filesystem::path directory, Tail& tail) : directory_(std::move(directory)), tail_(tail) {}
   [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
   [[nodiscard]] Status reason() const;
-  // Returns the failure that is latched: this one, or an earlier one.
+  // Returns the latched failure, which may be an earlier one.
   Status Break(const Status& failure);
 
  private:
@@ -35,7 +35,7 @@ class BrokenLatch {
 
 class Drain {
  public:
-  // `append_mutex` is held by whoever appends to `tail` and calls Appended().
+  // A thread that appends to `tail` and calls Appended() holds `append_mutex`.
   Drain(Tail& tail, Store& store, BrokenLatch& latch, std::mutex& append_mutex)
       : tail_(tail), store_(store), latch_(latch), append_mutex_(append_mutex) {}
   ~Drain() { Stop(); }
@@ -54,7 +54,7 @@ class Drain {
   // Waits until the tail has given anything back since `drained`.
   Status WaitForRoom(std::uint64_t drained) { return WaitFor(drained + 1); }
 
-  // A record that goes into LMDB directly, after all that is in the tail. Then what is no longer needed may go.
+  // A record that goes into LMDB directly, after everything in the tail. What it makes obsolete is removed afterwards.
   struct Direct {
     Table table{};
     std::uint64_t key = 0;

@@ -82,10 +82,10 @@ struct ReadReport {
   std::string corruption;  // first one, in words: which sequence number, how many bytes dropped, what to do
 };
 
-inline constexpr SequenceNumber kToTheEnd{~std::uint64_t{0}};  // as the last event to read
+inline constexpr SequenceNumber kToTheEnd{~std::uint64_t{0}};  // given as the last event to read
 
-// Reads a journal, live or dead, also a read-only copy. Sees what was appended when a call began, but for what the writer lets
-// go meanwhile: a snapshot covers it, it is no loss.
+// Reads a journal, live or dead, also a read-only copy. A call sees what had been appended when it began, except for events
+// that the writer removes meanwhile: a snapshot covers them, so nothing is lost.
 class JournalReader {
  public:
   virtual ~JournalReader() = default;

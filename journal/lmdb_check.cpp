@@ -1,6 +1,7 @@
 #include "journal/lmdb_check.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -52,7 +53,7 @@ class Checker {
 
  private:
   static Status Bad(std::uint64_t page, const std::string& what) {
-    return {Code::kCorrupt, "page " + std::to_string(page) + " of data.mdb " + what};
+    return {Code::kCorrupt, fmt::format("page {} of data.mdb {}", page, what)};
   }
   Status Load(std::uint64_t number, Page& page) const;
   Result<Meta> ReadMeta(std::uint64_t number, Bytes offset) const;
@@ -66,8 +67,8 @@ class Checker {
   const File& file_;
   std::size_t page_bytes_ = 0;
   std::uint64_t last_page_ = 0;
-  std::uint64_t budget_ = 0;     // pages that may still be met: a tree with a loop in it ends
-  std::uint64_t least_key_ = 0;  // that may come next in this table
+  std::uint64_t budget_ = 0;     // pages that may still be visited, so that a tree with a loop in it ends
+  std::uint64_t least_key_ = 0;  // the least key that may come next in this table
 };
 
 Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
@@ -80,8 +81,8 @@ Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
     return Bad(number, "is not the beginning of an LMDB file");
   }
   if (At<std::uint32_t>(meta, 4) != kDataVersion) {
-    return Status{Code::kUnsupported, "data.mdb has version " + std::to_string(At<std::uint32_t>(meta, 4)) +
-                                          " of LMDB's format, and this build knows 1"};
+    return Status{Code::kUnsupported, fmt::format("data.mdb has version {} of LMDB's format, and this build knows version {}",
+                                                  At<std::uint32_t>(meta, 4), kDataVersion)};
   }
   return Meta{Tree::Read(meta.subspan(24)), Tree::Read(meta.subspan(72)), At<std::uint64_t>(meta, 120),
               At<std::uint64_t>(meta, 128)};
@@ -91,7 +92,8 @@ Status Checker::Run() {
   const auto first = ReadMeta(0, 0);
   if (!first) return first.status();
   page_bytes_ = first->free.pad;
-  if (page_bytes_ < 512 || page_bytes_ > 65536 || !std::has_single_bit(page_bytes_)) return Bad(0, "has no size of pages");
+  if (page_bytes_ < 512 || page_bytes_ > 65536 || !std::has_single_bit(page_bytes_))
+    return Bad(0, "does not give a possible page size");
   const auto second = ReadMeta(1, page_bytes_);
   if (!second) return second.status();
   const Meta& meta = first->transaction < second->transaction ? *second : *first;  // as LMDB chooses
@@ -99,8 +101,8 @@ Status Checker::Run() {
   if (!bytes) return bytes.status();
   last_page_ = meta.last_page;
   if (meta.free.pad != page_bytes_ || last_page_ > *bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > *bytes) {
-    return {Code::kCorrupt, "data.mdb has " + std::to_string(*bytes) + " bytes, and " + std::to_string(last_page_) +
-                                " pages behind the first: it is cut off"};
+    return {Code::kCorrupt,
+            fmt::format("data.mdb has {} bytes, too few for {} pages after the first: it is cut off", *bytes, last_page_)};
   }
   budget_ = last_page_ + 1;
   if (meta.main.flags != 0) return Bad(0, "has an unknown kind of table");
@@ -108,17 +110,17 @@ Status Checker::Run() {
 }
 
 Status Checker::Load(std::uint64_t number, Page& page) const {
-  if (number < 2 || number > last_page_) return Bad(number, "is named by another, and does not exist");
+  if (number < 2 || number > last_page_) return Bad(number, "is referred to, and does not exist");
   page.resize(page_bytes_);
   const auto n = file_.ReadAt(number * page_bytes_, page);
   if (!n) return n.status();
   if (*n != page_bytes_) return Bad(number, "is missing: the file is cut off");
-  if (At<std::uint64_t>(page, 0) != number) return Bad(number, "says that it is another");
+  if (At<std::uint64_t>(page, 0) != number) return Bad(number, "has the number of another page");
   return {};
 }
 
 Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main) {
-  if (budget_-- == 0) return Bad(number, "is met twice");
+  if (budget_-- == 0) return Bad(number, "is reached twice");
   Page page;
   AMEM_TRY(Load(number, page));
   const bool leaf = At<std::uint16_t>(page, 10) == kLeaf;
@@ -148,11 +150,11 @@ Status Checker::CheckNode(std::uint64_t number, std::span<const std::byte> node,
   return Walk(child, depth + 1, tree, main);
 }
 
-// Keys come in order: what a branch says about a page, and then what is in the page.
+// Keys come in order, and a branch gives the least key of a page before the page is visited.
 Status Checker::CheckKey(std::uint64_t number, std::span<const std::byte> node, bool leaf) {
   const std::size_t bytes = At<std::uint16_t>(node, 6);
-  if (!leaf && bytes == 0) return {};  // the first of a branch is not needed and left out
-  if (bytes != sizeof(std::uint64_t)) return Bad(number, "has a key that is no number");
+  if (!leaf && bytes == 0) return {};  // the first key of a branch is not needed, so LMDB leaves it out
+  if (bytes != sizeof(std::uint64_t)) return Bad(number, "has a key that is not a sequence number");
   const auto key = At<std::uint64_t>(node, kNodeHeader);
   if (key < least_key_) return Bad(number, "has keys out of order");
   least_key_ = leaf ? key + 1 : key;
@@ -167,7 +169,7 @@ Status Checker::CheckValue(std::uint64_t number, std::span<const std::byte> node
   if (here > rest.size()) return Bad(number, "has a value outside itself");
   if (flags == (main ? kSubTable : std::uint16_t{0})) {
     if (!main) return {};
-    if (bytes != Tree::kBytes) return Bad(number, "has a table that is none");
+    if (bytes != Tree::kBytes) return Bad(number, "has a table of the wrong size");
     const Tree table = Tree::Read(rest);
     if (table.flags != kIntegerKey) return Bad(number, "has a table of an unknown kind");
     least_key_ = 0;
@@ -183,7 +185,7 @@ Status Checker::CheckOverflow(std::uint64_t number, std::uint64_t bytes) const {
   const std::uint64_t pages = At<std::uint32_t>(page, 12);
   if (At<std::uint16_t>(page, 10) != kOverflow || pages == 0 || pages > last_page_ - number + 1 ||
       kPageHeader + bytes > pages * page_bytes_) {
-    return Bad(number, "is not the large value it should be");
+    return Bad(number, "is not a large value, as an entry says");
   }
   return {};
 }

@@ -1,7 +1,7 @@
 // Whether LMDB can walk a data.mdb without leaving the file.
 //
 // LMDB trusts what it wrote: a damaged page number, offset or length makes it read outside the map, or ends the process with an
-// assertion. A reader of a dead journal looks through the pages first, and leaves LMDB alone where they are not sound.
+// assertion. A reader of a dead journal therefore checks the pages first, and does not use LMDB when they are not sound.
 #pragma once
 
 #include "journal/base/file.h"

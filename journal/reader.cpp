@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -17,20 +18,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kEverything = ~std::uint64_t{0};
-// How much is copied out of LMDB at a time: a read transaction that lasts keeps the writer from using pages again.
+// How much is copied out of LMDB at a time. A long read transaction would keep the writer from reusing pages.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
 constexpr std::size_t kBatchRecords = 8192;
-// How often the writer may let the events after a snapshot go, for a later one, before they are read.
+// How often a writer may replace the snapshot that was found by a later one, before its events were read.
 constexpr int kOvertaken = 100;
 
-struct Entry {  // one of LMDB's, copied; `frame` may be damaged
+struct Entry {  // a record copied out of LMDB; its frame may be damaged
   std::uint64_t seq = 0;
   std::size_t offset = 0, bytes = 0;
 };
 struct Batch {
   std::vector<std::byte> bytes;
   std::vector<Entry> entries;
-  std::uint64_t first_kept = 0;  // the oldest event that LMDB has: what is missing before was let go
+  std::uint64_t first_kept = 0;  // the oldest event in LMDB: earlier ones were removed after a snapshot
   bool beyond = false;           // there are later ones than asked for
   bool more = false;
   [[nodiscard]] std::span<const std::byte> Frame(const Entry& e) const { return std::span(bytes).subspan(e.offset, e.bytes); }
@@ -42,22 +43,20 @@ class Losses {
   explicit Losses(ReadReport& report) : report_(report) {}
   void Add(std::uint64_t records, const std::string& what) {
     report_.corrupt_records += records;
-    if (report_.corruption.empty()) {
-      report_.corruption = what;
-    }
+    if (report_.corruption.empty()) report_.corruption = what;
   }
   void Event(std::uint64_t seq, const std::string& what, std::size_t bytes) {
-    Add(1, "event " + std::to_string(seq) + " " + what + ": " + std::to_string(bytes) + " bytes dropped" + kAfterwards);
+    Add(1, fmt::format("event {} {}: {} bytes dropped{}", seq, what, bytes, kAfterwards));
   }
   void Gap(std::uint64_t first, std::uint64_t last) {
-    const std::string which = first == last ? "event " + std::to_string(first) + " is"
-                                            : "events " + std::to_string(first) + " to " + std::to_string(last) + " are";
+    const std::string which =
+        first == last ? fmt::format("event {} is", first) : fmt::format("events {} to {} are", first, last);
     Add(last - first + 1, which + " missing" + kAfterwards);
   }
 
  private:
   static constexpr const char* kAfterwards =
-      "; the events around are used, the state after it cannot be told without a snapshot";
+      "; the events around it are used, but the state after it is known only from the next snapshot on";
   ReadReport& report_;
 };
 
@@ -71,10 +70,10 @@ class Reader final : public JournalReader {
   Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override;
 
  private:
-  // What one call sees. The tail is copied first: what leaves it meanwhile is in LMDB by then.
+  // What one call sees. The tail is copied first: records that leave it meanwhile are in LMDB by then.
   struct View {
     TailContents tail;
-    std::uint64_t last = 0;  // nothing after it is looked at, so that reading a live journal ends
+    std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
     std::uint64_t stored_last = 0;
   };
   Result<View> Look() const;
@@ -119,18 +118,19 @@ Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
     batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
     return true;
   }));
-  const auto first = source_->FirstKey(Table::kEvents);  // after: what goes meanwhile is not taken for lost
+  const auto first =
+      source_->FirstKey(Table::kEvents);  // asked afterwards, so that events removed meanwhile do not count as lost
   if (!first) return first.status();
   batch.first_kept = first->value_or(0);
   return batch;
 }
 
-// nullopt: it is damaged, and noted.
+// nullopt: the event is damaged, which is noted.
 std::optional<Event> Decode(const Record& record, Losses& losses) {
   auto event = DecodeEvent(record.payload);
   if (event && event->seq.value == record.seq) return std::move(*event);
   const std::string why =
-      event ? "calls itself " + std::to_string(event->seq.value) : "cannot be read, " + event.status().message();
+      event ? fmt::format("calls itself {}", event->seq.value) : "cannot be read, " + event.status().message();
   losses.Event(record.seq, why, record.payload.size());
   return std::nullopt;
 }
@@ -138,7 +138,7 @@ std::optional<Event> Decode(const Record& record, Losses& losses) {
 std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_t seq, Losses& losses) {
   const auto record = ReadRecord(frame);
   if (record && record->type == RecordType::kEvent && record->seq == seq) return Decode(*record, losses);
-  losses.Event(seq, "is damaged (its checksum does not fit)", frame.size());
+  losses.Event(seq, "is damaged (its checksum does not match)", frame.size());
   return std::nullopt;
 }
 
@@ -173,11 +173,11 @@ Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, Sequ
   return report;
 }
 
-// What LMDB does not have yet. False: `visit` has had enough.
+// Reads what LMDB does not have yet. False: `visit` ended the reading.
 bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const {
   for (const Record& record : view.tail.records) {
     if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
-    // Nothing is known to come before the first record of a journal that has nothing else, unless something there is damaged.
+    // Where LMDB is empty, the first record of the tail is taken for the first of the journal, unless the tail is damaged.
     const bool anchored =
         view.stored_last != 0 ? next > view.stored_last : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
     next = std::max<std::uint64_t>(next, 1);
@@ -191,7 +191,7 @@ bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to
 
 void Reader::NoteDamagedTail(const View& view, Losses& losses) {
   if (!view.tail.damaged_at_end) return;
-  losses.Add(1, "what follows event " + std::to_string(view.last) + " is lost: " + view.tail.damage);
+  losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
 }
 
 Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
@@ -206,16 +206,16 @@ Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
       if (through == *it) frame.assign(value.begin(), value.end());
       return false;
     }));
-    if (frame.empty()) continue;  // let go meanwhile
+    if (frame.empty()) continue;  // removed meanwhile
     const auto record = ReadRecord(frame);
-    const std::string which = "the snapshot through event " + std::to_string(*it);
+    const std::string which = fmt::format("the snapshot through event {}", *it);
     if (!record || record->type != RecordType::kSnapshot || record->seq != *it) {
-      losses.Add(1, which + " is damaged (its checksum does not fit): " + std::to_string(frame.size()) + " bytes dropped");
+      losses.Add(1, fmt::format("{} is damaged (its checksum does not match): {} bytes dropped", which, frame.size()));
       continue;
     }
     auto state = DecodeSnapshot(record->payload);
     if (state && state->last.value == *it) return state;
-    losses.Add(1, which + " cannot be read: " + (state ? "it ends elsewhere" : state.status().message()));
+    losses.Add(1, which + " cannot be read: " + (state ? "it ends with another event" : state.status().message()));
   }
   return State{};
 }
@@ -239,21 +239,21 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
 }
 
-// Why the event after `reached` could not be had.
+// Why the event after `reached` is not available.
 std::string Reader::WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
   if (report.corrupt_records != 0) return report.corruption;
   const auto key = source_->FirstKey(Table::kEvents);
   const std::uint64_t first = key ? key->value_or(0) : 0;
   if (first <= reached.last.value + 1) return otherwise;
-  return "the events before " + std::to_string(first) + " were let go; a later snapshot stands for them, ask for a later state";
+  return fmt::format("the events before {} were let go after a later snapshot; ask for a later state", first);
 }
 
 Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* report) {
   ReadReport own;
   ReadReport& out = report != nullptr ? *report : own;
   const std::uint64_t to = at ? at->value : kEverything;
-  const std::string doing = "state of journal " + directory_.string() + " after " +
-                            (at ? "event " + std::to_string(at->value) : std::string("the last event"));
+  const std::string which = at ? fmt::format("event {}", at->value) : "the last event";
+  const std::string doing = fmt::format("state of journal {} after {}", directory_.string(), which);
   Result<State> state = State{};
   std::optional<SequenceNumber> before;
   for (int attempt = 0; attempt < kOvertaken; ++attempt) {
@@ -261,21 +261,21 @@ Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* repo
     Losses losses(out);
     auto start = NearestSnapshot(to, losses);
     if (!start) return start.status().Within(doing);
-    if (start->last == before) break;  // there is no later one: what is missing is missing
+    if (start->last == before) break;  // there is no later snapshot, so what is missing stays missing
     before = start->last;
     state = Fold(std::move(*start), to, out);
     if (state.ok() || out.corrupt_records != 0) break;
   }
   if (!state) return state.status().Within(doing);
   if (!at || state->last == *at) return state;
-  const std::string missing = "there is no such event; the last one is " + std::to_string(state->last.value);
+  const std::string missing = fmt::format("there is no such event; the last one is {}", state->last.value);
   return Status{out.corrupt_records != 0 ? Code::kCorrupt : Code::kNotFound, doing + ": " + WhyNot(*state, missing, out)};
 }
 
 Result<JournalInfo> Reader::Info() {
   JournalInfo info;
   info.directory = directory_;
-  info.status = StatusOf(directory_);  // before looking, so that a journal called closed is complete
+  info.status = StatusOf(directory_);  // asked first, so that a journal that is called closed is complete
   info.session = meta_.session;
   info.pid = meta_.pid;
   info.format = meta_.format;
@@ -319,10 +319,10 @@ Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory)
   const auto meta = DecodeMeta(record->payload);
   if (!meta) return unknown;
   if (meta->least_reader > kJournalFormat) {
-    return Status{Code::kUnsupported, "journal " + directory.string() + " has format " + std::to_string(meta->format) +
-                                          ", which needs a reader of format " + std::to_string(meta->least_reader) +
-                                          "; this one is of format " + std::to_string(kJournalFormat) +
-                                          ": use a newer AMem to read it"};
+    return Status{Code::kUnsupported,
+                  fmt::format("journal {} has format {}, which needs a reader of format {}; this one is of format {}: use a "
+                              "newer AMem to read it",
+                              directory.string(), meta->format, meta->least_reader, kJournalFormat)};
   }
   return meta;
 }
@@ -334,8 +334,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
   if (!directory.has_filename()) directory = directory.parent_path();  // "a/b/"
   if (!IsSessionDirectory(directory)) {
     return Status{Code::kNotFound, "open journal " + directory.string() +
-                                       ": it is no session directory (there is no data.mdb in it); a journal directory holds "
-                                       "one directory a session"};
+                                       ": it is not a session directory (there is no data.mdb in it); a journal directory "
+                                       "holds one directory for each session"};
   }
   auto source = OpenSource(directory, WriterIsAlive(directory / "tail"));
   if (!source) return source.status();

@@ -44,9 +44,9 @@ class StoreSource final : public RecordSource {
 };
 
 constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
-constexpr std::size_t kLargestChunkBytes = std::size_t{256} << 20;  // a record that claims more is none
+constexpr std::size_t kLargestChunkBytes = std::size_t{256} << 20;  // no record is larger, whatever its header claims
 
-// Remembers where whole records are.
+// Finds the whole records in a damaged file, and remembers where they are.
 class SalvagedSource final : public RecordSource {
  public:
   static Result<std::unique_ptr<RecordSource>> Collect(File file, const Status& damage) {
@@ -117,7 +117,7 @@ class SalvagedSource final : public RecordSource {
                                                                    sizeof(RecordHeader) + record.payload.size()};
         }
       });
-      // What goes on behind the chunk is looked at again from its start, in a larger one if it fills this.
+      // A record that goes on after the chunk is read again from its start, in a larger chunk if it fills this one.
       if (offset + *n >= *size) return {};
       if (rest < *n) {
         offset += *n - rest;
@@ -129,7 +129,7 @@ class SalvagedSource final : public RecordSource {
     }
     return {};
   }
-  // Pages that LMDB had freed still hold what was let go, in part.
+  // Pages that LMDB has freed still hold some of the events and snapshots that were removed.
   void ForgetLetGo() {
     auto& snapshots = places_[static_cast<std::size_t>(Table::kSnapshots)];
     while (snapshots.size() > 2) snapshots.erase(snapshots.begin());

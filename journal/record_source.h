@@ -26,7 +26,7 @@ class RecordSource {
   [[nodiscard]] virtual std::string Damage() const { return {}; }
 };
 
-// The records in `directory`/data.mdb. Of a dead journal whose file LMDB cannot walk, whole records are collected, which carry
+// The records in `directory`/data.mdb. When LMDB cannot walk the file of a dead journal, whole records are collected from it by
 // their own lengths and checksums.
 Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live);
 

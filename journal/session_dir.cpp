@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// data.mdb goes last: without it a directory is no session's any more.
+// data.mdb is removed last: without it, a directory is not a session's any more.
 constexpr const char* kFiles[] = {"tail", "lock.mdb", "closed", "broken", "data.mdb"};
 constexpr const char* kNewPrefix = ".new-";
 constexpr std::int64_t kStaleAfterSeconds = 3600;
@@ -55,7 +55,7 @@ Status MakeDirectories(const fs::path& directory) {
   return {};
 }
 
-// Removes the files of a journal, and the directory if that was all. `parent` and `name`: so that no link is followed.
+// Removes the files of a journal, and the directory if nothing else is in it. Works from `parent`, so that no link is followed.
 void RemoveSession(int parent, const std::string& name) {
   const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (dir.fd() < 0) return;
@@ -71,7 +71,7 @@ struct Ended {
 
 bool Before(const timespec& a, const timespec& b) { return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec; }
 
-// nullopt: not a session of ours.
+// nullopt: it is not a session of this user.
 std::optional<Ended> Examine(int parent, const std::string& name) {
   const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat st {};
@@ -84,7 +84,7 @@ std::optional<Ended> Examine(int parent, const std::string& name) {
   return ended;
 }
 
-// Left by a process that was killed while it made its directory.
+// Removes what a process left that was killed while it made its directory.
 void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name) {
   struct stat st {};
   if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
@@ -126,11 +126,12 @@ bool IsSessionDirectory(const fs::path& directory) {
 
 Result<NewSessionDirectory> NewSessionDirectory::Create(const fs::path& directory, SessionId session) {
   if (directory.empty()) return Status{Code::kInvalid, "open a journal: no directory is given (AMEM_JOURNAL_DIR)"};
-  if (!session) return Status{Code::kInvalid, "open a journal in " + directory.string() + ": session zero is no session"};
+  if (!session) return Status{Code::kInvalid, "open a journal in " + directory.string() + ": zero is not a session"};
   AMEM_TRY(MakeDirectories(directory));
   fs::path name = directory / DirectoryName(session);
   if (Exists(name)) {
-    return Status{Code::kRefused, "open journal " + name.string() + ": it exists; a session is written once, by one process"};
+    return Status{Code::kRefused,
+                  "open journal " + name.string() + ": it exists already; a session is written once, by one process"};
   }
   const fs::path path = directory / (kNewPrefix + DirectoryName(session) + "-" + std::to_string(getpid()));
   if (mkdir(path.c_str(), 0700) != 0) return SystemFailure("make directory", path, errno);
@@ -177,7 +178,7 @@ SessionStatus StatusOf(const fs::path& directory) {
   if (Exists(directory / "broken")) return SessionStatus::kBroken;
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
   if (WriterIsAlive(directory / "tail")) return SessionStatus::kLive;
-  // It may have closed between the two looks.
+  // The session may have closed between the two questions.
   return Exists(directory / "closed") ? SessionStatus::kClosed : SessionStatus::kCrashed;
 }
 

@@ -1,5 +1,4 @@
-// Sessions as directories: how they are named, made, marked, listed and removed. The first part of journal.h says what is in
-// one.
+// Sessions as directories: how they are named, made, marked, listed and removed. journal.h begins with what is in one.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ std::string DirectoryName(SessionId session);                     // 16 hex digi
 std::optional<SessionId> SessionOfName(std::string_view name);    // nullopt: not the name of a session directory
 bool IsSessionDirectory(const std::filesystem::path& directory);  // it exists and holds data.mdb
 
-// A session's directory while it is made, under another name, so that nobody meets one without its locked tail. Removed with
-// what is in it unless Publish() gave it its name.
+// A session's directory while it is made, under another name, so that no other process sees it without its locked tail. The
+// destructor removes it with its contents, unless Publish() gave it its name.
 class NewSessionDirectory {
  public:
   // Makes options.directory as well, where it is missing.
@@ -42,8 +41,8 @@ std::string BrokenReason(const std::filesystem::path& directory);               
 SessionStatus StatusOf(const std::filesystem::path& directory);                    // as the files say
 
 // Removes ended sessions under `directory`, oldest first, until at most `keep_sessions` of them with at most `keep_bytes` are
-// left. Never touches a session whose writer lives, what is no session directory, what belongs to somebody else, or anything
-// through a symbolic link. Best effort; several processes may do it at once.
+// left. Never touches a session whose writer lives, other directories, other users' directories, or anything through a symbolic
+// link. Failures are ignored; several processes may do it at once.
 void RemoveOldSessions(const std::filesystem::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes);
 
 }  // namespace amem

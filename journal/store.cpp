@@ -1,6 +1,7 @@
 #include "journal/store.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <lmdb.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -21,9 +22,9 @@ namespace amem {
 namespace {
 
 constexpr const char* kTableNames[kTables] = {"meta", "events", "snapshots"};
-constexpr Bytes kLockFileBytes = 16384;  // LMDB takes what is there as room for readers: about 250
+constexpr Bytes kLockFileBytes = 16384;  // LMDB uses the size that it finds: room for about 250 readers
 
-// LMDB says EIO for a write that was cut short, which is how a disk that is nearly full shows.
+// LMDB reports EIO for a write that was cut short, as a disk that is nearly full does.
 int Exactly(int error, const std::filesystem::path& path) {
   constexpr Bytes kNearly = Bytes{1} << 20;
   if (error != EIO) return error;
@@ -41,11 +42,11 @@ Status Failure(std::string_view doing, const std::filesystem::path& directory, i
   if (rc > 0) return SystemFailure(doing, path, Exactly(rc, path));
   const char* advice = "";
   if (rc == MDB_MAP_FULL) advice = "; the journal reached the limit of its size (JournalOptions::map_bytes)";
-  if (rc == MDB_VERSION_MISMATCH || rc == MDB_INVALID) advice = "; it is no journal, or its first pages are damaged";
+  if (rc == MDB_VERSION_MISMATCH || rc == MDB_INVALID) advice = "; it is not a journal, or its first pages are damaged";
   const bool corrupt = rc == MDB_CORRUPTED || rc == MDB_PAGE_NOTFOUND || rc == MDB_INVALID || rc == MDB_VERSION_MISMATCH ||
                        rc == MDB_NOTFOUND || rc == MDB_BAD_VALSIZE || rc == MDB_INCOMPATIBLE;
   return {corrupt ? Code::kCorrupt : Code::kIo,
-          std::string(doing) + " " + path.string() + ": " + mdb_strerror(rc) + " (LMDB " + std::to_string(rc) + ")" + advice};
+          fmt::format("{} {}: {} (LMDB {}){}", doing, path.string(), mdb_strerror(rc), rc, advice)};
 }
 
 MDB_val ValueOf(std::span<const std::byte> bytes) { return {bytes.size(), const_cast<std::byte*>(bytes.data())}; }
@@ -100,8 +101,8 @@ struct Store::Environment {
 
 namespace {
 
-// LMDB's rule of one environment a process makes this one list a property of the process. Never destroyed: stores may outlive
-// static objects.
+// LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
+// stores may outlive static objects.
 struct Registry {
   ForkGuard guard;
   std::mutex mutex;
@@ -111,7 +112,7 @@ struct Registry {
 Registry& TheRegistry() {
   static std::atomic<Registry*> current{nullptr};
   Registry* seen = current.load(std::memory_order_acquire);
-  while (seen == nullptr || seen->guard.InChild()) {  // a child starts with an empty list; its parent's is left as it is
+  while (seen == nullptr || seen->guard.InChild()) {  // a child starts with an empty list and leaves its parent's alone
     auto* fresh = new Registry;
     if (current.compare_exchange_strong(seen, fresh)) return *fresh;
     delete fresh;
@@ -142,7 +143,7 @@ int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes
   return rc;
 }
 
-// LMDB makes its lock file with holes and maps it: on a full disk the first touch would be a signal.
+// LMDB maps a lock file that has holes: on a full disk, touching a hole would raise a signal.
 Status ReserveLockFile(const std::filesystem::path& directory) {
   const auto path = directory / "lock.mdb";
   const auto file = File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
@@ -191,7 +192,7 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
   }
   auto made = std::make_shared<Environment>();
   if (live && access((directory / "lock.mdb").c_str(), W_OK) != 0) {
-    // Without a place among LMDB's readers, pages would change under our hands.
+    // A reader that LMDB does not know of would see pages change while it reads them.
     return Status{Code::kRefused,
                   "open " + (directory / "data.mdb").string() +
                       ": it is being written, and to read it then lock.mdb beside it must be writable; copy the "
@@ -214,8 +215,8 @@ Store::~Store() {
   Registry& registry = TheRegistry();
   const std::lock_guard lock(registry.mutex);
   const auto it = registry.environments.find(environment_->file);
-  // In a forked child the list is another one: LMDB's memory is left as it is, because closing would release locks of the
-  // parent's readers, which are in shared memory.
+  // A forked child has another list, and leaves LMDB's memory as it is: closing would release the locks of the parent's
+  // readers, which are in shared memory.
   if (it == registry.environments.end() || it->second != environment_) return;
   if (--environment_->users > 0) return;
   registry.environments.erase(it);
@@ -264,12 +265,12 @@ void Store::ForgetDeadReaders() {
 namespace {
 
 Status TableFailure(std::string_view doing, Table table, int rc) {
-  const std::string what = std::string(doing) + " table " + kTableNames[static_cast<std::size_t>(table)];
+  const std::string what = fmt::format("{} table {}", doing, kTableNames[static_cast<std::size_t>(table)]);
   if (rc > 0) return {Code::kIo, what + ": " + SystemFailure("", "", rc).message()};
   if (rc == MDB_MAP_FULL) {
     return {Code::kIo, what + ": the file reached the limit of its size (MDB_MAP_FULL); raise JournalOptions::map_bytes"};
   }
-  return {Code::kCorrupt, what + ": " + mdb_strerror(rc) + " (LMDB " + std::to_string(rc) + ")"};
+  return {Code::kCorrupt, fmt::format("{}: {} (LMDB {})", what, mdb_strerror(rc), rc)};
 }
 
 }  // namespace

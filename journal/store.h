@@ -1,7 +1,7 @@
 // One journal's LMDB environment: three tables of records by sequence number.
 //
-// LMDB forbids to open an environment twice in one process (the second close drops the first one's locks), so whoever opens the
-// same one in this process shares it. A forked child opens its own and leaves its parent's alone, as well as what it inherited.
+// LMDB forbids opening an environment twice in one process (closing one would drop the locks of the other), so all stores of
+// one journal in this process share its environment. A forked child opens its own, and leaves alone what it inherited.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Store {
  public:
   using TableIds = std::array<unsigned, kTables>;
 
-  // Inside one transaction; the bytes that are handed out are valid until it ends.
+  // One transaction; the bytes that it hands out are valid until it ends.
   class Reading {
    public:
     Reading(MDB_txn* txn, const TableIds& tables) : txn_(txn), tables_(tables) {}
@@ -65,7 +65,7 @@ class Store {
   Status Read(const std::function<Status(const Reading&)>& body) const;
   // Makes what was committed survive the operating system.
   Status Sync();
-  // The directory was given another name; for messages. Before any other thread uses it.
+  // Tells the store the new name of its directory, for messages. To be called before other threads use the store.
   void MovedTo(const std::filesystem::path& directory);
   // Frees what dead readers of this journal held.
   void ForgetDeadReaders();

@@ -26,7 +26,7 @@ constexpr Bytes kCrcBytes = offsetof(TailHeader, crc);
 
 std::uint64_t ProcessStart(std::int32_t pid) {
   const std::string stat = ReadSmallFile("/proc/" + std::to_string(pid) + "/stat");
-  std::size_t at = stat.rfind(')');  // the name before may hold anything
+  std::size_t at = stat.rfind(')');  // the process name before it may contain anything
   if (at == std::string::npos) return 0;
   for (int field = 2; field < 22; ++field) {
     at = stat.find(' ', at + 1);
@@ -63,7 +63,7 @@ void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
   header.crc = HeaderCrc(header);
 }
 
-// A limit of the size of files would end the process with a signal, and not fail a call.
+// Exceeding the limit of file sizes would end the process with a signal instead of failing a call.
 Status CheckFileLimit(const std::filesystem::path& path, Bytes bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes) {
@@ -86,7 +86,7 @@ Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, Sessio
   if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
     return SystemFailure(doing, path, error);
   }
-  // Where file systems have no locks, whether the writer lives is told from its pid alone.
+  // On file systems without locks, the pid alone tells whether the writer lives.
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return SystemFailure("map", path, errno);
@@ -96,7 +96,7 @@ Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, Sessio
 }
 
 Bytes Tail::Used() const {
-  const std::uint64_t drained = DrainedUpTo();  // before: it never passes what is published
+  const std::uint64_t drained = DrainedUpTo();  // read first, because it never passes the published position
   return Published() - drained;
 }
 
@@ -156,8 +156,8 @@ struct Positions {
   std::uint64_t begun = 0, published = 0, drained = 0;
 };
 
-// The header of somebody else's tail, mapped, because positions must be read whole while their owner moves them. Only the first
-// page is: the file was seen to have it, and nobody makes a tail shorter.
+// The header of another process's tail. It is mapped, because positions must be read whole while their owner moves them. Only
+// the first page is mapped: the file has been seen to have it, and no tail ever gets shorter.
 class HeaderView {
  public:
   explicit HeaderView(const File& file) {
@@ -191,7 +191,7 @@ bool Plausible(const TailHeader& header, const Positions& p, Bytes ring_bytes) {
          (p.drained | p.published) % kRecordAlignment == 0;
 }
 
-// What follows a damaged place is found by trying every place where a record may start.
+// Finds records after a damaged place by trying every position where a record may start.
 void CollectPart(std::span<const std::byte> part, TailContents& out) {
   std::size_t at = 0;
   while (at < part.size()) {
@@ -199,7 +199,7 @@ void CollectPart(std::span<const std::byte> part, TailContents& out) {
     if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) {
       if (!out.damaged_at_end) return;
     } else if (const auto record = ReadRecord(rest)) {
-      // A smaller number is what an earlier round through the ring left behind a damaged place.
+      // A record with a smaller number is left from an earlier round through the ring.
       if (out.records.empty() || record->seq > out.records.back().seq) {
         out.records.push_back(*record);
         out.damaged_at_end = false;
@@ -213,7 +213,7 @@ void CollectPart(std::span<const std::byte> part, TailContents& out) {
   }
 }
 
-// The header is not what a writer left: whole records are looked for everywhere.
+// No writer left such a header, so whole records are searched for in the whole ring.
 void Salvage(std::span<const std::byte> ring, TailContents& out) {
   ScanRecords(ring, [&](const Record& record) { out.records.push_back(record); });
   std::sort(out.records.begin(), out.records.end(), [](const Record& a, const Record& b) { return a.seq < b.seq; });
@@ -264,10 +264,10 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   }
   const auto whole = CopyRing(file, ring_bytes, before, out);
   if (!whole) return whole.status();
-#ifndef __SANITIZE_THREAD__  // which does not know fences
+#ifndef __SANITIZE_THREAD__  // the thread sanitizer does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
-  // What was drained while the copy was made may be overwritten in it, and is in LMDB.
+  // Records that were drained during the copy may be overwritten in it; they are in LMDB.
   const std::uint64_t drained = std::clamp(header.Read().drained, before.drained, before.published);
   out.torn = before.begun != before.published;
   const std::uint64_t gone = drained - before.drained;
@@ -299,8 +299,8 @@ bool WriterIsAlive(const std::filesystem::path& path) {
   if (!file) return false;
   if (flock(file->fd(), LOCK_SH | LOCK_NB) == 0) return false;
   const bool locked = errno == EWOULDBLOCK;
-  // A child that the writer forked keeps the lock alive, so the process is looked at as well - where its number means
-  // something.
+  // A child that the writer forked keeps the lock, so the writer's process must exist as well. Its pid means something only in
+  // the same pid namespace.
   TailHeader header;
   std::array<std::byte, sizeof header> bytes;
   const auto n = file->ReadAt(0, bytes);

@@ -1,8 +1,8 @@
-// The tail: a file of fixed size, mapped as shared memory, where records wait until they are in LMDB. What is in it when the
-// writer dies is in the page cache, and a reader finds it there.
+// The tail: a file of fixed size, mapped as shared memory, where records wait until they are in LMDB. When the writer dies, its
+// records stay in the page cache, where a reader finds them.
 //
 // The file is one page of header and a ring. Positions count bytes since the beginning and never wrap; position p lies at
-// p % capacity. Records do not wrap either: what is left before the end of the ring is skipped.
+// p % capacity. Records do not wrap either: when the rest of the ring is too short for one, it is skipped.
 //
 //     drained          published     begun
 //   ----|===record===record|--torn-----|----    begun > published in a dead process: killed inside an append
@@ -65,20 +65,20 @@ class Tail {
   Tail& operator=(Tail&&) noexcept = default;
   ~Tail() = default;
 
-  // False: no room now.
+  // False: there is no room now.
   bool Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload);
-  // A larger payload may never find room.
+  // There may never be room for a larger payload.
   [[nodiscard]] std::size_t LargestPayload() const { return capacity_ / 4; }
   [[nodiscard]] std::uint64_t Published() const { return header().published.load(std::memory_order_acquire); }
   [[nodiscard]] std::uint64_t DrainedUpTo() const { return header().drained.load(std::memory_order_acquire); }
   [[nodiscard]] Bytes Used() const;
   [[nodiscard]] Bytes Capacity() const { return capacity_; }
 
-  // What is published and not drained.
+  // What is published and not yet drained.
   [[nodiscard]] RingStretch Drainable(std::uint64_t up_to) const;
   void Drained(std::uint64_t up_to) { header().drained.store(up_to, std::memory_order_release); }
 
-  // Readable by others even when no file can be written any more.
+  // Other processes can read the reason even when no file can be written any more.
   void MarkBroken(std::string_view reason);
 
  private:
@@ -97,19 +97,19 @@ class Tail {
   std::uint64_t free_until_ = 0;  // the appender's copy of drained + capacity; refreshed when it does not suffice
 };
 
-// Splits a stretch into records. `visit` gets the bytes of a frame from its header on, and how much of the stretch ends with
-// it; false from it ends the walk. False: there is something that is no record.
+// Splits a stretch into records. `visit` gets the bytes of a frame, header included, and the position in the stretch where it
+// ends; it ends the walk by returning false. WalkRing returns false when it meets bytes that are not a record.
 bool WalkRing(const RingStretch& stretch,
               const std::function<bool(std::span<const std::byte> frame, std::uint64_t end)>& visit);
 
-// What a reader finds in a tail, whoever writes to it meanwhile.
+// What a reader finds in a tail, also while its owner writes to it.
 struct TailContents {
   bool present = false;
   std::vector<std::byte> copy;
   std::vector<Record> records;  // in order, whole; they point into `copy`
   bool torn = false;            // an append was under way
   Bytes damaged_bytes = 0;      // not readable as records
-  bool damaged_at_end = false;  // with nothing whole behind
+  bool damaged_at_end = false;  // no whole record follows the damage
   std::string damage;           // in words
   std::string broken_reason;    // set when the writer said that it is broken
   std::int32_t pid = 0;

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kTrySnapshotAgainAfter = 1000;  // events, when the state could not be condensed
 
-// What a forked child must not touch, in one place that it can leave alone.
+// Everything that a forked child must not touch, together, so that the child can leave it alone.
 struct Core {
   Core(std::filesystem::path path, Tail its_tail, std::unique_ptr<Store> its_store)
       : directory(std::move(path)),
@@ -48,7 +49,8 @@ class Writer final : public JournalWriter {
         snapshot_every_(options.snapshot_every),
         snapshot_due_(options.snapshot_every) {}
   ~Writer() override {
-    if (guard_.InChild()) (void)core_.release();  // the parent's, with locks that may be held and a thread that is not here
+    if (guard_.InChild())
+      (void)core_.release();  // it is the parent's: its locks may be held, and its thread is not in the child
   }
   Status Append(const Event& event) override;
   Status Flush() override;
@@ -66,6 +68,10 @@ class Writer final : public JournalWriter {
             "journal " + directory_.string() + " belongs to the process that opened it; a forked child has none"};
   }
   [[nodiscard]] Status Unusable() const;  // append_mutex held
+  Status Broken(const Event& event, const std::string& why) {
+    return core_->latch.Break(
+        {Code::kInvalid, fmt::format("append event {} to journal {}: {}", event.seq.value, directory_.string(), why)});
+  }
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);
   Status AppendLarge(std::uint64_t seq, std::span<const std::byte> message);
 
@@ -92,16 +98,10 @@ Status Writer::Append(const Event& event) {
     const std::lock_guard lock(core_->append_mutex);
     AMEM_TRY(Unusable());
     const std::uint64_t last = core_->last;
-    if (!event.seq || (last != 0 && event.seq.value != last + 1)) {
-      return core_->latch.Break({Code::kInvalid, "append event " + std::to_string(event.seq.value) + " to journal " +
-                                                     directory_.string() + ": it does not follow event " +
-                                                     std::to_string(last)});
-    }
+    if (!event.seq || (last != 0 && event.seq.value != last + 1))
+      return Broken(event, fmt::format("it does not follow event {}", last));
     const auto message = core_->encoder.Encode(event);
-    if (message.empty()) {
-      return core_->latch.Break({Code::kInvalid, "append event " + std::to_string(event.seq.value) + " to journal " +
-                                                     directory_.string() + ": it is too large to be encoded"});
-    }
+    if (message.empty()) return Broken(event, "it is too large to be encoded");
     AMEM_TRY(AppendEncoded(event.seq.value, message));
     core_->last = event.seq.value;
     appended_.fetch_add(1, std::memory_order_relaxed);
@@ -145,9 +145,9 @@ Status Writer::Snapshot(const State& state) {
     last = core_->last;
   }
   const std::uint64_t through = state.last.value;
-  const std::string doing = "snapshot journal " + directory_.string() + " through event " + std::to_string(through);
+  const std::string doing = fmt::format("snapshot journal {} through event {}", directory_.string(), through);
   if (through == 0 || through > last) {
-    return {Code::kInvalid, doing + ": the last event appended is " + std::to_string(last)};
+    return {Code::kInvalid, fmt::format("{}: the last event appended is {}", doing, last)};
   }
   if (through <= last_snapshot_) return {};
   const auto payload = EncodeSnapshot(state);
@@ -179,7 +179,7 @@ Status Writer::Close() {
   core_->drain.Stop();
   if (Status status = core_->store->Sync(); !status) return core_->latch.Break(status);
   if (Status status = MarkClosed(directory_, sync_); !status) return core_->latch.Break(status);
-  unlink((directory_ / "tail").c_str());  // empty; the lock on it goes with the process or this object
+  unlink((directory_ / "tail").c_str());  // it is empty; its lock ends with the process or with this object
   return {};
 }
 

@@ -142,8 +142,10 @@ Status Fold::DoMappingStep(const std::string& doing, const Step& step) {
 Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
   Allocation* a = Find(step.allocation);
   if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+  if (a->placed()) return Bad(doing + ": it is part of a slab, which is released and made whole");
   switch (step.kind) {
     case StepKind::kSave:
+      if (!a->own()) return Bad(doing + ": it is imported, and its owner saves it");
       if (!a->resident || a->awaiting_restore) return Bad(doing + ": it has no contents to save");
       a->saved = true;
       return {};

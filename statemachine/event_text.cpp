@@ -1,4 +1,4 @@
-// Words for people, generated from the values.
+// Events, states and numbers in words for people, generated from their values.
 #include <array>
 #include <charconv>
 
@@ -60,14 +60,7 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "part cleared",
 };
 
-std::string Number(std::uint64_t value) {
-  std::array<char, 24> buffer{};
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
-  return {buffer.data(), end};
-}
-std::string Number(std::int64_t value) {
-  return value < 0 ? "-" + Number(0 - static_cast<std::uint64_t>(value)) : Number(static_cast<std::uint64_t>(value));
-}
+using std::to_string;
 
 std::string ToText(const std::vector<AccessDescriptor>& access) {
   std::string out;
@@ -76,45 +69,44 @@ std::string ToText(const std::vector<AccessDescriptor>& access) {
     out += amem::ToText(a.location) + (a.flags == 3   ? " read-write"
                                        : a.flags == 1 ? " read"
                                        : a.flags == 0 ? " none"
-                                                      : " flags " + Number(std::uint64_t{a.flags}));
+                                                      : " flags " + to_string(a.flags));
   }
-  return out.empty() ? "nobody" : out;
+  return out.empty() ? "no device" : out;
 }
 
 std::string ToText(const AllocationProperties& p) {
   std::string out = "on " + amem::ToText(p.location);
   if (p.handle_types != 0) out += ", handle types " + Hex(p.handle_types);
-  if (p.gpu_direct_rdma != 0) out += ", rdma";
-  if (p.compression != 0) out += ", compression " + Number(std::uint64_t{p.compression});
+  if (p.gpu_direct_rdma != 0) out += ", GPUDirect RDMA";
+  if (p.compression != 0) out += ", compression " + to_string(p.compression);
   if (p.usage != 0) out += ", usage " + Hex(p.usage);
-  if (p.type != 1) out += ", type " + Number(std::uint64_t{p.type});
+  if (p.type != 1) out += ", type " + to_string(p.type);
   return out;
 }
 
 std::string Site(const CallSite& site) { return site.frames[0] == 0 ? "" : " at " + amem::ToText(site); }
 
-std::string Who(std::int32_t rank, std::int32_t pid, const std::string& host) {
-  return (rank >= 0 ? "rank " + Number(std::int64_t{rank}) + ", " : "") + "pid " + Number(std::int64_t{pid}) + " on " + host;
+std::string Process(std::int32_t rank, std::int32_t pid, const std::string& host) {
+  return (rank >= 0 ? "rank " + to_string(rank) + ", " : "") + "pid " + to_string(pid) + " on " + host;
 }
 
 std::string Within(AllocationId id) { return id ? " of " + ToText(id) + " in its slab" : ""; }
 
 struct Describe {
   std::string operator()(const SessionOpened& e) const {
-    return ToText(e.session) + " opened by " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group) + ", driver " +
-           e.driver_version + ", NCCL " + e.nccl_version + ", " + Number(std::uint64_t{e.gpu_uuids.size()}) + " GPUs, layout " +
-           e.layout + ", content " + e.content + ", AMem " + e.amem_version;
+    return ToText(e.session) + " opened by " + Process(e.rank, e.pid, e.host) + ", group " + to_string(e.group) + ", driver " +
+           e.driver_version + ", NCCL " + e.nccl_version + ", " + to_string(e.gpu_uuids.size()) + " GPUs, layout " + e.layout +
+           ", content " + e.content + ", AMem " + e.amem_version;
   }
   std::string operator()(const SessionClosed& e) const { return "session closed: " + e.reason; }
   std::string operator()(const SessionBroken& e) const { return "session broken: " + e.reason; }
-  std::string operator()(const GroupChanged& e) const { return "group is now " + Number(e.group); }
+  std::string operator()(const GroupChanged& e) const { return "group is now " + to_string(e.group); }
   std::string operator()(const LibraryAttached& e) const {
     return "attached (" + e.way + ") to " + e.path + ", NCCL " + e.nccl_version + ", build " + e.build_id + ", loaded at " +
            Hex(e.load_address);
   }
   std::string operator()(const DriverSymbolBound& e) const {
-    return "NCCL asked for " + e.name + " of CUDA " + Number(std::int64_t{e.cuda_version}) +
-           (e.replaced ? "" : ", which passes through");
+    return "NCCL asked for " + e.name + " of CUDA " + to_string(e.cuda_version) + (e.replaced ? "" : ", which passes through");
   }
   std::string operator()(const RangeReserved& e) const {
     return "range reserved " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
@@ -142,7 +134,7 @@ struct Describe {
     return "access to " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " for " + ToText(e.access) + Within(e.allocation);
   }
   std::string operator()(const Exported& e) const {
-    return ToText(e.allocation) + " exported, handle type " + Number(std::uint64_t{e.handle_type});
+    return ToText(e.allocation) + " exported, handle type " + to_string(e.handle_type);
   }
   std::string operator()(const Imported& e) const {
     return ToText(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + ToText(e.remote.allocation) + " of " +
@@ -155,7 +147,7 @@ struct Describe {
     return "reference to " + ToText(e.allocation) + " dropped by " + ToText(e.by) + " as " + ToText(e.as);
   }
   std::string operator()(const PeerConnected& e) const {
-    return "peer " + Hex(e.peer.value) + " connected: " + Who(e.rank, e.pid, e.host) + ", group " + Number(e.group);
+    return "peer " + Hex(e.peer.value) + " connected: " + Process(e.rank, e.pid, e.host) + ", group " + to_string(e.group);
   }
   std::string operator()(const PeerLost& e) const { return "peer " + Hex(e.peer.value) + " lost: " + e.reason; }
   std::string operator()(const HostAllocated& e) const {
@@ -170,7 +162,7 @@ struct Describe {
   }
   std::string operator()(const LegacyFreed& e) const { return "cuMemFree " + Hex(e.address.value); }
   std::string operator()(const LegacyExported& e) const {
-    return "IPC handle of " + Hex(e.address.value) + " in " + ToText(e.backing);
+    return "IPC handle made of " + Hex(e.address.value) + " in " + ToText(e.backing);
   }
   std::string operator()(const LegacyImported& e) const {
     return "IPC handle opened at " + Hex(e.address.value) + " as " + ToText(e.allocation);
@@ -181,19 +173,19 @@ struct Describe {
   }
   std::string operator()(const AsyncFreed& e) const { return "pool memory freed " + Hex(e.address.value); }
   std::string operator()(const MulticastCreated& e) const {
-    return "multicast object " + Number(e.allocation.value) + " created, " + FormatBytes(e.bytes) + " for " +
-           Number(std::uint64_t{e.devices}) + " devices";
+    return "multicast object " + to_string(e.allocation.value) + " created, " + FormatBytes(e.bytes) + " for " +
+           to_string(e.devices) + " devices";
   }
   std::string operator()(const MulticastDeviceAdded& e) const {
-    return "device " + Number(std::int64_t{e.device.value}) + " added to multicast object " + Number(e.multicast.value);
+    return "device " + to_string(e.device.value) + " added to multicast object " + to_string(e.multicast.value);
   }
   std::string operator()(const MulticastBound& e) const {
     return (e.allocation ? ToText(e.allocation) : "address " + Hex(e.address.value)) + " " + FormatBytes(e.bytes) +
-           " bound to multicast object " + Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
+           " bound to multicast object " + to_string(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
   }
   std::string operator()(const MulticastUnbound& e) const {
-    return "device " + Number(std::int64_t{e.device.value}) + " " + FormatBytes(e.bytes) + " unbound from multicast object " +
-           Number(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
+    return "device " + to_string(e.device.value) + " " + FormatBytes(e.bytes) + " unbound from multicast object " +
+           to_string(e.multicast.value) + " at " + FormatBytes(e.multicast_offset);
   }
   std::string operator()(const Registered& e) const {
     return "registered for RDMA (" + e.how + ") " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
@@ -202,12 +194,11 @@ struct Describe {
     return "deregistered " + Hex(e.address.value) + " " + FormatBytes(e.bytes);
   }
   std::string operator()(const PassedThrough& e) const {
-    return e.name + " passed through" + (e.detail.empty() ? "" : ": " + e.detail) + ", result " +
-           Number(std::int64_t{e.result});
+    return e.name + " passed through" + (e.detail.empty() ? "" : ": " + e.detail) + ", result " + to_string(e.result);
   }
   std::string operator()(const CycleBegun& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " begun with " +
-           Number(std::uint64_t{e.members.size()}) + " sessions";
+    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " begun with " + to_string(e.members.size()) +
+           " sessions";
   }
   std::string operator()(const StepBegun& e) const { return "step begun: " + amem::ToText(e.step); }
   std::string operator()(const StepDone& e) const { return "step done: " + amem::ToText(e.step); }
@@ -219,23 +210,25 @@ struct Describe {
     return "phase " + std::string(amem::ToText(e.phase)) + (e.passed ? " passed" : " failed: " + e.message);
   }
   std::string operator()(const CycleDone& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " done in " + Number(e.duration_ns / 1000) + " us";
+    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " done in " + to_string(e.duration_ns / 1000) + " us";
   }
   std::string operator()(const CycleFailed& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + Number(e.cycle) + " failed" +
+    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " failed" +
            (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }
   std::string operator()(const SlabOpened& e) const {
-    return "slab " + Number(e.slab.value) + " opened at " + Hex(e.address.value);
+    return "slab " + to_string(e.slab.value) + " opened at " + Hex(e.address.value);
   }
   std::string operator()(const Placed& e) const {
-    return ToText(e.allocation) + " placed in slab " + Number(e.slab.value) + " at offset " + FormatBytes(e.offset);
+    return ToText(e.allocation) + " placed in slab " + to_string(e.slab.value) + " at offset " + FormatBytes(e.offset);
   }
-  std::string operator()(const Backed& e) const { return ToText(e.allocation) + " left its slab, with memory of its own"; }
+  std::string operator()(const Backed& e) const { return ToText(e.allocation) + " left its slab for memory of its own"; }
   std::string operator()(const PartCleared& e) const {
-    return "slab " + Number(e.slab.value) + " cleared from offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
+    return "slab " + to_string(e.slab.value) + " cleared at offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
   }
-  std::string operator()(const Condensed& e) const { return "snapshot of everything up to " + Number(e.through.value); }
+  std::string operator()(const Condensed& e) const {
+    return "snapshot of everything up to event " + to_string(e.through.value);
+  }
 };
 
 }  // namespace
@@ -255,7 +248,7 @@ std::string FormatBytes(Bytes bytes) {
     bytes >>= 10;
     unit = " KiB";
   }
-  std::string digits = Number(bytes);
+  std::string digits = to_string(bytes);
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
   return digits + unit;
 }
@@ -362,7 +355,7 @@ std::string_view ToText(StepKind kind) {
 std::string ToText(const Step& step) {
   std::string out{ToText(step.kind)};
   if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kScan) {
-    out += " device " + Number(std::int64_t{step.device.value});
+    out += " device " + to_string(step.device.value);
   }
   if (step.allocation) out += " " + ToText(step.allocation);
   if (step.address) out += " at " + Hex(step.address.value);
@@ -370,22 +363,22 @@ std::string ToText(const Step& step) {
   return out;
 }
 
-std::string ToText(AllocationId id) { return "allocation " + Number(id.value); }
+std::string ToText(AllocationId id) { return "allocation " + to_string(id.value); }
 std::string ToText(SessionId id) { return "session " + Hex(id.value); }
 std::string ToText(const Location& location) {
   switch (location.type) {
     case LocationType::kDevice:
-      return "device " + Number(std::int64_t{location.id});
+      return "device " + to_string(location.id);
     case LocationType::kHost:
       return "host";
     case LocationType::kHostNuma:
-      return "host NUMA node " + Number(std::int64_t{location.id});
+      return "host NUMA node " + to_string(location.id);
     case LocationType::kHostNumaCurrent:
       return "host current NUMA node";
     case LocationType::kInvalid:
       break;
   }
-  return "location type " + Number(std::uint64_t{static_cast<std::uint32_t>(location.type)});
+  return "location type " + to_string(static_cast<std::uint32_t>(location.type));
 }
 
 std::string ToText(const CallSite& site) {

@@ -144,6 +144,21 @@ TEST_F(Damage, of_the_last_event_in_the_tail_is_told) {
   EXPECT_FALSE(contents.report.torn_tail);
 }
 
+// The checksum of such a record is right: it is the writer that was wrong.
+TEST_F(Damage, an_event_whose_number_is_not_its_records_is_told) {
+  Make(kStored, 0);
+  fs::remove(session / "closed");
+  auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
+  ASSERT_TRUE(tail.ok()) << tail.status().message();
+  Encoder encoder;
+  ASSERT_TRUE(tail->Append(RecordType::kEvent, kStored + 1, encoder.Encode(LegalEvent(kStored + 2))));
+  ASSERT_TRUE(tail->Append(RecordType::kEvent, kStored + 2, encoder.Encode(LegalEvent(kStored + 2))));
+  const Contents contents = ReadAll(session);
+  EXPECT_EQ(contents.events.size(), kStored + 1);
+  EXPECT_EQ(contents.report.corrupt_records, 1U);
+  EXPECT_NE(contents.report.corruption.find("event 601 calls itself 602"), std::string::npos) << contents.report.corruption;
+}
+
 TEST_F(Damage, a_torn_tail_is_no_corruption) {
   Make();
   Change("tail", [&](auto& bytes) {

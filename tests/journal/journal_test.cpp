@@ -3,13 +3,29 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "journal/session_dir.h"
 #include "statemachine/apply.h"
 #include "tests/journal/temporary.h"
+
+namespace {
+
+std::atomic<int> data_syncs{0};
+
+}  // namespace
+
+// In place of libc's: the call with which LMDB makes what was committed survive the operating system.
+extern "C" [[gnu::visibility("default")]] int fdatasync(int fd) {
+  ++data_syncs;
+  return static_cast<int>(syscall(SYS_fdatasync, fd));
+}
 
 namespace amem::test {
 namespace {
@@ -133,6 +149,15 @@ TEST_F(Journal, close_marks_the_directory_and_ends_the_writing) {
   EXPECT_FALSE(fs::exists(writer->Directory() / "tail"));
   writer.reset();
   EXPECT_EQ(ReadAll(directory.path() / "0000000000000001").events.size(), 10U);
+}
+
+TEST_F(Journal, close_makes_everything_survive_the_operating_system) {
+  auto writer = Open();
+  AppendNumbered(*writer, 1, 100);
+  ASSERT_TRUE(writer->Flush().ok());
+  const int before = data_syncs;
+  ASSERT_TRUE(writer->Close().ok());
+  EXPECT_GT(data_syncs, before);
 }
 
 TEST_F(Journal, a_writer_destroyed_without_close_leaves_a_crashed_session) {
@@ -377,20 +402,35 @@ TEST_F(Snapshots, let_old_events_go_and_stand_for_them) {
   EXPECT_EQ(contents.report.corrupt_records, 0U) << contents.report.corruption;
 }
 
+// Appends up to event `last`, with snapshots when they are due, and without keeping the states.
+void RunOn(JournalWriter& writer, State& state, std::uint64_t last) {
+  for (std::uint64_t seq = state.last.value + 1; seq <= last; ++seq) {
+    ASSERT_TRUE(Apply(state, LegalEvent(seq)).ok());
+    ASSERT_TRUE(writer.Append(LegalEvent(seq)).ok());
+    if (writer.SnapshotDue()) {
+      ASSERT_TRUE(writer.Snapshot(state).ok());
+    }
+  }
+  ASSERT_TRUE(writer.Flush().ok());
+}
+
+TEST_F(Snapshots, let_go_of_more_events_than_one_commit_removes) {
+  options.snapshot_every = 4500;  // one commit removes 4 096
+  auto writer = Open();
+  State state;
+  RunOn(*writer, state, 9100);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto first = [&] { return Info(writer->Directory()).first; };
+  while (first() != SequenceNumber{4501} && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_EQ(first(), SequenceNumber{4501});
+  EXPECT_EQ(Info(writer->Directory()).events, 4600U);
+}
+
 TEST_F(Snapshots, keep_the_file_from_growing) {
   options.snapshot_every = 1000;
   auto writer = Open();
   State state;
-  const auto run = [&](std::uint64_t last) {
-    for (std::uint64_t seq = state.last.value + 1; seq <= last; ++seq) {
-      ASSERT_TRUE(Apply(state, LegalEvent(seq)).ok());
-      ASSERT_TRUE(writer->Append(LegalEvent(seq)).ok());
-      if (writer->SnapshotDue()) {
-        ASSERT_TRUE(writer->Snapshot(state).ok());
-      }
-    }
-    ASSERT_TRUE(writer->Flush().ok());
-  };
+  const auto run = [&](std::uint64_t last) { RunOn(*writer, state, last); };
   const std::uint64_t step = 10'000;
   run(step);
   const Bytes early = Info(writer->Directory()).file_bytes;

@@ -1,14 +1,30 @@
 #include "journal/tail.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <deque>
+#include <functional>
 #include <random>
 #include <thread>
 
 #include "journal/base/fork_guard.h"
 #include "tests/journal/temporary.h"
+
+namespace {
+
+std::function<void()> before_reading;  // a tail's ring, once; what happens between a reader's look at the header and its copy
+
+}  // namespace
+
+// In place of libc's: the one call with which a reader copies the ring.
+extern "C" ssize_t pread(int fd, void* into, size_t bytes, off_t offset) {
+  if (before_reading && offset >= static_cast<off_t>(amem::kTailHeaderBytes)) std::exchange(before_reading, nullptr)();
+  return syscall(SYS_pread64, fd, into, bytes, offset);
+}
 
 namespace amem::test {
 namespace {
@@ -122,6 +138,44 @@ TEST_F(TailTest, a_flipped_bit_costs_one_record) {
     EXPECT_FALSE(contents.torn);
     at = next;
   }
+}
+
+// A row of equal records of 64 bytes, so that every place in the ring is known.
+void FillEvenly(Tail& tail, std::uint64_t first, std::uint64_t last) {
+  for (std::uint64_t seq = first; seq <= last; ++seq)
+    ASSERT_TRUE(tail.Append(RecordType::kEvent, seq, std::vector<std::byte>(40, static_cast<std::byte>(seq))));
+}
+
+TEST_F(TailTest, records_of_an_earlier_round_behind_a_damaged_place_are_not_taken_for_new_ones) {
+  Tail tail = Create(16 << 10);
+  const std::uint64_t round = tail.Capacity() / 64;
+  FillEvenly(tail, 1, round);
+  tail.Drained(tail.Published());
+  FillEvenly(tail, round + 1, 2 * round - 2);  // leaves two records of the first round at the end of the ring
+  tail.Drained(tail.Published() - 64);
+  ASSERT_TRUE(tail.Append(RecordType::kEvent, 2 * round - 1, std::vector<std::byte>(200)));  // they are skipped
+  ASSERT_EQ(Numbers(Read()), (std::vector{2 * round - 2, 2 * round - 1}));
+  const std::byte damaged{0xff};
+  Overwrite(kTailHeaderBytes + (round - 2) * 64, std::span(&damaged, 1));
+  EXPECT_EQ(Numbers(Read()), (std::vector{2 * round - 2, 2 * round - 1}));
+}
+
+TEST_F(TailTest, records_that_are_drained_while_they_are_copied_are_left_to_the_store) {
+  Tail tail = Create(16 << 10);
+  const std::uint64_t round = tail.Capacity() / 64;
+  FillEvenly(tail, 1, round);
+  before_reading = [&] {  // the drain moves half of them, and the appender writes other records in their place
+    tail.Drained(round / 2 * 64);
+    for (std::uint64_t seq = round + 1; seq <= round + 10; ++seq)
+      ASSERT_TRUE(tail.Append(RecordType::kEvent, seq, std::vector<std::byte>(300)));
+  };
+  const TailContents contents = Read();
+  ASSERT_EQ(before_reading, nullptr) << "nothing was read from the ring";
+  ASSERT_EQ(contents.records.size(), round - round / 2);
+  EXPECT_EQ(contents.records.front().seq, round / 2 + 1);
+  EXPECT_EQ(contents.records.back().seq, round);
+  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_FALSE(contents.torn);
 }
 
 TEST_F(TailTest, any_bytes_are_read_without_harm) {

@@ -45,35 +45,6 @@ TEST(Apply, a_lost_peer_drops_its_references) {
   EXPECT_TRUE(f.state.allocations.at(kept).importers.empty());
 }
 
-TEST(Apply, wrong_orders_are_refused_by_name) {
-  Folding f;
-  const AllocationId id = f.Allocate(kA);
-  const AllocationId nobody{77};
-  f.Refused(Mapped{kB, k2M, 0, id, 0}, "map 0x7f0000400000 of allocation 1: the address range is not reserved");
-  f.Refused(Mapped{kA, k2M, 0, id, 0}, "mapped already");
-  f.Refused(Mapped{kA, k2M, 0, nobody, 0}, "allocation 77: the allocation does not exist");
-  f.Refused(Mapped{kA, 2 * k2M, 0, id, 0}, "outside");
-  f.Refused(RangeReserved{kA + kMiB, k2M, 0, {}, 0, {}}, "overlaps");
-  f.Refused(RangeFreed{kA, k2M}, "still mapped");
-  f.Refused(RangeFreed{kB, k2M}, "no range");
-  f.Refused(Unmapped{kA, kMiB}, "cut a mapping");
-  f.Refused(Unmapped{kB, k2M}, "nothing is mapped");
-  f.Refused(AccessSet{kB, k2M, {}}, "nothing is mapped");
-  f.Refused(AllocationCreated{id, k2M, {}, 0, {}, {}, {}}, "in use");
-  f.Refused(AllocationReleased{nobody}, "does not exist");
-  f.Refused(AllocationRetained{nobody, kA}, "does not exist");
-  f.Refused(ReferenceAdded{id, kPeer, AllocationId{1}}, "never exported");
-  f.Refused(ReferenceDropped{id, kPeer, AllocationId{1}}, "holds none");
-  f.Refused(Imported{AllocationId{2}, {}, k2M, {}, 1, {}, {}, {}}, "no owner");
-  f.Refused(PeerLost{kPeer, "?"}, "never connected");
-  f.Refused(StepBegun{}, "no pause or resume");
-  f.Refused(CycleBegun{CycleKind::kResume, 1, {}}, "the session is running");
-  f.Refused(SessionOpened{}, "open already");
-  f.Refused(HostFreed{kA}, "none is known");
-  f.Refused(LegacyFreed{kA}, "nothing is allocated");
-  f.Refused(Deregistered{kA, k2M}, "not registered");
-}
-
 TEST(Apply, a_gap_in_sequence_numbers_is_refused) {
   Folding f;
   const Status status = Apply(f.state, Event{SequenceNumber{9}, 0, 0, PassedThrough{}});
@@ -121,6 +92,59 @@ TEST(Apply, a_registered_buffer_is_kept_and_named) {
   EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kNone);
 }
 
+TEST(Apply, a_part_that_a_peer_imported_leaves_dirt_behind) {
+  for (const bool imported : {false, true}) {
+    Folding f;
+    f.state = Whole();
+    if (imported) {
+      f.Ok(Exported{kSecond, 1});
+      f.Ok(ReferenceAdded{kSecond, kPeer, kOwn});
+      f.Ok(ReferenceDropped{kSecond, kPeer, kOwn});
+    }
+    f.Ok(AllocationReleased{kSecond});
+    EXPECT_FALSE(f.state.allocations.contains(kSecond));
+    const auto& dirty = f.state.slabs.at(kSlab).dirty;
+    EXPECT_EQ(dirty, (imported ? std::map<Bytes, Bytes>{{4 * kMiB, k2M}} : std::map<Bytes, Bytes>{}));
+  }
+}
+
+TEST(Apply, clearing_a_piece_keeps_the_dirt_before_and_behind_it) {
+  Folding f;
+  f.state = Whole();
+  f.Ok(Unmapped{kSlabAddress, k2M, kPart});
+  f.Ok(RangeFreed{kSlabAddress, k2M, kPart});
+  f.Ok(AllocationReleased{kPart});
+  f.Ok(PartCleared{kSlab, kMiB / 2, kMiB});
+  using Dirty = std::map<Bytes, Bytes>;
+  EXPECT_EQ(f.state.slabs.at(kSlab).dirty, (Dirty{{0, kMiB / 2}, {kMiB + kMiB / 2, kMiB / 2}}));
+  f.Ok(PartCleared{kSlab, 0, kMiB});
+  EXPECT_EQ(f.state.slabs.at(kSlab).dirty, (Dirty{{kMiB + kMiB / 2, kMiB / 2}}));
+}
+
+TEST(Apply, neighbouring_dirt_is_one_range) {
+  Folding f;
+  f.state = Whole();
+  f.Ok(AllocationCreated{AllocationId{6}, k2M, OnDevice(0), 0, {}, {}, {}});
+  f.Ok(Placed{AllocationId{6}, kSlab, k2M, true});
+  f.Ok(Unmapped{kSlabAddress, k2M, kPart});
+  f.Ok(RangeFreed{kSlabAddress, k2M, kPart});
+  f.Ok(AllocationReleased{kPart});
+  f.Ok(AllocationReleased{AllocationId{6}});
+  EXPECT_EQ(f.state.slabs.at(kSlab).dirty, (std::map<Bytes, Bytes>{{0, 4 * kMiB}}));
+}
+
+TEST(Apply, a_cycle_that_follows_a_failed_undo_knows_it) {
+  Folding f;
+  f.Allocate(kA);
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  EXPECT_FALSE(f.state.cycle.after_failed_undo);
+  f.Ok(CycleFailed{CycleKind::kPause, 1, false, "the driver took nothing back"});
+  f.Ok(CycleBegun{CycleKind::kPause, 2, {}});
+  EXPECT_TRUE(f.state.cycle.after_failed_undo);
+  f.Ok(CycleFailed{CycleKind::kPause, 2, true, "undone this time"});
+  EXPECT_FALSE(f.state.cycle.after_failed_undo);
+}
+
 TEST(Apply, the_same_events_give_the_same_digest_and_another_event_another) {
   Folding f, g;
   f.Allocate(kA);
@@ -129,6 +153,40 @@ TEST(Apply, the_same_events_give_the_same_digest_and_another_event_another) {
   EXPECT_EQ(Digest(f.state), Digest(g.state));
   g.Allocate(kB);
   EXPECT_NE(Digest(f.state), Digest(g.state));
+}
+
+// Replays of recorded journals compare digests, so they are the same for ever.
+TEST(Apply, a_digest_covers_everything_and_never_changes) {
+  Folding f;
+  f.state = Whole();
+  EXPECT_EQ(Hex(Digest(f.state)), "0x31cbaa161f243ac6");
+  f.Ok(LibraryAttached{"libnccl.so.2", "abc", "preload", "2.28.9", 0x1000});
+  f.Ok(PeerConnected{kPeer, "host", -7, -3, 1});
+  f.Ok(PeerConnected{SessionId{0x98}, "other", 8, 0, -1});
+  f.Ok(PeerLost{SessionId{0x98}, "died"});
+  f.Ok(Exported{kOwn, 1});
+  f.Ok(ReferenceAdded{kOwn, kPeer, AllocationId{3}});
+  f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
+  f.Ok(MulticastDeviceAdded{AllocationId{9}, DeviceOrdinal{-1}});
+  f.Ok(MulticastBound{AllocationId{9}, kMiB, kPart, 0, kMiB, {}});
+  f.Ok(HostAllocated{Address{0x1000}, 64, 3, true});
+  f.Ok(AsyncAllocated{Address{0x2000}, 64});
+  f.Ok(LegacyAllocated{kA, 512, kOwn, 4096, "why", CallSite{{1, 2, 3, 0, 0}}});
+  f.Ok(LegacyImported{kB, kImported});
+  f.Ok(AccessSet{kA, k2M, {{{LocationType::kHostNuma, -2}, 1}}, {}});
+  EXPECT_EQ(Hex(Digest(f.state)), "0x67ab772bb974d292");
+  f.Ok(Unmapped{kSlabAddress, k2M, kPart});
+  f.Ok(RangeFreed{kSlabAddress, k2M, kPart});
+  f.Ok(AllocationReleased{kSecond});
+  f.Ok(MulticastUnbound{AllocationId{9}, DeviceOrdinal{0}, kMiB, kMiB});
+  f.Ok(Registered{kB, k2M, "dma-buf"});
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {kPeer, SessionId{0x51}}});
+  f.Ok(PhaseBegun{PhaseKind::kPauseSave});
+  f.Ok(StepBegun{{StepKind::kSave, kOwn, kA, k2M, {}}});
+  EXPECT_EQ(Hex(Digest(f.state)), "0xbd346167d8c941fc");
+  f.Ok(StepFailed{{StepKind::kSave, kOwn, kA, k2M, {}}, Code::kOutOfMemory, 2, "no pinned memory"});
+  f.Ok(SessionBroken{"the disk is full"});
+  EXPECT_EQ(Hex(Digest(f.state)), "0x59e30d7af7d297f3");
 }
 
 }  // namespace

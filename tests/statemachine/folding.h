@@ -1,4 +1,4 @@
-// A small hand for tests: folds events with running sequence numbers, and builds the usual shapes.
+// For tests: folds events with running sequence numbers, and builds the usual states.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -92,5 +92,30 @@ class Folding {
 
   State state;
 };
+
+// One of each: an own and an imported allocation, each mapped, and a slab with two parts, of which the first is mapped.
+inline constexpr AllocationId kOwn{1}, kImported{2}, kSlab{3}, kPart{4}, kSecond{5}, kNobody{77};
+inline constexpr Address kSlabAddress = kC;
+
+inline AllocationProperties OnDevice(int device) {
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, device};
+  return properties;
+}
+
+inline State Whole() {
+  Folding f;
+  f.Allocate(kA);
+  f.Import(kB, {kPeer, AllocationId{5}});
+  f.Allocate(kSlabAddress, 8 * kMiB);
+  f.Ok(SlabOpened{kSlab, kSlabAddress, {}});
+  for (const auto& [id, offset] : {std::pair{kPart, Bytes{0}}, {kSecond, 4 * kMiB}}) {
+    f.Ok(AllocationCreated{id, k2M, OnDevice(0), 0, {}, {}, {}});
+    f.Ok(Placed{id, kSlab, offset});
+  }
+  f.Ok(RangeReserved{kSlabAddress, k2M, 0, {}, 0, {}, kPart});
+  f.Ok(Mapped{kSlabAddress, k2M, 0, kPart, 0});
+  return f.state;
+}
 
 }  // namespace amem::testing

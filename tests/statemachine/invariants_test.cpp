@@ -7,27 +7,6 @@
 namespace amem::testing {
 namespace {
 
-constexpr AllocationId kOwn{1}, kImported{2}, kSlab{3}, kPart{4}, kSecond{5};
-constexpr Address kSlabAddress = kC;
-
-// An own and an imported allocation, each mapped, and a slab with two parts, of which the first is mapped.
-State Whole() {
-  Folding f;
-  f.Allocate(kA);
-  f.Import(kB, {kPeer, AllocationId{5}});
-  f.Allocate(kSlabAddress, 8 * kMiB);
-  f.Ok(SlabOpened{kSlab, kSlabAddress, {}});
-  AllocationProperties properties;
-  properties.location = {LocationType::kDevice, 0};
-  for (const auto& [id, offset] : {std::pair{kPart, Bytes{0}}, {kSecond, 4 * kMiB}}) {
-    f.Ok(AllocationCreated{id, k2M, properties, 0, {}, {}, {}});
-    f.Ok(Placed{id, kSlab, offset});
-  }
-  f.Ok(RangeReserved{kSlabAddress, k2M, 0, {}, 0, {}, kPart});
-  f.Ok(Mapped{kSlabAddress, k2M, 0, kPart, 0});
-  return f.state;
-}
-
 State Paused() {
   Folding f;
   f.state = Whole();

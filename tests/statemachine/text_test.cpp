@@ -35,5 +35,60 @@ TEST(Text, an_event_reads_as_a_sentence) {
       "step failed: create allocation 3, 2 MiB: out of memory: no");
 }
 
+TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
+  const Bytes kMiB = Bytes{1} << 20;
+  const AllocationProperties properties{1, 1, {LocationType::kDevice, 3}, 1, 1, 2, 0};
+  const std::vector<std::pair<EventBody, const char*>> all = {
+      {SessionOpened{
+           SessionId{0x51}, "h", 7, "b", "0.1", "13.0", "2.28.9", {"GPU-1", "GPU-2"}, -3, 2, 0, 0, "slab", "preserve"},
+       "session 0x51 opened by rank 2, pid 7 on h, group -3, driver 13.0, NCCL 2.28.9, 2 GPUs, layout slab, content preserve, "
+       "AMem 0.1"},
+      {SessionClosed{"exit"}, "session closed: exit"},
+      {SessionBroken{"disk full"}, "session broken: disk full"},
+      {GroupChanged{-1}, "group is now -1"},
+      {LibraryAttached{"libnccl.so.2", "abc", "preload", "2.28.9", 0x1000},
+       "attached (preload) to libnccl.so.2, NCCL 2.28.9, build abc, loaded at 0x1000"},
+      {DriverSymbolBound{"cuMemMap", 13000, true}, "NCCL asked for cuMemMap of CUDA 13000"},
+      {DriverSymbolBound{"cuFoo", 13000, false}, "NCCL asked for cuFoo of CUDA 13000, which passes through"},
+      {RangeReserved{Address{0x7f00}, kMiB, 4096, Address{0x10}, 0, {{0x12, 0x34, 0, 0, 0}}, AllocationId{4}},
+       "range reserved 0x7f00 1 MiB aligned to 4 KiB asked at 0x10 of allocation 4 in its slab at +12,+34"},
+      {AllocationCreated{AllocationId{4}, kMiB, properties, 0, {}, {}, {}},
+       "allocation 4 created, 1 MiB on device 3, handle types 0x1, GPUDirect RDMA, compression 1, usage 0x2"},
+      {AllocationRetained{AllocationId{4}, Address{0x7f00}}, "allocation 4 retained by address 0x7f00"},
+      {AllocationReleased{AllocationId{4}}, "allocation 4 released"},
+      {Unmapped{Address{0x7f00}, kMiB, {}}, "unmapped 0x7f00 1 MiB"},
+      {AccessSet{Address{0x7f00}, 17, {{{LocationType::kHostNuma, 1}, 0}, {{LocationType::kHost, 0}, 7}}, {}},
+       "access to 0x7f00 17 B for host NUMA node 1 none, host flags 7"},
+      {AccessSet{Address{0x7f00}, 17, {}, {}}, "access to 0x7f00 17 B for no device"},
+      {Exported{AllocationId{4}, 8}, "allocation 4 exported, handle type 8"},
+      {Imported{AllocationId{4}, {SessionId{0x51}, AllocationId{9}}, kMiB, {}, 1, {}, {}, {}},
+       "allocation 4 imported, 1 MiB of allocation 9 of session 0x51 on location type 0"},
+      {ReferenceAdded{AllocationId{4}, SessionId{0x51}, AllocationId{9}},
+       "reference to allocation 4 added by session 0x51 as allocation 9"},
+      {PeerConnected{SessionId{0x51}, "h", 7, 0, -1}, "peer 0x51 connected: pid 7 on h, group 0"},
+      {PeerLost{SessionId{0x51}, "died"}, "peer 0x51 lost: died"},
+      {HostAllocated{Address{0x10}, 64, 0, true}, "host memory registered 0x10 64 B"},
+      {LegacyAllocated{Address{0x10}, 64, AllocationId{4}, 4096, "", {}},
+       "cuMemAlloc 0x10 64 B in allocation 4 at offset 4 KiB"},
+      {LegacyAllocated{Address{0x10}, 64, {}, 0, "too large", {}}, "cuMemAlloc 0x10 64 B kept by the driver: too large"},
+      {LegacyExported{Address{0x10}, AllocationId{4}}, "IPC handle made of 0x10 in allocation 4"},
+      {MulticastBound{AllocationId{9}, kMiB, {}, 0, 64, Address{0x10}},
+       "address 0x10 64 B bound to multicast object 9 at 1 MiB"},
+      {MulticastUnbound{AllocationId{9}, DeviceOrdinal{1}, kMiB, 64}, "device 1 64 B unbound from multicast object 9 at 1 MiB"},
+      {Registered{Address{0x10}, 64, "dma-buf"}, "registered for RDMA (dma-buf) 0x10 64 B"},
+      {PassedThrough{"cuFoo", "a detail", -1}, "cuFoo passed through: a detail, result -1"},
+      {CycleBegun{CycleKind::kPause, 3, {SessionId{1}, SessionId{2}}}, "pause 3 begun with 2 sessions"},
+      {StepBegun{{StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{2}}}, "step begun: quiesce device 2"},
+      {PhaseDecided{PhaseKind::kPauseSave, false, SessionId{1}, "no memory"}, "phase pause: save failed: no memory"},
+      {CycleDone{CycleKind::kResume, 3, 2'500'000}, "resume 3 done in 2500 us"},
+      {CycleFailed{CycleKind::kPause, 3, false, "why"}, "pause 3 failed and could not be undone: why"},
+      {SlabOpened{AllocationId{3}, Address{0x7f00}, {}}, "slab 3 opened at 0x7f00"},
+      {Placed{AllocationId{4}, AllocationId{3}, kMiB, false}, "allocation 4 placed in slab 3 at offset 1 MiB"},
+      {Backed{AllocationId{4}, {}}, "allocation 4 left its slab for memory of its own"},
+      {PartCleared{AllocationId{3}, kMiB, 64}, "slab 3 cleared at offset 1 MiB, 64 B"},
+      {Condensed{SequenceNumber{70}, 1, 0, {}}, "snapshot of everything up to event 70"}};
+  for (const auto& [body, sentence] : all) EXPECT_EQ(ToText(body), sentence);
+}
+
 }  // namespace
 }  // namespace amem

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "statemachine/apply.h"
+#include "tests/journal/samples.h"
+#include "tests/replay/job/event_json_samples.h"
 #include "tests/replay/job/scripted_journal.h"
 
 namespace amem {
@@ -24,6 +26,14 @@ TEST(EventJson, every_kind_names_itself_and_has_the_common_fields) {
     EXPECT_EQ(json["kind"], KindWord(body.index()));
     EXPECT_EQ(KindWord(body.index()).find(' '), std::string::npos);
     EXPECT_GT(json.size(), 4u) << "no fields of " << KindName(body.index());
+  }
+}
+
+TEST(EventJson, every_field_of_every_kind_is_shown_as_it_always_was) {
+  ASSERT_EQ(std::size(test::kSampleEvents), kEventKinds);
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+    const auto json = ToJson(Event{SequenceNumber{kind + 1}, 2, 3, test::Sample(kind)});
+    EXPECT_EQ(json.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace), test::kSampleEvents[kind]);
   }
 }
 

@@ -1,0 +1,215 @@
+// The fields of every event, and of what a state holds, under their names: one description for all that walks over them, such
+// as JSON (replay/job/event_json.h) and the digest.
+//
+//   ForEachField(event, [](const char* name, const auto& field) { ... });
+//
+// A field's type says how it is shown. Where it does not, a wrapper does: Hexadecimal, IfAny, OrNull, Unlisted. A field that is
+// added to a struct and forgotten here does not compile. (The codec takes structs apart by itself: what is on disk must not
+// follow from names.)
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+template <class T>
+struct Hexadecimal {  // an address that is a plain number
+  const T& field;
+};
+template <class T>
+struct IfAny {  // left out when it is zero
+  const T& field;
+};
+template <class T>
+struct OrNull {  // null when it is zero
+  const T& field;
+};
+template <class T>
+struct Unlisted {  // only a snapshot or the digest has a use for it
+  const T& field;
+};
+
+// name, field, name, field ...: fields by reference, wrappers by value. A field without a name is a struct whose own fields
+// stand in its place.
+template <class... Parts>
+constexpr std::tuple<Parts...> Named(Parts&&... parts) {
+  return std::tuple<Parts...>(std::forward<Parts>(parts)...);
+}
+
+// ---- values --------------------------------------------------------------------------------------------------------------
+
+inline auto Fields(const Location& v) { return Named("type", v.type, "id", v.id); }
+inline auto Fields(const AllocationProperties& v) {
+  return Named("type", v.type, "handle_types", v.handle_types, "location", v.location, "compression", v.compression,
+               "gpu_direct_rdma", v.gpu_direct_rdma, "usage", v.usage, "reserved", v.reserved);
+}
+inline auto Fields(const AccessDescriptor& v) { return Named("location", v.location, "flags", v.flags); }
+inline auto Fields(const RemoteAllocation& v) { return Named("owner", v.owner, "owner_allocation", v.allocation); }
+inline auto Fields(const ByteRange& v) { return Named("offset", v.offset, "bytes", v.bytes); }
+inline auto Fields(const Step& v) {
+  return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device);
+}
+
+// ---- events, in the order of event.h -------------------------------------------------------------------------------------
+
+inline auto Fields(const SessionOpened& e) {
+  return Named("session", e.session, "host", e.host, "pid", e.pid, "boot_id", e.boot_id, "amem_version", e.amem_version,
+               "driver_version", e.driver_version, "nccl_version", e.nccl_version, "gpu_uuids", e.gpu_uuids, "group", e.group,
+               "rank", e.rank, "realtime_ns", e.realtime_ns, "monotonic_ns", e.monotonic_ns, "layout", e.layout, "content",
+               e.content);
+}
+inline auto Fields(const SessionClosed& e) { return Named("reason", e.reason); }
+inline auto Fields(const SessionBroken& e) { return Named("reason", e.reason); }
+inline auto Fields(const GroupChanged& e) { return Named("group", e.group); }
+inline auto Fields(const LibraryAttached& e) {
+  return Named("path", e.path, "build_id", e.build_id, "way", e.way, "nccl_version", e.nccl_version, "load_address",
+               Hexadecimal{e.load_address});
+}
+inline auto Fields(const DriverSymbolBound& e) {
+  return Named("name", e.name, "cuda_version", e.cuda_version, "replaced", e.replaced);
+}
+inline auto Fields(const RangeReserved& e) {
+  return Named("allocation", IfAny{e.allocation}, "address", e.address, "bytes", e.bytes, "alignment", e.alignment, "hint",
+               e.hint, "flags", e.flags, "site", e.site);
+}
+inline auto Fields(const RangeFreed& e) {
+  return Named("address", e.address, "bytes", e.bytes, "allocation", IfAny{e.allocation});
+}
+inline auto Fields(const AllocationCreated& e) {
+  return Named("allocation", e.allocation, "bytes", e.bytes, "properties", e.properties, "flags", e.flags, "handle", e.handle,
+               "created_seq", e.created, "site", e.site);
+}
+inline auto Fields(const AllocationRetained& e) { return Named("allocation", e.allocation, "address", e.address); }
+inline auto Fields(const AllocationReleased& e) { return Named("allocation", e.allocation); }
+inline auto Fields(const Mapped& e) {
+  return Named("address", e.address, "bytes", e.bytes, "offset", e.offset, "allocation", e.allocation, "flags", e.flags);
+}
+inline auto Fields(const Unmapped& e) {
+  return Named("address", e.address, "bytes", e.bytes, "allocation", IfAny{e.allocation});
+}
+inline auto Fields(const AccessSet& e) {
+  return Named("allocation", IfAny{e.allocation}, "address", e.address, "bytes", e.bytes, "access", e.access);
+}
+inline auto Fields(const Exported& e) { return Named("allocation", e.allocation, "handle_type", e.handle_type); }
+inline auto Fields(const Imported& e) {
+  return Named("allocation", e.allocation, "", e.remote, "bytes", e.bytes, "properties", e.properties, "handle_type",
+               e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site);
+}
+inline auto Fields(const ReferenceAdded& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
+inline auto Fields(const ReferenceDropped& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
+inline auto Fields(const PeerConnected& e) {
+  return Named("peer", e.peer, "host", e.host, "pid", e.pid, "group", e.group, "rank", e.rank);
+}
+inline auto Fields(const PeerLost& e) { return Named("peer", e.peer, "reason", e.reason); }
+inline auto Fields(const HostAllocated& e) {
+  return Named("address", e.address, "bytes", e.bytes, "flags", e.flags, "registered", e.registered);
+}
+inline auto Fields(const HostFreed& e) { return Named("address", e.address); }
+inline auto Fields(const LegacyAllocated& e) {
+  return Named("address", e.address, "bytes", e.bytes, "backing", e.backing, "offset", e.offset, "why", e.why, "site", e.site);
+}
+inline auto Fields(const LegacyFreed& e) { return Named("address", e.address); }
+inline auto Fields(const LegacyExported& e) { return Named("address", e.address, "backing", e.backing); }
+inline auto Fields(const LegacyImported& e) { return Named("address", e.address, "allocation", e.allocation); }
+inline auto Fields(const LegacyClosed& e) { return Named("address", e.address); }
+inline auto Fields(const AsyncAllocated& e) { return Named("address", e.address, "bytes", e.bytes); }
+inline auto Fields(const AsyncFreed& e) { return Named("address", e.address); }
+inline auto Fields(const MulticastCreated& e) {
+  return Named("allocation", e.allocation, "bytes", e.bytes, "devices", e.devices, "handle_types", e.handle_types, "flags",
+               e.flags, "handle", e.handle);
+}
+inline auto Fields(const MulticastDeviceAdded& e) { return Named("multicast", e.multicast, "device", e.device); }
+inline auto Fields(const MulticastBound& e) {
+  return Named("multicast", e.multicast, "multicast_offset", e.multicast_offset, "allocation", e.allocation,
+               "allocation_offset", e.allocation_offset, "bytes", e.bytes, "address", e.address);
+}
+inline auto Fields(const MulticastUnbound& e) {
+  return Named("multicast", e.multicast, "device", e.device, "multicast_offset", e.multicast_offset, "bytes", e.bytes);
+}
+inline auto Fields(const Registered& e) { return Named("address", e.address, "bytes", e.bytes, "how", e.how); }
+inline auto Fields(const Deregistered& e) { return Named("address", e.address, "bytes", e.bytes); }
+inline auto Fields(const PassedThrough& e) { return Named("name", e.name, "detail", e.detail, "result", e.result); }
+inline auto Fields(const CycleBegun& e) { return Named("cycle_kind", e.kind, "cycle", e.cycle, "members", e.members); }
+inline auto Fields(const StepBegun& e) { return Named("step", e.step); }
+inline auto Fields(const StepDone& e) { return Named("step", e.step); }
+inline auto Fields(const StepFailed& e) {
+  return Named("step", e.step, "code", e.code, "driver_result", e.driver_result, "message", e.message);
+}
+inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase); }
+inline auto Fields(const PhaseDecided& e) {
+  return Named("phase", e.phase, "passed", e.passed, "culprit", OrNull{e.culprit}, "message", e.message);
+}
+inline auto Fields(const CycleDone& e) { return Named("cycle_kind", e.kind, "cycle", e.cycle, "duration_ns", e.duration_ns); }
+inline auto Fields(const CycleFailed& e) {
+  return Named("cycle_kind", e.kind, "cycle", e.cycle, "undone", e.undone, "message", e.message);
+}
+inline auto Fields(const Condensed& e) {
+  return Named("through", e.through, "next_allocation", e.next_allocation, "cycles", e.cycles, "totals", e.totals);
+}
+inline auto Fields(const SlabOpened& e) { return Named("slab", e.slab, "address", e.address, "dirty", Unlisted{e.dirty}); }
+inline auto Fields(const Placed& e) {
+  return Named("allocation", e.allocation, "slab", e.slab, "offset", e.offset, "touched", Unlisted{e.touched});
+}
+inline auto Fields(const Backed& e) { return Named("allocation", e.allocation, "handle", e.handle); }
+inline auto Fields(const PartCleared& e) { return Named("slab", e.slab, "offset", e.offset, "bytes", e.bytes); }
+
+// ---- what a state holds --------------------------------------------------------------------------------------------------
+
+inline auto Fields(const Range& v) {
+  return Named("bytes", v.bytes, "alignment", v.alignment, "hint", v.hint, "flags", v.flags);
+}
+inline auto Fields(const Mapping& v) {
+  return Named("bytes", v.bytes, "offset", v.offset, "allocation", v.allocation, "flags", v.flags, "access", v.access,
+               "present", v.present, "accessible", v.accessible);
+}
+inline auto Fields(const LegacyAllocation& v) {
+  return Named("bytes", v.bytes, "backing", v.backing, "offset", v.offset, "why", v.why, "site", v.site);
+}
+inline auto Fields(const HostAllocation& v) { return Named("bytes", v.bytes, "flags", v.flags, "registered", v.registered); }
+inline auto Fields(const Registration& v) {
+  return Named("bytes", v.bytes, "how", v.how, "count", v.count, "allocations", Unlisted{v.allocations});
+}
+inline auto Fields(const MulticastBinding& v) {
+  return Named("allocation", v.allocation, "address", v.address, "allocation_offset", v.allocation_offset, "bytes", v.bytes);
+}
+inline auto Fields(const Peer& v) {
+  return Named("host", v.host, "pid", v.pid, "group", v.group, "rank", v.rank, "connected", v.connected, "lost_reason",
+               v.lost_reason);
+}
+
+// ---- walking over them ---------------------------------------------------------------------------------------------------
+
+template <class T>
+concept Described = requires(const T& value) {
+  Fields(value);
+};
+
+// How many fields a struct has: as many as its initializer takes.
+struct AnyField {
+  template <class T>
+  operator T() const;  // NOLINT(google-explicit-constructor): only named, never called
+};
+template <class T, class... Init>
+consteval std::size_t CountFields() {
+  if constexpr (requires { T{Init{}..., AnyField{}}; }) {
+    return CountFields<T, Init..., AnyField>();
+  } else {
+    return sizeof...(Init);
+  }
+}
+
+template <Described T, class Visit>
+void ForEachField(const T& value, Visit&& visit) {
+  const auto fields = Fields(value);
+  constexpr std::size_t kParts = std::tuple_size_v<std::remove_const_t<decltype(fields)>>;
+  static_assert(kParts == 2 * CountFields<T>(), "a field of this struct is missing in its Fields()");
+  [&]<std::size_t... I>(std::index_sequence<I...>) { (visit(std::get<2 * I>(fields), std::get<2 * I + 1>(fields)), ...); }
+  (std::make_index_sequence<kParts / 2>());
+}
+
+}  // namespace amem

@@ -36,7 +36,7 @@ Enum GetEnum(std::uint8_t value, Enum last, const char* what) {
 }
 CycleKind GetCycleKind(std::uint8_t v) { return GetEnum(v, CycleKind::kResume, "cycle kind"); }
 PhaseKind GetPhaseKind(std::uint8_t v) { return GetEnum(v, PhaseKind::kResumeOpen, "phase kind"); }
-StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kScan, "step kind"); }
+StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kBeginRestore, "step kind"); }
 Code GetCode(std::uint8_t v) { return GetEnum(v, Code::kBroken, "error class"); }
 
 template <class Enum>

@@ -664,6 +664,7 @@ class Fold {
       case StepKind::kCheckMemory:
       case StepKind::kVerify:
       case StepKind::kScan:
+      case StepKind::kBeginRestore:
         return {};
       case StepKind::kUnmap:
       case StepKind::kMap:

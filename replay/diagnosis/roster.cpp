@@ -110,7 +110,8 @@ namespace {
 
 // These are planned whenever they are asked for: what is done of them shows only in the count.
 bool Repeats(StepKind kind) {
-  return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kVerify;
+  return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kVerify ||
+         kind == StepKind::kBeginRestore;
 }
 
 }  // namespace

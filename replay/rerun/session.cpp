@@ -252,6 +252,7 @@ Status RerunSession::Perform(const Step& step) {
     case StepKind::kVerify:
       return CheckInvariants(recorded_);
     case StepKind::kScan:
+    case StepKind::kBeginRestore:
     case StepKind::kSave:
     case StepKind::kRestore:
       return {};

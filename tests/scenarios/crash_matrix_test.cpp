@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
@@ -409,6 +410,23 @@ TEST_F(Matrix, processes_that_are_forked_at_any_time_disturb_nobody) {
   AllOk(job, {.op = Op::kFree}, "free");
   AllOk(job, {.op = Op::kClose}, "close");
   VerifyJournals(job, "forks");
+}
+
+// Each driver call of a resume belongs to a step: whoever dies in it, its journal says in which, copies of contents included.
+TEST_F(Matrix, killed_in_any_driver_call_of_a_resume_the_journal_shows_the_open_step) {
+  const Points points = Survey(1, 0, Op::kResume);
+  ASSERT_GT(points.calls, 20U);
+  std::map<StepKind, int> open;
+  for (std::uint64_t nth = 1; nth <= points.calls; ++nth) {
+    KillAt(1, 0, Op::kResume, Fault::kKillAtCall, nth);
+    const JournalFindings* dead = JournalOf(0);
+    ASSERT_NE(dead, nullptr);
+    ASSERT_EQ(dead->info.status, SessionStatus::kCrashed);
+    ASSERT_TRUE(dead->state.cycle.open_step.has_value()) << "call " << nth << " of " << points.calls;
+    ++open[dead->state.cycle.open_step->kind];
+  }
+  EXPECT_GT(open[StepKind::kBeginRestore], 0);
+  EXPECT_GT(open[StepKind::kRestore], 0);
 }
 
 // ---- the matrix ------------------------------------------------------------------------------------------------------------

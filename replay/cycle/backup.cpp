@@ -106,7 +106,7 @@ Status Backup::Save(std::span<const Item> items) {
     const std::lock_guard lock(mutex_);
     statistics_ = {};
   }
-  if (queued_.empty()) began_ns_ = SteadyNs();
+  if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
   for (const auto& [device, own] : ByDevice(items)) {
     if (Status saved = SaveOn(device, own); !saved.ok()) {
@@ -125,9 +125,9 @@ Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
 }
 
 Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
-  const std::uint64_t began = SteadyNs();
+  const std::uint64_t began = MonotonicNs();
   const auto found = driver_.FindNonZero(device, ExtentsOf(items), options_.block);
-  const std::uint64_t looked = SteadyNs() - began;
+  const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   Bytes total = 0, saved = 0;
   for (const Item& item : items) total += item.bytes;
@@ -208,7 +208,7 @@ Status Backup::Restore(std::span<const Item> items) {
     }
   }
   pinned_.Rest(true);
-  if (queued_.empty()) began_ns_ = SteadyNs();
+  if (queued_.empty()) began_ns_ = MonotonicNs();
   for (const auto& [device, own] : ByDevice(items)) {
     AMEM_TRY(RestoreOn(device, own).Within(fmt::format("restore contents on device {}", device.value)));
   }
@@ -262,7 +262,7 @@ Status Backup::Finish() {
   }
   if (any) {
     const std::lock_guard lock(mutex_);
-    (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = SteadyNs() - began_ns_;
+    (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = MonotonicNs() - began_ns_;
   }
   queued_ = std::move(unfinished);
   if (contents_ == Contents::kQueued) contents_ = first.ok() ? Contents::kSaved : Contents::kLost;

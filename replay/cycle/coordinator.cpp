@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "journal/base/clock.h"
+
 namespace amem {
+
 // Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
@@ -43,7 +46,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
-  const std::uint64_t start = SteadyNs();
+  const std::uint64_t start = MonotonicNs();
   CycleReport report;
   report.cycle = CycleNumber(kind);
   std::vector<SessionId> members;
@@ -54,7 +57,7 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
     ledger_.Record(CycleBegun{kind, report.cycle, std::move(members)});
   }
   if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
-  report.total_ns = SteadyNs() - start;
+  report.total_ns = MonotonicNs() - start;
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
@@ -117,12 +120,12 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
   const Plan plan = MakePlan(kind);
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
-    const std::uint64_t begun = SteadyNs();
+    const std::uint64_t begun = MonotonicNs();
     Status mine = executor_.Run(phase);
     if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
-    const std::uint64_t voted = SteadyNs();
+    const std::uint64_t voted = MonotonicNs();
     const Decided all = Vote(round, phase.phase, mine);
-    const std::uint64_t decided = SteadyNs();
+    const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
     // The member that counted the votes has died after it told another one that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;

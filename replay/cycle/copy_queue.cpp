@@ -21,6 +21,7 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
       if (restore) restoring_.insert(step.allocation);
     }
   }
+  if (items.empty()) return {};
   return restore ? backup_.Restore(items) : backup_.Save(items);
 }
 

@@ -6,8 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
-#include <system_error>
+#include <utility>
+
+#include "journal/base/thread.h"
 
 namespace amem {
 namespace {
@@ -16,11 +17,6 @@ constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
 
 }  // namespace
-
-std::uint64_t SteadyNs() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 PinnedMemory::~PinnedMemory() {
   if (fork_.InChild()) {  // neither the thread nor the driver's memory came along
@@ -41,7 +37,7 @@ Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
       filled_ += room.bytes;
       return room;
     }
-    const std::uint64_t began = SteadyNs();
+    const std::uint64_t began = MonotonicNs();
     if (pinning_) {  // the buffer that the thread is about to get comes first
       changed_.wait(lock, [&] { return !pinning_; });
     } else {
@@ -56,7 +52,7 @@ Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
       statistics_.pinned_in_take += (*buffer)->size();
       buffers_.push_back(*std::move(buffer));
     }
-    statistics_.pin_ns += SteadyNs() - began;
+    statistics_.pin_ns += MonotonicNs() - began;
   }
 }
 
@@ -92,23 +88,15 @@ void PinnedMemory::Prepare(Bytes expected) {
     preparing_ = true;
   }
   if (thread_ != nullptr) thread_->join();
-  StartThread();
-}
-
-void PinnedMemory::StartThread() {
   thread_.reset();
-  // The host program's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::make_unique<std::thread>(&PinnedMemory::PinInBackground, this);
-  } catch (const std::system_error& failure) {
-    const std::lock_guard lock(mutex_);
-    preparing_ = false;
-    statistics_.not_prepared = std::string("start a thread: ") + failure.what();
+  auto started = StartThread("amem-pinning", [this] { PinInBackground(); });
+  if (started.ok()) {
+    thread_ = std::make_unique<std::thread>(*std::move(started));
+    return;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const std::lock_guard lock(mutex_);
+  preparing_ = false;
+  statistics_.not_prepared = started.status().message();
 }
 
 void PinnedMemory::PinInBackground() {

@@ -13,13 +13,12 @@
 #include <thread>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "journal/base/fork_guard.h"
 #include "replay/driver/driver.h"
 #include "statemachine/types.h"
 
 namespace amem {
-
-std::uint64_t SteadyNs();
 
 // Thread-safe.
 class PinnedMemory {
@@ -53,14 +52,13 @@ class PinnedMemory {
   // Begins to pin memory in the background until `expected` bytes or the limit are there. A call replaces the one before.
   void Prepare(Bytes expected);
   void Rest(bool resting);  // the thread pins nothing meanwhile
-  void Busy() { busy_ns_.store(SteadyNs(), std::memory_order_relaxed); }
+  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
   void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
   // Gives memory back in which there is no room taken, until no more than `keep` is left; stops preparing.
   void Trim(Bytes keep);
   [[nodiscard]] Statistics Count() const;
 
  private:
-  void StartThread();
   void PinInBackground();
   void AwaitQuiet();
 

@@ -120,6 +120,16 @@ TEST_F(ExecutorTest, a_copy_back_that_cannot_begin_is_the_failure_of_the_step_th
   EXPECT_TRUE(FinishResume().ok());
 }
 
+TEST_F(ExecutorTest, a_slab_without_parts_has_no_contents_and_comes_back) {
+  const AllocationId slab = Create();
+  Record(SlabOpened{slab, PlaceOf(slab), {}});
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(InUse(), k2M);
+  EXPECT_EQ(sim_->Calls("ClearAll"), 0U);
+}
+
 // ---- an allocation that vanishes --------------------------------------------------------------------------------------------
 
 class HeldByAPeer : public ExecutorTest {

@@ -1,0 +1,99 @@
+// Replacements: the functions of the driver (and of ibverbs) that AMem replaces for NCCL, and the real ones behind them.
+//
+// A replaced function is a type E with
+//   kName      the name NCCL asks cuGetProcAddress for
+//   kExported  the name libcuda exports it under (they differ by a version suffix)
+//   Function   its C type
+//   Call(real, arguments...)  what happens instead
+//   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, for which kName means this function
+// One name can stand for several real functions (legacy and per-thread default stream, versions with one signature). Each real
+// function gets an entry point of its own, a variant, which knows the real one it stands for.
+//
+// Bind may be called from any thread; entry points stay valid for the life of the process.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace amem::replacements {
+
+inline constexpr std::size_t kVariants = 4;
+inline constexpr int kNoBound = std::numeric_limits<int>::max();
+
+struct Replacement {
+  const char* name;
+  const char* exported;
+  int since, before;  // the CUDA versions for which the name means this signature: since <= version < before
+  std::span<std::atomic<void*>, kVariants> reals;
+  std::span<void* const, kVariants> entries;
+};
+
+// True in a forked child, where the driver does not work and AMem's state is the parent's: every call passes through.
+inline constinit std::atomic<bool> inert{false};
+
+template <class E, class F = typename E::Function>
+struct Thunk;
+template <class E, class R, class... A>
+struct Thunk<E, R(A...)> {
+  static inline constinit std::atomic<void*> reals[kVariants]{};
+
+  template <std::size_t V>
+  static R Enter(A... arguments) noexcept {
+    auto* real = reinterpret_cast<R (*)(A...)>(reals[V].load(std::memory_order_acquire));
+    if (inert.load(std::memory_order_relaxed)) return real(arguments...);
+    try {
+      return E::Call(real, arguments...);
+    } catch (const std::exception&) {  // memory for bookkeeping ran out; NCCL's C code must not see an exception
+      if constexpr (std::is_same_v<R, CUresult>) return CUDA_ERROR_OUT_OF_MEMORY;
+      return R{};
+    }
+  }
+
+  static void* const* Entries() {
+    static void* const entries[kVariants] = {reinterpret_cast<void*>(&Enter<0>), reinterpret_cast<void*>(&Enter<1>),
+                                             reinterpret_cast<void*>(&Enter<2>), reinterpret_cast<void*>(&Enter<3>)};
+    return entries;
+  }
+};
+
+template <class E>
+Replacement Replace() {
+  using T = Thunk<E>;
+  int since = 3020, before = kNoBound;  // 3.2 is the first version with 64-bit device pointers
+  if constexpr (requires { E::kSince; }) since = E::kSince;
+  if constexpr (requires { E::kBefore; }) before = E::kBefore;
+  return {E::kName,
+          E::kExported,
+          since,
+          before,
+          std::span<std::atomic<void*>, kVariants>(T::reals),
+          std::span<void* const, kVariants>(T::Entries(), kVariants)};
+}
+
+// The table of a family of functions, for Install.
+template <class... E>
+std::span<const Replacement> Table() {
+  static const std::array table = {Replace<E>()...};
+  return table;
+}
+
+// The function to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does
+// not replace it. *replaced (may be null) tells the two apart.
+void* Bind(const char* name, int cuda_version, void* real, bool* replaced);
+// The same for a name that dlsym or dlvsym was asked for, which is the exported one.
+void* BindExported(const char* exported, void* real, bool* replaced);
+
+// The replacements that Bind looks in: one table for each file of ncclpatch/intercept/. Until this is called nothing is
+// replaced. `tables` must stay valid for the life of the process.
+using Tables = std::span<const std::span<const Replacement>>;
+void Install(const Tables& tables);
+
+}  // namespace amem::replacements

@@ -1,0 +1,88 @@
+// What the sources of the stand-in libcuda share.
+#pragma once
+
+#pragma GCC visibility push(default)
+#include <cuda.h>
+
+#include "tests/stand_ins/cuda/control.h"
+#pragma GCC visibility pop
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "replay/driver/simulator/simulator.h"
+
+#define CUDA_CALL extern "C" __attribute__((visibility("default")))
+
+struct CUctx_st {
+  int device = 0;
+  int retained = 0;
+  bool primary = false;
+};
+struct CUstream_st {
+  int device = 0;
+  unsigned flags = 0;
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+};
+struct CUevent_st {
+  int device = 0;
+};
+
+namespace amem::stand_in {
+
+struct LegacyBlock {  // cuMemAlloc and the like
+  Bytes asked = 0, bytes = 0;
+  DriverHandle handle;
+  int device = 0;
+  int exported = -1;  // descriptor that cuIpcGetMemHandle hands out
+};
+struct Multicast {
+  unsigned devices = 0;
+  std::set<int> added;
+  struct Binding {
+    std::uint64_t bytes = 0;
+    int device = 0;
+  };
+  std::map<std::pair<std::uint64_t, int>, Binding> bindings;  // by offset and device
+};
+
+// Everything behind the C interface. Made by the first call, never destroyed: calls may come until the process is gone.
+struct StandIn {
+  std::unique_ptr<Simulator> simulator;
+  int devices = 0;
+
+  std::mutex mutex;  // over all below
+  std::vector<std::unique_ptr<CUctx_st>> primary;
+  std::map<CUdeviceptr, LegacyBlock> legacy;
+  std::map<CUdeviceptr, LegacyBlock> opened;  // cuIpcOpenMemHandle
+  std::map<void*, std::unique_ptr<PinnedBuffer>> host;
+  std::map<void*, std::size_t> registered;
+  std::map<std::uint64_t, Multicast> multicasts;  // by handle
+  std::set<CUstream> streams;
+};
+
+StandIn* Get();       // null: cuInit was not called, or failed, or this is a forked child
+CUresult Start();     // cuInit
+int CurrentDevice();  // of the thread's context; -1: it has none
+
+CUresult Result(const Status& status);
+AllocationProperties FromCuda(const CUmemAllocationProp& prop);
+CUmemAllocationProp ToCuda(const AllocationProperties& properties);
+
+inline Address At(CUdeviceptr pointer) { return Address{pointer}; }
+
+// Multicast objects are simulated as host memory that carries this mark in its properties, through export and import.
+inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
+
+}  // namespace amem::stand_in
+
+// The first lines of almost every call.
+#define STARTED_OR_RETURN(name)                                \
+  amem::stand_in::StandIn* const name = amem::stand_in::Get(); \
+  if (name == nullptr) return CUDA_ERROR_NOT_INITIALIZED
+#define CONTEXT_OR_RETURN(name)                     \
+  const int name = amem::stand_in::CurrentDevice(); \
+  if (name < 0) return CUDA_ERROR_INVALID_CONTEXT

@@ -30,7 +30,7 @@ Enum GetEnum(std::uint8_t value, Enum last, const char* name) {
 }
 inline CycleKind GetCycleKind(std::uint8_t v) { return GetEnum(v, CycleKind::kResume, "cycle kind"); }
 inline PhaseKind GetPhaseKind(std::uint8_t v) { return GetEnum(v, PhaseKind::kResumeOpen, "phase kind"); }
-inline StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kScan, "step kind"); }
+inline StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kBeginRestore, "step kind"); }
 inline Code GetCode(std::uint8_t v) { return GetEnum(v, Code::kBroken, "error class"); }
 
 template <class Enum>

@@ -105,6 +105,7 @@ Status Fold::DoStep(const std::string& doing, const Step& step) {
     case StepKind::kCheckMemory:
     case StepKind::kVerify:
     case StepKind::kScan:
+    case StepKind::kBeginRestore:
       return {};
     case StepKind::kUnmap:
     case StepKind::kMap:

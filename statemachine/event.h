@@ -291,10 +291,11 @@ enum class StepKind : std::uint8_t {
   kCreate,         // a new driver handle for an own allocation       allocation
   kMap,            // put the memory back under its address           allocation, address
   kSetAccess,      // as recorded                                     allocation, address
-  kRestore,        // contents back from the backup                   allocation
+  kRestore,        // wait until the contents are back                allocation
   kImport,         // a new driver handle from the owner              allocation
   kVerify,         // state and driver agree
   kScan,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
+  kBeginRestore,   // begin to copy contents back; device, bytes of all that this begins
 };
 struct Step {
   StepKind kind{};

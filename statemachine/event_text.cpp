@@ -348,13 +348,16 @@ std::string_view ToText(StepKind kind) {
       return "verify";
     case StepKind::kScan:
       return "find contents";
+    case StepKind::kBeginRestore:
+      return "begin restore";
   }
   return "unknown";
 }
 
 std::string ToText(const Step& step) {
   std::string out{ToText(step.kind)};
-  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kScan) {
+  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kScan ||
+      step.kind == StepKind::kBeginRestore) {
     out += " device " + to_string(step.device.value);
   }
   if (step.allocation) out += " " + ToText(step.allocation);

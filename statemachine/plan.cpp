@@ -114,35 +114,29 @@ std::vector<Step> CheckMemory(const State& state, const Places& places) {
   return steps;
 }
 
-// One step for each device that has contents to save.
-std::vector<Step> Find(const State& state) {
-  std::map<std::int32_t, Bytes> bytes;
-  for (const auto& [id, a] : state.allocations) {
-    if (NeedsSaving(a)) bytes[a.properties.location.id] += a.bytes;
+// Adds a step of kind `begin` for each device of `contents`.
+void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase& phase) {
+  std::map<DeviceOrdinal, std::vector<Step>> by_device;
+  for (const Step& step : contents) by_device[step.device].push_back(step);
+  for (auto& [device, own] : by_device) {
+    Bytes bytes = 0;
+    for (const Step& step : own) bytes += step.bytes;
+    phase.steps.push_back({begin, {}, {}, bytes, device});
+    phase.copies.push_back(std::move(own));
   }
-  std::vector<Step> steps;
-  for (const auto& [device, sum] : bytes) steps.push_back({StepKind::kScan, {}, {}, sum, DeviceOrdinal{device}});
-  return steps;
+}
+
+PlannedPhase PlanSave(const State& state, const Places& places) {
+  std::vector<Step> saves;
+  for (const auto& [id, a] : state.allocations) {
+    if (NeedsSaving(a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+  }
+  PlannedPhase phase{PhaseKind::kPauseSave, {}};
+  BeginCopies(StepKind::kScan, saves, phase);
+  return phase;
 }
 
 }  // namespace
-
-std::vector<Step> ContentsToSave(const State& state) {
-  const Places places = PlacesOf(state);
-  std::vector<Step> steps;
-  for (const auto& [id, a] : state.allocations) {
-    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
-  }
-  return steps;
-}
-
-std::optional<Step> ContentsToRestore(const State& state, AllocationId id, Address address) {
-  const auto it = state.allocations.find(id);
-  if (it == state.allocations.end() || !it->second.saved || !it->second.awaiting_restore) return std::nullopt;
-  const Address at = Reachable(state, id, it->second, {{id, {address}}}, true);
-  if (!at) return std::nullopt;
-  return On(StepKind::kRestore, id, it->second, at);
-}
 
 Plan PlanPause(const State& state) {
   const Places places = PlacesOf(state);
@@ -151,7 +145,7 @@ Plan PlanPause(const State& state) {
   PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
           {{PhaseKind::kPauseArrive, Quiesce(state)},
-           {PhaseKind::kPauseSave, Find(state)},
+           PlanSave(state, places),
            {PhaseKind::kPauseReleaseOwn, std::move(release)},
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }
@@ -179,19 +173,103 @@ State WithoutImports(const State& state, const Places& places, std::vector<Step>
   return after;
 }
 
+bool NeedsRestoring(const Allocation& a) { return a.saved && (a.awaiting_restore || !a.resident); }
+
+// The phase that creates own memory, with copies back as soon as there is enough to copy to. `begun`: the allocations whose
+// contents are then on their way.
+PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set<AllocationId>& begun) {
+  PlannedPhase phase{PhaseKind::kResumeCreateOwn, {}};
+  std::vector<Step> reachable;
+  Bytes bytes = 0;
+  const auto begin = [&] {
+    BeginCopies(StepKind::kBeginRestore, std::exchange(reachable, {}), phase);
+    bytes = 0;
+  };
+  for (const Step& step : steps) {
+    phase.steps.push_back(step);
+    if (step.kind != StepKind::kSetAccess) continue;
+    const Allocation& a = state.allocations.at(step.allocation);
+    const Places place{{step.allocation, {step.address}}};
+    if (!NeedsRestoring(a) || !Reachable(state, step.allocation, a, place, false)) continue;
+    if (!begun.insert(step.allocation).second) continue;
+    reachable.push_back(On(StepKind::kRestore, step.allocation, a, step.address));
+    bytes += a.bytes;
+    if (bytes >= kRestoreAtOnce) begin();
+  }
+  begin();
+  return phase;
+}
+
+struct OwnersSteps {
+  std::vector<std::vector<Step>> batches;
+  AllocationId last;
+};
+
+// Puts a step into its owner's last batch, or into a new one. Steps of one allocation stay together.
+void AddToBatches(const Step& step, OwnersSteps& owner) {
+  constexpr std::size_t kMost = 24;  // some 8 allocations: import, map, access
+  auto& batches = owner.batches;
+  const std::size_t enough = kMost >> (3 - std::min<std::size_t>(batches.size(), 3));
+  if (batches.empty() || (batches.back().size() >= enough && step.allocation != owner.last)) batches.emplace_back();
+  batches.back().push_back(step);
+  owner.last = step.allocation;
+}
+
+void AppendBatch(SessionId owner, const std::vector<Step>& steps, PlannedPhase& phase) {
+  ImportBatch batch{owner, {}};
+  for (const Step& step : steps) {
+    phase.steps.push_back(step);
+    if (step.kind == StepKind::kImport) batch.imports.push_back(step.allocation);
+  }
+  if (!batch.imports.empty()) phase.imports.push_back(std::move(batch));
+}
+
+void AppendImports(const State& state, const std::vector<Step>& steps, PlannedPhase& phase) {
+  std::map<SessionId, OwnersSteps> owners;
+  for (const Step& step : steps) AddToBatches(step, owners[state.allocations.at(step.allocation).remote->owner]);
+  const auto after_self = owners.upper_bound(state.session.session);
+  std::size_t turns = 0;
+  for (const auto& [id, owner] : owners) turns = std::max(turns, owner.batches.size());
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    const auto take = [&](auto begin, auto end) {
+      for (auto it = begin; it != end; ++it) {
+        if (turn < it->second.batches.size()) AppendBatch(it->first, it->second.batches[turn], phase);
+      }
+    };
+    take(after_self, owners.end());
+    take(owners.begin(), after_self);
+  }
+}
+
+// `begun`: the allocations whose contents are on their way already.
+PlannedPhase PlanImport(const State& state, const Places& places, const std::set<AllocationId>& begun) {
+  PlannedPhase phase{PhaseKind::kResumeImport, {}};
+  std::vector<Step> returns, imports, late, restores;
+  PlanReturn(state, places, false, StepKind::kImport, returns);
+  for (const Step& step : returns) {
+    // What stands in for lost memory comes first: clearing it waits for all copies of its device.
+    (state.Orphaned(state.allocations.at(step.allocation)) ? phase.steps : imports).push_back(step);
+  }
+  for (const auto& [id, a] : state.allocations) {
+    if (!NeedsRestoring(a)) continue;
+    restores.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
+    if (!begun.contains(id)) late.push_back(restores.back());
+  }
+  BeginCopies(StepKind::kBeginRestore, late, phase);
+  AppendImports(state, imports, phase);
+  phase.steps.insert(phase.steps.end(), restores.begin(), restores.end());
+  return phase;
+}
+
 Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
   const Places places = PlacesOf(state);
-  std::vector<Step> import;
+  std::set<AllocationId> begun;
   PlanReturn(state, places, true, StepKind::kCreate, create);
-  PlanReturn(state, places, false, StepKind::kImport, import);
-  for (const auto& [id, a] : state.allocations) {
-    if (a.saved && (a.awaiting_restore || !a.resident))
-      import.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
-  }
+  PlannedPhase create_own = PlanCreateOwn(state, std::move(create), begun);
   return {CycleKind::kResume,
           {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
-           {PhaseKind::kResumeCreateOwn, std::move(create)},
-           {PhaseKind::kResumeImport, std::move(import)},
+           std::move(create_own),
+           PlanImport(state, places, begun),
            {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
            {PhaseKind::kResumeOpen, {}}}};
 }

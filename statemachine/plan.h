@@ -1,7 +1,6 @@
 // Plans: what a pause or resume has to do, as a value.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "statemachine/event.h"
@@ -9,11 +8,21 @@
 
 namespace amem {
 
-// Steps of one allocation run in their order; after the last step of a phase all members vote, and nobody begins the next phase
-// before all did.
+// Imports whose descriptors the owner sends in one message: as many as a process may hold open at once.
+struct ImportBatch {
+  SessionId owner;
+  std::vector<AllocationId> imports;  // in the order of their steps
+  friend bool operator==(const ImportBatch&, const ImportBatch&) = default;
+};
+
+// After the last step of a phase all members vote, and nobody begins the next phase before all did.
 struct PlannedPhase {
   PhaseKind phase{};
-  std::vector<Step> steps;
+  std::vector<Step> steps;  // in the order in which they run
+  // What each kScan or kBeginRestore step begins to copy, in the order of those steps: save or restore steps, which wait for
+  // their own copies later.
+  std::vector<std::vector<Step>> copies{};
+  std::vector<ImportBatch> imports{};  // all import steps, in their order
   friend bool operator==(const PlannedPhase&, const PlannedPhase&) = default;
 };
 struct Plan {
@@ -27,16 +36,17 @@ struct Plan {
 //
 // A pause frees memory while contents are still being copied: its release phase saves and frees own allocations one after the
 // other, in the order in which the phase before (kScan) began to copy them.
+//
+// A resume copies contents back while it creates memory and imports: a copy begins (kBeginRestore) as soon as memory for
+// kRestoreAtOnce can be reached, and what can only be reached through a mapping made for the copy comes after all own memory.
+// Imports are taken in batches, owner by owner in turns. Every session begins with the owner after itself, so that not all of
+// them ask the same one; the first batches are small, because everybody waits for those.
+inline constexpr Bytes kRestoreAtOnce = Bytes{256} << 20;
 Plan PlanPause(const State&);
 Plan PlanResume(const State&);
 
 // Memory that stands in for a lost owner's is one piece of this size, mapped over and over: a divisor of the whole, so that a
 // slab of a gigabyte costs some megabytes.
 Bytes StandInPiece(Bytes whole);
-
-// The save steps of a pause from here.
-std::vector<Step> ContentsToSave(const State&);
-// The restore step of an allocation whose own device can reach all of it at `address` now; none if it has to wait.
-std::optional<Step> ContentsToRestore(const State&, AllocationId, Address address);
 
 }  // namespace amem

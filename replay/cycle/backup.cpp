@@ -1,25 +1,19 @@
 #include "replay/cycle/backup.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
-#include "journal/base/thread.h"
 #include "statemachine/event.h"
 
 namespace amem {
 namespace {
 
-constexpr Bytes kPage = 4096;
 constexpr Bytes kQueueBytes = Bytes{64} << 20;  // handed to the driver at once, so that copying begins early
-constexpr int kNiceness = 10;
 
 std::string Name(const Backup::Item& item) {
-  return ToText(item.allocation) + " (" + std::to_string(item.bytes) + " bytes at offset " + std::to_string(item.offset) + ")";
+  return fmt::format("{} ({} bytes at offset {})", ToText(item.allocation), item.bytes, item.offset);
 }
 
 // The items of each device, in the order in which they were given.
@@ -91,14 +85,13 @@ class Backup::Queue {
   Bytes bytes_ = 0;
 };
 
-Backup::Backup(Driver& driver, BackupOptions options) : driver_(driver), options_(options) {}
+Backup::Backup(Driver& driver, BackupOptions options)
+    : driver_(driver),
+      options_(options),
+      pinned_(driver, {.chunk = options.chunk, .quiet = options.quiet, .prepare_limit = options.prepare_limit}) {}
 
 Backup::~Backup() {
-  if (guard_.InChild()) {  // neither the thread nor the driver's memory came along
-    static_cast<void>(thread_.release());
-    for (auto& buffer : buffers_) static_cast<void>(buffer.release());
-    return;
-  }
+  if (fork_.InChild()) return;
   StopPreparing();
   ForgetAll();
 }
@@ -107,24 +100,25 @@ Backup::~Backup() {
 
 Status Backup::Save(std::span<const Item> items) {
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
-  Rest(true);
+  pinned_.Rest(true);
   if (contents_ == Contents::kNone) {
+    pinned_.BeginCount();
     const std::lock_guard lock(mutex_);
-    statistics_ = {.pinned_bytes = statistics_.pinned_bytes, .not_prepared = statistics_.not_prepared};
+    statistics_ = {};
   }
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
   for (const auto& [device, own] : ByDevice(items)) {
     if (Status saved = SaveOn(device, own); !saved.ok()) {
       contents_ = Contents::kLost;
-      return saved.Within("save contents on device " + std::to_string(device.value));
+      return saved.Within(fmt::format("save contents on device {}", device.value));
     }
   }
   return {};
 }
 
-// Copies of what was looked at are under way while the next part is looked at. They are marked in smaller steps, so that memory
-// can go as soon as its own are done.
+// While the next part is scanned, copies of the part before are under way. They are marked in smaller steps, so that memory can
+// be released as soon as its own copies are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
   return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some); });
@@ -157,7 +151,7 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
   });
 }
 
-// `runs` of what is not zero in the items; `counts`: how many of them are each item's.
+// `runs` are not zero, and `counts` says how many of them lie in each item.
 Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
                          std::span<const std::size_t> counts) {
   Queue queue(driver_, device, true);
@@ -179,7 +173,7 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
 
 Status Backup::Place(Queue& queue, const Extent& run, Bytes offset) {
   for (Bytes done = 0; done < run.bytes;) {
-    const auto room = Take(run.bytes - done);
+    const auto room = pinned_.Take(run.bytes - done);
     if (!room.ok()) return room.status();
     pieces_.push_back({offset + done, room->bytes, room->at, room->joined});
     AMEM_TRY(queue.Add(run.address + done, pieces_.back()));
@@ -199,53 +193,24 @@ Status Backup::AwaitSaved(AllocationId allocation) {
   return {};
 }
 
-Result<Backup::Room> Backup::Take(Bytes wanted) {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    for (; filling_ < buffers_.size(); ++filling_, filled_ = 0) {
-      const Bytes left = buffers_[filling_]->size() - filled_;
-      if (left < kPage) continue;
-      const Room room{buffers_[filling_]->data() + filled_, std::min(wanted, left / kPage * kPage), filled_ > 0};
-      filled_ += room.bytes;
-      return room;
-    }
-    const std::uint64_t began = MonotonicNs();
-    if (pinning_) {  // in the background: what it gets comes first
-      changed_.wait(lock, [&] { return !pinning_; });
-    } else {
-      lock.unlock();
-      auto buffer = driver_.AllocatePinned(options_.chunk);
-      lock.lock();
-      if (!buffer.ok()) {
-        return buffer.status().Within("pin host memory for contents, " + std::to_string(statistics_.pinned_bytes) +
-                                      " bytes are pinned already");
-      }
-      statistics_.pinned_bytes += (*buffer)->size();
-      statistics_.pinned_in_save += (*buffer)->size();
-      buffers_.push_back(*std::move(buffer));
-    }
-    statistics_.pin_ns += MonotonicNs() - began;
-  }
-}
-
 // ---- bringing back ---------------------------------------------------------------------------------------------------------
 
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
   for (const Item& item : items) {
     const auto it = saved_.find({item.allocation, item.offset});
-    // What was waited for by itself is whole, whatever became of the rest.
+    // An item that was waited for by itself is whole, even if the rest was lost.
     if (contents_ == Contents::kLost && (it == saved_.end() || !it->second.done))
       return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->second.bytes != item.bytes) {
-      return {Code::kNotFound, "the backup has " + std::to_string(it->second.bytes) + " bytes of " + Name(item)};
+      return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->second.bytes, Name(item))};
     }
   }
-  Rest(true);
+  pinned_.Rest(true);
   if (queued_.empty()) began_ns_ = MonotonicNs();
   for (const auto& [device, own] : ByDevice(items)) {
-    AMEM_TRY(RestoreOn(device, own).Within("restore contents on device " + std::to_string(device.value)));
+    AMEM_TRY(RestoreOn(device, own).Within(fmt::format("restore contents on device {}", device.value)));
   }
   return {};
 }
@@ -264,7 +229,25 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
       AMEM_TRY(queue.Add(item.address + piece.offset, piece));
     }
   }
-  return queue.Flush();
+  AMEM_TRY(queue.Flush());
+  const auto mark = driver_.Mark(device);
+  if (!mark.ok()) return mark.status();
+  for (const Item& item : items) {
+    Saved& saved = saved_.at({item.allocation, item.offset});
+    saved.mark = *mark;
+    saved.restoring = true;
+  }
+  return {};
+}
+
+Status Backup::AwaitRestored(AllocationId allocation) {
+  auto it = saved_.lower_bound({allocation, 0});
+  for (; it != saved_.end() && it->first.first == allocation; ++it) {
+    Saved& saved = it->second;
+    if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(driver_.Await(saved.device, saved.mark));
+    saved.restoring = false;
+  }
+  return {};
 }
 
 Status Backup::Finish() {
@@ -283,7 +266,7 @@ Status Backup::Finish() {
   }
   queued_ = std::move(unfinished);
   if (contents_ == Contents::kQueued) contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
-  Rest(false);
+  pinned_.Rest(false);
   return first;
 }
 
@@ -293,17 +276,13 @@ void Backup::ForgetAll() {
   saved_.clear();
   pieces_.clear();
   contents_ = Contents::kNone;
-  const std::lock_guard lock(mutex_);
-  filling_ = 0;
-  filled_ = 0;
+  pinned_.TakeBack();
 }
 
 bool Backup::Has(AllocationId allocation) const {
   const auto it = saved_.lower_bound({allocation, 0});
   return it != saved_.end() && it->first.first == allocation;
 }
-
-// ---- preparing -------------------------------------------------------------------------------------------------------------
 
 Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
@@ -312,105 +291,15 @@ Bytes Backup::Expected(Bytes contents) const {
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + options_.chunk);
 }
 
-void Backup::Prepare(Bytes expected) {
-  if (guard_.InChild()) return;
-  const std::lock_guard threads(thread_mutex_);
-  {
-    const std::lock_guard lock(mutex_);
-    target_ = std::min(expected, options_.prepare_limit);
-    asked_ = std::chrono::steady_clock::now();
-    statistics_.not_prepared.clear();
-    changed_.notify_all();
-    if (preparing_) return;  // the thread sees the new target
-    preparing_ = true;
-  }
-  if (thread_ != nullptr) thread_->join();
-  thread_.reset();
-  auto started = StartThread("amem-pinning", [this] { PinInBackground(); });
-  if (started) {
-    thread_ = std::make_unique<std::thread>(*std::move(started));
-  } else {
-    const std::lock_guard lock(mutex_);
-    preparing_ = false;
-    statistics_.not_prepared = started.status().message();
-  }
-}
-
-void Backup::PinInBackground() {
-  static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness));
-  std::unique_lock lock(mutex_);
-  while (statistics_.pinned_bytes < target_) {
-    if (resting_) {
-      changed_.wait(lock);
-      continue;
-    }
-    pinning_ = true;
-    lock.unlock();
-    auto buffer = driver_.AllocatePinnedQuietly(options_.chunk, [this] { AwaitQuiet(); });
-    lock.lock();
-    pinning_ = false;
-    if (buffer.ok()) {
-      statistics_.pinned_bytes += (*buffer)->size();
-      buffers_.push_back(*std::move(buffer));
-    } else {
-      statistics_.not_prepared = buffer.status().message();
-      target_ = 0;
-    }
-    changed_.notify_all();
-  }
-  preparing_ = false;
-}
-
-// Whoever stops preparing, or saves and needs what is being pinned, does not wait.
-void Backup::AwaitQuiet() {
-  std::unique_lock lock(mutex_);
-  while (!resting_ && target_ > 0) {
-    const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
-    const auto quiet = std::max(asked_, busy) + options_.quiet;
-    if (std::chrono::steady_clock::now() >= quiet) return;
-    changed_.wait_until(lock, quiet);
-  }
-}
-
-void Backup::Rest(bool resting) {
-  const std::lock_guard lock(mutex_);
-  resting_ = resting;
-  changed_.notify_all();
-}
-
-void Backup::StopPreparing() {
-  if (guard_.InChild()) return;
-  const std::lock_guard threads(thread_mutex_);
-  {
-    const std::lock_guard lock(mutex_);
-    target_ = 0;
-    changed_.notify_all();
-  }
-  if (thread_ != nullptr) thread_->join();
-  thread_.reset();
-}
-
-void Backup::Trim(Bytes keep) {
-  if (guard_.InChild()) return;
-  StopPreparing();
-  std::vector<std::unique_ptr<PinnedBuffer>> unused;  // given back without the lock
-  const std::lock_guard lock(mutex_);
-  const std::size_t used = filling_ + (filled_ > 0 ? 1 : 0);
-  while (statistics_.pinned_bytes > keep && buffers_.size() > used) {
-    statistics_.pinned_bytes -= buffers_.back()->size();
-    unused.push_back(std::move(buffers_.back()));
-    buffers_.pop_back();
-  }
-}
-
 BackupStatistics Backup::Statistics() const {
+  const PinnedMemory::Statistics pinned = pinned_.Count();
   const std::lock_guard lock(mutex_);
-  return statistics_;
-}
-
-Bytes Backup::pinned_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return statistics_.pinned_bytes;
+  BackupStatistics all = statistics_;
+  all.pinned_bytes = pinned.pinned_bytes;
+  all.pinned_in_save = pinned.pinned_in_take;
+  all.pin_ns = pinned.pin_ns;
+  all.not_prepared = pinned.not_prepared;
+  return all;
 }
 
 }  // namespace amem

@@ -4,23 +4,18 @@
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "journal/base/clock.h"
-#include "journal/base/fork_guard.h"
+#include "replay/cycle/pinned_memory.h"
 #include "replay/driver/driver.h"
 #include "statemachine/types.h"
 
@@ -35,7 +30,7 @@ struct BackupOptions {
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
 };
 
-// Of the contents that are saved or were saved last, and of the calls that saved them and brought them back.
+// About the contents that were saved last, and the calls that saved and restored them.
 struct BackupStatistics {
   Bytes bytes_total = 0;           // of contents
   Bytes bytes_saved = 0;           // of those, not zero and thus copied
@@ -63,7 +58,7 @@ class Backup {
   };
 
   explicit Backup(Driver& driver, BackupOptions options = {});
-  ~Backup();  // gives the pinned memory back, as Trim. In a forked child it touches nothing.
+  ~Backup();  // waits for copies, and gives the pinned memory back. In a forked child it touches nothing.
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
 
@@ -78,6 +73,7 @@ class Backup {
   // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
   // can be restored once Finish was called, even if that fails for others.
   Status AwaitSaved(AllocationId allocation);
+  Status AwaitRestored(AllocationId allocation);                  // until all that Restore queued for it is done
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
@@ -88,16 +84,16 @@ class Backup {
   // Begins to pin host memory, in a thread of its own, until `expected` bytes or the limit are there. Returns at once; a call
   // replaces the one before. The thread rests while contents are queued, ends when it has done its work and is never begun in
   // a forked child. What it does neither waits for kernels that run nor holds them up.
-  void Prepare(Bytes expected);
+  void Prepare(Bytes expected) { pinned_.Prepare(expected); }
   // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
-  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
-  void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
+  void Busy() { pinned_.Busy(); }
+  void StopPreparing() { pinned_.StopPreparing(); }  // waits for the piece that is being pinned, some 10 ms
   // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
   // kernels that run: for quiet times, such as the end of a pause.
-  void Trim(Bytes keep);
+  void Trim(Bytes keep) { pinned_.Trim(keep); }
 
   [[nodiscard]] BackupStatistics Statistics() const;
-  [[nodiscard]] Bytes pinned_bytes() const;
+  [[nodiscard]] Bytes pinned_bytes() const { return pinned_.Count().pinned_bytes; }
 
  private:
   using Key = std::pair<AllocationId, Bytes>;  // allocation and offset
@@ -110,13 +106,9 @@ class Backup {
     Bytes bytes = 0;
     std::size_t first = 0, count = 0;  // of pieces_
     DeviceOrdinal device;
-    std::uint64_t mark = 0;  // the driver's, of the copies
-    bool done = false;       // waited for by itself
-  };
-  struct Room {
-    std::byte* at = nullptr;
-    Bytes bytes = 0;
-    bool joined = false;
+    std::uint64_t mark = 0;  // the driver's, of the copies that were queued last
+    bool done = false;       // its save was waited for by itself
+    bool restoring = false;  // the mark is of its restore
   };
   enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost };
   class Queue;  // of parts that lie one after the other in host memory
@@ -128,15 +120,11 @@ class Backup {
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
   Status Place(Queue& queue, const Extent& run, Bytes offset);
-  Result<Room> Take(Bytes wanted);  // at most that much
-  void Rest(bool resting);
-  void PinInBackground();
-  void AwaitQuiet();
 
   Driver& driver_;
   const BackupOptions options_;
-  std::atomic<std::uint64_t> busy_ns_{0};
-  const ForkGuard guard_;
+  const ForkGuard fork_;
+  PinnedMemory pinned_;
 
   std::map<Key, Saved> saved_;
   std::vector<Piece> pieces_;
@@ -144,20 +132,8 @@ class Backup {
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued
 
-  std::mutex thread_mutex_;  // over thread_; taken before the other
-  std::unique_ptr<std::thread> thread_;
-
-  mutable std::mutex mutex_;  // over all below
-  std::condition_variable changed_;
-  std::vector<std::unique_ptr<PinnedBuffer>> buffers_;  // filled in order; emptied all at once
-  std::size_t filling_ = 0;
-  Bytes filled_ = 0;
-  BackupStatistics statistics_;
-  Bytes target_ = 0;  // of preparing
-  std::chrono::steady_clock::time_point asked_;
-  bool resting_ = false;    // preparing waits for Finish
-  bool pinning_ = false;    // preparing is inside the driver
-  bool preparing_ = false;  // the thread has not reached its end
+  mutable std::mutex mutex_;     // over statistics_
+  BackupStatistics statistics_;  // but for what pinned_ counts
 };
 
 }  // namespace amem

@@ -85,7 +85,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
-// Said with a vote, as the others would wait for a session that does not even arrive.
+// A broken session refuses by its vote: if it did not arrive, the others would wait for it.
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
   const std::string& broken = ledger_.state().broken;
@@ -127,16 +127,16 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
     const Decided all = Vote(round, phase.phase, mine);
     const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
-    // Whoever counted has died after it told somebody that the last vote had passed: so it has, for everybody.
+    // The member that counted the votes has died after it told another one that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere) AMEM_TRY(all.status);
   }
   return {};
 }
 
-// The opposite plan from wherever the failure left this session. Its phases are voted on like any other, because an import can
-// only follow its owner's create; a failure of another member does not stop this one's own undo. But nobody goes on as if
-// nothing had happened while another cannot.
+// Runs the opposite plan from wherever the failure left this session. Its phases are voted on like any other, because an import
+// can only follow its owner's create. A failure of another member does not stop this one's own undo, but no member goes on as
+// if nothing had happened while another cannot.
 Status Coordinator::Undo(CycleKind failed, Round& round) {
   const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   Status mine, others;
@@ -146,9 +146,9 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
     if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
     Decided all = Vote(round, phase, mine);
-    // Some may have heard why the cycle failed, and others only lost whoever counted: here they fall into step again.
+    // Some members have heard why the cycle failed, others only lost the one that counted. This brings them to the same phase.
     while (all.gathered_again) all = Vote(round, phase, mine);
-    // The dead have nothing to undo, who is late does it when it comes back, and to be out of step is nobody's failure.
+    // A dead member has nothing to undo, a late one does it when it comes back, and a vote out of step is no failure.
     const bool cannot =
         !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
     if (cannot && others.ok()) others = all.status;
@@ -156,19 +156,18 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
   return mine.ok() ? others : mine;
 }
 
-// Planned when it begins, and again when an owner is lost while it runs.
+// The phase is planned when it begins, and again when an owner is lost while it runs.
 Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
-  std::vector<Step> tried;
+  PlannedPhase tried{phase, {}};
   while (true) {
-    std::vector<Step> steps;
+    PlannedPhase now{phase, {}};
     Plan plan = MakePlan(undo);
     for (PlannedPhase& planned : plan.phases) {
-      if (planned.phase == phase) steps = std::move(planned.steps);
+      if (planned.phase == phase) now = std::move(planned);
     }
-    const PlannedPhase now{phase, steps};
     Status status = executor_.Run(now);
-    if (status.code() != Code::kPeerLost || steps == tried) return status;
-    tried = std::move(steps);
+    if (status.code() != Code::kPeerLost || now == tried) return status;
+    tried = std::move(now);
   }
 }
 

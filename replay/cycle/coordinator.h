@@ -21,8 +21,8 @@ struct PhaseTime {
   PhaseKind phase{};
   std::uint64_t work_ns = 0;  // this session's own steps
   std::uint64_t wait_ns = 0;  // until everybody had voted
-  // When this session voted, and when it knew the decision: CLOCK_MONOTONIC, the same for all processes of a host. What a vote
-  // costs beside waiting for the slowest: the latest decided_at of all sessions less the latest voted_at of all.
+  // When this session voted, and when it knew the decision, by CLOCK_MONOTONIC, which all processes of a host share. A vote
+  // costs, beside waiting for the slowest, the latest decided_at of all sessions less the latest voted_at of all.
   std::uint64_t voted_at_ns = 0, decided_at_ns = 0;
 };
 struct CycleReport {  // of the last pause or resume
@@ -40,7 +40,7 @@ class Coordinator {
   // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
   // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
-  // and the message says who and why.
+  // and the message names the rank and the reason.
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   // Pins host memory for contents of that size, in the background.
@@ -52,8 +52,8 @@ class Coordinator {
  private:
   Status JournalIntact();
   [[nodiscard]] Plan MakePlan(CycleKind kind);
-  // A phase's vote. When the member that counts is lost with it, those that are left gather again; `settled` then is how one of
-  // them has ended its cycle, having heard what this session did not.
+  // A phase's vote. When the member that counts the votes is lost, the others gather again. `settled` is then how one of them
+  // ended its cycle, because it had heard a decision that did not reach this session.
   struct Decided {
     Status status;
     SessionId culprit;

@@ -9,7 +9,8 @@ namespace {
 
 // These are planned whenever they are asked for, so that only the count shows which of them are done.
 bool Repeats(StepKind kind) {
-  return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kVerify;
+  return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kVerify ||
+         kind == StepKind::kBeginRestore;
 }
 
 // What the state machine would still plan for that phase, given the steps that are done.

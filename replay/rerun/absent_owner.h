@@ -1,4 +1,5 @@
-// Who owns what the journals of a rerun import from sessions that were not given: memory is made up when it is first asked for.
+// Stands for the sessions whose journals a rerun was not given: memory that others import from them is made up when it is first
+// asked for.
 #pragma once
 
 #include <map>
@@ -12,7 +13,7 @@ namespace amem {
 class AbsentOwner {
  public:
   AbsentOwner() = default;
-  // `driver` must outlive it. With `own_device` all is made on that driver's first device, whatever the journal says.
+  // `driver` must outlive it. With `own_device`, all memory is made on that driver's first device, whatever the journal says.
   AbsentOwner(Driver& driver, bool own_device) : driver_(&driver), own_device_(own_device) {}
 
   Result<UniqueFd> Export(const RemoteAllocation& remote, const Allocation& as_imported) {

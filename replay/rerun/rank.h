@@ -1,4 +1,4 @@
-// Where one session of a rerun is replayed: in this process (rerun_session.h), or in one of its own (rerun_process.h).
+// One session of a rerun, replayed in this process (session.h) or in one of its own (process.h).
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@ class RerunRank {
  public:
   virtual ~RerunRank() = default;
 
-  // What the session began with, from its snapshot; first everybody's own, and when all have that, what they import.
+  // Builds what the session began with, from its snapshot: own memory of all sessions first, so that it can be imported.
   virtual Status BuildOwn() = 0;
   virtual Status BuildImports() = 0;
 
   struct Outcome {
-    Status failure;        // it cannot go on: of the replay itself, and no result of a call
-    SequenceNumber event;  // that the rest is about
-    Status mismatch;       // the event cannot follow, or the replayed result differs; its message is the replayed side
-    std::string what;
+    Status failure;           // of the replay itself, which cannot go on; not the result of a call
+    SequenceNumber event;     // the one that all below is about
+    Status mismatch;          // the event cannot follow, or its result differs; the message is the replayed side
+    std::string what;         // was compared: "result of step ..."
     bool reproduced = false;  // a failure that was recorded happened again
   };
-  // Replays an event. Without `now` it may be put off until a later call, up to Settle, and its outcome comes from that.
+  // Replays an event. Without `now` the event may be put off until a later Take or Settle, which then returns its outcome.
   virtual Outcome Take(const Event& event, bool now) = 0;
   virtual Outcome Settle() = 0;
-  // The state is sound, and the driver holds what it says.
+  // OK: the state is sound, and the driver holds what the state says.
   virtual Status Compare() = 0;
-  // Somebody else takes all memory of the device but this.
+  // Takes all memory of the device but this, as if another program held it.
   virtual Status LeaveOnly(DeviceOrdinal device, Bytes bytes) = 0;
 
   [[nodiscard]] virtual const State& recorded() const = 0;

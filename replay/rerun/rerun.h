@@ -1,13 +1,15 @@
-// Rerun: does again what journals say, on the simulator or on GPUs, and compares. The library behind `amem-replay run`.
+// Rerun: makes the driver calls of journals again, on the simulator or on GPUs, and compares results. The library behind
+// `amem-replay run`. The steps of pauses and resumes are performed by the same code as in a live session
+// (replay/cycle/perform_step.h).
 //
 // All sessions are replayed in the order of their common clock, one call at a time. On the simulator each has a driver of its
 // own, and all drivers share one simulated host; addresses are only numbers there, so that a journal of any job fits on a
-// laptop. Contents are not replayed. What another journal would have to tell - an allocation of a session that was not given -
-// comes from an absent owner (absent_owner.h), with memory made up for it.
+// laptop. Contents are not replayed. An allocation of a session whose journal was not given comes from an absent owner
+// (absent_owner.h), with memory made up for it.
 //
 // All sessions live in this process, where imports go from driver to driver as descriptors; or each in a process of its own,
-// as in the job, where the descriptors go over Unix sockets. On GPUs they always do; device N of the journals is device N here,
-// and an address range that the driver will not reserve where it was lies elsewhere, and is counted.
+// as in the job, where the descriptors go over Unix sockets. On GPUs each session always has its own process. Device N of the
+// journals is device N here. An address range that the driver will not reserve where it was lies elsewhere, and is counted.
 //
 // Every call must have the result that was recorded. At the end of each phase and cycle the state must be sound, equal in both
 // processes by its digest if there are two, and the driver must hold what it says. The first difference ends it.
@@ -27,11 +29,11 @@
 namespace amem {
 
 struct RerunOptions {
-  // After this event of that session (the first journal's if there is only one) nothing is done.
+  // The last event that is replayed, and its session (not needed with one journal).
   std::optional<SequenceNumber> until;
   SessionId until_session;
-  // How much a device has, from the moment on that its memory was first given back by a pause: as if somebody else had taken
-  // the rest then. By number or name of RerunReport::devices. Others have as much as is asked for.
+  // How much memory a device has, by number or name of RerunReport::devices, from the moment on that a pause first gave its
+  // memory back: as if another program had taken the rest then. Other devices have as much as is asked for.
   std::map<std::string, Bytes> memory;
   bool processes = false;                           // one per session
   bool cuda = false;                                // on this host's GPUs; with processes

@@ -115,6 +115,7 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   Outcome outcome;
   outcome.event = event.seq;
   ++counts_.events;
+  if (std::holds_alternative<PhaseBegun>(event.body)) performer_.EndPhase();
   if (const auto* begun = std::get_if<StepBegun>(&event.body)) {
     ++counts_.steps;
     step_result_ = Perform(begun->step);
@@ -151,7 +152,7 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   return outcome;
 }
 
-// The owner was killed before it answered.
+// In the job the owner was killed before it answered this import.
 bool RerunSession::CameTooLate(const StepFailed& failed) const {
   if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport || !step_result_.ok()) return false;
   const auto a = recorded_.allocations.find(failed.step.allocation);
@@ -215,58 +216,22 @@ Status RerunSession::Call(const Event& event) {
   return {};
 }
 
-// As the executor does it (replay/executor.cpp), but for contents.
 Status RerunSession::Perform(const Step& step) {
   ++counts_.calls;
-  const auto allocation = recorded_.allocations.find(step.allocation);
-  const auto mapping = recorded_.mappings.find(step.address);
-  const bool known = allocation != recorded_.allocations.end();
-  const bool mapped = mapping != recorded_.mappings.end();
-  switch (step.kind) {
-    case StepKind::kQuiesce:
-      return driver_->Synchronize(step.device);
-    case StepKind::kCheckMemory:
-      return CheckMemory(step);
-    case StepKind::kUnmap:
-      return mapped ? driver_->Unmap(Here(step.address), mapping->second.bytes)
-                    : Status{Code::kNotFound, "nothing is mapped there"};
-    case StepKind::kReleaseImport:
-    case StepKind::kReleaseOwn: {
-      const Status released = driver_->Release(HandleOf(step.allocation));
-      if (released.ok()) handles_.erase(step.allocation);
-      return released;
-    }
-    case StepKind::kCreate:
-      if (!known) return {Code::kNotFound, ToText(step.allocation) + " does not exist"};
-      return Create(step.allocation, allocation->second.bytes, allocation->second.properties, allocation->second.flags);
-    case StepKind::kImport:
-      if (!known || !allocation->second.remote) return {Code::kNotFound, ToText(step.allocation) + " is not imported"};
-      return Import(step.allocation, *allocation->second.remote, allocation->second);
-    case StepKind::kMap:
-      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
-      return driver_->Map(Here(step.address), mapping->second.bytes, mapping->second.offset, HandleOf(step.allocation),
-                          mapping->second.flags);
-    case StepKind::kSetAccess:
-      if (!mapped) return {Code::kNotFound, "there is no such mapping"};
-      return driver_->SetAccess(Here(step.address), mapping->second.bytes, mapping->second.access);
-    case StepKind::kVerify:
-      return CheckInvariants(recorded_);
-    case StepKind::kScan:
-    case StepKind::kSave:
-    case StepKind::kRestore:
-      return {};
-  }
+  const auto target = performer_.TargetOf(step);
+  if (!target) return target.status();
+  const auto handle = performer_.Perform(step, *target);
+  if (!handle) return handle.status();
+  if (*handle) handles_[step.allocation] = *handle;
+  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) handles_.erase(step.allocation);
   return {};
 }
 
-Status RerunSession::CheckMemory(const Step& step) {
-  const auto memory = driver_->Memory(step.device);
-  if (!memory) return memory.status();
-  if (memory->free >= step.bytes) return {};
-  return {Code::kOutOfMemory,
-          "device " + std::to_string(step.device.value) + " has " + FormatBytes(memory->free) + " free, and " +
-              FormatBytes(step.bytes) + " must come back",
-          cuda::kOutOfMemory};
+Result<UniqueFd> RerunSession::Descriptor(const Step& import) {
+  const auto a = recorded_.allocations.find(import.allocation);
+  if (a == recorded_.allocations.end() || !a->second.remote)
+    return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
+  return export_remote_(*a->second.remote, a->second);
 }
 
 Status RerunSession::Compare() {
@@ -278,13 +243,22 @@ Status RerunSession::Compare() {
   }
   if (simulator_ == nullptr) return {};
   for (const auto& [address, m] : recorded_.mappings) {
-    const auto mapping = simulator_->MappingAt(address);
-    if (recorded_.multicasts.contains(m.allocation)) continue;
-    if (m.present != (mapping.ok() && mapping->bytes == m.bytes))
-      return {Code::kInvalid,
-              Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
+    if (recorded_.multicasts.contains(m.allocation) || m.present == IsMapped(address, m.bytes)) continue;
+    return {Code::kInvalid,
+            Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
   }
   return {};
+}
+
+// Exactly that range, in one or several pieces: memory that stands in for a lost owner's is a small piece, mapped repeatedly.
+bool RerunSession::IsMapped(Address address, Bytes bytes) const {
+  Bytes mapped = 0;
+  while (mapped < bytes) {
+    const auto piece = simulator_->MappingAt(address + mapped);
+    if (!piece.ok() || piece->address != address + mapped) return false;
+    mapped += piece->bytes;
+  }
+  return mapped == bytes;
 }
 
 }  // namespace amem

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "replay/cycle/perform_step.h"
 #include "replay/driver/simulator/simulator.h"
 #include "replay/peers/peers.h"
 #include "replay/rerun/rank.h"
@@ -14,19 +15,19 @@
 
 namespace amem {
 
-// Gets a driver handle's descriptor from whoever owns an allocation.
+// Gets the descriptor of an allocation from its owner.
 using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remote, const Allocation& as_imported)>;
 
-class RerunSession final : public RerunRank {
+class RerunSession final : public RerunRank, private StepSide {
  public:
-  // On the simulator, which must have every address where it was; its own view of its mappings is compared, too.
+  // On the simulator every address must be where it was, and the simulator's own mappings are compared, too.
   RerunSession(std::unique_ptr<Simulator> driver, ExportRemote export_remote)
       : simulator_(driver.get()), driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
   RerunSession(std::unique_ptr<Driver> driver, ExportRemote export_remote)
       : driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
 
   void StartFrom(State state) { recorded_ = std::move(state); }
-  // Sessions that were killed some time. What is asked of them may come too late in the job, and never does here.
+  // Sessions that were killed at some time. In the job a request could reach them too late; here they always answer.
   void SetKilled(std::set<SessionId> killed) { killed_ = std::move(killed); }
   Status BuildOwn() override;
   Status BuildImports() override;
@@ -40,21 +41,27 @@ class RerunSession final : public RerunRank {
   Result<SharedAllocation> Share(AllocationId allocation);
 
  private:
+  // StepSide
+  [[nodiscard]] const State& state() const override { return recorded_; }
+  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override;
+  [[nodiscard]] Address Here(Address recorded) const override;
+  Result<UniqueFd> Descriptor(const Step& import) override;
+  Status Copy(const Step&) override { return {}; }  // contents are not replayed
+
   Status Reserve(Address at, const Range& range);
-  [[nodiscard]] Address Here(Address recorded) const;
   [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;
   Status Call(const Event& event);
   Status Perform(const Step& step);
-  Status CheckMemory(const Step& step);
   Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
   Status Drop(AllocationId allocation);  // its handle, if it has one
   Status Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported);
   Status Place(bool own);
   void ReleaseIfGone(AllocationId allocation);
-  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
+  [[nodiscard]] bool IsMapped(Address address, Bytes bytes) const;  // in the simulator
 
   Simulator* simulator_ = nullptr;  // the driver, if it is one
   std::unique_ptr<Driver> driver_;
+  StepPerformer performer_{*driver_, *this};
   ExportRemote export_remote_;
   State recorded_;
   std::map<AllocationId, DriverHandle> handles_;

@@ -51,8 +51,8 @@ class RerunWorker final : public PeerDelegate {
     return answer;
   }
 
-  // PeerDelegate: other sessions' processes import what this one has. Its own thread is idle then, and waits in Answer's
-  // caller.
+  // PeerDelegate, on the peers' thread: processes of other sessions import from this one, whose main thread waits for a
+  // question meanwhile.
   Result<SharedAllocation> OnImport(const PeerIdentity&, AllocationId, const Token& token) override {
     const std::lock_guard lock(mutex_);
     if (token.secret != options_.secret) return Status{Code::kRefused, "the secret of another replay"};
@@ -102,7 +102,7 @@ class RerunWorker final : public PeerDelegate {
                             .physical = false});
   }
 
-  // The devices of the job are this host's in the same order, or those of them that may be used.
+  // The devices of the job are those of this host in the same order, of which CUDA_VISIBLE_DEVICES may leave some out.
   Result<std::unique_ptr<Driver>> OpenCuda() const {
     std::vector<std::string> usable;
     std::istringstream visible(options_.visible.value_or(""));
@@ -165,11 +165,11 @@ class RerunWorker final : public PeerDelegate {
   }
 
   const RerunProcessOptions& options_;
-  SequenceNumber first_;  // that was not taken yet
+  SequenceNumber first_;  // of the events that were not replayed yet
   Status ready_;
   std::unique_ptr<JournalReader> reader_;
   std::unique_ptr<Simulator> absent_owners_driver_;
-  std::mutex mutex_;  // over all below: the peers' thread exports
+  std::mutex mutex_;  // over all below, because the peers' thread exports
   std::unique_ptr<RerunSession> session_;
   AbsentOwner absent_owner_;
   std::uint64_t imports_ = 0;

@@ -1,7 +1,9 @@
-// The other end of rerun_process.h: what the process of one session does. Questions and answers are packets of JSON.
+// The process of one session of a rerun: replays its journal as far as it is told. Questions and answers are packets of JSON.
 #pragma once
 
-#include "replay/rerun/process.h"
+#include "journal/base/unique_fd.h"
+#include "replay/rerun/process_options.h"
+#include "statemachine/state.h"
 
 namespace amem {
 

@@ -40,7 +40,7 @@ Step AnyStep(Input& in, const State& state) {
       if (!steps.empty()) return steps[in.Take(steps.size())];
     }
   }
-  return {static_cast<StepKind>(in.Take(13)), in.Allocation(), in.Place(), in.Size(), DeviceOrdinal{0}};
+  return {static_cast<StepKind>(in.Take(14)), in.Allocation(), in.Place(), in.Size(), DeviceOrdinal{0}};
 }
 
 // That memory is unmapped before it is released is the plan's promise: Apply would have to look through all mappings.

@@ -444,6 +444,18 @@ TEST_F(Matrix, processes_that_are_forked_at_any_time_disturb_nobody) {
   VerifyJournals(job, "forks");
 }
 
+// Each driver call of a resume belongs to a step: whoever dies in it, its journal says in which, copies of contents included.
+TEST_F(Matrix, killed_in_any_driver_call_of_a_resume_the_journal_shows_the_open_step) {
+  const Points points = Survey(1, 0, Op::kResume);
+  ASSERT_GT(points.calls, 20U);
+  for (std::uint64_t nth = 1; nth <= points.calls; ++nth) KillAt(1, 0, Op::kResume, Fault::kKillAtCall, nth);
+  std::uint64_t named = 0;
+  for (const auto& [step, times] : named_) named += static_cast<std::uint64_t>(times);
+  EXPECT_EQ(named, points.calls) << "deaths that left a step open, of all";
+  EXPECT_GT(named_[StepKind::kBeginRestore], 0);
+  EXPECT_GT(named_[StepKind::kRestore], 0);
+}
+
 // ---- the matrix ------------------------------------------------------------------------------------------------------------
 
 struct Where {

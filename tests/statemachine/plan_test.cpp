@@ -29,10 +29,11 @@ TEST(Plan, imports_go_before_own_and_own_come_before_imports) {
   f.Pause();
   const Plan resume = PlanResume(f.state);
   const auto own = Phase(resume, PhaseKind::kResumeCreateOwn).steps;
-  ASSERT_EQ(own.size(), 3U);
+  ASSERT_EQ(own.size(), 4U);
   EXPECT_EQ(own[0].kind, StepKind::kCreate);
   EXPECT_EQ(own[1].kind, StepKind::kMap);
   EXPECT_EQ(own[2].kind, StepKind::kSetAccess);
+  EXPECT_EQ(own[3].kind, StepKind::kBeginRestore);
   EXPECT_EQ(Phase(resume, PhaseKind::kResumeImport).steps.back().kind, StepKind::kRestore);
 }
 
@@ -73,7 +74,7 @@ TEST(Plan, an_allocation_that_is_mapped_twice_comes_back_at_both_places) {
   f.Place(id, kB, k2M, 1);
   f.Pause();
   const Plan resume = PlanResume(f.state);
-  EXPECT_EQ(Phase(resume, PhaseKind::kResumeCreateOwn).steps.size(), 5U);
+  EXPECT_EQ(Phase(resume, PhaseKind::kResumeCreateOwn).steps.size(), 6U);
   f.Resume();
 }
 
@@ -82,9 +83,11 @@ TEST(Plan, contents_without_a_mapping_are_saved_all_the_same) {
   AllocationProperties properties;
   properties.location = {LocationType::kDevice, 0};
   f.Ok(AllocationCreated{AllocationId{1}, k2M, properties, 0, {}, {}, {}});
-  const auto save = Phase(PlanPause(f.state), PhaseKind::kPauseSave).steps;
-  ASSERT_EQ(save.size(), 1U);
-  EXPECT_EQ(save[0].address, Address{});
+  const PlannedPhase save = Phase(PlanPause(f.state), PhaseKind::kPauseSave);
+  ASSERT_EQ(save.steps.size(), 1U);
+  ASSERT_EQ(save.copies.size(), 1U);
+  ASSERT_EQ(save.copies[0].size(), 1U);
+  EXPECT_EQ(save.copies[0][0].address, Address{});
   f.Pause();
   f.Resume();
 }
@@ -128,7 +131,8 @@ TEST(Plan, contents_saved_by_an_undone_pause_are_not_trusted_by_the_next) {
   Folding f;
   const AllocationId id = f.Allocate(kA);
   f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
-  for (const Step& step : ContentsToSave(f.state)) {
+  const PlannedPhase save = Phase(PlanPause(f.state), PhaseKind::kPauseSave);
+  for (const Step& step : save.copies.at(0)) {
     f.Ok(StepBegun{step});
     f.Ok(StepDone{step});
   }
@@ -210,6 +214,132 @@ TEST(Plan, only_a_lost_owners_memory_is_made_by_somebody_else) {
   const Step create{StepKind::kCreate, import, {}, k2M, DeviceOrdinal{0}};
   f.Ok(StepBegun{create});
   f.Refused(StepDone{create}, "it is imported");
+}
+
+// ---- the schedule of copies and imports
+// --------------------------------------------------------------------------------------
+
+// The kinds of a phase's steps, with the bytes of those that begin copies: "create map set-access begin(256 MiB)".
+std::string Outline(const PlannedPhase& phase) {
+  std::string outline;
+  for (const Step& step : phase.steps) {
+    if (!outline.empty()) outline += ", ";
+    outline += ToText(step.kind);
+    if (step.kind == StepKind::kBeginRestore || step.kind == StepKind::kScan)
+      outline += " " + FormatBytes(step.bytes) + " on " + std::to_string(step.device.value);
+  }
+  return outline;
+}
+
+Address At(std::size_t i) { return kA + i * (Bytes{1} << 32); }
+
+TEST(Plan, contents_begin_to_come_back_as_soon_as_256_mib_can_be_reached) {
+  Folding f;
+  for (std::size_t i = 0; i < 3; ++i) f.Allocate(At(i), 128 * kMiB);
+  f.Pause();
+  const PlannedPhase own = Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn);
+  EXPECT_EQ(Outline(own),
+            "create, map, set access, create, map, set access, begin restore 256 MiB on 0, "
+            "create, map, set access, begin restore 128 MiB on 0");
+  ASSERT_EQ(own.copies.size(), 2U);
+  EXPECT_EQ(own.copies[0], (std::vector{Step{StepKind::kRestore, AllocationId{1}, At(0), 128 * kMiB, {}},
+                                        Step{StepKind::kRestore, AllocationId{2}, At(1), 128 * kMiB, {}}}));
+  EXPECT_EQ(own.copies[1], (std::vector{Step{StepKind::kRestore, AllocationId{3}, At(2), 128 * kMiB, {}}}));
+  const PlannedPhase import = Phase(PlanResume(f.state), PhaseKind::kResumeImport);
+  EXPECT_EQ(Outline(import), "restore, restore, restore");  // each waits for its own copies
+  EXPECT_TRUE(import.copies.empty());
+}
+
+TEST(Plan, copies_of_several_devices_begin_device_by_device) {
+  Folding f;
+  f.Allocate(At(0), k2M, 1);
+  f.Allocate(At(1), k2M, 0);
+  f.Allocate(At(2), k2M, 1);
+  EXPECT_EQ(Outline(Phase(PlanPause(f.state), PhaseKind::kPauseSave)), "find contents 2 MiB on 0, find contents 4 MiB on 1");
+  f.Pause();
+  const PlannedPhase own = Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn);
+  ASSERT_EQ(own.copies.size(), 2U);
+  EXPECT_EQ(own.steps.back(), (Step{StepKind::kBeginRestore, {}, {}, 2 * k2M, DeviceOrdinal{1}}));
+  EXPECT_EQ(own.copies[1][1].allocation, AllocationId{3});
+}
+
+TEST(Plan, memory_that_only_a_mapping_for_the_copy_reaches_is_copied_back_after_all_that_is_mapped) {
+  Folding f;
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, 0};
+  f.Ok(AllocationCreated{AllocationId{1}, k2M, properties, 0, {}, {}, {}});
+  f.Allocate(At(1));
+  f.Import(At(2), {kPeer, AllocationId{5}});
+  f.Pause();
+  const Plan plan = PlanResume(f.state);
+  const PlannedPhase own = Phase(plan, PhaseKind::kResumeCreateOwn), import = Phase(plan, PhaseKind::kResumeImport);
+  ASSERT_EQ(own.copies.size(), 1U);
+  EXPECT_EQ(own.copies[0], (std::vector{Step{StepKind::kRestore, AllocationId{2}, At(1), k2M, {}}}));
+  EXPECT_EQ(Outline(import), "begin restore 2 MiB on 0, import, map, set access, restore, restore");
+  ASSERT_EQ(import.copies.size(), 1U);
+  EXPECT_EQ(import.copies[0], (std::vector{Step{StepKind::kRestore, AllocationId{1}, {}, k2M, {}}}));
+}
+
+TEST(Plan, memory_that_stands_in_is_cleared_before_copies_of_the_import_phase_begin) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, 0};
+  f.Ok(AllocationCreated{AllocationId{1}, k2M, properties, 0, {}, {}, {}});
+  f.Import(At(1), {SessionId{0x77}, AllocationId{6}});
+  f.Import(At(2), {kPeer, AllocationId{5}});
+  f.Pause();
+  f.Ok(PeerLost{kPeer, "died"});
+  EXPECT_EQ(Outline(Phase(PlanResume(f.state), PhaseKind::kResumeImport)),
+            "create, map, set access, begin restore 2 MiB on 0, import, map, set access, restore");
+}
+
+TEST(Plan, owners_take_turns_from_the_one_after_this_session_on_and_batches_grow) {
+  Folding f;  // session 0x51
+  std::vector<AllocationId> low, high;
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    low.push_back(f.Import(At(2 * i), {SessionId{0x10}, AllocationId{i + 1}}));
+    high.push_back(f.Import(At(2 * i + 1), {SessionId{0x99}, AllocationId{i + 1}}));
+  }
+  f.Pause();
+  const PlannedPhase import = Phase(PlanResume(f.state), PhaseKind::kResumeImport);
+  std::vector<std::pair<SessionId, std::size_t>> batches;
+  std::vector<AllocationId> in_batches, in_steps;
+  for (const ImportBatch& batch : import.imports) {
+    batches.emplace_back(batch.owner, batch.imports.size());
+    in_batches.insert(in_batches.end(), batch.imports.begin(), batch.imports.end());
+  }
+  for (const Step& step : import.steps) {
+    if (step.kind == StepKind::kImport) in_steps.push_back(step.allocation);
+  }
+  // 6, 12 and then 24 steps; three an import.
+  EXPECT_EQ(batches, (std::vector<std::pair<SessionId, std::size_t>>{{SessionId{0x99}, 2},
+                                                                     {SessionId{0x10}, 2},
+                                                                     {SessionId{0x99}, 4},
+                                                                     {SessionId{0x10}, 4},
+                                                                     {SessionId{0x99}, 8},
+                                                                     {SessionId{0x10}, 8},
+                                                                     {SessionId{0x99}, 6},
+                                                                     {SessionId{0x10}, 6}}));
+  EXPECT_EQ(in_batches, in_steps);
+  ASSERT_EQ(in_steps.size(), 40U);
+  EXPECT_EQ(in_steps[0], high[0]);
+  EXPECT_EQ(in_steps[2], low[0]);
+}
+
+TEST(Plan, a_resume_that_is_planned_again_does_not_begin_copies_in_the_phase_that_is_over) {
+  Folding f;
+  f.Allocate(At(0));
+  f.Pause();
+  f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+  const PlannedPhase own = Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn);
+  for (const Step& step : own.steps) {
+    f.Ok(StepBegun{step});
+    f.Ok(StepDone{step});
+  }
+  const Plan again = PlanResume(f.state);
+  EXPECT_TRUE(Phase(again, PhaseKind::kResumeCreateOwn).steps.empty());
+  EXPECT_EQ(Outline(Phase(again, PhaseKind::kResumeImport)), "begin restore 2 MiB on 0, restore");
 }
 
 }  // namespace

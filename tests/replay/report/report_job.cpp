@@ -225,6 +225,7 @@ class Job {
         return 110 * kMicrosecond;
       case StepKind::kImport:
         return 240 * kMicrosecond;
+      case StepKind::kBeginRestore:
       case StepKind::kRestore:
         return 40 * kMicrosecond;
       default:

@@ -1,0 +1,50 @@
+// The copies of a cycle: which allocations are copied, through which addresses, and which copies are still under way.
+#pragma once
+
+#include <map>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "replay/cycle/backup.h"
+#include "replay/driver/driver.h"
+#include "replay/ledger/ledger.h"
+#include "statemachine/event.h"
+
+namespace amem {
+
+// For one thread, without the ledger's lock.
+class CopyQueue {
+ public:
+  // All must outlive the queue.
+  CopyQueue(Ledger& ledger, Driver& driver, Backup& backup) : ledger_(ledger), driver_(driver), backup_(backup) {}
+
+  // Waits for copies that do not belong to this phase or the one before it: a failure left them behind.
+  Status BeginPhase(PhaseKind phase);
+  // Begins to copy what these steps will wait for: only saves, or only restores. Passes over allocations that do not exist any
+  // more, and over those whose restore has begun.
+  Status Begin(std::span<const Step> contents);
+  Status Await(const Step& step);  // a save or a restore
+  // Waits for all copies, and takes the mappings away that were made for them.
+  Status Finish();
+  [[nodiscard]] bool Queued() const { return backup_.Queued(); }
+
+ private:
+  struct Scratch {
+    Address address;
+    Bytes bytes = 0;
+    bool mapped = false;
+  };
+  Status MapForCopy(const Step& step, std::vector<Backup::Item>& items);
+  Status MapScratch(const Step& step, std::vector<Backup::Item>& items);
+  Status Drop(Scratch& scratch);
+  Status DropScratch();
+
+  Ledger& ledger_;
+  Driver& driver_;
+  Backup& backup_;
+  std::set<AllocationId> restoring_;         // whose copies were begun, and not finished
+  std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
+};
+
+}  // namespace amem

@@ -1,0 +1,59 @@
+#include "replay/cycle/import_queue.h"
+
+#include <system_error>
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kBatchesComing = 6;  // asked for, and not imported yet
+
+}  // namespace
+
+ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state) : peers_(peers) {
+  for (const ImportBatch& planned : batches) {
+    Batch batch{planned.owner, {}};
+    for (const AllocationId import : planned.imports) {
+      const auto a = state.allocations.find(import);
+      if (a != state.allocations.end() && a->second.remote) batch.requests.push_back({a->second.remote->allocation, import});
+    }
+    if (!batch.requests.empty()) batches_.push_back(std::move(batch));
+  }
+}
+
+void ImportQueue::AskAhead() {
+  for (; asked_ < batches_.size() && coming_.size() < kBatchesComing; ++asked_) {
+    const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests); };
+    try {
+      coming_.push_back(std::async(std::launch::async, ask));
+    } catch (const std::system_error&) {  // no thread can be had: the owner is asked when its answer is waited for
+      coming_.push_back(std::async(std::launch::deferred, ask));
+    }
+  }
+}
+
+Status ImportQueue::AwaitNextBatch() {
+  AskAhead();
+  Shared shared = coming_.front().get();
+  coming_.pop_front();
+  const Batch& batch = batches_[arrived_++];
+  if (!shared.ok()) {
+    if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(batch.owner));
+    return shared.status();
+  }
+  for (std::size_t i = 0; i < batch.requests.size(); ++i)
+    descriptors_[batch.requests[i].as] = std::move((*shared)[i].descriptor);
+  return {};
+}
+
+Status ImportQueue::Await(AllocationId import) {
+  while (!descriptors_.contains(import) && arrived_ < batches_.size()) AMEM_TRY(AwaitNextBatch());
+  return {};
+}
+
+Result<UniqueFd> ImportQueue::Take(AllocationId import) {
+  auto found = descriptors_.extract(import);
+  if (found.empty()) return Status{Code::kInvalid, "the owner's descriptor was not fetched"};
+  return std::move(found.mapped());
+}
+
+}  // namespace amem

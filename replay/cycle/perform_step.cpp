@@ -1,0 +1,152 @@
+#include "replay/cycle/perform_step.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "statemachine/apply.h"
+#include "statemachine/plan.h"
+
+namespace amem {
+namespace {
+
+constexpr std::uint32_t kReadAndWrite = 3;
+
+Result<DriverHandle> WithoutHandle(Status status) {
+  if (status.ok()) return DriverHandle{};
+  return status;
+}
+
+}  // namespace
+
+Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
+  StepTarget target;
+  const State& state = side_.state();
+  if (step.allocation) {
+    const auto it = state.allocations.find(step.allocation);
+    if (it == state.allocations.end()) return Status{Code::kNotFound, ToText(step.allocation) + " does not exist"};
+    target.handle = side_.HandleOf(step.allocation);
+    target.bytes = it->second.bytes;
+    target.properties = it->second.properties;
+    target.flags = it->second.flags;
+    target.stands_in = state.Orphaned(it->second);
+  }
+  if (step.address) {
+    target.address = side_.Here(step.address);
+    const auto it = state.mappings.find(step.address);
+    if (it == state.mappings.end()) return Status{Code::kNotFound, "nothing is mapped at " + Hex(step.address.value)};
+    target.mapping = it->second;
+  }
+  return target;
+}
+
+Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& target) {
+  switch (step.kind) {
+    case StepKind::kQuiesce:
+      return WithoutHandle(driver_.Synchronize(step.device));
+    case StepKind::kCheckMemory:
+      return WithoutHandle(CheckMemory(step));
+    case StepKind::kUnmap:
+      return WithoutHandle(driver_.Unmap(target.address, target.mapping.bytes));
+    case StepKind::kReleaseImport:
+    case StepKind::kReleaseOwn: {
+      Status released = driver_.Release(target.handle);
+      if (released.ok()) standing_in_.erase(step.allocation);
+      return WithoutHandle(std::move(released));
+    }
+    case StepKind::kCreate:
+      return target.stands_in ? StandIn(step) : driver_.Create(target.bytes, target.properties, target.flags);
+    case StepKind::kImport:
+      return Import(step);
+    case StepKind::kMap:
+      return WithoutHandle(Map(step, target));
+    case StepKind::kSetAccess:
+      return WithoutHandle(SetAccess(step, target));
+    case StepKind::kVerify:
+      return WithoutHandle(Verify());
+    case StepKind::kScan:
+    case StepKind::kSave:
+    case StepKind::kBeginRestore:
+    case StepKind::kRestore:
+      return WithoutHandle(side_.Copy(step));
+  }
+  return Status{Code::kInvalid, "no such step"};
+}
+
+Status StepPerformer::CheckMemory(const Step& step) {
+  const auto memory = driver_.Memory(step.device);
+  if (!memory.ok()) return memory.status();
+  if (memory->free >= step.bytes) return {};
+  const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
+  return {Code::kOutOfMemory,
+          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and call ncclResume again",
+                      step.device.value, FormatBytes(memory->free), FormatBytes(memory->total), FormatBytes(step.bytes),
+                      FormatBytes(step.bytes - memory->free),
+                      holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders),
+          cuda::kOutOfMemory};
+}
+
+Result<DriverHandle> StepPerformer::Import(const Step& step) {
+  const auto descriptor = side_.Descriptor(step);
+  if (!descriptor.ok()) return descriptor.status();
+  return driver_.Import(*descriptor);
+}
+
+// Memory that stands in for a lost owner's costs next to nothing, because nobody can expect anything of its contents: a small
+// piece is mapped over and over.
+Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
+  const Bytes bytes = StandInPiece(step.bytes);
+  standing_in_.insert(step.allocation);
+  UniqueFd& shared = pieces_[{step.device, bytes}];
+  if (shared) return driver_.Import(shared);
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, step.device.value};
+  auto handle = driver_.Create(bytes, properties, 0);
+  if (!handle.ok()) return handle;
+  auto exported = driver_.Export(*handle);  // if that fails, the next allocation gets a piece of its own
+  if (exported.ok()) shared = *std::move(exported);
+  return handle;
+}
+
+Status StepPerformer::Map(const Step& step, const StepTarget& target) {
+  const Mapping& m = target.mapping;
+  if (!standing_in_.contains(step.allocation)) return driver_.Map(target.address, m.bytes, m.offset, target.handle, m.flags);
+  const Bytes piece = StandInPiece(target.bytes);
+  for (Bytes done = 0; done < m.bytes; done += piece) {
+    Status mapped = driver_.Map(target.address + done, piece, 0, target.handle, m.flags);
+    if (mapped.ok()) continue;
+    if (done > 0) static_cast<void>(driver_.Unmap(target.address, done));
+    return mapped;
+  }
+  return {};
+}
+
+Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
+  AMEM_TRY(driver_.SetAccess(target.address, target.mapping.bytes, target.mapping.access));
+  if (!standing_in_.contains(step.allocation)) return {};
+  for (const AccessDescriptor& a : target.mapping.access) {
+    if (a.location.type != LocationType::kDevice || a.flags != kReadAndWrite) continue;
+    // A kernel would believe flags that the memory's last user left in it.
+    const DeviceOrdinal device{a.location.id};
+    AMEM_TRY(driver_.Clear(device, target.address, StandInPiece(target.bytes)));
+    return driver_.FinishCopies(device);
+  }
+  return {};
+}
+
+// When a pause is done, it is checked that all memory is gone; only after a resume the whole state is worth a look.
+Status StepPerformer::Verify() const {
+  const State& state = side_.state();
+  if (state.lifecycle == Lifecycle::kResuming) AMEM_TRY(CheckInvariants(state));
+  for (const auto& [id, a] : state.allocations) {
+    if (a.multicast) continue;
+    const bool has_handle = static_cast<bool>(side_.HandleOf(id));
+    if (a.placed() && has_handle) return {Code::kInvalid, ToText(id) + " is part of a slab and has a driver handle"};
+    if (a.placed() || a.resident == has_handle) continue;
+    return {Code::kInvalid, ToText(id) + (a.resident ? " should have a driver handle and has none"
+                                                     : " has a driver handle and should have none")};
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,30 @@
+// What the process of one session of a rerun is told at its start.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "replay/peers/peers.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct RerunProcessOptions {
+  std::filesystem::path journal;      // the session's directory
+  PeerIdentity self;                  // of the session that is replayed
+  std::set<SessionId> job;            // sessions with a process of this rerun; memory of others is made up
+  std::set<SessionId> killed;         // those of them that were killed
+  Secret secret{};                    // of this rerun
+  std::filesystem::path scratch;      // of this rerun: sockets, and the simulated host
+  std::vector<std::int32_t> devices;  // numbers on the host, by the session's ordinals
+  std::int32_t devices_of_host = 0;   // the simulated one has one more, for absent owners
+  Bytes capacity = 0;                 // of each simulated device
+  bool cuda = false;
+  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, as it was set for the whole rerun
+};
+
+}  // namespace amem

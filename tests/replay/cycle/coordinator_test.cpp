@@ -1,0 +1,254 @@
+// The coordinator: what a session makes of the votes of its peers.
+#include "replay/cycle/coordinator.h"
+
+#include <algorithm>
+
+#include "tests/replay/cycle/cycle_fixture.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kMiB, test::kOther, test::kOwner, test::kSelf, test::ScriptedRound;
+
+class CoordinatorTest : public test::CycleFixture {
+ protected:
+  Status Run(CycleKind kind) { return coordinator_.Run(kind, round_); }
+  [[nodiscard]] Lifecycle Now() const { return ledger_.state().lifecycle; }
+  [[nodiscard]] std::vector<PhaseKind> Heard() const {
+    std::vector<PhaseKind> phases;
+    for (const auto& vote : round_.heard) phases.push_back(vote.phase);
+    return phases;
+  }
+  // Another member's vote against one phase, the first time that it is voted on.
+  void OtherFails(PhaseKind where, const Status& why) {
+    round_.vote = [=, failed = false](PhaseKind phase, const Status&, SessionId* culprit) mutable {
+      if (phase != where || failed) return Status{};
+      failed = true;
+      *culprit = kOther;
+      return why;
+    };
+  }
+  // The member that counts the votes dies at this phase, and the one that is asked afterwards has ended its cycle in `settled`.
+  void LeaderDiesAt(PhaseKind where, std::optional<Lifecycle> settled) {
+    round_.vote = [this, where, died = false](PhaseKind phase, const Status&, SessionId* culprit) mutable {
+      if (phase != where || died) return Status{};
+      died = round_.leaderless = true;
+      *culprit = kOther;
+      return Status{Code::kPeerLost, "rank 0 died"};
+    };
+    round_.regather = [settled] { return Result<std::optional<Lifecycle>>(settled); };
+  }
+
+  ScriptedRound round_;
+  Coordinator coordinator_{ledger_, *sim_, peers_, 0};
+};
+
+TEST_F(CoordinatorTest, votes_after_every_phase_and_reports_them) {
+  Create();
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  EXPECT_EQ(Heard(),
+            (std::vector{PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}));
+  const CycleReport report = coordinator_.Last(CycleKind::kPause);
+  EXPECT_EQ(report.cycle, 1U);
+  EXPECT_EQ(report.members, 2U);
+  ASSERT_EQ(report.phases.size(), 4U);
+  std::uint64_t sum = 0;
+  for (const PhaseTime& phase : report.phases) {
+    EXPECT_LE(phase.voted_at_ns, phase.decided_at_ns);
+    EXPECT_EQ(phase.wait_ns, phase.decided_at_ns - phase.voted_at_ns);
+    sum += phase.work_ns + phase.wait_ns;
+  }
+  EXPECT_LE(sum, report.total_ns);
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(coordinator_.Last(CycleKind::kResume).phases.size(), 5U);
+  EXPECT_EQ(InUse(), k2M);
+}
+
+TEST_F(CoordinatorTest, a_pause_that_fails_elsewhere_is_undone_here_and_names_the_reason) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x42, k2M);
+  for (const PhaseKind where :
+       {PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}) {
+    OtherFails(where, {Code::kDriver, "rank 2: unmap failed", cuda::kUnknown});
+    const Status failed = Run(CycleKind::kPause);
+    EXPECT_EQ(failed.code(), Code::kDriver);
+    EXPECT_EQ(failed.message(), "rank 2: unmap failed; the session runs on as before");
+    EXPECT_EQ(Now(), Lifecycle::kRunning);
+    EXPECT_TRUE(All<CycleFailed>().back().undone);
+    EXPECT_EQ(Memory(id)[k2M - 1], std::byte{0x42});
+  }
+}
+
+TEST_F(CoordinatorTest, a_resume_that_fails_elsewhere_is_undone_here_and_can_be_tried_again) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x42, k2M);
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  for (const PhaseKind where : {PhaseKind::kResumeArrive, PhaseKind::kResumeCreateOwn, PhaseKind::kResumeImport,
+                                PhaseKind::kResumeVerify, PhaseKind::kResumeOpen}) {
+    OtherFails(where, {Code::kDriver, "rank 2: import failed"});
+    EXPECT_EQ(Run(CycleKind::kResume).message(), "rank 2: import failed; the session stays paused, with its contents kept");
+    EXPECT_EQ(Now(), Lifecycle::kPaused);
+    EXPECT_EQ(InUse(), 0U);
+  }
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Memory(id)[0], std::byte{0x42});
+}
+
+TEST_F(CoordinatorTest, a_failing_call_is_this_sessions_vote_and_is_undone) {
+  Create();
+  ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  EXPECT_EQ(Run(CycleKind::kPause).driver_result(), cuda::kUnknown);
+  const auto failed = std::ranges::find(round_.heard, PhaseKind::kPauseReleaseOwn, &ScriptedRound::Heard::phase);
+  ASSERT_NE(failed, round_.heard.end());
+  EXPECT_FALSE(failed->mine.ok());
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+TEST_F(CoordinatorTest, an_undo_that_fails_leaves_the_session_half_way_and_a_resume_mends_it) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x42, k2M);
+  OtherFails(PhaseKind::kPauseGone, {Code::kDriver, "rank 2 failed"});
+  ASSERT_TRUE(sim_->FailNext("Create", 1, cuda::kUnknown).ok());
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_EQ(failed.code(), Code::kBroken);
+  EXPECT_NE(failed.message().find("undoing it failed too"), std::string::npos) << failed.message();
+  EXPECT_FALSE(All<CycleFailed>().back().undone);
+  EXPECT_EQ(Now(), Lifecycle::kPausing);
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Memory(id)[0], std::byte{0x42});
+}
+
+TEST_F(CoordinatorTest, a_peer_that_cannot_undo_keeps_this_session_from_going_on) {
+  Create();
+  round_.vote = [](PhaseKind phase, const Status&, SessionId* culprit) {
+    if (phase != PhaseKind::kPauseGone && phase != PhaseKind::kResumeCreateOwn) return Status{};
+    *culprit = kOther;
+    return Status{Code::kDriver, "rank 2 failed"};
+  };
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+  EXPECT_EQ(Now(), Lifecycle::kPausing);
+}
+
+TEST_F(CoordinatorTest, a_peer_that_died_or_is_late_does_not_keep_this_session_from_undoing) {
+  Create();
+  for (const Code code : {Code::kPeerLost, Code::kTimeout}) {
+    round_.vote = [code](PhaseKind phase, const Status&, SessionId* culprit) {
+      if (phase != PhaseKind::kPauseGone && phase != PhaseKind::kResumeCreateOwn) return Status{};
+      *culprit = kOther;
+      return Status{code, "rank 2 is gone"};
+    };
+    EXPECT_EQ(Run(CycleKind::kPause).code(), code);
+    EXPECT_EQ(Now(), Lifecycle::kRunning);
+  }
+}
+
+// ---- the member that counts the votes dies
+// ------------------------------------------------------------------------------------
+
+TEST_F(CoordinatorTest, a_cycle_whose_last_vote_passed_for_another_member_has_passed) {
+  Create();
+  LeaderDiesAt(PhaseKind::kPauseGone, Lifecycle::kPaused);
+  EXPECT_TRUE(Run(CycleKind::kPause).ok());
+  EXPECT_EQ(Now(), Lifecycle::kPaused);
+  LeaderDiesAt(PhaseKind::kResumeOpen, Lifecycle::kRunning);
+  EXPECT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(round_.gathered, 2);
+}
+
+TEST_F(CoordinatorTest, a_cycle_that_another_member_gave_up_is_undone) {
+  Create();
+  LeaderDiesAt(PhaseKind::kPauseGone, Lifecycle::kRunning);
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kPeerLost);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+// A vote before the last cannot have ended the cycle for anybody, whatever is said; this session still has steps to take.
+TEST_F(CoordinatorTest, only_the_last_vote_can_have_passed_elsewhere) {
+  Create();
+  LeaderDiesAt(PhaseKind::kPauseSave, Lifecycle::kPaused);
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kPeerLost);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(InUse(), k2M);
+}
+
+TEST_F(CoordinatorTest, a_session_that_voted_against_does_not_take_the_last_vote_for_passed) {
+  Create();
+  LeaderDiesAt(PhaseKind::kPauseGone, Lifecycle::kPaused);
+  round_.vote = [this, leader_dies = round_.vote](PhaseKind phase, const Status& mine, SessionId* culprit) {
+    if (phase == PhaseKind::kPauseReleaseOwn) Break("the disk is full");
+    return leader_dies(phase, mine, culprit);
+  };
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  const auto last = std::ranges::find(round_.heard, PhaseKind::kPauseGone, &ScriptedRound::Heard::phase);
+  ASSERT_NE(last, round_.heard.end());
+  EXPECT_EQ(last->mine.code(), Code::kBroken);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+TEST_F(CoordinatorTest, members_that_gather_again_in_an_undo_vote_on_the_phase_once_more) {
+  Create();
+  int votes = 0;
+  round_.vote = [&](PhaseKind phase, const Status&, SessionId* culprit) {
+    if (phase == PhaseKind::kPauseGone) {
+      *culprit = kOther;
+      return Status{Code::kDriver, "rank 2 failed"};
+    }
+    if (phase != PhaseKind::kResumeCreateOwn || ++votes > 1) return Status{};
+    round_.leaderless = true;
+    *culprit = kOther;
+    return Status{Code::kPeerLost, "rank 0 died"};
+  };
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kDriver);
+  EXPECT_EQ(votes, 2);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+// ---- what else can be in the way
+// ----------------------------------------------------------------------------------------------
+
+TEST_F(CoordinatorTest, an_owner_that_is_lost_during_an_undo_is_replaced_within_it) {
+  const AllocationId import = Import();
+  OtherFails(PhaseKind::kPauseGone, {Code::kDriver, "rank 2 failed"});
+  peers_.reimport = [](SessionId, const auto&) { return Status{Code::kPeerLost, "rank 1 died"}; };
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 2 failed; the session runs on as before");
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_TRUE(Resident(import));
+  EXPECT_EQ(InUse(), k2M);  // on this session's own device
+}
+
+TEST_F(CoordinatorTest, an_owner_whose_loss_is_never_noticed_here_is_not_asked_for_ever) {
+  Import();
+  OtherFails(PhaseKind::kPauseGone, {Code::kDriver, "rank 2 failed"});
+  int asked = 0;
+  peers_.reimport = [&](SessionId, const auto&) {
+    ++asked;
+    return Status{Code::kPeerLost, "rank 1 died"};
+  };
+  peers_.await_loss = {};
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+  EXPECT_EQ(asked, 2);
+}
+
+TEST_F(CoordinatorTest, a_broken_session_votes_against_a_pause) {
+  Create();
+  Break("the disk is full");
+  const Status refused = Run(CycleKind::kPause);
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_EQ(refused.message().find("pause refused: this session is broken: the disk is full"), 0U) << refused.message();
+  ASSERT_FALSE(round_.heard.empty());
+  EXPECT_EQ(round_.heard.front().mine.code(), Code::kBroken);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+TEST_F(CoordinatorTest, an_arrival_without_the_others_is_a_cycle_that_failed_and_left_nothing_to_undo) {
+  peers_.arrive = [] { return Status{Code::kTimeout, "rank 1 has not called ncclPause"}; };
+  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause).status().code(), Code::kTimeout);
+  ASSERT_EQ(All<CycleFailed>().size(), 1U);
+  EXPECT_TRUE(All<CycleFailed>()[0].undone);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+}  // namespace
+}  // namespace amem

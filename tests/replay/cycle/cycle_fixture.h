@@ -1,0 +1,221 @@
+// One session's ledger on a simulator, with peers that a test scripts: what the executor and the coordinator work on.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "replay/cycle/executor.h"
+#include "replay/driver/simulator/simulator.h"
+#include "statemachine/plan.h"
+
+namespace amem::test {
+
+inline constexpr Bytes kMiB = Bytes{1} << 20, k2M = 2 * kMiB;
+inline constexpr SessionId kSelf{0x50}, kOwner{0x60}, kOther{0x70};
+
+// Keeps the events in memory.
+class EventList final : public JournalWriter {
+ public:
+  explicit EventList(std::vector<Event>& events) : events_(events) {}
+  Status Append(const Event& event) override {
+    events_.push_back(event);
+    return {};
+  }
+  Status Flush() override { return {}; }
+  bool SnapshotDue() const override { return false; }
+  Status Snapshot(const State&) override { return {}; }
+  Status Close() override { return {}; }
+  std::filesystem::path Directory() const override { return "memory"; }
+  Bytes TailBytesUsed() const override { return 0; }
+
+ private:
+  std::vector<Event>& events_;
+};
+
+// Votes and gathers as the test says; by default everybody is content.
+class ScriptedRound final : public Round {
+ public:
+  struct Heard {
+    PhaseKind phase{};
+    Status mine;
+  };
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override {
+    return {{kSelf, "host", 1, 0, 0}, {kOwner, "host", 2, 0, 1}};
+  }
+  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+    heard.push_back({phase, mine});
+    if (vote) {
+      const Status decided = vote(phase, mine, culprit);
+      if (!decided.ok()) return decided;
+    }
+    if (!mine.ok()) *culprit = kSelf;
+    return mine;
+  }
+  [[nodiscard]] bool Leaderless() const override { return leaderless; }
+  Result<std::optional<Lifecycle>> Regather() override {
+    leaderless = false;
+    ++gathered;
+    return regather ? regather() : Result<std::optional<Lifecycle>>(std::optional<Lifecycle>());
+  }
+
+  std::function<Status(PhaseKind, const Status&, SessionId*)> vote;  // ok: this session's own vote decides
+  std::function<Result<std::optional<Lifecycle>>()> regather;
+  bool leaderless = false;
+  int gathered = 0;
+  std::vector<Heard> heard;
+};
+
+class ScriptedPeers final : public Peers {
+ public:
+  [[nodiscard]] PeerIdentity Self() const override { return {kSelf, "host", 1, 0, 0}; }
+  void SetGroup(std::int64_t) override {}
+  Result<SharedAllocation> Import(const Token&, AllocationId) override {
+    return Status{Code::kUnsupported, "not in this test"};
+  }
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override {
+    return reimport(owner, requests);
+  }
+  void DropReference(const RemoteAllocation&, AllocationId) override {}
+  bool AwaitLoss(SessionId lost) override {
+    if (await_loss) await_loss(lost);
+    return true;
+  }
+  Result<std::unique_ptr<Round>> Arrive(CycleKind, std::uint64_t) override { return arrive(); }
+  void Stop() override {}
+
+  std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
+  std::function<void(SessionId)> await_loss;
+  std::function<Result<std::unique_ptr<Round>>()> arrive;
+};
+
+class CycleFixture : public ::testing::Test {
+ protected:
+  CycleFixture()
+      : world_(*SimulatorWorld::InMemory(2, 512 * kMiB)),
+        sim_(*Simulator::Open({.in_memory = world_})),
+        owner_(*Simulator::Open({.in_memory = world_})),
+        ledger_(std::make_unique<EventList>(events_)) {
+    SessionOpened opened;
+    opened.session = kSelf;
+    opened.host = "host";
+    Record(opened);
+    Record(PeerConnected{kOwner, "host", 2, 0, 1});
+    peers_.reimport = [this](SessionId, const std::vector<ShareRequest>& requests) { return Share(requests); };
+    peers_.await_loss = [this](SessionId lost) { Record(PeerLost{lost, kPeerDied}); };
+  }
+  // Whatever a test does, the journal alone leads to the session's state, and nothing that happened was refused.
+  void TearDown() override {
+    sim_->SetHook({});
+    if (broken_) return;
+    State folded;
+    for (const Event& event : events_) {
+      const Status applied = Apply(folded, event);
+      ASSERT_TRUE(applied.ok()) << applied.message();
+    }
+    EXPECT_EQ(folded, ledger_.state());
+    EXPECT_EQ(ledger_.state().broken, "");
+  }
+
+  void Record(EventBody body) {
+    const auto lock = ledger_.Lock();
+    ledger_.Record(std::move(body));
+  }
+
+  // As NCCL does it: create, and where `mapped`, reserve, map and set access.
+  AllocationId Create(Bytes bytes = k2M, bool mapped = true) {
+    AllocationProperties properties;
+    properties.handle_types = 1;
+    properties.location = {LocationType::kDevice, 0};
+    const DriverHandle handle = *sim_->Create(bytes, properties, 0);
+    const AllocationId id{ledger_.state().next_allocation};
+    Record(AllocationCreated{id, bytes, properties, 0, handle, {}, {}});
+    Adopt(id, handle, bytes, mapped);
+    return id;
+  }
+  // Memory of the owner's simulator.
+  AllocationId Import(Bytes bytes = k2M) {
+    AllocationProperties properties;
+    properties.handle_types = 1;
+    properties.location = {LocationType::kDevice, 1};
+    const AllocationId theirs{shared_.size() + 1};
+    shared_[theirs] = *owner_->Create(bytes, properties, 0);
+    const DriverHandle handle = *sim_->Import(*owner_->Export(shared_[theirs]));
+    const AllocationId id{ledger_.state().next_allocation};
+    Record(Imported{id, {kOwner, theirs}, bytes, properties, 1, handle, {}, {}});
+    Adopt(id, handle, bytes, true);
+    return id;
+  }
+  Result<std::vector<SharedAllocation>> Share(const std::vector<ShareRequest>& requests) {
+    std::vector<SharedAllocation> all;
+    for (const ShareRequest& request : requests) {
+      auto descriptor = owner_->Export(shared_.at(request.allocation));
+      if (!descriptor.ok()) return descriptor.status();
+      all.push_back({*std::move(descriptor), k2M, {}, {}});
+    }
+    return all;
+  }
+
+  [[nodiscard]] Address PlaceOf(AllocationId id) const {
+    for (const auto& [address, m] : ledger_.state().mappings) {
+      if (m.allocation == id) return address;
+    }
+    return {};
+  }
+  [[nodiscard]] std::byte* Memory(AllocationId id) const { return reinterpret_cast<std::byte*>(PlaceOf(id).value); }
+  [[nodiscard]] bool Resident(AllocationId id) const { return ledger_.state().allocations.at(id).resident; }
+  [[nodiscard]] Bytes InUse() const { return sim_->BytesInUse(DeviceOrdinal{0}); }
+  template <class Kind>
+  [[nodiscard]] std::vector<Kind> All() const {
+    std::vector<Kind> all;
+    for (const Event& event : events_) {
+      if (const auto* kind = std::get_if<Kind>(&event.body)) all.push_back(*kind);
+    }
+    return all;
+  }
+  void Break(const std::string& reason) {
+    broken_ = true;
+    const auto lock = ledger_.Lock();
+    ledger_.Break(reason);
+  }
+  // The nth next call of that name finds this done.
+  void At(const std::string& call, std::uint64_t nth, std::function<void()> action) {
+    const std::uint64_t when = sim_->Calls(call) + nth;
+    sim_->SetHook([call, when, action = std::move(action)](std::string_view name, std::uint64_t count) {
+      if (name == call && count == when) action();
+      return 0;
+    });
+  }
+
+  std::shared_ptr<SimulatorWorld> world_;
+  std::unique_ptr<Simulator> sim_, owner_;
+  std::vector<Event> events_;
+  Ledger ledger_;
+  ScriptedPeers peers_;
+  std::map<AllocationId, DriverHandle> shared_;  // the owner's
+  bool broken_ = false;                          // by the test
+
+ private:
+  void Adopt(AllocationId id, DriverHandle handle, Bytes bytes, bool mapped) {
+    {
+      const auto lock = ledger_.Lock();
+      ledger_.SetHandle(id, handle);
+    }
+    if (!mapped) return;
+    const Address address = *sim_->Reserve(bytes, 0, {}, 0);
+    const std::vector<AccessDescriptor> access{{{LocationType::kDevice, 0}, 3}};
+    ASSERT_TRUE(sim_->Map(address, bytes, 0, handle, 0).ok());
+    ASSERT_TRUE(sim_->SetAccess(address, bytes, access).ok());
+    Record(RangeReserved{address, bytes, 0, {}, 0, {}, {}});
+    Record(Mapped{address, bytes, 0, id, 0});
+    Record(AccessSet{address, bytes, access, {}});
+  }
+};
+
+}  // namespace amem::test

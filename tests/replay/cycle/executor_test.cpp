@@ -1,0 +1,294 @@
+// The executor: every call of the driver belongs to a step that the journal shows, and whatever happens in the middle of a step
+// leaves the session with what its state says.
+#include "replay/cycle/executor.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "tests/replay/cycle/cycle_fixture.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kMiB, test::kOwner;
+
+class ExecutorTest : public test::CycleFixture {
+ protected:
+  PlannedPhase Planned(CycleKind kind, PhaseKind phase) {
+    const Plan plan = kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
+    return *std::ranges::find(plan.phases, phase, &PlannedPhase::phase);
+  }
+  Status RunPhases(const Plan& plan) {
+    for (const PlannedPhase& phase : plan.phases) {
+      AMEM_TRY(executor_.Run(phase));
+      Record(PhaseDecided{phase.phase, true, {}, {}});
+    }
+    return {};
+  }
+  Status Pause() {
+    const std::uint64_t cycle = ledger_.state().cycles + 1;
+    Record(CycleBegun{CycleKind::kPause, cycle, {}});
+    AMEM_TRY(RunPhases(PlanPause(ledger_.state())));
+    Record(CycleDone{CycleKind::kPause, cycle, 1});
+    return {};
+  }
+  void BeginResume() { Record(CycleBegun{CycleKind::kResume, ledger_.state().cycles, {}}); }
+  Status FinishResume() {
+    AMEM_TRY(RunPhases(PlanResume(ledger_.state())));
+    Record(CycleDone{CycleKind::kResume, ledger_.state().cycles, 1});
+    backup_.ForgetAll();
+    return {};
+  }
+  Status Resume() {
+    BeginResume();
+    return FinishResume();
+  }
+
+  Backup backup_{*sim_};
+  Executor executor_{ledger_, *sim_, peers_, backup_};
+};
+
+TEST_F(ExecutorTest, every_driver_call_of_a_pause_and_a_resume_belongs_to_an_open_step) {
+  std::memset(Memory(Create()), 0x5a, k2M);
+  Create(k2M, false);  // copied through a mapping that is made for it
+  Import();
+  std::map<std::string, std::vector<StepKind>> steps_of;
+  std::uint64_t calls = 0;
+  sim_->SetHook([&](std::string_view call, std::uint64_t) {
+    ++calls;
+    const auto& open = ledger_.state().cycle.open_step;
+    if (open) {
+      steps_of[std::string(call)].push_back(open->kind);
+    } else {
+      ADD_FAILURE() << call << " without an open step";
+    }
+    return 0;
+  });
+  ASSERT_TRUE(Pause().ok());
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_GT(calls, 30U);
+  for (const auto& [call, kind] : {std::pair("Gather", StepKind::kScan), std::pair("ClearAll", StepKind::kBeginRestore),
+                                   std::pair("Scatter", StepKind::kBeginRestore)}) {
+    EXPECT_FALSE(steps_of[call].empty()) << call;
+    EXPECT_EQ(std::ranges::count(steps_of[call], kind), std::ssize(steps_of[call])) << call;
+  }
+  for (const StepKind kind : steps_of["FinishCopies"]) EXPECT_TRUE(kind == StepKind::kSave || kind == StepKind::kRestore);
+}
+
+TEST_F(ExecutorTest, a_restore_is_done_when_its_copy_is_and_not_before) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x5a, k2M);
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  bool looked = false;
+  At("FinishCopies", 1, [&] {
+    looked = true;
+    ASSERT_TRUE(ledger_.state().cycle.open_step.has_value());
+    EXPECT_EQ(ledger_.state().cycle.open_step->kind, StepKind::kRestore);
+    EXPECT_EQ(ledger_.state().cycle.open_step->allocation, id);
+    EXPECT_TRUE(ledger_.state().allocations.at(id).awaiting_restore);
+    EXPECT_EQ(Memory(id)[0], std::byte{0});
+  });
+  ASSERT_TRUE(FinishResume().ok());
+  EXPECT_TRUE(looked);
+  EXPECT_EQ(Memory(id)[k2M - 1], std::byte{0x5a});
+}
+
+TEST_F(ExecutorTest, a_copy_that_fails_is_the_failure_of_its_restore_and_the_contents_can_be_restored_again) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x5a, k2M);
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  ASSERT_TRUE(sim_->FailNext("FinishCopies", 1, cuda::kUnknown).ok());
+  const Status failed = FinishResume();
+  EXPECT_EQ(failed.driver_result(), cuda::kUnknown);
+  EXPECT_EQ(failed.message().find("restore allocation 1"), 0U) << failed.message();
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].step.kind, StepKind::kRestore);
+  ASSERT_TRUE(FinishResume().ok());
+  EXPECT_EQ(Memory(id)[0], std::byte{0x5a});
+}
+
+TEST_F(ExecutorTest, a_copy_back_that_cannot_begin_is_the_failure_of_the_step_that_begins_it) {
+  Create();
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  ASSERT_TRUE(sim_->FailNext("ClearAll", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(FinishResume().ok());
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].step, (Step{StepKind::kBeginRestore, {}, {}, k2M, DeviceOrdinal{0}}));
+  EXPECT_TRUE(FinishResume().ok());
+}
+
+TEST_F(ExecutorTest, a_slab_without_parts_has_no_contents_and_comes_back) {
+  const AllocationId slab = Create();
+  Record(SlabOpened{slab, PlaceOf(slab), {}});
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(InUse(), k2M);
+  EXPECT_EQ(sim_->Calls("ClearAll"), 0U);
+}
+
+// ---- an allocation that vanishes --------------------------------------------------------------------------------------------
+
+class HeldByAPeer : public ExecutorTest {
+ protected:
+  // An allocation whose owner has let go of it, and that one peer has imported.
+  AllocationId Make() {
+    const AllocationId id = Create(k2M, false);
+    Record(Exported{id, 1});
+    Record(ReferenceAdded{id, kOwner, AllocationId{9}});
+    Record(AllocationReleased{id});
+    return id;
+  }
+  void Drop(AllocationId id) { Record(ReferenceDropped{id, kOwner, AllocationId{9}}); }
+};
+
+TEST_F(HeldByAPeer, its_new_memory_is_given_back_when_the_peer_lets_go_inside_the_create_step) {
+  const AllocationId id = Make();
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  At("Create", 1, [&] { Drop(id); });
+  EXPECT_TRUE(FinishResume().ok());
+  EXPECT_FALSE(ledger_.state().allocations.contains(id));
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_NE(All<StepFailed>()[0].message.find("let go of meanwhile by the last peer"), std::string::npos);
+}
+
+TEST_F(HeldByAPeer, memory_that_cannot_be_given_back_then_fails_the_phase) {
+  const AllocationId id = Make();
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  At("Create", 1, [&] {
+    Drop(id);
+    ASSERT_TRUE(sim_->FailNext("Release", 1, cuda::kUnknown).ok());
+  });
+  EXPECT_EQ(FinishResume().driver_result(), cuda::kUnknown);
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].driver_result, cuda::kUnknown);
+}
+
+TEST_F(HeldByAPeer, the_steps_of_an_allocation_that_is_gone_are_passed_over) {
+  const AllocationId id = Make();
+  const AllocationId stays = Create();
+  std::memset(Memory(stays), 0x11, k2M);
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  At("Memory", 1, [&] { Drop(id); });  // in the first phase of a plan that still has steps for it
+  EXPECT_TRUE(FinishResume().ok());
+  EXPECT_TRUE(All<StepFailed>().empty());
+  EXPECT_EQ(InUse(), k2M);
+  EXPECT_EQ(Memory(stays)[0], std::byte{0x11});
+}
+
+TEST_F(HeldByAPeer, the_copies_end_with_the_phase_when_the_last_of_them_vanishes) {
+  Create();
+  const AllocationId id = Make();  // the last to be saved
+  Record(CycleBegun{CycleKind::kPause, 1, {}});
+  const Plan plan = PlanPause(ledger_.state());
+  for (const PlannedPhase& phase : plan.phases) {
+    if (phase.phase == PhaseKind::kPauseReleaseOwn) {
+      ASSERT_TRUE(backup_.Queued());
+      const DriverHandle handle = ledger_.HandleOf(id);
+      Drop(id);
+      ASSERT_TRUE(sim_->Release(handle).ok());  // as the session does
+      ledger_.ForgetHandle(id);
+    }
+    ASSERT_TRUE(executor_.Run(phase).ok());
+    Record(PhaseDecided{phase.phase, true, {}, {}});
+  }
+  EXPECT_FALSE(backup_.Queued());
+  EXPECT_EQ(InUse(), 0U);
+  EXPECT_TRUE(sim_->Snapshot().mappings.empty());  // of the mapping that was made for its copy, too
+}
+
+// ---- memory that stands in for a lost owner's
+// ---------------------------------------------------------------------------------
+
+TEST_F(ExecutorTest, memory_that_stands_in_is_cleared_of_what_its_last_user_left) {
+  const AllocationId orphan = Import();
+  ASSERT_TRUE(Pause().ok());
+  Record(PeerLost{kOwner, kPeerDied});
+  BeginResume();
+  const Address place = PlaceOf(orphan);
+  bool dirtied = false;
+  // New memory of the simulator is zero, that of a GPU may be anything: it is written to before the executor gets to it.
+  At("SetAccess", 1, [&] {
+    sim_->SetHook({});
+    const AccessDescriptor access{{LocationType::kDevice, 0}, 3};
+    ASSERT_TRUE(sim_->SetAccess(place, k2M, std::span(&access, 1)).ok());
+    std::memset(Memory(orphan), 0xff, k2M);
+    dirtied = true;
+  });
+  ASSERT_TRUE(FinishResume().ok());
+  ASSERT_TRUE(dirtied);
+  for (Bytes i = 0; i < k2M; i += 4096) ASSERT_EQ(Memory(orphan)[i], std::byte{0}) << i;
+}
+
+TEST_F(ExecutorTest, a_piece_that_stands_in_and_cannot_be_mapped_everywhere_is_mapped_nowhere) {
+  const AllocationId orphan = Import(96 * kMiB);  // three times a piece of 32 MiB
+  ASSERT_TRUE(Pause().ok());
+  Record(PeerLost{kOwner, kPeerDied});
+  BeginResume();
+  ASSERT_TRUE(sim_->FailNext("Map", 3, cuda::kUnknown).ok());
+  EXPECT_EQ(FinishResume().driver_result(), cuda::kUnknown);
+  EXPECT_TRUE(sim_->Snapshot().mappings.empty());
+  ASSERT_TRUE(FinishResume().ok());
+  EXPECT_EQ(sim_->Snapshot().mappings.size(), 3U);
+  EXPECT_EQ(InUse(), 32 * kMiB);
+  Memory(orphan)[0] = std::byte{7};
+  EXPECT_EQ(Memory(orphan)[64 * kMiB], std::byte{7});  // the same memory
+}
+
+TEST_F(ExecutorTest, memory_of_one_size_that_stands_in_is_one_piece) {
+  Import();
+  Import();
+  ASSERT_TRUE(Pause().ok());
+  Record(PeerLost{kOwner, kPeerDied});
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(InUse(), k2M);
+}
+
+// ---- imports
+// -------------------------------------------------------------------------------------------------------------------
+
+TEST_F(ExecutorTest, imports_are_asked_for_batch_by_batch_under_the_names_of_their_owner) {
+  for (int i = 0; i < 7; ++i) Import();
+  ASSERT_TRUE(Pause().ok());
+  std::mutex mutex;
+  std::map<AllocationId, std::vector<ShareRequest>> asked;  // by the first of each batch: they are asked for side by side
+  peers_.reimport = [&](SessionId owner, const std::vector<ShareRequest>& requests) {
+    EXPECT_EQ(owner, kOwner);
+    const std::lock_guard lock(mutex);
+    asked[requests.front().as] = requests;
+    return Share(requests);
+  };
+  ASSERT_TRUE(Resume().ok());
+  std::vector<std::size_t> sizes;
+  for (const auto& [first, requests] : asked) {
+    sizes.push_back(requests.size());
+    for (const ShareRequest& request : requests)
+      EXPECT_EQ(ledger_.state().allocations.at(request.as).remote->allocation, request.allocation);
+  }
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{2, 4, 1}));
+}
+
+TEST_F(ExecutorTest, an_owner_that_is_lost_fails_the_first_import_of_the_batch_and_is_known_to_be_lost) {
+  const AllocationId import = Import();
+  ASSERT_TRUE(Pause().ok());
+  peers_.reimport = [](SessionId, const auto&) { return Status{Code::kPeerLost, "rank 1 died"}; };
+  BeginResume();
+  const Status failed = FinishResume();
+  EXPECT_EQ(failed.code(), Code::kPeerLost);
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].step.kind, StepKind::kImport);
+  EXPECT_EQ(All<StepFailed>()[0].step.allocation, import);
+  ASSERT_EQ(All<PeerLost>().size(), 1U);
+  ASSERT_TRUE(FinishResume().ok());  // the next plan puts memory of its own in its place
+  EXPECT_TRUE(Resident(import));
+}
+
+}  // namespace
+}  // namespace amem

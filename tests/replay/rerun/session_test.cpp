@@ -1,0 +1,169 @@
+// One session of a rerun, given what the executor recorded: the same steps, with the same results.
+#include "replay/rerun/session.h"
+
+#include "replay/rerun/absent_owner.h"
+#include "tests/replay/cycle/cycle_fixture.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kMiB, test::kOwner;
+
+class RerunSessionTest : public test::CycleFixture {
+ protected:
+  Status RunPhases(const Plan& plan) {
+    for (const PlannedPhase& phase : plan.phases) AMEM_TRY(executor_.Run(phase));
+    return {};
+  }
+  void Pause() {
+    Record(CycleBegun{CycleKind::kPause, 1, {}});
+    ASSERT_TRUE(RunPhases(PlanPause(ledger_.state())).ok());
+    Record(CycleDone{CycleKind::kPause, 1, 1});
+  }
+  Status Resume() {
+    Record(CycleBegun{CycleKind::kResume, 1, {}});
+    AMEM_TRY(RunPhases(PlanResume(ledger_.state())));
+    Record(CycleDone{CycleKind::kResume, 1, 1});
+    return {};
+  }
+
+  // A replay of all that was recorded, on a simulated host of its own.
+  struct Replay {
+    Simulator* driver = nullptr;
+    std::unique_ptr<RerunSession> session;
+    RerunRank::Outcome last;
+    bool reproduced = false;
+  };
+  Replay NewReplay() {
+    rerun_world_ = *SimulatorWorld::InMemory(2, 512 * kMiB);
+    auto driver = *Simulator::Open({.in_memory = rerun_world_, .visible = {0}, .physical = false});
+    owners_driver_ = *Simulator::Open({.in_memory = rerun_world_, .visible = {1}, .physical = false});
+    absent_owner_ = AbsentOwner(*owners_driver_, true);
+    Replay replay;
+    replay.driver = driver.get();
+    replay.session = std::make_unique<RerunSession>(
+        std::move(driver),
+        [this](const RemoteAllocation& remote, const Allocation& a) { return absent_owner_.Export(remote, a); });
+    return replay;
+  }
+  // Until the first event whose result differs, or the end.
+  void Take(Replay& replay, std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      replay.last = replay.session->Take(events_[i], true);
+      replay.reproduced = replay.reproduced || replay.last.reproduced;
+      if (!replay.last.mismatch.ok()) return;
+    }
+  }
+  // Of the resume.
+  std::size_t ResumeBegins() const {
+    std::size_t i = 0;
+    while (!std::holds_alternative<CycleDone>(events_[i].body)) ++i;
+    return i + 1;
+  }
+
+  Backup backup_{*sim_};
+  Executor executor_{ledger_, *sim_, peers_, backup_};
+  std::shared_ptr<SimulatorWorld> rerun_world_;
+  std::unique_ptr<Simulator> owners_driver_;
+  AbsentOwner absent_owner_;
+};
+
+TEST_F(RerunSessionTest, a_pause_and_a_resume_are_done_again_and_end_in_the_same_state) {
+  Create();
+  Create(k2M, false);
+  Import();
+  Pause();
+  ASSERT_TRUE(Resume().ok());
+  Replay replay = NewReplay();
+  Take(replay, 0, events_.size());
+  EXPECT_TRUE(replay.last.mismatch.ok()) << replay.last.what << ": " << replay.last.mismatch.message();
+  EXPECT_EQ(replay.session->recorded(), ledger_.state());
+  EXPECT_TRUE(replay.session->Compare().ok());
+  EXPECT_EQ(replay.session->counts().steps, All<StepBegun>().size());
+  EXPECT_EQ(replay.driver->BytesInUse(DeviceOrdinal{0}), 2 * k2M);
+}
+
+TEST_F(RerunSessionTest, memory_that_stands_in_for_a_lost_owners_is_a_small_piece_here_too) {
+  Import(96 * kMiB);
+  Pause();
+  Record(PeerLost{kOwner, kPeerDied});
+  ASSERT_TRUE(Resume().ok());
+  Replay replay = NewReplay();
+  Take(replay, 0, events_.size());
+  EXPECT_TRUE(replay.last.mismatch.ok()) << replay.last.what << ": " << replay.last.mismatch.message();
+  EXPECT_TRUE(replay.session->Compare().ok()) << replay.session->Compare().message();
+  EXPECT_EQ(replay.driver->Snapshot().mappings.size(), 3U);
+  EXPECT_EQ(replay.driver->BytesInUse(DeviceOrdinal{0}), 32 * kMiB);
+}
+
+TEST_F(RerunSessionTest, a_piece_that_is_missing_under_a_mapping_is_a_difference) {
+  const AllocationId orphan = Import(96 * kMiB);
+  Pause();
+  Record(PeerLost{kOwner, kPeerDied});
+  ASSERT_TRUE(Resume().ok());
+  Replay replay = NewReplay();
+  Take(replay, 0, events_.size());
+  ASSERT_TRUE(replay.driver->Unmap(PlaceOf(orphan) + 32 * kMiB, 32 * kMiB).ok());
+  EXPECT_NE(replay.session->Compare().message().find("should be mapped, and is not"), std::string::npos);
+}
+
+TEST_F(RerunSessionTest, a_step_that_fails_only_in_the_replay_is_a_difference) {
+  Create();
+  Pause();
+  ASSERT_TRUE(Resume().ok());
+  for (const char* call : {"Memory", "Create", "Map", "SetAccess"}) {
+    Replay replay = NewReplay();
+    Take(replay, 0, ResumeBegins());
+    ASSERT_TRUE(replay.last.mismatch.ok()) << replay.last.mismatch.message();
+    ASSERT_TRUE(replay.driver->FailNext(call, 1, cuda::kUnknown).ok());
+    Take(replay, ResumeBegins(), events_.size());
+    EXPECT_FALSE(replay.last.mismatch.ok()) << call;
+    EXPECT_EQ(replay.last.what.find("result of step \""), 0U) << replay.last.what;
+  }
+}
+
+TEST_F(RerunSessionTest, a_device_without_room_fails_again_where_there_is_as_little_and_differs_where_there_is_more) {
+  Create(64 * kMiB);
+  Pause();
+  const DriverHandle hog = *owner_->Create(480 * kMiB, {1, 0, {LocationType::kDevice, 0}, 0, 0, 0, 0}, 0);
+  ASSERT_EQ(Resume().code(), Code::kOutOfMemory);
+  ASSERT_TRUE(owner_->Release(hog).ok());
+  for (const bool as_little : {true, false}) {
+    Replay replay = NewReplay();
+    Take(replay, 0, ResumeBegins());
+    if (as_little) {
+      ASSERT_TRUE(replay.session->LeaveOnly(DeviceOrdinal{0}, 32 * kMiB).ok());
+    }
+    Take(replay, ResumeBegins(), events_.size());
+    EXPECT_EQ(replay.reproduced, as_little);
+    EXPECT_EQ(replay.last.mismatch.ok(), as_little) << replay.last.mismatch.message();
+    if (!as_little) {
+      EXPECT_EQ(replay.last.mismatch.message(), "ok");
+    }
+  }
+}
+
+TEST_F(RerunSessionTest, verification_compares_the_driver_handles_with_the_state) {
+  const AllocationId id = Create();
+  Pause();
+  ASSERT_TRUE(Resume().ok());
+  Replay replay = NewReplay();
+  std::size_t verify = ResumeBegins();
+  const auto is_verify = [](const Event& event) {
+    const auto* begun = std::get_if<StepBegun>(&event.body);
+    return begun != nullptr && begun->step.kind == StepKind::kVerify;
+  };
+  while (!is_verify(events_[verify])) ++verify;
+  Take(replay, 0, verify);
+  ASSERT_TRUE(replay.last.mismatch.ok()) << replay.last.mismatch.message();
+  State without = replay.session->recorded();
+  without.allocations.at(id).resident = false;
+  for (auto& [address, m] : without.mappings) m.present = m.accessible = false;
+  replay.session->StartFrom(without);
+  Take(replay, verify, verify + 2);
+  EXPECT_NE(replay.last.mismatch.message().find("has a driver handle and should have none"), std::string::npos)
+      << replay.last.mismatch.message();
+}
+
+}  // namespace
+}  // namespace amem

@@ -9,9 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "replay/driver/simulator/simulator.h"
-#include "replay/peers/local/local_peers.h"
-#include "replay/session/session.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem {
 namespace {
@@ -43,14 +41,10 @@ class Rank {
     SimulatorOptions simulated;
     simulated.in_memory = std::move(world);
     simulated.physical = false;
-    simulator = *Simulator::Open(simulated);
-    SessionOpened who;
-    who.session = SessionId{static_cast<std::uint64_t>(index) + 1};
-    who.host = "localhost";
-    who.rank = index;
-    session = *Session::Start(options, *simulator, who, nullptr, [&](const PeerIdentity& self, PeerDelegate& delegate) {
-      return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
-    });
+    auto started = test::StartInMemory(simulated, test::RankOf(index, SessionId{static_cast<std::uint64_t>(index) + 1}),
+                                       options, nullptr, network);
+    simulator = std::move(started.simulator);
+    session = std::move(started.session);
   }
 
   std::unique_ptr<Simulator> simulator;

@@ -11,10 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "journal/journal.h"
-#include "replay/driver/simulator/simulator.h"
-#include "replay/peers/unix/unix_peers.h"
-#include "replay/session/session.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem::test {
 namespace {
@@ -66,40 +63,21 @@ class RankSession {
       : rank_(rank), ranks_(ranks), layout_(layout), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
 
   Status Start() {
-    SimulatorOptions simulated;
-    simulated.world = directory_ / "world";
-    simulated.devices = ranks_;
-    simulated.capacity_per_device = kCapacity;
-    simulated.granularity = kPage;
-    auto simulator = Simulator::Open(simulated);
-    if (!simulator.ok()) return simulator.status();
-    simulator_ = *std::move(simulator);
-    SessionOpened who;
-    who.session = RankProcesses::SessionOf(rank_);
-    who.host = "localhost";
-    who.pid = ::getpid();
-    who.rank = rank_;
-    who.boot_id = "boot";
-    JournalOptions journal;
-    journal.directory = directory_ / "journal";
-    journal.map_bytes = Bytes{16} << 20;
-    journal.tail_bytes = Bytes{1} << 20;
-    auto writer = JournalWriter::Open(journal, who.session);
-    if (!writer.ok()) return writer.status();
-    SessionOptions options;
-    options.layout = layout_;
-    options.slab_bytes = kSlab;
-    auto session = Session::Start(options, *simulator_, who, std::make_unique<TriggeredJournal>(*std::move(writer), trigger_),
-                                  [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
-                                    UnixPeersOptions peers;
-                                    peers.socket_directory = directory_ / "sockets";
-                                    peers.timeout_ms = timeout_ms_;
-                                    auto started = UnixPeers::Start(self, peers, delegate);
-                                    if (!started.ok()) return started.status();
-                                    return std::unique_ptr<Peers>(*std::move(started));
-                                  });
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
+    RankProcessOptions options{.directory = directory_, .timeout_ms = timeout_ms_};
+    options.simulated.devices = ranks_;
+    options.simulated.capacity_per_device = kCapacity;
+    options.simulated.granularity = kPage;
+    options.journal.map_bytes = Bytes{16} << 20;
+    options.journal.tail_bytes = Bytes{1} << 20;
+    options.session.layout = layout_;
+    options.session.slab_bytes = kSlab;
+    options.wrap_journal = [this](std::unique_ptr<JournalWriter> real) {
+      return std::make_unique<TriggeredJournal>(std::move(real), trigger_);
+    };
+    auto started = StartProcess(std::move(options), RankOf(rank_, RankProcesses::SessionOf(rank_)));
+    if (!started.ok()) return started.status();
+    simulator_ = std::move(started->simulator);
+    session_ = std::move(started->session);
     return {};
   }
 

@@ -12,11 +12,10 @@
 #include <set>
 
 #include "journal/journal.h"
-#include "replay/driver/simulator/simulator.h"
 #include "replay/job/postmortem.h"
 #include "replay/peers/token.h"
-#include "replay/session/session.h"
 #include "tests/scenarios/baton.h"
+#include "tests/scenarios/start_session.h"
 
 #ifdef __SANITIZE_THREAD__
 // Who dies in the middle of a call dies under the locks of that call, which a process would take with it.
@@ -143,21 +142,15 @@ class World {
     SimulatorOptions simulated;
     simulated.in_memory = memory_;
     simulated.granularity = kPage;
-    r.simulator = *Simulator::Open(simulated);
-    r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
-    SessionOpened who;
-    who.session = SessionId{i + 1};
-    who.host = "localhost";
-    who.boot_id = "boot";
+    SessionOpened who = test::RankOf(static_cast<int>(i), SessionId{i + 1});
     who.pid = static_cast<std::int32_t>(i) + 100;
-    who.rank = static_cast<std::int32_t>(i);
     SessionOptions options;
     options.layout = slab_ ? Layout::kSlab : Layout::kDirect;
     options.slab_bytes = 32 * kPage;
-    r.session = *Session::Start(options, *r.simulator, who, std::make_unique<MemoryJournal>(r.events, r.silent),
-                                [&](const PeerIdentity& self, PeerDelegate& delegate) {
-                                  return Result<std::unique_ptr<Peers>>(network_.Join(self, delegate));
-                                });
+    auto started = test::StartInMemory(simulated, who, options, std::make_unique<MemoryJournal>(r.events, r.silent), network_);
+    r.simulator = std::move(started.simulator);
+    r.session = std::move(started.session);
+    r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
   }
   int Driver(std::size_t i) {
     Rank& r = ranks_[i];

@@ -94,7 +94,7 @@ class Rank {
     report_.resume_ms = Milliseconds([&] { status = session_->Resume(); });
     AMEM_TRY(status);
     report_.resumed_held = simulator_->BytesInUse(device());
-    // What came back is what was there: the result of the first run, at the same address.
+    // The result of the first run must be back at its address.
     if (Hash(data_, kElements) != report_.before) return {Code::kCorrupt, "contents differ after the resume"};
     Wait();
     Fill();
@@ -179,7 +179,7 @@ class Rank {
       data_[i] = static_cast<float>((i * 2654435761U + static_cast<unsigned>(rank_) * 40503U) % 1000) / 7.0F;
   }
 
-  // Ring all-reduce: what is mine to pass on lies in a buffer that the next rank has mapped.
+  // Ring all-reduce: each rank leaves its part in a buffer that the next rank has mapped.
   void AllReduce() {
     float* out = reinterpret_cast<float*>(mine_.back().address.value);
     const float* in = reinterpret_cast<const float*>(theirs_.back().address.value);
@@ -255,7 +255,7 @@ int Main(int ranks, const std::filesystem::path& directory) {
     }
     children.push_back(child);
   }
-  // A rank that fails never reaches the next barrier: the others are ended then, and the first error is the one told.
+  // A rank that fails never reaches the next barrier, so the parent ends the others and prints the first error.
   for (std::size_t left = children.size(); left > 0; --left) {
     int status = 0;
     const pid_t ended = ::wait(&status);

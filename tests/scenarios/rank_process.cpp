@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr Bytes kCapacity = 64 * kPage;
 
-// What is to happen, and when; the service thread of a rank counts, too.
+// The fault of this rank and when it happens. Calls of the rank's service thread are counted as well.
 struct Trigger {
   std::atomic<Fault> fault{Fault::kNone};
   std::atomic<std::uint64_t> nth{0}, calls{0}, appends{0};
@@ -209,7 +209,7 @@ class RankSession {
     }
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
   }
-  // Either as written, or, of a lost owner after a resume, nothing but zeros.
+  // The contents are as written; memory of a dead owner is all zero after a resume.
   Status Compare(const Buffer& buffer, const char* name, int rank, int what, std::uint64_t version) {
     const State state = session_->CopyState();
     const auto at = state.allocations.find(buffer.allocation);
@@ -258,7 +258,7 @@ class RankSession {
     trigger_.fault = command.fault;
   }
 
-  // As NCCL destroys a communicator; also while paused.
+  // The calls by which NCCL destroys a communicator; they are allowed while paused, too.
   Status FreeOne(Buffer& buffer) {
     if (!buffer.allocation) return {};
     AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
@@ -284,7 +284,7 @@ class RankSession {
     return hog.status();
   }
 
-  // A child that uses the session as a guest's would, by mistake, and then runs its destructors.
+  // A forked child that uses the session by mistake, and then runs its destructors.
   Status Fork() {
     const pid_t child = ::fork();
     if (child == 0) {

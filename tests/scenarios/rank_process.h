@@ -68,11 +68,11 @@ class RankProcesses {
   [[nodiscard]] Layout layout() const { return layout_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
-  // One rank; nothing: it has died.
+  // One rank; empty: it has died.
   std::optional<Reply> Do(int rank, const Command& command);
-  // All that live, at once; nothing for those that died over it.
+  // All living ranks at once; empty for a rank that died meanwhile.
   std::vector<std::optional<Reply>> All(const Command& command);
-  // In two parts, for what happens in between.
+  // Do in two parts, so that the test can act in between.
   void Send(int rank, const Command& command);
   std::optional<Reply> Receive(int rank);
   void Kill(int rank);

@@ -1,18 +1,12 @@
 #include "replay/job/history.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <fstream>
 
+#include "journal/base/clock.h"
+
 namespace amem {
 namespace {
-
-std::uint64_t MonotonicNow() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
 
@@ -193,7 +187,7 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
 }
 
 Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory) {
-  const std::uint64_t began = MonotonicNow();
+  const std::uint64_t began = MonotonicNs();
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
   Result<JournalHistory> history = ReadHistory(**reader);

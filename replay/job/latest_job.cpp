@@ -1,15 +1,16 @@
 #include "replay/job/latest_job.h"
 
 #include <algorithm>
-#include <ctime>
 #include <optional>
 
+#include "journal/base/clock.h"
 #include "journal/journal.h"
+#include "replay/job/opening.h"
 
 namespace amem {
 namespace {
 
-// Ranks start one after the other, and one that dies at once overlaps with nobody.
+// Ranks start one after the other, and a rank that dies at once overlaps with no other.
 constexpr std::uint64_t kSlack_ns = 5'000'000'000;
 
 struct Span {
@@ -20,32 +21,12 @@ struct Span {
 std::optional<Span> LifeOf(const std::filesystem::path& directory) {
   auto reader = JournalReader::Open(directory);
   if (!reader) return std::nullopt;
-  const auto info = (*reader)->Info();
-  if (!info || !info->last) return std::nullopt;
-  SessionOpened who;
-  if (info->first.value == 1) {
-    const auto read = (*reader)->Read(info->first, info->first, [&who](const Event& event) {
-      if (const auto* opened = std::get_if<SessionOpened>(&event.body)) who = *opened;
-      return false;
-    });
-    if (!read) return std::nullopt;
-  } else {
-    const auto state = (*reader)->StateAt(info->first);
-    if (!state) return std::nullopt;
-    who = state->session;
-  }
-  std::uint64_t last_ns = who.monotonic_ns;
-  const auto read = (*reader)->Read(info->last, info->last, [&last_ns](const Event& event) {
-    last_ns = event.time_ns;
-    return false;
-  });
-  if (!read || who.realtime_ns == 0) return std::nullopt;
-  Span span{directory, who.realtime_ns, who.realtime_ns + (last_ns > who.monotonic_ns ? last_ns - who.monotonic_ns : 0)};
-  if (info->status == SessionStatus::kLive) {
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    span.to = std::max(span.to, static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000);
-  }
+  const Result<Opening> opening = ReadOpening(**reader);
+  if (!opening || !opening->info.last || opening->who.realtime_ns == 0) return std::nullopt;
+  const std::uint64_t from = opening->who.realtime_ns;
+  const std::uint64_t lasted = opening->last_ns - std::min(opening->last_ns, opening->who.monotonic_ns);
+  Span span{directory, from, from + lasted};
+  if (opening->info.status == SessionStatus::kLive) span.to = std::max(span.to, RealtimeNs());
   return span;
 }
 

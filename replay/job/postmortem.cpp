@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "replay/job/event_json.h"
-#include "replay/job/plural.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "statemachine/apply.h"
 
 namespace amem {
@@ -353,11 +354,6 @@ JobFindings VerifyJob(std::span<const JournalFindings> journals) {
 
 JobFindings VerifyJob(std::span<const JournalFindings* const> journals) { return Job(journals).Run(); }
 
-std::string NameOf(const JournalFindings& journal) {
-  const SessionOpened& who = journal.state.session;
-  if (who.pid == 0) return "session " + SessionText(journal.info.session);
-  const std::string process = "pid " + std::to_string(who.pid) + " on host " + who.host;
-  return who.rank < 0 ? process : "rank " + std::to_string(who.rank) + " (" + process + ")";
-}
+std::string NameOf(const JournalFindings& journal) { return NameOf(Completed(journal.state.session, journal.info, 0)); }
 
 }  // namespace amem

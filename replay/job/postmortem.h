@@ -95,7 +95,7 @@ struct JobFindings {
 JobFindings VerifyJob(std::span<const JournalFindings> journals);
 JobFindings VerifyJob(std::span<const JournalFindings* const> journals);
 
-// "rank 2 (pid 4711 on host a)", "pid 4711 on host a" without a rank, the session id when not even that is known.
+// Of the process that wrote it (names.h).
 std::string NameOf(const JournalFindings& journal);
 
 }  // namespace amem

@@ -6,6 +6,7 @@
 
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 
 namespace amem {
 namespace {
@@ -14,12 +15,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kTextBytes = 320, kFailureTextBytes = 2000;  // of an event
 constexpr std::size_t kKindsInACount = 6;
-
-std::string Grouped(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
-  return digits;
-}
 
 std::string Shortened(std::string text, std::size_t limit) {
   if (text.size() <= limit) return text;
@@ -329,11 +324,11 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, Names& names) {
                         {"role", static_cast<int>(e.role)},
                         {"x", e.text}});
   }
-  return {{"healthy", v.healthy},
-          {"kind", v.kind},
+  return {{"healthy", v.healthy()},
+          {"kind", amem::ToText(v.kind)},
           {"headline", v.headline},
           {"summary", v.summary},
-          {"remedy", v.remedy},
+          {"remedy", amem::ToText(v.remedy)},
           {"live", v.live},
           {"process", v.process},
           {"evidence", std::move(evidence)},
@@ -471,7 +466,7 @@ std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& ve
     data = ForScript(ReportJson(job, verdict, version, made_at));
   }
   return Filled(page, {{"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
-                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + verdict.remedy)},
+                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
                        {"@DATA@", std::move(data)}});
 }
 

@@ -9,6 +9,7 @@
 
 #include "replay/job/event_json.h"
 #include "statemachine/apply.h"
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -151,12 +152,9 @@ class TraceWriter {
 
 // The same number for the owner's event and the importer's.
 std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
-  std::uint64_t number = 1469598103934665603ULL;  // FNV-1a, word by word
-  for (const std::uint64_t word : {owner.value, allocation.value, by.value, as.value}) {
-    number = (number ^ word) * 1099511628211ULL;
-    number ^= number >> 32;
-  }
-  return number;
+  Fnv1a number;
+  for (const std::uint64_t word : {owner.value, allocation.value, by.value, as.value}) number.Add(word);
+  return number.value();
 }
 
 // One session's events, as slices.

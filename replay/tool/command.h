@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/names.h"
 #include "replay/tool/output.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
@@ -126,13 +127,6 @@ std::filesystem::path DefaultDirectory();
 
 // Who opened the session and when; from the first event, or from the snapshot if that is gone.
 Result<SessionOpened> OpeningOf(JournalReader& reader, const JournalInfo& info);
-
-// "rank 2 (pid 4711 on host a)".
-std::string NameOf(const SessionOpened& who);
-// "2025-11-21 07:34:01 UTC"; "unknown" for 0.
-std::string WallClock(std::uint64_t realtime_ns);
-// "8 280": digits in groups of three.
-std::string Grouped(std::uint64_t number);
 
 // Broken into lines of a terminal's width, each after `indent`.
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent);

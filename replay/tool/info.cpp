@@ -100,7 +100,7 @@ void PrintText(Output& out, const Facts& facts) {
   const SessionOpened& who = facts.state.session;
   out << "session " << SessionText(info.session) << "  " << ToText(info.status) << "\n";
   Line(out, "process", NameOf(who) + ", group " + std::to_string(who.group));
-  Line(out, "opened", WallClock(who.realtime_ns));
+  Line(out, "opened", DateText(who.realtime_ns));
   Line(out, "versions",
        "AMem " + who.amem_version + (who.driver_version.empty() ? "" : ", driver " + who.driver_version) +
            (who.nccl_version.empty() ? "" : ", NCCL " + who.nccl_version));
@@ -172,7 +172,7 @@ int RunList(const ListOptions& options, Output& out) {
     out.Left(SessionText(facts->info.session), 18).Left(ToText(facts->info.status), 9);
     out.Left(who.rank < 0 ? "-" : std::to_string(who.rank), 6).Left(std::to_string(facts->info.pid), 9);
     out.Left(Grouped(facts->info.events), 10).Left(ToText(facts->state.lifecycle), 10);
-    out.Left(FormatBytes(Measure(facts->state).own_device_resident), 12).Left(WallClock(who.realtime_ns), 25)
+    out.Left(FormatBytes(Measure(facts->state).own_device_resident), 12).Left(DateText(who.realtime_ns), 25)
         << who.host << "\n";
   }
   if (options.json) out << Dump(list, 2) << "\n";

@@ -84,7 +84,7 @@ Status WriteFile(const std::filesystem::path& path, std::string_view text) {
 
 std::string Today() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return WallClock(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
+  return DateText(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
 }
 
 std::string Size(std::size_t bytes) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <limits>
 
 #include "replay/job/pack.h"
@@ -78,26 +77,6 @@ Result<SessionOpened> OpeningOf(JournalReader& reader, const JournalInfo& info) 
   }
   if (!opening) opening = SessionOpened{.session = info.session, .pid = info.pid};
   return *std::move(opening);
-}
-
-std::string NameOf(const SessionOpened& who) {
-  const std::string process = "pid " + std::to_string(who.pid) + (who.host.empty() ? "" : " on host " + who.host);
-  return who.rank < 0 ? process : "rank " + std::to_string(who.rank) + " (" + process + ")";
-}
-
-std::string WallClock(std::uint64_t realtime_ns) {
-  if (realtime_ns == 0) return "unknown";
-  const std::time_t seconds = static_cast<std::time_t>(realtime_ns / 1'000'000'000);
-  std::tm utc{};
-  if (!::gmtime_r(&seconds, &utc)) return "unknown";
-  char text[40];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc)};
-}
-
-std::string Grouped(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
-  return digits;
 }
 
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {

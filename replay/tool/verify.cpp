@@ -1,10 +1,9 @@
 // verify: is what the journals say possible, and do the journals of a job agree with each other?
-#include <time.h>
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "journal/base/clock.h"
 #include "replay/job/event_json.h"
 #include "replay/job/postmortem.h"
 #include "replay/tool/command.h"
@@ -14,12 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::uint64_t MonotonicNow() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
 std::string BootOfThisHost() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -27,7 +20,7 @@ std::string BootOfThisHost() {
 }
 
 Result<JournalFindings> Verify(const std::filesystem::path& session, const std::string& boot) {
-  const std::uint64_t began = MonotonicNow();
+  const std::uint64_t began = MonotonicNs();
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
   if (!reader) return reader.status();
   Result<JournalFindings> found = VerifyJournal(**reader);

@@ -33,9 +33,12 @@ class MemoryReader final : public JournalReader {
     }
     return report;
   }
-  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return beginning; }
+  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override {
+    return no_beginning.ok() ? Result<State>(beginning) : no_beginning;
+  }
 
   State beginning;
+  Status no_beginning;  // why the beginning cannot be read; ok: it can
   ReadReport report;
 
  private:

@@ -1,0 +1,77 @@
+#include "replay/job/clock.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <utility>
+
+namespace amem {
+namespace {
+
+// Journals of builds that did not note the boot are told apart by their hosts.
+std::string BootOf(const SessionOpened& opened) { return opened.boot_id.empty() ? "host " + opened.host : opened.boot_id; }
+
+bool KnowsWallClock(const SessionOpened& opened) { return opened.realtime_ns != 0 && opened.monotonic_ns != 0; }
+
+std::int64_t ToWall(const SessionOpened& opened) {
+  return static_cast<std::int64_t>(opened.realtime_ns) - static_cast<std::int64_t>(opened.monotonic_ns);
+}
+
+bool OpenedBefore(const SessionOpened& a, const SessionOpened& b) {
+  return std::pair(a.monotonic_ns, a.session) < std::pair(b.monotonic_ns, b.session);
+}
+
+}  // namespace
+
+JobClock::JobClock(std::span<const Journal> journals) {
+  for (const auto& [opened, first_ns] : journals) {
+    Boot& boot = boots_[BootOf(*opened)];
+    if (first_ns != 0 && (boot.first_ns == 0 || first_ns < boot.first_ns)) boot.first_ns = first_ns;
+    if (KnowsWallClock(*opened) && (boot.reference == nullptr || OpenedBefore(*opened, *boot.reference)))
+      boot.reference = opened;
+  }
+  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first_known = kNever, first_of_any = kNever;
+  for (auto& [id, boot] : boots_) {
+    boot.wall_known = boot.reference != nullptr;
+    if (boot.wall_known) boot.offset_ns = ToWall(*boot.reference);
+    boot.reference = nullptr;
+    if (boot.first_ns == 0) continue;
+    const auto first = static_cast<std::int64_t>(boot.first_ns);
+    first_of_any = std::min(first_of_any, first);
+    if (boot.wall_known) first_known = std::min(first_known, first + boot.offset_ns);
+  }
+  if (first_of_any == kNever) return;
+  began_ns_ = first_known != kNever ? first_known : first_of_any;
+  for (auto& [id, boot] : boots_) {
+    if (!boot.wall_known && boot.first_ns != 0) boot.offset_ns = began_ns_ - static_cast<std::int64_t>(boot.first_ns);
+  }
+}
+
+std::int64_t JobClock::OffsetOf(const SessionOpened& opened) const {
+  const auto boot = boots_.find(BootOf(opened));
+  return boot == boots_.end() ? 0 : boot->second.offset_ns;
+}
+
+std::uint64_t JobClock::Wall(const SessionOpened& opened, std::uint64_t time_ns) const {
+  return time_ns == 0 ? 0 : static_cast<std::uint64_t>(static_cast<std::int64_t>(time_ns) + OffsetOf(opened));
+}
+
+std::size_t JobClock::boots_without_wall_clock() const {
+  return static_cast<std::size_t>(std::ranges::count_if(boots_, [](const auto& boot) { return !boot.second.wall_known; }));
+}
+
+bool SameBoot(const SessionOpened& a, const SessionOpened& b) { return !a.boot_id.empty() && a.boot_id == b.boot_id; }
+
+ThisHost ThisHost::Now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  ThisHost host;
+  host.now_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> host.boot_id;
+  return host;
+}
+
+}  // namespace amem

@@ -1,0 +1,60 @@
+// Clock: one order of time for the journals of a job, however many hosts and boots they come from.
+//
+// Events carry CLOCK_MONOTONIC of the boot that wrote them, so journals of one boot are compared exactly. Boots are related by
+// the wall clocks that their sessions noted when they opened; of a boot with several sessions the one that opened first
+// decides, so that the answer does not depend on the order in which journals are given. A boot whose wall clock nobody noted is
+// put where its first event coincides with the first event of the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
+#include "statemachine/event.h"
+
+namespace amem {
+
+class JobClock {
+ public:
+  struct Journal {
+    const SessionOpened* opened = nullptr;  // used by the constructor only
+    std::uint64_t first_ns = 0;             // time of its first event; 0: it has none
+  };
+  explicit JobClock(std::span<const Journal> journals);
+
+  // Add this to a time of that session's journal to get nanoseconds since 1970; 0 for a session of another job. If no boot
+  // knows its wall clock, the origin of the sum is arbitrary and the same for all.
+  [[nodiscard]] std::int64_t OffsetOf(const SessionOpened& opened) const;
+  // The sum. 0, which means "no time", stays 0.
+  [[nodiscard]] std::uint64_t Wall(const SessionOpened& opened, std::uint64_t time_ns) const;
+  // The job's first event on this clock.
+  [[nodiscard]] std::int64_t began_ns() const { return began_ns_; }
+
+  [[nodiscard]] std::size_t boots() const { return boots_.size(); }
+  [[nodiscard]] std::size_t boots_without_wall_clock() const;
+
+ private:
+  struct Boot {
+    const SessionOpened* reference = nullptr;  // whose wall clock counts; null: none is known
+    std::uint64_t first_ns = 0;
+    std::int64_t offset_ns = 0;
+    bool wall_known = false;
+  };
+  std::map<std::string, Boot> boots_;
+  std::int64_t began_ns_ = 0;
+};
+
+// Surely one clock: both sessions ran on one boot of one host.
+bool SameBoot(const SessionOpened& a, const SessionOpened& b);
+
+// The clock of this host at this moment: what live journals of this boot are compared with.
+struct ThisHost {
+  std::string boot_id;
+  std::uint64_t now_ns = 0;
+  static ThisHost Now();
+  [[nodiscard]] bool Wrote(const SessionOpened& opened) const { return !boot_id.empty() && opened.boot_id == boot_id; }
+};
+
+}  // namespace amem

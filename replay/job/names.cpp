@@ -1,0 +1,113 @@
+#include "replay/job/names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "replay/job/event_json.h"
+
+namespace amem {
+namespace {
+
+std::string Utc(std::uint64_t wall_ns) {  // without the zone's name; empty: not a time
+  const auto seconds = static_cast<std::time_t>(wall_ns / 1'000'000'000);
+  std::tm utc{};
+  if (wall_ns == 0 || !::gmtime_r(&seconds, &utc)) return {};
+  char text[40];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &utc)};
+}
+
+}  // namespace
+
+std::string NameOf(const SessionOpened& opened) {
+  if (opened.pid == 0) return ShortNameOf(opened);
+  const std::string process =
+      opened.host.empty() ? fmt::format("pid {}", opened.pid) : fmt::format("pid {} on host {}", opened.pid, opened.host);
+  return opened.rank < 0 ? process : fmt::format("rank {} ({})", opened.rank, process);
+}
+
+std::string ShortNameOf(const SessionOpened& opened) {
+  if (opened.rank >= 0) return fmt::format("rank {}", opened.rank);
+  return opened.pid != 0 ? fmt::format("pid {}", opened.pid) : "session " + SessionText(opened.session);
+}
+
+void JobNames::Add(const SessionOpened& opened) {
+  if (!sessions_.try_emplace(opened.session, opened).second) return;
+  if (opened.rank >= 0) ++of_rank_[opened.rank];
+}
+
+void JobNames::AddPeersOf(const State& state) {
+  for (const auto& [session, peer] : state.peers)
+    Add({.session = session, .host = peer.host, .pid = peer.pid, .rank = peer.rank});
+}
+
+bool JobNames::OnlyOneHas(std::int32_t rank) const {
+  const auto found = of_rank_.find(rank);
+  return found != of_rank_.end() && found->second == 1;
+}
+
+std::int32_t JobNames::RankOf(SessionId session) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? -1 : found->second.rank;
+}
+
+std::string JobNames::Name(SessionId session) const {
+  const auto found = sessions_.find(session);
+  return NameOf(found == sessions_.end() ? SessionOpened{.session = session} : found->second);
+}
+
+std::string JobNames::ShortName(SessionId session) const {
+  const std::int32_t rank = RankOf(session);
+  return OnlyOneHas(rank) ? fmt::format("rank {}", rank) : Name(session);
+}
+
+std::string JobNames::Names(std::vector<SessionId> sessions) const {
+  std::ranges::sort(sessions, {}, [this](SessionId s) { return std::pair(RankOf(s), s); });
+  const bool ranks =
+      sessions.size() > 1 && std::ranges::all_of(sessions, [this](SessionId s) { return OnlyOneHas(RankOf(s)); });
+  std::vector<std::string> words;
+  for (const SessionId s : sessions) words.push_back(ranks ? std::to_string(RankOf(s)) : ShortName(s));
+  return (ranks ? "ranks " : "") + Listed(words);
+}
+
+// ---- numbers and times -----------------------------------------------------------------------------------------------------
+
+std::string Grouped(std::uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
+  return digits;
+}
+
+std::string Plural(std::uint64_t number, std::string_view one, std::string_view many) {
+  if (number == 1 || !many.empty()) return fmt::format("{} {}", Grouped(number), number == 1 ? one : many);
+  return fmt::format("{} {}s", Grouped(number), one);
+}
+
+std::string Listed(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " and " : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+std::string DurationText(std::uint64_t ns) {
+  const double seconds = static_cast<double>(ns) / 1e9;
+  if (ns >= 60'000'000'000) return fmt::format("{} min {} s", ns / 60'000'000'000, ns / 1'000'000'000 % 60);
+  if (ns >= 1'000'000'000) return fmt::format("{:.1f} s", seconds);
+  return ns >= 1'000'000 ? fmt::format("{:.0f} ms", seconds * 1e3) : fmt::format("{:.0f} us", seconds * 1e6);
+}
+
+std::string WallText(std::uint64_t wall_ns) {
+  const std::string date = Utc(wall_ns);
+  return date.empty() ? "unknown time" : fmt::format("{}.{:03} UTC", date, wall_ns / 1'000'000 % 1000);
+}
+
+std::string DateText(std::uint64_t wall_ns) {
+  const std::string date = Utc(wall_ns);
+  return date.empty() ? "unknown" : date + " UTC";
+}
+
+}  // namespace amem

@@ -1,0 +1,43 @@
+#include "replay/job/opening.h"
+
+#include <fmt/format.h>
+
+namespace amem {
+
+Result<State> StateBefore(JournalReader& reader, const JournalInfo& info) {
+  if (info.first.value <= 1) return State{};
+  Result<State> before = reader.StateAt(SequenceNumber{info.first.value - 1});
+  if (before) return before;
+  return before.status().Within(
+      fmt::format("the journal begins with event {}, and the state before it cannot be read", info.first.value));
+}
+
+SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint64_t first_ns) {
+  if (!opened.session) opened.session = info.session;
+  if (opened.pid == 0) opened.pid = info.pid;
+  if (opened.monotonic_ns == 0) opened.monotonic_ns = first_ns;
+  return opened;
+}
+
+Result<Opening> ReadOpening(JournalReader& reader) {
+  Result<JournalInfo> info = reader.Info();
+  if (!info) return info.status();
+  Result<State> before = StateBefore(reader, *info);
+  if (!before) return before.status();
+  Opening opening{.info = *std::move(info), .before = *std::move(before)};
+  opening.who = opening.before.session;
+  const auto look = [&](const Event& event) {
+    if (const auto* opened = std::get_if<SessionOpened>(&event.body)) opening.who = *opened;
+    if (opening.first_ns == 0) opening.first_ns = event.time_ns;
+    opening.last_ns = event.time_ns;
+    return false;
+  };
+  for (const SequenceNumber seq : {opening.info.first, opening.info.last}) {
+    if (!seq) continue;
+    if (const Result<ReadReport> read = reader.Read(seq, seq, look); !read) return read.status();
+  }
+  opening.who = Completed(std::move(opening.who), opening.info, opening.first_ns);
+  return opening;
+}
+
+}  // namespace amem

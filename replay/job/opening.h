@@ -1,0 +1,27 @@
+// Opening: where a journal begins, and who wrote it.
+#pragma once
+
+#include <cstdint>
+
+#include "journal/journal.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+struct Opening {
+  JournalInfo info;
+  // From event 1, or from the snapshot where that is gone. What an early crash or a test did not write is filled in: session
+  // and pid as the journal's files have them, and as the time of opening that of the first event.
+  SessionOpened who;
+  State before;  // what the first event follows: nothing, or the snapshot that stands for older events
+  std::uint64_t first_ns = 0, last_ns = 0;  // times of the first and the last event; 0: not readable
+};
+Result<Opening> ReadOpening(JournalReader& reader);
+
+// Opening::before alone. A failure says that the journal has lost its beginning.
+Result<State> StateBefore(JournalReader& reader, const JournalInfo& info);
+// Opening::who of a session that is known already, as from a state.
+SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint64_t first_ns);
+
+}  // namespace amem

@@ -1,0 +1,66 @@
+// Names: one spelling for a session, wherever it is met.
+#include "replay/job/names.h"
+
+#include <gtest/gtest.h>
+
+namespace amem {
+namespace {
+
+SessionOpened Rank(std::uint64_t session, std::int32_t rank, std::int32_t pid) {
+  return {.session = SessionId{session}, .host = "a", .pid = pid, .rank = rank};
+}
+
+TEST(Names, tell_as_much_of_a_process_as_is_known) {
+  EXPECT_EQ(NameOf(Rank(1, 2, 4711)), "rank 2 (pid 4711 on host a)");
+  EXPECT_EQ(NameOf(Rank(1, -1, 4711)), "pid 4711 on host a");
+  EXPECT_EQ(NameOf({.session = SessionId{0xc0ffee}, .pid = 4711}), "pid 4711");
+  EXPECT_EQ(NameOf({.session = SessionId{0xc0ffee}}), "session 0000000000c0ffee");
+  EXPECT_EQ(ShortNameOf(Rank(1, 0, 4711)), "rank 0");
+  EXPECT_EQ(ShortNameOf(Rank(1, -1, 4711)), "pid 4711");
+}
+
+TEST(Names, of_a_rank_are_short_while_one_session_has_it) {
+  JobNames names;
+  for (std::int32_t rank = 0; rank < 3; ++rank) names.Add(Rank(1 + static_cast<std::uint64_t>(rank), rank, 100 + rank));
+  EXPECT_EQ(names.ShortName(SessionId{3}), "rank 2");
+  EXPECT_EQ(names.Names({SessionId{3}, SessionId{1}, SessionId{2}}), "ranks 0, 1 and 2");
+  names.Add(Rank(9, 2, 999));  // the same rank of another job
+  EXPECT_EQ(names.ShortName(SessionId{3}), "rank 2 (pid 102 on host a)");
+  EXPECT_EQ(names.ShortName(SessionId{9}), "rank 2 (pid 999 on host a)");
+  EXPECT_EQ(names.Names({SessionId{3}, SessionId{1}}), "rank 0 and rank 2 (pid 102 on host a)");
+}
+
+TEST(Names, of_peers_are_known_from_those_who_met_them) {
+  State state;
+  state.peers[SessionId{7}] = {.host = "b", .pid = 12, .rank = 5};
+  state.peers[SessionId{1}] = {.host = "hearsay", .pid = 1, .rank = 1};
+  JobNames names;
+  names.Add(Rank(1, 0, 100));
+  names.AddPeersOf(state);
+  EXPECT_EQ(names.Name(SessionId{7}), "rank 5 (pid 12 on host b)");
+  EXPECT_EQ(names.RankOf(SessionId{7}), 5);
+  EXPECT_EQ(names.Name(SessionId{1}), "rank 0 (pid 100 on host a)") << "its own word counts";
+  EXPECT_EQ(names.ShortName(SessionId{8}), "session 0000000000000008");
+  EXPECT_EQ(names.RankOf(SessionId{8}), -1);
+}
+
+TEST(Names, numbers_lists_and_times_are_for_people) {
+  EXPECT_EQ(Grouped(999), "999");
+  EXPECT_EQ(Grouped(1'234'567), "1 234 567");
+  EXPECT_EQ(Plural(1, "mapping"), "1 mapping");
+  EXPECT_EQ(Plural(12'345, "mapping"), "12 345 mappings");
+  EXPECT_EQ(Plural(0, "process", "processes"), "0 processes");
+  EXPECT_EQ(Listed({"a"}), "a");
+  EXPECT_EQ(Listed({"a", "b", "c"}), "a, b and c");
+  EXPECT_EQ(DurationText(45'000), "45 us");
+  EXPECT_EQ(DurationText(45'000'000), "45 ms");
+  EXPECT_EQ(DurationText(12'345'000'000), "12.3 s");
+  EXPECT_EQ(DurationText(192'999'000'000), "3 min 12 s");
+  EXPECT_EQ(WallText(1'700'000'000'042'000'000), "2023-11-14 22:13:20.042 UTC");
+  EXPECT_EQ(DateText(1'700'000'000'042'000'000), "2023-11-14 22:13:20 UTC");
+  EXPECT_EQ(WallText(0), "unknown time");
+  EXPECT_EQ(DateText(0), "unknown");
+}
+
+}  // namespace
+}  // namespace amem

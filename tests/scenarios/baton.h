@@ -83,7 +83,7 @@ class Baton final : public LocalScheduler {
     std::function<void()> work;
     Time waits_until{};
     bool active = false;
-    bool deaf = false;  // has not begun, and wakes for nothing but its time
+    bool deaf = false;  // has not begun, and is not woken by changes before its time
   };
 
   void Serve(int index) {

@@ -3,7 +3,7 @@
 // journal's disk is full. Whatever happens to that rank, the others do not hang, agree on how it ended, hold exactly the memory
 // that they should, and can try again; and the journals tell it.
 //
-// What must be there is counted here, from the scenario (rank_process.h), and not taken from what AMem says.
+// The expected memory is computed here from the scenario (rank_process.h), and not taken from AMem's own account.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -347,7 +347,8 @@ constexpr std::uint64_t kStride = 11;
 constexpr std::uint64_t kStride = 1;  // of one and two ranks; more are more of the same
 #endif
 
-// ---- what is not a crash ---------------------------------------------------------------------------------------------------
+// ---- failures that are no crash
+// -----------------------------------------------------------------------------------------------
 
 void ExpectText(const std::optional<Reply>& reply, Code code, const std::vector<std::string>& parts) {
   ASSERT_TRUE(reply.has_value());

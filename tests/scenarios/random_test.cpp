@@ -207,7 +207,7 @@ class Job {
       return;
     }
   }
-  // Forgets what is released and mapped nowhere: NCCL has no way to name it any more.
+  // Forgets allocations that are released and mapped nowhere, as NCCL can no longer name them.
   static void Sweep(Rank& r) {
     std::erase_if(r.held, [&](const Held& h) {
       return h.released &&
@@ -246,7 +246,7 @@ class Job {
         }
     }
     ++calls;
-    if (status.ok()) return;  // nothing of that kind to do wrong
+    if (status.ok()) return;  // there was no such mistake to make
     EXPECT_FALSE(status.message().empty());
     EXPECT_NE(status.driver_result(), 0) << status.message();
     EXPECT_EQ(before, r.session->CopyState()) << status.message();
@@ -282,7 +282,7 @@ class Job {
     r.held.clear();
   }
 
-  // The independent check: what the simulator holds against what the state says.
+  // The independent check compares the simulator's contents with the state.
   static void Compare(Rank& r) {
     const State state = r.session->CopyState();
     EXPECT_TRUE(state.broken.empty()) << state.broken;

@@ -225,12 +225,12 @@ class RankSession {
   }
   // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
   Status Check(std::uint64_t version, bool settled) {
-    AMEM_TRY(session_->Inspect([&](const State& state) -> Status {
+    const Status books = session_->Inspect([&](const State& state) -> Status {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
       // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
       std::size_t resident = 0;
-      Bytes present = 0, mapped = 0;  // what stands in for lost memory is mapped in pieces
+      Bytes present = 0, mapped = 0;  // replacements of lost memory are mapped in pieces
       for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;
       for (const auto& [address, m] : state.mappings) present += m.present ? m.bytes : 0;
       const SimulatorSnapshot real = simulator_->Snapshot();
@@ -239,7 +239,8 @@ class RankSession {
         return {Code::kCorrupt, "the driver holds other things than the state says: " + ToText(real)};
       }
       return {};
-    }));
+    });
+    AMEM_TRY(books);
     if (session_->paused()) return {};
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));

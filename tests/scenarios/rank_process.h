@@ -61,7 +61,7 @@ class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower);
-  ~RankProcesses();  // kills what is left
+  ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 

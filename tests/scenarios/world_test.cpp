@@ -235,7 +235,7 @@ class World {
       Write(shared.own, shared.version = ++versions_);
       communicator.push_back(std::move(shared));
     }
-    // Sometimes the owner lets go at once, as NCCL does of what only its peer needs.
+    // Sometimes the owner frees its mapping at once, as NCCL does with a buffer that only the peer needs.
     if (n > 1 && Pick(4) == 0) {
       FreeBuffer(At(communicator[0].owner), communicator[0].own);
       communicator[0].freed_by_owner = true;

@@ -166,7 +166,7 @@ Json SteadyState(Workload& work, std::size_t most_bytes) {
 struct Way {
   std::function<void()> pause;
   std::function<void()> resume;
-  std::function<void()> first_collectives;  // what must run again before all is as it was; null: nothing
+  std::function<void()> first_collectives;  // run once more after a resume, as part of the cost; null: none
 };
 
 Way MakeWay(const Options& options, Child& child, const Nccl& nccl, Workload& work, const std::optional<Amem>& amem) {
@@ -361,7 +361,7 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-// When the last rank did `what` in that phase; see kUsage.
+// The time at which the last rank did `what` in that phase; kFooter explains votes_ms.
 double Latest(const std::vector<Json>& ranks, std::size_t cycle, const char* kind, std::size_t phase, const char* what) {
   double latest = 0;
   for (const Json& rank : ranks)

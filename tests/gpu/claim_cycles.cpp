@@ -128,7 +128,7 @@ Account TakeAccount(const Rank& rank, const Workload& work) {
   return account;
 }
 
-// Connections of the last cycle close a moment after it: once nothing has changed for a while, or it is as `expected`.
+// The account once it has not changed for a while, or equals `expected`: connections close a moment after a cycle.
 Account Settled(const Rank& rank, const Workload& work, const Account* expected) {
   Account account = TakeAccount(rank, work);
   double since = Now();
@@ -151,7 +151,7 @@ void Legacy(Rank& rank) { ReferenceCycles(rank, false, std::min(rank.options.cyc
 void BoundNow(Rank& rank) { ShortCycles(rank, 2); }
 void Preloaded(Rank& rank) { ShortCycles(rank, 2); }
 
-// Communicators that come, are used and go: what is left of them must not grow.
+// Communicators are created, used and destroyed over and over; the memory held must not grow.
 void Churn(Rank& rank) {
   Workload work = MakeWorkload(rank);
   const int rounds = rank.options.churn_rounds, together = rank.options.churn;
@@ -170,7 +170,7 @@ void Churn(Rank& rank) {
     rank.child.Barrier("all destroyed");
     last = work.FreeBytes();
     if (round == 4)
-      first = last;  // after the first cycle: what a pause needs for itself, such as page tables of pinned memory, stays
+      first = last;  // after the first cycle, as a pause keeps memory of its own, such as page tables of pinned memory
     if (round >= 1 && round < 4) early_s = std::min(early_s, Now() - start);
     if (round % 5 != 4) last_s = Now() - start;
     rank.child.Barrier("memory read");
@@ -217,7 +217,7 @@ void ManyCycles(Rank& rank) {
   rank.details["account"] = after;
   for (const auto& [what, value] : after) {
     if (value == before[what]) continue;
-    // A thread of the background that has come to its end is no leak.
+    // A background thread that has ended is no leak.
     const bool fewer = value < before[what] && !what.starts_with("free bytes");
     const std::string text =
         Format("%s: %llu after cycle %d, %llu after cycle %d", what.c_str(), static_cast<unsigned long long>(value), cycles,

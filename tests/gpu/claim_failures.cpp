@@ -146,8 +146,8 @@ void NeverResumes(Rank& rank) {
   work.Destroy(world);
 }
 
-// Kills the victim in its next pause or resume, and gives the others' error. How often the call is made, and how long all
-// takes, is known from a cycle before in which nothing happens.
+// Kills the victim in its next pause or resume, and gives the others' error. A cycle before it, in which nobody is killed,
+// shows how often the call is made and how long the whole takes.
 void PauseOrResumeAndKill(Rank& rank) {
   const KillPoint& point = *rank.kill;
   const int victim = point.Victim(rank.child.processes());

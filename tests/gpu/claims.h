@@ -23,7 +23,7 @@ struct Options : CommonOptions {
   bool list = false;
   std::vector<std::string> only;
   std::string golden, pack;
-  std::string child_test;  // what a rank is to run
+  std::string child_test;  // name of the test that a rank runs
 };
 
 // Where one rank is killed, by amem_kill_at.so.

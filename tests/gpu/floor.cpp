@@ -61,7 +61,7 @@ Floor::Floor(Child& child, const Device& device, const FloorOptions& options)
   }
 }
 
-// Indices into rank `of`'s list of the pieces that `peer` imports. The list is the same on every rank but for who is who.
+// Indices into rank `of`'s list of the pieces that `peer` imports. Every rank has the same list, with the roles changed.
 std::vector<std::size_t> Floor::PiecesFor(int peer, int of) const {
   std::vector<std::size_t> pieces;
   const int distance = (peer - of + child_.processes()) % child_.processes() - 1;

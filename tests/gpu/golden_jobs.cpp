@@ -9,7 +9,7 @@ namespace {
 
 int GoldenRank(const Rank& rank) { return std::min(kGoldenRank, rank.options.gpus - 1); }
 
-// Packs the journals as they are now; all others wait. By the first rank, which nothing happens to.
+// Rank 0, which survives every golden job, packs the journals as they are now; the other ranks wait.
 void Pack(Rank& rank) {
   rank.child.Barrier("journals complete");
   if (rank.child.rank() == 0) {
@@ -23,7 +23,7 @@ void Pack(Rank& rank) {
   rank.child.Barrier("journals packed");
 }
 
-// One more process than there are ranks, which has no GPU memory but what it takes away.
+// The job has one process more than ranks. It is no part of NCCL's job, and only takes GPU memory away.
 bool IsOutsider(const Rank& rank) { return rank.child.rank() >= rank.options.gpus; }
 
 struct GoldenJob {

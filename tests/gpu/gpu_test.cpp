@@ -65,7 +65,7 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
 
 // ---- the tests ------------------------------------------------------------------------------------------------------------
 
-// Free memory of each device, for the parent, from a process that has nothing to do with the job before.
+// Free memory of each device, for the parent. A new process reads it, which holds nothing of the job before.
 void ReadMemory(Rank& rank) {
   rank.details["free_bytes"] = Json::array();
   for (int device = 0; device < rank.options.gpus; ++device)

@@ -134,6 +134,7 @@ TEST_F(Programs, refuse_to_start_unless_nvls_is_off) {
     EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", value).code, 2);
     EXPECT_EQ(Run("python3 " AMEM_GPU_SOURCES "/run_gpu_tests", value).code, 2);
   }
+  EXPECT_EQ(Run("python3 " AMEM_GPU_SOURCES "/run_gpu_tests", "env -u NCCL_NVLS_ENABLE").code, 2);
   EXPECT_NE(Bench("--mode floor", "NCCL_NVLS_ENABLE=2").output.find("NCCL_NVLS_ENABLE=0"), std::string::npos);
 }
 

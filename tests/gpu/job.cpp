@@ -39,7 +39,7 @@ struct Slot {
 struct SharedRegion {
   int processes;
   double deadline;
-  std::atomic<std::uint32_t> stop;  // somebody ended early
+  std::atomic<std::uint32_t> stop;  // a rank ended early
   std::atomic<std::uint32_t> arrived;
   std::atomic<std::uint32_t> generation;
   int sockets[kMaxProcesses][kMaxProcesses];  // [mine][peer]
@@ -223,7 +223,7 @@ int RunChild(int region_fd, int rank, const std::function<void(Child&)>& body) {
     Child child(region_fd, rank);
     const double left = child.deadline() - Now();
     alarm(static_cast<unsigned>(std::max(1.0, left + 3)));
-    // After a failure nothing is taken down in order: a stream that hangs would make that wait for ever.
+    // After a failure the process exits without orderly destruction, which would wait for ever for a stream that hangs.
     try {
       body(child);
       return kExitPass;
@@ -311,7 +311,8 @@ std::string HowItEnded(int status) {
   return "unknown end";
 }
 
-// Which of the ranks' ends tells what went wrong: a failure of its own, before a crash, before having been skipped.
+// The rank whose end explains the job's: first a rank that reported a failure, then one that crashed, then one that was
+// skipped.
 void Judge(const JobSpec& spec, SharedRegion* region, const std::vector<Process>& all, bool timed_out, JobResult& job) {
   std::string failures;
   std::string first_why;

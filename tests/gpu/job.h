@@ -34,10 +34,10 @@ class Child {
   void Stage(const std::string& text);
   // Throws Aborted when another rank ended, Failure at the deadline.
   void Barrier(const char* name);
-  // That rank has ended, as was expected (JobSpec::victim): from here on nobody waits for it. Each of the others says so.
+  // The victim of the job (JobSpec::victim) has ended: this rank no longer waits for it. Every other rank calls this.
   void Without(int rank);
-  // Rank 0 of a new communicator makes the id, everybody gets it. Collective over all ranks of the job; one id for each entry
-  // of `makers`: the rank that calls `make` for it.
+  // Rank 0 of a new communicator makes the id, and all ranks get it. Collective over all ranks of the job; one id for each
+  // entry of `makers`: the rank that calls `make` for it.
   std::vector<ncclUniqueId> ExchangeIds(const std::vector<int>& makers, const std::function<ncclUniqueId()>& make);
   // The largest `value` of all ranks. Collective.
   double Maximum(double value);

@@ -79,7 +79,7 @@ class Workload {
   void Destroy(Communicator& communicator);
   void Abort(Communicator& communicator);
 
-  // Every op at every size on every communicator, no checks: what start-up is timed with.
+  // Every op at every size on every communicator, without checks. Start-up is timed with it.
   void RunAll();
   // The same one at a time, outputs poisoned before and checked after; one checksum for each result of each lane.
   std::vector<std::uint64_t> VerifyAll();

@@ -1,5 +1,6 @@
-// One thread at a time, chosen by a seed, in a time of its own: tasks hand a baton on wherever they would wait for a peer or
-// call one. The same seed makes the same run, and a time-out of a minute takes no time.
+// A scheduler that runs one thread at a time, in simulated time: a task hands the baton on wherever it would wait for a peer or
+// call one, and a seeded generator chooses the next task. The same seed makes the same run, and a time-out of a minute takes no
+// time.
 #pragma once
 
 #include <condition_variable>
@@ -82,7 +83,7 @@ class Baton final : public LocalScheduler {
     std::function<void()> work;
     Time waits_until{};
     bool active = false;
-    bool deaf = false;  // has not begun, and wakes for nothing but its time
+    bool deaf = false;  // has not begun, and is not woken by changes before its time
   };
 
   void Serve(int index) {
@@ -106,7 +107,7 @@ class Baton final : public LocalScheduler {
     Next();
     tasks_[static_cast<std::size_t>(mine_)]->chosen.wait(lock, [&] { return holder_ == mine_; });
   }
-  // Whoever can go on now, by chance; if nobody can, time passes.
+  // Chooses at random among the tasks that can go on now; if none can, advances the time.
   void Next() {
     std::vector<int> ready;
     while (ready.empty()) {

@@ -3,7 +3,7 @@
 // journal's disk is full. Whatever happens to that rank, the others do not hang, agree on how it ended, hold exactly the memory
 // that they should, and can try again; and the journals tell it.
 //
-// What must be there is counted here, from the scenario (rank_process.h), and not taken from what AMem says.
+// The expected memory is computed here from the scenario (rank_process.h), and not taken from AMem's own account.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ class Matrix : public ::testing::Test {
     const bool left = job.ranks() == 1 || job.alive((rank + 1) % job.ranks());  // the next rank is all that holds it
     return kRing + kOwn + kBare + (left ? kLeft : 0);
   }
-  // While all that live run. `replaced`: they have paused and resumed since the death.
+  // What a device holds while all living ranks run. `replaced`: they have paused and resumed since the death.
   static Bytes Expected(const RankProcesses& job, int device, bool replaced) {
     const int ranks = job.ranks(), before = (device + ranks - 1) % ranks, after = (device + 1) % ranks;
     const bool slab = job.layout() == Layout::kSlab;
@@ -49,7 +49,7 @@ class Matrix : public ::testing::Test {
   static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
     for (int device = 0; device < job.ranks(); ++device) {
       const Bytes expected = paused ? 0 : Expected(job, device, replaced);
-      // What an importer lets go of reaches its owner a moment later.
+      // An owner learns a moment later that an importer dropped its reference.
       for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
       EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
     }
@@ -67,7 +67,8 @@ class Matrix : public ::testing::Test {
               " or " + std::to_string(Expected(job, device, true) / kPage) + ")";
     return text;
   }
-  // What the dead rank had shared was given up in the cycle, or was not; its references drop a moment after its death.
+  // The memory that the dead rank had shared was replaced in this cycle, or was not yet; the kernel drops the dead rank's own
+  // references a moment after its death.
   static bool MemoryIsOneOrTheOther(const RankProcesses& job) {
     for (int i = 0; i < 1000; ++i, ::usleep(1000)) {
       if (MemoryIs(job, false) || MemoryIs(job, true)) return true;
@@ -75,7 +76,7 @@ class Matrix : public ::testing::Test {
     return false;
   }
 
-  // ---- what all that live do together ----
+  // ---- what all living ranks do together ----
   static void AllOk(RankProcesses& job, const Command& command, const std::string& what) {
     const auto replies = job.All(command);
     for (int rank = 0; rank < job.ranks(); ++rank) {
@@ -85,7 +86,7 @@ class Matrix : public ::testing::Test {
       }
     }
   }
-  // One lifecycle for all that live, and one answer; the slowest of those that failed.
+  // All living ranks have the same lifecycle and either all succeeded or all failed. Gives the lifecycle, and the longest time.
   static std::optional<Lifecycle> Agreement(const std::vector<std::optional<Reply>>& replies, bool* all_ok,
                                             std::uint64_t* slowest_ms, const std::string& where) {
     std::optional<Lifecycle> agreed;
@@ -103,7 +104,7 @@ class Matrix : public ::testing::Test {
       any_ok = any_ok || reply.ok();
       *slowest_ms = std::max(*slowest_ms, reply.took_ms);
     }
-    EXPECT_TRUE(*all_ok || !any_ok) << where << ": for some it went well, for others not";
+    EXPECT_TRUE(*all_ok || !any_ok) << where << ": some ranks succeeded, others failed";
     return agreed;
   }
 
@@ -132,7 +133,7 @@ class Matrix : public ::testing::Test {
     return nullptr;
   }
 
-  // How many points there are in one rank's part of a pause or a resume; the survey of a job in which nothing fails.
+  // How many driver calls and appends one rank makes in a pause or a resume, counted in a job in which nothing fails.
   struct Points {
     std::uint64_t calls = 0, appends = 0;
   };
@@ -188,7 +189,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
   ASSERT_TRUE(now.has_value());
   EXPECT_LT(slowest_ms_, 2000U * kSlower) << where;
   const bool half = *now == Lifecycle::kPausing || *now == Lifecycle::kResuming;
-  if (half && failing >= 0) {  // the call that failed was one of the undo: nobody runs on, and a resume mends it
+  if (half && failing >= 0) {  // the call that failed belonged to the undo: all ranks stay where they are until a resume
     AllOk(job, {.op = Op::kResume}, "resume after an undo that failed");
     now = Lifecycle::kRunning;
   } else {
@@ -232,7 +233,7 @@ void Matrix::NameStep(int victim) {
 }
 
 void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
-  // The one with the lowest session counts the votes; of the others one stands for all.
+  // Rank 0 has the lowest session, and so counts the votes; one of the others stands for them all.
   std::vector<int> victims{0};
   if (ranks > 1) victims.push_back(ranks - 1);
   stride = Stride(stride);
@@ -274,7 +275,7 @@ void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
               ranks, Name(op), points_, tried_, slowest_ms_);
 }
 
-// One job for all points: what failed is undone and tried again, and that leads to where the next point can be tried.
+// One job for all points: the ranks undo what failed and try again, and then the next point can be tried.
 void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride) {
   stride = Stride(stride);
   std::map<int, std::uint64_t> calls;  // that each victim makes when nothing fails
@@ -300,7 +301,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
       if (fired) ++points_;
       if (!all_ok) {
         ++undone_;
-        EXPECT_TRUE(fired) << "failed by itself: " << replies[0]->text.data();
+        EXPECT_TRUE(fired) << "a cycle failed although no fault was injected: " << replies[0]->text.data();
         for (const auto& reply : replies) {
           EXPECT_NE(std::string(reply->text.data()).find("rank " + std::to_string(victim)), std::string::npos)
               << reply->text.data();
@@ -311,7 +312,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
         ExpectMemory(job, *now == Lifecycle::kPaused, false, where);
       }
       AllOk(job, {.op = Op::kCheck, .fault = fault, .version = kVersion}, "check");
-      // On to where it can be tried again: to the end, and back. Where undoing failed too, a resume mends it.
+      // Complete the cycle, so that the next point can be tried. Where the undo failed as well, a resume mends it.
       if (*now != Lifecycle::kRunning) AllOk(job, {.op = Op::kResume}, "resume after that");
       ExpectMemory(job, false, false, where);
       AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after the resume");
@@ -346,7 +347,8 @@ constexpr std::uint64_t kStride = 11;
 constexpr std::uint64_t kStride = 1;  // of one and two ranks; more are more of the same
 #endif
 
-// ---- what is not a crash ---------------------------------------------------------------------------------------------------
+// ---- failures that are no crash
+// -----------------------------------------------------------------------------------------------
 
 void ExpectText(const std::optional<Reply>& reply, Code code, const std::vector<std::string>& parts) {
   ASSERT_TRUE(reply.has_value());
@@ -355,7 +357,7 @@ void ExpectText(const std::optional<Reply>& reply, Code code, const std::vector<
     EXPECT_NE(std::string(reply->text.data()).find(part), std::string::npos) << "\"" << part << "\" in: " << reply->text.data();
 }
 
-TEST_F(Matrix, a_device_that_somebody_else_filled_fails_the_resume_of_all_and_it_works_once_there_is_room) {
+TEST_F(Matrix, a_device_filled_by_another_process_fails_the_resume_of_all_until_there_is_room) {
   RankProcesses job(4);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   AllOk(job, {.op = Op::kPause}, "pause");
@@ -377,7 +379,7 @@ TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
     RankProcesses job(2);
     AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
     job.Do(1, {.op = Op::kArm, .fault = Fault::kFailAppend, .nth = nth});
-    for (int call = 0; call < 2; ++call) {  // and against every pause after it, without anybody waiting
+    for (int call = 0; call < 2; ++call) {  // and against every later pause, without waiting
       for (const auto& reply : job.All({.op = Op::kPause})) {
         ExpectText(reply, Code::kBroken, {"rank 1 (pid", "no space left on device"});
         EXPECT_EQ(reply->lifecycle, Lifecycle::kRunning);
@@ -389,7 +391,7 @@ TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
   }
 }
 
-TEST_F(Matrix, who_never_calls_is_told_from_who_is_stopped_and_from_who_died) {
+TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_from_one_that_died) {
   RankProcesses job(3, Layout::kDirect, 300 * kSlower);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is running and has not called ncclPause"});
@@ -406,7 +408,7 @@ TEST_F(Matrix, who_never_calls_is_told_from_who_is_stopped_and_from_who_died) {
   AllOk(job, {.op = Op::kPause}, "pause without the dead");
 }
 
-TEST_F(Matrix, a_signal_during_a_wait_disturbs_nobody) {
+TEST_F(Matrix, a_signal_during_a_wait_changes_nothing) {
   RankProcesses job(2);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   job.Send(0, {.op = Op::kPause});
@@ -417,7 +419,7 @@ TEST_F(Matrix, a_signal_during_a_wait_disturbs_nobody) {
   AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
 }
 
-TEST_F(Matrix, who_exits_while_paused_leaves_nothing_and_the_others_go_on) {
+TEST_F(Matrix, a_rank_that_exits_while_paused_leaves_nothing_and_the_others_go_on) {
   RankProcesses job(3);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   AllOk(job, {.op = Op::kPause}, "pause");
@@ -429,7 +431,7 @@ TEST_F(Matrix, who_exits_while_paused_leaves_nothing_and_the_others_go_on) {
   AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check");
 }
 
-TEST_F(Matrix, processes_that_are_forked_at_any_time_disturb_nobody) {
+TEST_F(Matrix, processes_forked_while_running_or_paused_change_nothing) {
   RankProcesses job(2);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   for (int i = 0; i < 5; ++i) {

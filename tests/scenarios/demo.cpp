@@ -23,11 +23,9 @@
 #include <vector>
 
 #include "journal/journal.h"
-#include "replay/driver/simulator/simulator.h"
 #include "replay/job/postmortem.h"
-#include "replay/peers/unix/unix_peers.h"
-#include "replay/session/session.h"
 #include "tests/pass_descriptor.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem {
 namespace {
@@ -96,7 +94,7 @@ class Rank {
     report_.resume_ms = Milliseconds([&] { status = session_->Resume(); });
     AMEM_TRY(status);
     report_.resumed_held = simulator_->BytesInUse(device());
-    // What came back is what was there: the result of the first run, at the same address.
+    // The result of the first run must be back at its address.
     if (Hash(data_, kElements) != report_.before) return {Code::kCorrupt, "contents differ after the resume"};
     Wait();
     Fill();
@@ -117,39 +115,13 @@ class Rank {
   void Wait() { pthread_barrier_wait(&shared_.barrier); }
 
   Status Start(const std::filesystem::path& directory) {
-    SimulatorOptions simulated;
-    simulated.world = directory / "world";
-    simulated.devices = ranks_;
-    auto simulator = Simulator::Open(simulated);
-    if (!simulator.ok()) return simulator.status();
-    simulator_ = *std::move(simulator);
-
-    SessionOpened who;
-    who.session = SessionId{0xA3E0'0000ULL + static_cast<std::uint64_t>(::getpid())};
-    who.host = "localhost";
-    who.pid = ::getpid();
-    who.rank = rank_;
-    who.amem_version = AMEM_VERSION;
-    who.driver_version = simulator_->Version();
-    who.nccl_version = "none";
-    who.layout = "direct";
-    who.content = "preserve";
-    SessionOptions options;
-    JournalOptions place;
-    place.directory = directory / "journal";
-    auto journal = JournalWriter::Open(place, who.session);
-    if (!journal.ok()) return journal.status();
-    auto session = Session::Start(options, *simulator_, who, *std::move(journal),
-                                  [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
-                                    UnixPeersOptions peers;
-                                    peers.socket_directory = directory / "sockets";
-                                    peers.timeout_ms = 30'000;
-                                    auto started = UnixPeers::Start(self, peers, delegate);
-                                    if (!started.ok()) return started.status();
-                                    return std::unique_ptr<Peers>(*std::move(started));
-                                  });
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
+    test::RankProcessOptions options{.directory = directory};
+    options.simulated.devices = ranks_;
+    auto started = test::StartProcess(std::move(options),
+                                      test::RankOf(rank_, SessionId{0xA3E0'0000ULL + static_cast<std::uint64_t>(::getpid())}));
+    if (!started.ok()) return started.status();
+    simulator_ = std::move(started->simulator);
+    session_ = std::move(started->session);
     return {};
   }
 
@@ -207,7 +179,7 @@ class Rank {
       data_[i] = static_cast<float>((i * 2654435761U + static_cast<unsigned>(rank_) * 40503U) % 1000) / 7.0F;
   }
 
-  // Ring all-reduce: what is mine to pass on lies in a buffer that the next rank has mapped.
+  // Ring all-reduce: each rank leaves its part in a buffer that the next rank has mapped.
   void AllReduce() {
     float* out = reinterpret_cast<float*>(mine_.back().address.value);
     const float* in = reinterpret_cast<const float*>(theirs_.back().address.value);
@@ -283,7 +255,7 @@ int Main(int ranks, const std::filesystem::path& directory) {
     }
     children.push_back(child);
   }
-  // A rank that fails never reaches the next barrier: the others are ended then, and the first error is the one told.
+  // A rank that fails never reaches the next barrier, so the parent ends the others and prints the first error.
   for (std::size_t left = children.size(); left > 0; --left) {
     int status = 0;
     const pid_t ended = ::wait(&status);

@@ -26,7 +26,7 @@ std::string ReadFile(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The parent's environment without what would reach into the ranks, and with `more`.
+// The parent's environment without the variables that would change the ranks, and with `more`.
 std::vector<std::string> Merge(const Environment& more) {
   std::vector<std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {

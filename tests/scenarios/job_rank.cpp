@@ -131,7 +131,7 @@ std::string BytesInUse() {
   return std::to_string(reinterpret_cast<std::uint64_t (*)(int)>(dlsym(g_cuda, "stand_in_cuda_bytes_in_use"))(kRank));
 }
 
-// A peer's last reference is dropped by a message, a moment after the peer let go.
+// A peer drops its last reference by a message, which comes a moment later.
 std::string BytesGone() {
   for (int waited = 0; waited < 10'000 && BytesInUse() != "0"; ++waited)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -152,7 +152,7 @@ std::string Malloc() {
   return std::to_string(Function<int(void**, std::size_t)>("ncclMemAlloc")(&pointer, std::size_t{2} << 20));
 }
 
-// A child that forked off uses NCCL's driver table; it must get the driver's own answer, and not AMem's.
+// A forked child calls ncclPause. AMem does nothing in it and says so.
 std::string Fork() {
   const pid_t child = fork();
   if (child == 0) {
@@ -171,7 +171,7 @@ std::string ImportForeign() {
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
-// A descriptor of the driver's own, which another library of this process may have made.
+// Imports a descriptor that another library of this process made with the driver, past AMem.
 std::string ImportDrivers() {
   const auto symbol = [](const char* name) { return dlsym(g_cuda, name); };
   CUmemAllocationProp properties{};
@@ -206,7 +206,7 @@ std::string Group() {
   return std::to_string(set) + std::to_string(get) + " " + std::to_string(group);
 }
 
-// NCCL that is not to be had from a libnccl directly shows whether everybody else's dlsym is left alone.
+// What other code of the process gets from dlsym, which AMem must leave alone: it may answer NCCL only.
 std::string OthersDlsym() {
   void* mine = dlsym(RTLD_DEFAULT, "cuMemCreate");
   void* next = dlsym(RTLD_NEXT, "malloc");

@@ -9,9 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "replay/driver/simulator/simulator.h"
-#include "replay/peers/local/local_peers.h"
-#include "replay/session/session.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem {
 namespace {
@@ -43,14 +41,10 @@ class Rank {
     SimulatorOptions simulated;
     simulated.in_memory = std::move(world);
     simulated.physical = false;
-    simulator = *Simulator::Open(simulated);
-    SessionOpened who;
-    who.session = SessionId{static_cast<std::uint64_t>(index) + 1};
-    who.host = "localhost";
-    who.rank = index;
-    session = *Session::Start(options, *simulator, who, nullptr, [&](const PeerIdentity& self, PeerDelegate& delegate) {
-      return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
-    });
+    auto started = test::StartInMemory(simulated, test::RankOf(index, SessionId{static_cast<std::uint64_t>(index) + 1}),
+                                       options, nullptr, network);
+    simulator = std::move(started.simulator);
+    session = std::move(started.session);
   }
 
   std::unique_ptr<Simulator> simulator;
@@ -213,7 +207,7 @@ class Job {
       return;
     }
   }
-  // Forgets what is released and mapped nowhere: NCCL has no way to name it any more.
+  // Forgets allocations that are released and mapped nowhere, as NCCL can no longer name them.
   static void Sweep(Rank& r) {
     std::erase_if(r.held, [&](const Held& h) {
       return h.released &&
@@ -252,7 +246,7 @@ class Job {
         }
     }
     ++calls;
-    if (status.ok()) return;  // nothing of that kind to do wrong
+    if (status.ok()) return;  // there was no such mistake to make
     EXPECT_FALSE(status.message().empty());
     EXPECT_NE(status.driver_result(), 0) << status.message();
     EXPECT_EQ(before, r.session->CopyState()) << status.message();
@@ -288,7 +282,7 @@ class Job {
     r.held.clear();
   }
 
-  // The independent check: what the simulator holds against what the state says.
+  // The independent check compares the simulator's contents with the state.
   static void Compare(Rank& r) {
     const State state = r.session->CopyState();
     EXPECT_TRUE(state.broken.empty()) << state.broken;

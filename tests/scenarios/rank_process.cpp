@@ -11,10 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "journal/journal.h"
-#include "replay/driver/simulator/simulator.h"
-#include "replay/peers/unix/unix_peers.h"
-#include "replay/session/session.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem::test {
 namespace {
@@ -22,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr Bytes kCapacity = 64 * kPage;
 
-// What is to happen, and when; the service thread of a rank counts, too.
+// The fault of this rank and when it happens. Calls of the rank's service thread are counted as well.
 struct Trigger {
   std::atomic<Fault> fault{Fault::kNone};
   std::atomic<std::uint64_t> nth{0}, calls{0}, appends{0};
@@ -66,40 +63,21 @@ class RankSession {
       : rank_(rank), ranks_(ranks), layout_(layout), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
 
   Status Start() {
-    SimulatorOptions simulated;
-    simulated.world = directory_ / "world";
-    simulated.devices = ranks_;
-    simulated.capacity_per_device = kCapacity;
-    simulated.granularity = kPage;
-    auto simulator = Simulator::Open(simulated);
-    if (!simulator.ok()) return simulator.status();
-    simulator_ = *std::move(simulator);
-    SessionOpened who;
-    who.session = RankProcesses::SessionOf(rank_);
-    who.host = "localhost";
-    who.pid = ::getpid();
-    who.rank = rank_;
-    who.boot_id = "boot";
-    JournalOptions journal;
-    journal.directory = directory_ / "journal";
-    journal.map_bytes = Bytes{16} << 20;
-    journal.tail_bytes = Bytes{1} << 20;
-    auto writer = JournalWriter::Open(journal, who.session);
-    if (!writer.ok()) return writer.status();
-    SessionOptions options;
-    options.layout = layout_;
-    options.slab_bytes = kSlab;
-    auto session = Session::Start(options, *simulator_, who, std::make_unique<TriggeredJournal>(*std::move(writer), trigger_),
-                                  [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
-                                    UnixPeersOptions peers;
-                                    peers.socket_directory = directory_ / "sockets";
-                                    peers.timeout_ms = timeout_ms_;
-                                    auto started = UnixPeers::Start(self, peers, delegate);
-                                    if (!started.ok()) return started.status();
-                                    return std::unique_ptr<Peers>(*std::move(started));
-                                  });
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
+    RankProcessOptions options{.directory = directory_, .timeout_ms = timeout_ms_};
+    options.simulated.devices = ranks_;
+    options.simulated.capacity_per_device = kCapacity;
+    options.simulated.granularity = kPage;
+    options.journal.map_bytes = Bytes{16} << 20;
+    options.journal.tail_bytes = Bytes{1} << 20;
+    options.session.layout = layout_;
+    options.session.slab_bytes = kSlab;
+    options.wrap_journal = [this](std::unique_ptr<JournalWriter> real) {
+      return std::make_unique<TriggeredJournal>(std::move(real), trigger_);
+    };
+    auto started = StartProcess(std::move(options), RankOf(rank_, RankProcesses::SessionOf(rank_)));
+    if (!started.ok()) return started.status();
+    simulator_ = std::move(started->simulator);
+    session_ = std::move(started->session);
     return {};
   }
 
@@ -231,7 +209,7 @@ class RankSession {
     }
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
   }
-  // Either as written, or, of a lost owner after a resume, nothing but zeros.
+  // The contents are as written; memory of a dead owner is all zero after a resume.
   Status Compare(const Buffer& buffer, const char* name, int rank, int what, std::uint64_t version) {
     const State state = session_->CopyState();
     const auto at = state.allocations.find(buffer.allocation);
@@ -247,12 +225,12 @@ class RankSession {
   }
   // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
   Status Check(std::uint64_t version, bool settled) {
-    AMEM_TRY(session_->Inspect([&](const State& state) -> Status {
+    const Status books = session_->Inspect([&](const State& state) -> Status {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
       // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
       std::size_t resident = 0;
-      Bytes present = 0, mapped = 0;  // what stands in for lost memory is mapped in pieces
+      Bytes present = 0, mapped = 0;  // replacements of lost memory are mapped in pieces
       for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;
       for (const auto& [address, m] : state.mappings) present += m.present ? m.bytes : 0;
       const SimulatorSnapshot real = simulator_->Snapshot();
@@ -261,7 +239,8 @@ class RankSession {
         return {Code::kCorrupt, "the driver holds other things than the state says: " + ToText(real)};
       }
       return {};
-    }));
+    });
+    AMEM_TRY(books);
     if (session_->paused()) return {};
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));
@@ -279,7 +258,7 @@ class RankSession {
     trigger_.fault = command.fault;
   }
 
-  // As NCCL destroys a communicator; also while paused.
+  // The calls by which NCCL destroys a communicator; they are allowed while paused, too.
   Status FreeOne(Buffer& buffer) {
     if (!buffer.allocation) return {};
     AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
@@ -305,7 +284,7 @@ class RankSession {
     return hog.status();
   }
 
-  // A child that uses the session as a guest's would, by mistake, and then runs its destructors.
+  // A forked child that uses the session by mistake, and then runs its destructors.
   Status Fork() {
     const pid_t child = ::fork();
     if (child == 0) {

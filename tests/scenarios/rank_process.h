@@ -61,18 +61,18 @@ class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower);
-  ~RankProcesses();  // kills what is left
+  ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   [[nodiscard]] Layout layout() const { return layout_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
-  // One rank; nothing: it has died.
+  // One rank; empty: it has died.
   std::optional<Reply> Do(int rank, const Command& command);
-  // All that live, at once; nothing for those that died over it.
+  // All living ranks at once; empty for a rank that died meanwhile.
   std::vector<std::optional<Reply>> All(const Command& command);
-  // In two parts, for what happens in between.
+  // Do in two parts, so that the test can act in between.
   void Send(int rank, const Command& command);
   std::optional<Reply> Receive(int rank);
   void Kill(int rank);

@@ -1,6 +1,6 @@
-// The seeded world: whole jobs, made up by chance. Communicators come and go, ranks write through each other's memory, pause,
-// resume, fail and die; every wait, time-out and order of messages follows from the seed, and nothing waits in real time. After
-// each cycle memory and contents are what a model says that knows nothing of AMem, and at the end all is free, and all journals
+// The seeded world: random jobs. Communicators come and go, ranks write through each other's memory, pause, resume, fail and
+// die; every wait, time-out and order of messages follows from the seed, and nothing waits in real time. After each cycle
+// memory and contents must be what a model says that knows nothing of AMem; at the end all memory is free and all journals
 // verify.
 //
 // A failure prints its seed; AMEM_WORLD_SEED=seed runs that job alone, AMEM_WORLD_JOBS=count runs longer (a night: 10000000).
@@ -12,14 +12,13 @@
 #include <set>
 
 #include "journal/journal.h"
-#include "replay/driver/simulator/simulator.h"
 #include "replay/job/postmortem.h"
 #include "replay/peers/token.h"
-#include "replay/session/session.h"
 #include "tests/scenarios/baton.h"
+#include "tests/scenarios/start_session.h"
 
 #ifdef __SANITIZE_THREAD__
-// Who dies in the middle of a call dies under the locks of that call, which a process would take with it.
+// A rank that dies in the middle of a call still holds the locks of that call. A real process would take them with it.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
 const char* __tsan_default_suppressions() { return "deadlock:amem::LocalNetwork::Kill\n"; }
 #endif
@@ -84,7 +83,7 @@ struct Rank {
   std::unique_ptr<Simulator> simulator;
   std::unique_ptr<Session> session;
   std::vector<Event> events;
-  bool alive = true;  // and `silent` follows at once: what a dead process writes nobody reads
+  bool alive = true;  // once false, `silent` is true: the journal takes nothing more from a dead process
   bool silent = false;
   std::uint64_t calls_left = 0;  // until it is killed in a driver call; 0: it is not
   std::uint64_t steps_left = 0;  // until it is killed where it talks to peers
@@ -143,21 +142,15 @@ class World {
     SimulatorOptions simulated;
     simulated.in_memory = memory_;
     simulated.granularity = kPage;
-    r.simulator = *Simulator::Open(simulated);
-    r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
-    SessionOpened who;
-    who.session = SessionId{i + 1};
-    who.host = "localhost";
-    who.boot_id = "boot";
+    SessionOpened who = test::RankOf(static_cast<int>(i), SessionId{i + 1});
     who.pid = static_cast<std::int32_t>(i) + 100;
-    who.rank = static_cast<std::int32_t>(i);
     SessionOptions options;
     options.layout = slab_ ? Layout::kSlab : Layout::kDirect;
     options.slab_bytes = 32 * kPage;
-    r.session = *Session::Start(options, *r.simulator, who, std::make_unique<MemoryJournal>(r.events, r.silent),
-                                [&](const PeerIdentity& self, PeerDelegate& delegate) {
-                                  return Result<std::unique_ptr<Peers>>(network_.Join(self, delegate));
-                                });
+    auto started = test::StartInMemory(simulated, who, options, std::make_unique<MemoryJournal>(r.events, r.silent), network_);
+    r.simulator = std::move(started.simulator);
+    r.session = std::move(started.session);
+    r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
   }
   int Driver(std::size_t i) {
     Rank& r = ranks_[i];
@@ -176,7 +169,7 @@ class World {
     ++deaths;
     network_.Kill(SessionId{i + 1});
   }
-  void Bury(std::size_t i) {  // its process is gone, with all it held
+  void RemoveDead(std::size_t i) {  // the process is gone, with all it held
     Rank& r = ranks_[i];
     r.session.reset();
     r.simulator.reset();
@@ -184,7 +177,7 @@ class World {
   void Kill(std::size_t i) {
     if (!ranks_[i].alive || Living().size() < 2) return;
     Die(i);
-    Bury(i);
+    RemoveDead(i);
   }
   std::vector<int> Living() {
     std::vector<int> living;
@@ -242,7 +235,7 @@ class World {
       Write(shared.own, shared.version = ++versions_);
       communicator.push_back(std::move(shared));
     }
-    // Sometimes the owner lets go at once, as NCCL does of what only its peer needs.
+    // Sometimes the owner frees its mapping at once, as NCCL does with a buffer that only the peer needs.
     if (n > 1 && Pick(4) == 0) {
       FreeBuffer(At(communicator[0].owner), communicator[0].own);
       communicator[0].freed_by_owner = true;
@@ -268,7 +261,7 @@ class World {
     }
     return true;
   }
-  // Each writes through what it has of its peers, and all see it.
+  // Each rank writes through its own or its imported mapping, and both ranks of the pair see it.
   void Collective() {
     CheckContents("before a collective");
     for (auto& communicator : communicators_) {
@@ -315,9 +308,9 @@ class World {
     }
     return sets;
   }
-  Lifecycle Where(int rank) { return At(rank).session->Progress().lifecycle; }
+  Lifecycle LifecycleOf(int rank) { return At(rank).session->Progress().lifecycle; }
 
-  // All that live call it, but for `absent`. Those of each set agree.
+  // All living ranks but `absent` call it. The ranks of a set that shares memory must agree.
   std::map<int, Status> All(bool pause, int absent = -1) {
     const auto sets = Sets();
     std::map<int, Status> results;
@@ -334,16 +327,16 @@ class World {
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].calls_left = ranks_[i].steps_left = 0;
-      if (!ranks_[i].alive && ranks_[i].session) Bury(i);
+      if (!ranks_[i].alive && ranks_[i].session) RemoveDead(i);
     }
     for (const auto& set : sets) {
       std::set<Lifecycle> ends;
       std::string words;
       for (const int rank : set) {
         if (!At(rank).alive || rank == absent) continue;
-        ends.insert(Where(rank));
-        words +=
-            "rank " + std::to_string(rank) + ", " + std::string(ToText(Where(rank))) + ": " + results[rank].message() + "\n";
+        ends.insert(LifecycleOf(rank));
+        words += "rank " + std::to_string(rank) + ", " + std::string(ToText(LifecycleOf(rank))) + ": " +
+                 results[rank].message() + "\n";
       }
       EXPECT_LE(ends.size(), 1U) << "a set that shares memory ended in different ways:\n" << words;
     }
@@ -356,8 +349,8 @@ class World {
     }
   }
 
-  // Something to go wrong; what it is, for messages.
-  std::string Plan(int& absent) {
+  // Chooses what goes wrong in the next pause or resume, if anything, and describes it.
+  std::string PlanFault(int& absent) {
     const auto living = Living();
     const int victim = living[static_cast<std::size_t>(Pick(static_cast<int>(living.size())))];
     switch (Pick(6)) {
@@ -388,17 +381,18 @@ class World {
     }
   }
 
-  // To where all are, whatever went wrong before: nothing goes wrong any more.
+  // Brings all living ranks to the same lifecycle after a fault; no further fault is planned.
   void Recover(bool pause, const std::string& what) {
     bool half = false;
-    for (const int rank : Living()) half = half || (Where(rank) != Lifecycle::kRunning && Where(rank) != Lifecycle::kPaused);
+    for (const int rank : Living())
+      half = half || (LifecycleOf(rank) != Lifecycle::kRunning && LifecycleOf(rank) != Lifecycle::kPaused);
     if (half) AllOk(false, "resume after " + what);
     AllOk(pause, std::string(pause ? "pause" : "resume") + " after " + what);
   }
 
-  void Half(bool pause) {
+  void PauseOrResume(bool pause) {
     int absent = -1;
-    const std::string what = Plan(absent);
+    const std::string what = PlanFault(absent);
     SCOPED_TRACE((pause ? "pause, " : "resume, ") + what);
     const auto results = All(pause, absent);
     ++cycles;
@@ -412,28 +406,28 @@ class World {
         EXPECT_NE(status.message().find("rank " + std::to_string(absent)), std::string::npos) << status.message();
       }
     }
-    // Whatever was planned and did not happen must not happen later.
+    // A planned fault that did not happen must not happen later.
     for (const int rank : Living()) At(rank).simulator->ForgetPlannedFailures();
     Recover(pause, what);
     CheckBooks(pause);
   }
   void Cycle() {
-    Half(true);
+    PauseOrResume(true);
     if (::testing::Test::HasFailure()) return;
     for (const int rank : Living()) {
-      EXPECT_EQ(Where(rank), Lifecycle::kPaused);
+      EXPECT_EQ(LifecycleOf(rank), Lifecycle::kPaused);
     }
     for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "paused, device " << device;
     MarkReplaced();
     if (Pick(6) == 0) Leave();  // also while paused
-    Half(false);
+    PauseOrResume(false);
     for (const int rank : Living()) {
-      EXPECT_EQ(Where(rank), Lifecycle::kRunning);
+      EXPECT_EQ(LifecycleOf(rank), Lifecycle::kRunning);
     }
     CheckContents("after a cycle");
     CheckMemory();
   }
-  // What the dead had shared is gone once their peers are paused.
+  // Memory that a dead rank had shared is gone once its importers have paused.
   void MarkReplaced() {
     for (auto& communicator : communicators_) {
       for (Shared& s : communicator) {
@@ -446,7 +440,7 @@ class World {
   // ---- books ----
 
   Bytes InUse(int device) { return memory_->InUse(device); }
-  // Without slabs and deaths every page is known; with them, that the parts fit.
+  // Without slabs and deaths the model knows every page; otherwise it knows a lower bound.
   void CheckMemory() {
     std::map<int, Bytes> expected;
     bool exact = !slab_;
@@ -538,6 +532,11 @@ void RunJobs(std::uint64_t first) {
     deaths += world.deaths;
     timeouts += world.timeouts;
     ASSERT_FALSE(::testing::Test::HasFailure()) << "AMEM_WORLD_SEED=" << seed << " (job " << i << ")";
+  }
+  if (jobs >= 100) {  // so many have every kind of fault
+    EXPECT_GT(failed, 0U);
+    EXPECT_GT(timeouts, 0U);
+    EXPECT_GT(deaths, 0U);
   }
   std::printf("%lu jobs: %lu pauses and resumes, of whose calls %lu failed, %lu of them by time-out; %lu deaths\n", jobs,
               cycles, failed, timeouts, deaths);

@@ -15,10 +15,8 @@
 #include <memory>
 #include <thread>
 
-#include "replay/driver/simulator/simulator.h"
-#include "replay/peers/unix/unix_peers.h"
-#include "replay/session/session.h"
 #include "tests/pass_descriptor.h"
+#include "tests/scenarios/start_session.h"
 
 namespace amem::test {
 namespace {
@@ -159,43 +157,21 @@ class Rank {
   }
 
   Status Start() {
-    auto simulator = Simulator::Open(World());
-    if (!simulator) return simulator.status();
-    simulator_ = *std::move(simulator);
-    SessionOpened who;
-    who.session = SessionId{0x5e55'0000'0000'0000ULL + static_cast<std::uint64_t>(rank_)};
+    SessionOpened who = RankOf(rank_, SessionId{0x5e55'0000'0000'0000ULL + static_cast<std::uint64_t>(rank_)});
     who.host = "alpha";
-    who.pid = ::getpid();
     who.boot_id = "a-boot-of-alpha";
-    who.rank = rank_;
-    who.amem_version = AMEM_VERSION;
-    who.driver_version = simulator_->Version();
-    who.nccl_version = "none";
     for (int device = 0; device < kRanks; ++device) who.gpu_uuids.push_back("SIM-" + std::to_string(device));
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
     who.realtime_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     who.monotonic_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-    who.layout = layout_ == Layout::kSlab ? "slab" : "direct";
-    who.content = "preserve";
-    SessionOptions options;
-    options.layout = layout_;
-    JournalOptions place;
-    place.directory = directory_ / "journal";
-    auto journal = JournalWriter::Open(place, who.session);
-    if (!journal) return journal.status();
-    auto session = Session::Start(options, *simulator_, who, *std::move(journal),
-                                  [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
-                                    UnixPeersOptions peers;
-                                    peers.socket_directory = directory_ / "sockets";
-                                    peers.timeout_ms = timeout_ms_;
-                                    auto started = UnixPeers::Start(self, peers, delegate);
-                                    if (!started) return started.status();
-                                    return std::unique_ptr<Peers>(*std::move(started));
-                                  });
-    if (!session) return session.status();
-    session_ = *std::move(session);
+    RankProcessOptions options{.directory = directory_, .simulated = World(), .timeout_ms = timeout_ms_};
+    options.session.layout = layout_;
+    auto started = StartProcess(std::move(options), who);
+    if (!started) return started.status();
+    simulator_ = std::move(started->simulator);
+    session_ = std::move(started->session);
     return {};
   }
 

@@ -125,7 +125,7 @@ CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   }
   if (found == 0) {
     const auto mapping = stand_in->simulator->MappingAt(At(pointer));
-    if (!mapping.ok() || mapping->access.empty()) return CUDA_ERROR_NOT_FOUND;  // as measured: nobody may reach it
+    if (!mapping.ok() || mapping->access.empty()) return CUDA_ERROR_NOT_FOUND;  // as measured: no device has access
     found = mapping->address.value;
     found_bytes = mapping->bytes;
   }
@@ -270,7 +270,7 @@ CUDA_CALL CUresult cuMemHostGetDevicePointer(CUdeviceptr* device_pointer, void* 
 
 namespace {
 
-// Device memory must be mapped and open to the thread's device; what lies outside of every reserved range is host memory.
+// Device memory must be mapped and open to the thread's device; an address outside of every reserved range is host memory.
 bool Reachable(StandIn& stand_in, int device, CUdeviceptr pointer, Bytes bytes, std::uint32_t flags, bool host_too) {
   while (bytes > 0) {
     const auto mapping = stand_in.simulator->MappingAt(At(pointer));

@@ -124,7 +124,7 @@ CUDA_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr point
   return Result(descriptor.status());
 }
 
-// ---- multicast: bookkeeping only; what is written to the object does not reach what is bound to it -------------------------
+// ---- multicast: bookkeeping only; writes to the object do not reach the memory bound to it ----------------------------------
 
 namespace {
 

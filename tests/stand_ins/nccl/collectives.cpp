@@ -11,16 +11,16 @@
 namespace stand_in {
 namespace {
 
-constexpr size_t kHeaderBytes = 4096, kAreaBytes = size_t{8} << 20;
+constexpr size_t kFirstPageBytes = 4096, kAreaBytes = size_t{8} << 20;
 constexpr size_t kExchangeBytes =
-    kHeaderBytes + kAreaBytes * (kMaxRanks + kMaxRanks * kMaxRanks);  // of which few pages are used
+    kFirstPageBytes + kAreaBytes * (kMaxRanks + kMaxRanks * kMaxRanks);  // of which few pages are used
 
 // What this thread has asked for since ncclGroupStart, for each communicator in order.
 thread_local int group_depth = 0;
 thread_local std::list<std::pair<Comm*, std::vector<Operation>>> group;
 
 char* AreaAt(const Comm& comm, int index) {
-  return reinterpret_cast<char*>(comm.exchange) + kHeaderBytes + kAreaBytes * static_cast<size_t>(index);
+  return reinterpret_cast<char*>(comm.exchange) + kFirstPageBytes + kAreaBytes * static_cast<size_t>(index);
 }
 char* AreaOf(const Comm& comm, int rank) { return AreaAt(comm, rank); }
 char* Mail(const Comm& comm, int from, int to) { return AreaAt(comm, kMaxRanks + from * kMaxRanks + to); }

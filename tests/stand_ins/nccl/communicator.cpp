@@ -12,7 +12,7 @@
 namespace stand_in {
 namespace {
 
-struct Offer {  // what a proxy answers: how to reach one buffer
+struct Offer {  // the proxy's answer for one buffer
   size_t bytes = 0;
   CUipcMemHandle legacy{};
   int result = 0;

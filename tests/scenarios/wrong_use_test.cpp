@@ -1,5 +1,5 @@
-// The guest's manners, and what becomes of wrong use (README has the table): nothing leaks over a thousand cycles, and what
-// makes no sense is refused in words and changes nothing.
+// Wrong use of two sessions that share memory: it is refused with a message that names the reason, it changes nothing, and the
+// right call works afterwards. Right use for a thousand cycles leaves nothing behind.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -15,7 +15,7 @@ std::size_t EntriesOf(const char* directory) {
   return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
 }
 
-class Manners : public ::testing::Test {
+class TwoRanks : public ::testing::Test {
  protected:
   void Both(Status (Session::*cycle)()) {
     Status second;
@@ -35,7 +35,10 @@ class Manners : public ::testing::Test {
   Process a{1, world, network, Direct()}, b{2, world, network, Direct()};
 };
 
-TEST_F(Manners, a_thousand_cycles_leave_nothing_behind) {
+using ManyCycles = TwoRanks;
+using WrongUse = TwoRanks;
+
+TEST_F(ManyCycles, a_thousand_cycles_leave_nothing_behind) {
 #ifdef AMEM_SANITIZED
   constexpr int kCycles = 100;
 #else
@@ -72,7 +75,7 @@ TEST_F(Manners, a_thousand_cycles_leave_nothing_behind) {
   EXPECT_EQ(mine[5], std::byte{5});
 }
 
-TEST_F(Manners, a_pause_during_a_stream_capture_is_refused_for_all_and_works_after_it) {
+TEST_F(WrongUse, a_pause_during_a_stream_capture_is_refused_for_all_and_works_after_it) {
   const AllocationId own = a.Create();
   a.Place(own);
   auto token = a.session->Export(own);
@@ -93,7 +96,7 @@ TEST_F(Manners, a_pause_during_a_stream_capture_is_refused_for_all_and_works_aft
   Both(&Session::Resume);
 }
 
-TEST_F(Manners, two_threads_that_pause_at_once_pause_once) {
+TEST_F(WrongUse, pauses_called_by_four_threads_at_once_are_one_pause) {
   a.Place(a.Create());
   std::vector<std::thread> threads;
   std::array<Status, 4> statuses;
@@ -104,7 +107,7 @@ TEST_F(Manners, two_threads_that_pause_at_once_pause_once) {
   EXPECT_TRUE(a.session->Resume().ok());
 }
 
-TEST_F(Manners, communicators_statistics_and_pauses_at_once_do_not_disturb_each_other) {
+TEST_F(WrongUse, allocating_and_reading_statistics_during_pauses_disturbs_neither) {
   std::atomic<bool> ended{false};
   std::thread creates([&] {
     for (int i = 0; i < 200; ++i) {
@@ -112,7 +115,7 @@ TEST_F(Manners, communicators_statistics_and_pauses_at_once_do_not_disturb_each_
       properties.handle_types = 1;
       properties.location = {LocationType::kDevice, 0};
       auto id = a.session->Create(k2M, properties, 0, {});
-      if (!id.ok()) {  // paused just now
+      if (!id.ok()) {  // the session is paused at this moment
         EXPECT_EQ(id.status().code(), Code::kRefused) << id.status().message();
         std::this_thread::yield();
         continue;
@@ -133,7 +136,7 @@ TEST_F(Manners, communicators_statistics_and_pauses_at_once_do_not_disturb_each_
   EXPECT_EQ(a.InUse(), 0U);
 }
 
-TEST_F(Manners, a_resume_that_only_one_rank_calls_ends_in_a_time_out_and_can_be_called_again) {
+TEST_F(WrongUse, a_resume_that_only_one_rank_calls_times_out_and_can_be_called_again) {
   const AllocationId own = a.Create();
   a.Place(own);
   auto token = a.session->Export(own);

@@ -1,14 +1,13 @@
-// Sparse backup on a real GPU: is every byte back, and how long does each stage take.
+// amem-backup-check: the backup of memory contents on a real GPU. It checks that every byte is restored, and times each stage.
 //
-//   amem-sparse-check [--cycles N] [--no-hazards] [--quick]
-//
-// Needs one GPU and some 10 GiB of its memory, nothing else: no NCCL, no AMem beside it. Fills memory like the reference
+// It needs one GPU and some 10 GiB of its memory, and neither NCCL nor AMem. Fills memory like the reference
 // workload's (a seventh is not zero, in runs of up to 1 MiB), and for each way to copy: saves, gives the memory back, makes it
 // anew, fills it with 0xAB, restores, and compares every byte. Exit code 1: something differed or failed.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -121,7 +120,7 @@ std::uint64_t Mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// What the memory must hold: zero but for runs, made from a seed alone.
+// What the memory must hold: zeros, and runs of other bytes that follow from a seed.
 class Reference {
  public:
   explicit Reference(Bytes bytes) : bytes_(bytes) {
@@ -298,7 +297,7 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
   std::fflush(stdout);
 }
 
-// One stage at a time, over everything at once.
+// The time of each stage alone, for all of the memory at once.
 void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
   driver.SetParts({});
   const auto extents = memory.Extents();
@@ -333,7 +332,7 @@ void Clears(CudaDriver& driver, const Memory& memory, const char* layout) {
               extents.size(), Median(memsets));
 }
 
-// What imports and mappings of a resume pay beside copies, and what the copies pay.
+// How much the mappings of a resume and copies at the same time slow each other down.
 struct Imports {
   std::vector<UniqueFd> descriptors;
   std::vector<Address> addresses;
@@ -516,7 +515,7 @@ void Hazards(Raw& raw) {
   }
 }
 
-// With the device's memory used up: smaller buffers, then none, and still every byte.
+// With the device's memory used up, AMem gets smaller buffers or none, and must still restore every byte.
 void Full(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& pattern, int cycles) {
   std::vector<DriverHandle> ballast;
   for (Bytes bytes = 4 * kGiB; bytes >= 2 * kMiB; bytes /= 2) {
@@ -537,11 +536,14 @@ int Main(int argc, char** argv) {
   int cycles = 5;
   bool hazards = true, quick = false;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--cycles") == 0 && i + 1 < argc) cycles = std::max(1, std::atoi(argv[++i]));
-    if (std::strcmp(argv[i], "--no-hazards") == 0) hazards = false;
-    if (std::strcmp(argv[i], "--quick") == 0) quick = true;
-  }
+  CLI::App app("The backup of memory contents on GPU 0: every byte must be restored, and each stage is timed");
+  app.add_option("--cycles", cycles, "For each way to copy")
+      ->check(CLI::Range(1, 1'000'000))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("!--no-hazards", hazards, "Without the calls that wait for a running kernel");
+  app.add_flag("--quick", quick, "Only the way that AMem copies, in slabs");
+  CLI11_PARSE(app, argc, argv);
   auto loaded = CudaDriver::LoadSystem();
   if (!loaded.ok()) {
     std::printf("WAIVED: %s\n", loaded.status().message().c_str());

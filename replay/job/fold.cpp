@@ -9,7 +9,7 @@
 namespace amem {
 namespace {
 
-using Kind = Folded::Break::Kind;
+using BreakKind = Folded::Break::Kind;
 
 Status OutOfSequence(std::uint64_t expected, std::uint64_t got) {
   if (got < expected) return {Code::kInvalid, fmt::format("event {} comes where {} was expected", got, expected)};
@@ -25,14 +25,14 @@ class Folding {
     if (before) {
       out_.state = *std::move(before);
     } else {
-      Break(Kind::kBeginning, out_.info.first, before.status());
+      Break(BreakKind::kBeginning, out_.info.first, before.status());
     }
     for (FoldObserver* observer : observers_) observer->Begin(out_.state);
   }
 
   bool Take(const Event& event) {
     if (!out_.broken && event.seq.value != out_.state.last.value + 1)
-      Break(Kind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
+      Break(BreakKind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
     return out_.broken ? Behind(event) : Follow(event);
   }
 
@@ -40,14 +40,14 @@ class Folding {
   bool Follow(const Event& event) {
     for (FoldObserver* observer : observers_) observer->Before(event, out_.state);
     if (const Status applied = Apply(out_.state, event); !applied) {
-      Break(Kind::kOrder, event.seq, applied.Within(ToText(event.body)));
+      Break(BreakKind::kOrder, event.seq, applied.Within(ToText(event.body)));
       return true;
     }
     ++out_.events;
     out_.last_ns = event.time_ns;
     for (FoldObserver* observer : observers_) {
       const Status sound = observer->After(event, out_.state);
-      if (!sound && !out_.broken) Break(Kind::kState, event.seq, sound);
+      if (!sound && !out_.broken) Break(BreakKind::kState, event.seq, sound);
     }
     return true;
   }
@@ -58,7 +58,7 @@ class Folding {
     return go_on;
   }
 
-  void Break(Kind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
+  void Break(BreakKind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
 
   Folded& out_;
   std::span<FoldObserver* const> observers_;
@@ -81,8 +81,8 @@ Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const>
 
 std::string ToText(const Folded::Break& broken) {
   const std::string& why = broken.why.message();
-  if (broken.kind == Kind::kOrder) return fmt::format("event {} does not fit what came before it: {}", broken.at.value, why);
-  if (broken.kind == Kind::kState) return fmt::format("event {} left an impossible state: {}", broken.at.value, why);
+  if (broken.kind == BreakKind::kOrder) return fmt::format("event {} does not fit what came before it: {}", broken.at.value, why);
+  if (broken.kind == BreakKind::kState) return fmt::format("event {} left an impossible state: {}", broken.at.value, why);
   return why;
 }
 

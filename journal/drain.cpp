@@ -1,11 +1,8 @@
 #include "journal/drain.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <csignal>
-#include <system_error>
 
+#include "journal/base/thread.h"
 #include "journal/session_dir.h"
 
 namespace amem {
@@ -41,19 +38,10 @@ Status BrokenLatch::Break(const Status& failure) {
 }
 
 Status Drain::Start() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits it
-  Status status;
-  try {
-    thread_ = std::thread([this] { Run(); });
-    pthread_setname_np(thread_.native_handle(), "amem-journal");
-  } catch (const std::system_error& e) {
-    status = {Code::kIo, std::string("start the journal's thread: ") + e.what()};
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  auto started = StartThread("amem-journal", [this] { Run(); });
+  if (!started) return started.status();
+  thread_ = *std::move(started);
+  return {};
 }
 
 void Drain::Stop() {

@@ -13,6 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <span>
+#include <string>
+
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -36,12 +40,15 @@ std::uint64_t PidNamespace() {
   return stat("/proc/self/ns/pid", &st) == 0 ? static_cast<std::uint64_t>(st.st_ino) : 0;
 }
 
+// FNV-1a's own offset basis has one digit more. This one was mistyped once, and is in the headers of the tails on disk: a
+// reader with the right one would take every living writer's journal for one of another boot.
+constexpr std::uint64_t kBootOffsetBasis = 1469598103934665603ULL;
+
 std::uint64_t BootNumber() {
-  std::uint64_t number = 1469598103934665603ULL;  // FNV-1a
-  for (const char c : ReadSmallFile("/proc/sys/kernel/random/boot_id")) {
-    number = (number ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  }
-  return number;
+  Fnv1a number(kBootOffsetBasis);
+  const std::string boot = ReadSmallFile("/proc/sys/kernel/random/boot_id");
+  number.Add(std::as_bytes(std::span(boot)));
+  return number.value();
 }
 
 std::uint32_t HeaderCrc(const TailHeader& header) { return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes}); }

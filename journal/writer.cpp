@@ -2,10 +2,10 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <ctime>
 #include <mutex>
 #include <utility>
 
+#include "journal/base/clock.h"
 #include "journal/base/fork_guard.h"
 #include "journal/codec.h"
 #include "journal/drain.h"
@@ -181,12 +181,6 @@ Status Writer::Close() {
   if (Status status = MarkClosed(directory_, sync_); !status) return core_->latch.Break(status);
   unlink((directory_ / "tail").c_str());  // empty; the lock on it goes with the process or this object
   return {};
-}
-
-std::uint64_t RealtimeNs() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 Status Introduce(Store& store, SessionId session) {

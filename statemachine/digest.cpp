@@ -1,7 +1,10 @@
 #include <bit>
+#include <cstddef>
+#include <span>
 #include <type_traits>
 
 #include "statemachine/apply.h"
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -9,11 +12,7 @@ namespace {
 // FNV-1a over the 64-bit words of every field, in the order of the state's containers.
 class Hasher {
  public:
-  void Add(std::uint64_t word) {
-    for (int i = 0; i < 8; ++i) {
-      hash_ = (hash_ ^ ((word >> (8 * i)) & 0xff)) * 0x100000001b3ULL;
-    }
-  }
+  void Add(std::uint64_t word) { hash_.Add(word); }
   template <class Tag, class Rep>
   void Add(Id<Tag, Rep> id) {
     Add(static_cast<std::uint64_t>(id.value));
@@ -21,7 +20,7 @@ class Hasher {
   void Add(std::int64_t value) { Add(static_cast<std::uint64_t>(value)); }
   void Add(const std::string& text) {
     Add(std::uint64_t{text.size()});
-    for (const char c : text) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+    hash_.Add(std::as_bytes(std::span(text)));
   }
   void Add(const Location& l) {
     Add(std::uint64_t{static_cast<std::uint32_t>(l.type)});
@@ -39,10 +38,10 @@ class Hasher {
   void Add(const CallSite& site) {
     for (const std::uint64_t frame : site.frames) Add(frame);
   }
-  [[nodiscard]] std::uint64_t value() const { return hash_; }
+  [[nodiscard]] std::uint64_t value() const { return hash_.value(); }
 
  private:
-  std::uint64_t hash_ = 0xcbf29ce484222325ULL;
+  Fnv1a hash_;
 };
 
 template <class... Values>

@@ -52,8 +52,7 @@ Status CheckAllocations(const State& s) {
   return {};
 }
 
-Status CheckParts(const State& s, AllocationId id, const Slab& slab, std::uint64_t& parts) {
-  const Allocation& whole = s.allocations.at(id);
+Status CheckParts(const State& s, AllocationId id, const Slab& slab, const Allocation& whole, std::uint64_t& parts) {
   Bytes end = 0;
   for (const auto& [offset, list] : slab.parts) {
     if (list.empty()) return Broken("slab " + std::to_string(id.value) + " has an empty part");
@@ -77,11 +76,12 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, std::uint64
 Status CheckSlabs(const State& s) {
   std::uint64_t parts = 0, placed = 0;
   for (const auto& [id, slab] : s.slabs) {
-    if (!s.allocations.contains(id)) return Broken("slab " + std::to_string(id.value) + " is no allocation");
+    const auto whole = s.allocations.find(id);
+    if (whole == s.allocations.end()) return Broken("slab " + std::to_string(id.value) + " is no allocation");
     const auto mapping = s.mappings.find(slab.address);
     if (!slab.parts.empty() && (mapping == s.mappings.end() || mapping->second.allocation != id))
       return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address.value));
-    AMEM_TRY(CheckParts(s, id, slab, parts));
+    AMEM_TRY(CheckParts(s, id, slab, whole->second, parts));
   }
   for (const auto& [id, a] : s.allocations) {
     if (!a.placed()) continue;

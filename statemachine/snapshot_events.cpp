@@ -1,4 +1,5 @@
 #include "statemachine/apply.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -20,14 +21,16 @@ void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocatio
   for (std::uint32_t i = 1; i < a.guest_references; ++i) out.emplace_back(AllocationRetained{id, {}});
 }
 
-void AddParts(std::vector<EventBody>& out, const State& s) {
+Status AddParts(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, slab] : s.slabs) {
     SlabOpened opened{id, slab.address, {}};
     for (const auto& [offset, bytes] : slab.dirty) opened.dirty.push_back({offset, bytes});
     out.emplace_back(std::move(opened));
     for (const auto& [offset, parts] : slab.parts) {
       for (const AllocationId part : parts) {
-        const Allocation& a = s.allocations.at(part);
+        const auto found = s.allocations.find(part);
+        AMEM_CHECK(found != s.allocations.end(), id, part);
+        const Allocation& a = found->second;
         const Address address = slab.address + offset;
         out.emplace_back(Placed{part, id, offset, a.touched});
         for (std::uint32_t i = 0; i < a.reserved; ++i) out.emplace_back(RangeReserved{address, a.bytes, 0, {}, 0, {}, part});
@@ -35,14 +38,18 @@ void AddParts(std::vector<EventBody>& out, const State& s) {
       }
     }
   }
+  return {};
 }
 
-void AddMulticasts(std::vector<EventBody>& out, const State& s) {
+Status AddMulticasts(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, m] : s.multicasts) {
-    const Allocation& a = s.allocations.at(id);
+    const auto found = s.allocations.find(id);
+    AMEM_CHECK(found != s.allocations.end(), id);
+    const Allocation& a = found->second;
     out.emplace_back(MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}});
     for (const DeviceOrdinal d : m.added) out.emplace_back(MulticastDeviceAdded{id, d});
   }
+  return {};
 }
 
 void AddBindings(std::vector<EventBody>& out, const State& s) {
@@ -82,12 +89,12 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   for (const auto& [address, r] : s.ranges)
     out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
   for (const auto& [id, a] : s.allocations) AddAllocation(out, id, a);
-  AddMulticasts(out, s);
+  AMEM_TRY(AddMulticasts(out, s));
   for (const auto& [address, m] : s.mappings) {
     out.emplace_back(Mapped{address, m.bytes, m.offset, m.allocation, m.flags});
     if (!m.access.empty()) out.emplace_back(AccessSet{address, m.bytes, m.access, {}});
   }
-  AddParts(out, s);
+  AMEM_TRY(AddParts(out, s));
   AddBindings(out, s);
   for (const auto& [address, r] : s.registrations) {
     for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{address, r.bytes, r.how});

@@ -36,8 +36,9 @@ AllocationId State::PartAt(Address address) const {
   auto at = slab->second.parts.upper_bound(address.value - slab->second.address.value);
   if (at == slab->second.parts.begin()) return {};
   --at;
-  const AllocationId first = at->second.front();
-  return address.value - slab->second.address.value - at->first < allocations.at(first).bytes ? first : AllocationId{};
+  const auto first = allocations.find(at->second.front());
+  const Bytes within = address.value - slab->second.address.value - at->first;
+  return first != allocations.end() && within < first->second.bytes ? first->first : AllocationId{};
 }
 
 Address State::PlaceOf(const Allocation& allocation) const {
@@ -46,14 +47,18 @@ Address State::PlaceOf(const Allocation& allocation) const {
 }
 
 std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment) {
-  const Slab& slab = state.slabs.at(id);
+  const auto slab = state.slabs.find(id);
+  const auto whole = state.allocations.find(id);
+  if (slab == state.slabs.end() || whole == state.allocations.end()) return std::nullopt;
   const auto aligned = [&](Bytes at) { return (at + alignment - 1) / alignment * alignment; };
   Bytes at = 0;
-  for (const auto& [offset, parts] : slab.parts) {
+  for (const auto& [offset, parts] : slab->second.parts) {
     if (at + bytes <= offset) return at;
-    at = aligned(offset + state.allocations.at(parts.front()).bytes);
+    const auto part = state.allocations.find(parts.front());
+    if (part == state.allocations.end()) return std::nullopt;  // an invariant is broken: nothing more is placed here
+    at = aligned(offset + part->second.bytes);
   }
-  if (at + bytes <= state.allocations.at(id).bytes) return at;
+  if (at + bytes <= whole->second.bytes) return at;
   return std::nullopt;
 }
 

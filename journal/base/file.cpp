@@ -37,10 +37,6 @@ Status SystemFailure(std::string_view doing, const std::filesystem::path& path, 
                                                              std::to_string(error) + ")" + Advice(error)};
 }
 
-File::~File() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned mode) {
   int fd;
   do {
@@ -52,14 +48,14 @@ Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned m
 
 Result<Bytes> File::Size() const {
   struct stat st {};
-  if (fstat(fd_, &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
+  if (fstat(fd(), &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
   return static_cast<Bytes>(st.st_size);
 }
 
 Result<std::size_t> File::ReadAt(Bytes offset, std::span<std::byte> into) const {
   std::size_t done = 0;
   while (done < into.size()) {
-    const ssize_t n = pread(fd_, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t n = pread(fd(), into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Status{Code::kIo, "read: " + std::generic_category().message(errno)};
     if (n == 0) break;
@@ -70,7 +66,7 @@ Result<std::size_t> File::ReadAt(Bytes offset, std::span<std::byte> into) const 
 
 Status File::Write(std::string_view text) const {
   while (!text.empty()) {
-    const ssize_t n = ::write(fd_, text.data(), text.size());
+    const ssize_t n = ::write(fd(), text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return {Code::kIo, "write: " + std::generic_category().message(errno)};
     text.remove_prefix(static_cast<std::size_t>(n));

@@ -1,4 +1,4 @@
-// A file descriptor with an owner, and the few calls the journal makes on one.
+// A file: its descriptor, and the few calls that the journal makes on one.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,9 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <utility>
+#include <string_view>
 
+#include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -16,25 +17,17 @@ class File {
  public:
   File() = default;
   explicit File(int fd) : fd_(fd) {}
-  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File();
 
   // open(2), close-on-exec; kNotFound when there is no such file, kIo otherwise.
   static Result<File> Open(const std::filesystem::path& path, int flags, unsigned mode = 0600);
-  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] Result<Bytes> Size() const;
   // Reads until `into` is full or the file ends; the number of bytes read.
   [[nodiscard]] Result<std::size_t> ReadAt(Bytes offset, std::span<std::byte> into) const;
   [[nodiscard]] Status Write(std::string_view text) const;
 
  private:
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 // "open /x/y: No space left on device (errno 28)", with what can be done about the usual ones.

@@ -5,8 +5,8 @@
 
 namespace amem {
 
-// The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address. `for_application`:
-// whether one of them is in ncclMemAlloc, so that the program gets what is allocated.
+// The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address. `for_application`
+// is set to whether one of them is in ncclMemAlloc, which allocates memory for the program.
 CallSite CaptureCallSite(bool* for_application = nullptr) noexcept;
 
 }  // namespace amem

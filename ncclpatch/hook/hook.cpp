@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <array>
 #include <atomic>
@@ -10,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-#include "ncclpatch/hook/symbols.h"
+#include "ncclpatch/hook/replacements.h"
 
 extern "C" {
 void amem_dlsym_stub();  // route_stub.S
@@ -28,7 +29,7 @@ using Dlvsym = void* (*)(void*, const char*, const char*);
 constinit std::atomic<bool> g_enabled{false};
 constinit std::atomic<void*> g_real_dlsym{nullptr}, g_real_dlvsym{nullptr}, g_driver_library{nullptr};
 
-// Appended to only; readers see the first `g_library_count`.
+// Only appended to; readers see the first `g_library_count` entries.
 constexpr std::size_t kMostLibraries = 16;
 constinit std::array<Library, kMostLibraries> g_libraries{};
 constinit std::atomic<std::size_t> g_library_count{0};
@@ -39,11 +40,11 @@ void Tell(bool failed, const std::string& message) {
   if (const Report report = g_report.load(std::memory_order_acquire)) report(failed, message);
 }
 
-// Found through libc's own tables: asking dlsym for it would lead here again.
+// Looks in libc's own symbol tables, because asking dlsym for the symbol would lead here again.
 void* FindInLibc(const char* name, std::atomic<void*>& known) {
   if (void* found = known.load(std::memory_order_acquire)) return found;
   void* found = nullptr;
-  for (const char* soname : {"libc.so.6", "libdl.so.2"}) {  // before glibc 2.34 it lived in libdl
+  for (const char* soname : {"libc.so.6", "libdl.so.2"}) {  // before glibc 2.34 dlsym was in libdl
     ElfImage::ForEach([&](const ElfImage& image) {
       if (std::strcmp(image.soname(), soname) != 0) return false;
       found = image.Find(name);
@@ -58,7 +59,7 @@ Dlsym LibcDlsym() { return reinterpret_cast<Dlsym>(FindInLibc("dlsym", g_real_dl
 Dlvsym LibcDlvsym() { return reinterpret_cast<Dlvsym>(FindInLibc("dlvsym", g_real_dlvsym)); }
 
 bool IsUpper(char c) { return c >= 'A' && c <= 'Z'; }
-// cuda..., cudnn..., cublas... are other libraries' and far more frequent.
+// Names that begin with cuda, cudnn or cublas belong to other libraries and are far more frequent.
 bool IsDriverName(const char* name) { return name[0] == 'c' && name[1] == 'u' && IsUpper(name[2]); }
 bool IsVerbsName(const char* name) { return std::strncmp(name, "ibv_", 4) == 0; }
 
@@ -96,17 +97,17 @@ void* ReplacedDlsym(void* handle, const char* name) {
   void* real = LibcDlsym()(handle, name);
   if (real == nullptr) return nullptr;
   if (IsDriverName(name)) g_driver_library.store(handle, std::memory_order_release);
-  return symbols::BindExported(name, real, nullptr);
+  return replacements::BindExported(name, real, nullptr);
 }
 
 void* ReplacedDlvsym(void* handle, const char* name, const char* version) {
   void* real = LibcDlvsym()(handle, name, version);
-  return real == nullptr ? nullptr : symbols::BindExported(name, real, nullptr);
+  return real == nullptr ? nullptr : replacements::BindExported(name, real, nullptr);
 }
 
 bool Concerns(void* return_address, const char* name) {
   return g_enabled.load(std::memory_order_acquire) && name != nullptr && (IsDriverName(name) || IsVerbsName(name)) &&
-         !symbols::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
+         !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
 // ---- patching ----------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ Status Patch(const ElfImage& image, const char* way) {
   if (const auto slot = image.ImportSlot("dlvsym"))
     AMEM_TRY(image.Write(slot, reinterpret_cast<const void*>(&amem_dlvsym_stub)));
   Register(image, way);
-  Tell(false, std::string(image.path()) + " is under AMem (" + way + ")");
+  Tell(false, fmt::format("{} is under AMem ({})", image.path(), way));
   return Status::Ok();
 }
 
@@ -133,15 +134,15 @@ bool HasLookedUpTheDriver(const ElfImage& image, const ElfImage::Slot& dlsym_slo
 
 Status TooLate(const ElfImage& image) {
   return {Code::kRefused,
-          std::string("attach to ") + image.path() +
-              ": too late, it has looked up the driver's functions already. Start the process with "
-              "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
-              "(import torch) and before its first call"};
+          fmt::format("attach to {}: too late, it has looked up the driver's functions already. Start the process with "
+                      "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
+                      "(import torch) and before its first call",
+                      image.path())};
 }
 
 Status AttachTo(const ElfImage& image) {
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
-  if (!slot) return {Code::kUnsupported, std::string("attach to ") + image.path() + ": it does not import dlsym"};
+  if (!slot) return {Code::kUnsupported, fmt::format("attach to {}: it does not import dlsym", image.path())};
   if (LeadsHere(*slot.where)) {
     Register(image, WayOf(image));
     return Status::Ok();
@@ -149,7 +150,7 @@ Status AttachTo(const ElfImage& image) {
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
 }
 
-// The loader's lock is held while objects are listed, and mprotect or logging under it would be rude: copy first.
+// A copy, because the loader's lock is held while objects are listed, and neither mprotect nor logging may happen under it.
 std::vector<ElfImage> LoadedNccls() {
   std::vector<ElfImage> found;
   ElfImage::ForEach([&](const ElfImage& image) {
@@ -211,8 +212,7 @@ LibraryAttached Describe(const Library& library) {
   const auto get_version = reinterpret_cast<GetVersion>(image.Find("ncclGetVersion"));
   if (get_version == nullptr || get_version(&code) != 0 || code == 0) return event;
   const int scale = code >= 10'000 ? 10'000 : 1'000;  // 2.9.0 changed 2908-style numbers to 20908-style
-  event.nccl_version =
-      std::to_string(code / scale) + "." + std::to_string(code % scale / 100) + "." + std::to_string(code % 100);
+  event.nccl_version = fmt::format("{}.{}.{}", code / scale, code % scale / 100, code % 100);
   return event;
 }
 

@@ -1,4 +1,5 @@
-// Getting between a libnccl and the driver: its dlsym and dlvsym lead to AMem (DESIGN.md 1).
+// The hook between libnccl and the driver: libnccl's dlsym and dlvsym lead to AMem, which then replaces the driver functions
+// that libnccl looks up.
 //
 // Installing allocates little, starts no thread and touches no file. All functions may be called from any thread.
 #pragma once
@@ -12,31 +13,30 @@
 
 namespace amem::hook {
 
-// Who is told what was patched (`failed` false) and what could not be. Nobody until it is set.
+// Called with what was patched (`failed` false) and with what could not be patched. Until it is set, nothing is reported.
 using Report = void (*)(bool failed, std::string_view message);
 void SetReport(Report report);
 
-// From here on a libnccl that calls dlsym or dlvsym through AMem's versions gets AMem's functions. Before, and after
-// Disable(), everybody gets libc's answers.
+// From here on a libnccl that calls dlsym or dlvsym through AMem's versions gets AMem's functions. Before, every caller gets
+// libc's answers.
 void Enable();
 bool enabled();
 
-// Object that is NCCL: has the soname libnccl.so.*, or defines NCCL's entry points (a build under another name).
+// Whether an object is NCCL: it has the soname libnccl.so.*, or defines NCCL's entry points (a build under another name).
 bool IsNccl(const ElfImage& image);
 
-// Patches the libnccls that are loaded and have not looked up the driver's functions. Others are left alone. For the ELF
+// Patches the loaded libnccls that have not looked up the driver's functions yet; the others are left alone. For the ELF
 // constructor.
 //
-// Whether one has is told by its slot for dlsym, while the loader has not bound it; by there being no libcuda in the process;
-// and else by its data, which holds addresses inside libcuda from then on. (Python binds everything when it loads a library, so
-// that a bound slot alone says nothing.)
+// A libnccl has not looked them up if its slot for dlsym is still unbound, if the process has no libcuda, or if its data holds
+// no address inside libcuda. (A bound slot alone says nothing: Python binds all slots when it loads a library.)
 void PatchAtLoad();
 
 // Patches every loaded libnccl, or says why that is impossible: kNotFound (none is loaded), kRefused (too late), kUnsupported
-// (does not import dlsym). Fine if all of them lead to AMem already.
+// (does not import dlsym). Succeeds if all of them lead to AMem already.
 Status Attach();
 
-// The libnccls under AMem, in the order in which they came.
+// The libnccls under AMem, in the order in which they were patched.
 struct Library {
   std::uintptr_t base = 0, text_begin = 0, text_end = 0;
   const char* path = "";
@@ -44,7 +44,7 @@ struct Library {
   std::uintptr_t mem_alloc_begin = 0, mem_alloc_end = 0;  // the code of ncclMemAlloc, which allocates for the program
 };
 std::vector<Library> Libraries();
-// The one whose code contains `address`; null if none. Cheap.
+// The library whose code contains `address`; null if none. Cheap.
 const Library* LibraryAt(std::uintptr_t address);
 LibraryAttached Describe(const Library& library);
 

@@ -1,7 +1,7 @@
 // Copies and fills by NCCL: refused while they touch memory that a pause took away.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
-#include <array>
-#include <string>
 
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
@@ -33,13 +33,13 @@ struct Copy {
     if (session == nullptr || !session->paused()) [[likely]]
       return real(arguments...);
     if (!touches(Touch{*session}, arguments...)) return real(arguments...);
-    g_refused_copies.Error(std::string(kName) +
-                           " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first");
+    g_refused_copies.Error(fmt::format(
+        "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first", kName));
     return CUDA_ERROR_ILLEGAL_STATE;
   }
 };
 
-// What each shape of arguments touches. A trailing stream, where there is one, is of no interest.
+// What each shape of arguments touches. A trailing stream, where there is one, does not matter.
 constexpr auto kBoth = [](Touch touch, CUdeviceptr to, CUdeviceptr from, size_t bytes, auto...) {
   return touch(to, bytes) || touch(from, bytes);
 };
@@ -102,12 +102,16 @@ using Memcpy3DAsync = Copy<"cuMemcpy3DAsync", "cuMemcpy3DAsync_v2", CUresult(con
 using Memcpy3DPeer = Copy<"cuMemcpy3DPeer", "cuMemcpy3DPeer", CUresult(const CUDA_MEMCPY3D_PEER*), kVolume>;
 using Memcpy3DPeerAsync =
     Copy<"cuMemcpy3DPeerAsync", "cuMemcpy3DPeerAsync", CUresult(const CUDA_MEMCPY3D_PEER*, CUstream), kVolume>;
-// The attributes' type is left opaque: it appeared with 12.8, and a pointer is a pointer.
-using MemcpyBatchV1 =
-    Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
-         CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch>;
-using MemcpyBatch = Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2",
-                         CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream), kBatch>;
+// The attributes' type appeared with CUDA 12.8. AMem does not look at them, so they are an opaque pointer here.
+struct MemcpyBatchV1
+    : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
+           CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch> {
+  static constexpr int kSince = 12080, kBefore = 13000;
+};
+struct MemcpyBatch : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2",
+                          CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream), kBatch> {
+  static constexpr int kSince = 13000;
+};
 using MemsetD8 = Copy<"cuMemsetD8", "cuMemsetD8_v2", CUresult(CUdeviceptr, unsigned char, size_t), kFill<1>>;
 using MemsetD16 = Copy<"cuMemsetD16", "cuMemsetD16_v2", CUresult(CUdeviceptr, unsigned short, size_t), kFill<2>>;
 using MemsetD32 = Copy<"cuMemsetD32", "cuMemsetD32_v2", CUresult(CUdeviceptr, unsigned int, size_t), kFill<4>>;
@@ -132,38 +136,11 @@ using MemsetD2D32Async = Copy<"cuMemsetD2D32Async", "cuMemsetD2D32Async",
 
 }  // namespace
 
-std::span<const symbols::Replacement> CopyReplacements() {
-  static const std::array table = {symbols::Replace<Memcpy>(),
-                                   symbols::Replace<MemcpyAsync>(),
-                                   symbols::Replace<MemcpyDtoD>(),
-                                   symbols::Replace<MemcpyDtoDAsync>(),
-                                   symbols::Replace<MemcpyHtoD>(),
-                                   symbols::Replace<MemcpyHtoDAsync>(),
-                                   symbols::Replace<MemcpyDtoH>(),
-                                   symbols::Replace<MemcpyDtoHAsync>(),
-                                   symbols::Replace<MemcpyPeer>(),
-                                   symbols::Replace<MemcpyPeerAsync>(),
-                                   symbols::Replace<Memcpy2D>(),
-                                   symbols::Replace<Memcpy2DUnaligned>(),
-                                   symbols::Replace<Memcpy2DAsync>(),
-                                   symbols::Replace<Memcpy3D>(),
-                                   symbols::Replace<Memcpy3DAsync>(),
-                                   symbols::Replace<Memcpy3DPeer>(),
-                                   symbols::Replace<Memcpy3DPeerAsync>(),
-                                   symbols::Replace<MemcpyBatchV1>(12080, 13000),
-                                   symbols::Replace<MemcpyBatch>(13000),
-                                   symbols::Replace<MemsetD8>(),
-                                   symbols::Replace<MemsetD16>(),
-                                   symbols::Replace<MemsetD32>(),
-                                   symbols::Replace<MemsetD8Async>(),
-                                   symbols::Replace<MemsetD16Async>(),
-                                   symbols::Replace<MemsetD32Async>(),
-                                   symbols::Replace<MemsetD2D8>(),
-                                   symbols::Replace<MemsetD2D16>(),
-                                   symbols::Replace<MemsetD2D32>(),
-                                   symbols::Replace<MemsetD2D8Async>(),
-                                   symbols::Replace<MemsetD2D16Async>(),
-                                   symbols::Replace<MemsetD2D32Async>()};
-  return table;
+std::span<const replacements::Replacement> CopyReplacements() {
+  return replacements::Table<Memcpy, MemcpyAsync, MemcpyDtoD, MemcpyDtoDAsync, MemcpyHtoD, MemcpyHtoDAsync, MemcpyDtoH,
+                             MemcpyDtoHAsync, MemcpyPeer, MemcpyPeerAsync, Memcpy2D, Memcpy2DUnaligned, Memcpy2DAsync, Memcpy3D,
+                             Memcpy3DAsync, Memcpy3DPeer, Memcpy3DPeerAsync, MemcpyBatchV1, MemcpyBatch, MemsetD8, MemsetD16,
+                             MemsetD32, MemsetD8Async, MemsetD16Async, MemsetD32Async, MemsetD2D8, MemsetD2D16, MemsetD2D32,
+                             MemsetD2D8Async, MemsetD2D16Async, MemsetD2D32Async>();
 }
 }  // namespace amem::intercept

@@ -8,7 +8,7 @@
 namespace amem::intercept {
 namespace {
 
-// Memory that AMem does not back stays the driver's, and is counted with the reason.
+// Memory that AMem cannot back stays the driver's, and is counted with the reason.
 CUresult AllocateUnmanaged(Session& session, const Status& why, CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address,
                            size_t bytes, const CallSite& site) {
   const CUresult result = real(address, bytes);
@@ -42,28 +42,14 @@ struct MemFree {
   static CUresult Call(Function* real, CUdeviceptr address) {
     Session* session = Runtime::Get().session();
     if (session == nullptr || address == 0) return real(address);
-    LegacyAllocation unmanaged;
-    if (TakeUnmanaged(*session, Address{address}, unmanaged)) {
+    if (const auto unmanaged = session->NoteFree(LegacyFreed{Address{address}})) {
       const CUresult result = real(address);
-      if (result != CUDA_SUCCESS)
-        session->Note(LegacyAllocated{Address{address}, unmanaged.bytes, AllocationId{}, 0, unmanaged.why, unmanaged.site});
+      if (result != CUDA_SUCCESS) session->Note(*unmanaged);
       return result;
     }
     const Status status = session->LegacyFree(Address{address});
     if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
     return ToDriver(kName, status);
-  }
-
- private:
-  // Recorded before the driver frees it: right after, another thread may get the same address.
-  static bool TakeUnmanaged(Session& session, Address address, LegacyAllocation& taken) {
-    const auto lock = session.ledger().Lock();
-    const auto& legacy = session.ledger().state().legacy;
-    const auto found = legacy.find(address);
-    if (found == legacy.end() || found->second.backing) return false;
-    taken = found->second;
-    session.ledger().Record(LegacyFreed{address});
-    return true;
   }
 };
 
@@ -117,10 +103,7 @@ struct IpcCloseMemHandle {
 
 }  // namespace
 
-std::span<const symbols::Replacement> CudaIpcReplacements() {
-  static const std::array table = {symbols::Replace<MemAlloc>(), symbols::Replace<MemFree>(),
-                                   symbols::Replace<IpcGetMemHandle>(), symbols::Replace<IpcOpenMemHandle>(),
-                                   symbols::Replace<IpcCloseMemHandle>()};
-  return table;
+std::span<const replacements::Replacement> CudaIpcReplacements() {
+  return replacements::Table<MemAlloc, MemFree, IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle>();
 }
 }  // namespace amem::intercept

@@ -1,5 +1,4 @@
 // cuGetProcAddress: where NCCL, and the CUDA runtime inside it, get every other function of the driver.
-#include <array>
 #include <string_view>
 
 #include "ncclpatch/intercept/intercept.h"
@@ -16,12 +15,13 @@ bool IsAboutMemory(std::string_view name) {
 void Substitute(const char* symbol, int cuda_version, CUresult result, void** function) {
   if (result != CUDA_SUCCESS || symbol == nullptr || function == nullptr || *function == nullptr) return;
   bool replaced = false;
-  *function = symbols::Bind(symbol, cuda_version, *function, &replaced);
+  *function = replacements::Bind(symbol, cuda_version, *function, &replaced);
   if (replaced || IsAboutMemory(symbol)) Runtime::Get().Note(DriverSymbolBound{symbol, cuda_version, replaced});
 }
 
 struct GetProcAddress {
   static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress_v2";
+  static constexpr int kSince = 12000;
   using Function = CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
   static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags,
                        CUdriverProcAddressQueryResult* found) {
@@ -31,8 +31,9 @@ struct GetProcAddress {
   }
 };
 
-struct GetProcAddressV1 {  // CUDA 11.3 to 11.8
+struct GetProcAddressV1 {
   static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress";
+  static constexpr int kSince = 11030, kBefore = 12000;
   using Function = CUresult(const char*, void**, int, cuuint64_t);
   static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags) {
     const CUresult result = real(symbol, function, version, flags);
@@ -43,8 +44,7 @@ struct GetProcAddressV1 {  // CUDA 11.3 to 11.8
 
 }  // namespace
 
-std::span<const symbols::Replacement> GetProcAddressReplacements() {
-  static const std::array table = {symbols::Replace<GetProcAddress>(12000), symbols::Replace<GetProcAddressV1>(11030, 12000)};
-  return table;
+std::span<const replacements::Replacement> GetProcAddressReplacements() {
+  return replacements::Table<GetProcAddress, GetProcAddressV1>();
 }
 }  // namespace amem::intercept

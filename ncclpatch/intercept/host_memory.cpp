@@ -1,9 +1,4 @@
 // Memory that AMem only counts: pinned host memory and asynchronous pools.
-//
-// A free is recorded before the driver makes it, because right after that another thread may get the same address; one that
-// fails is recorded as allocated again.
-#include <array>
-#include <optional>
 
 #include "ncclpatch/intercept/intercept.h"
 
@@ -12,22 +7,8 @@ namespace {
 
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
-template <class Real>
-CUresult FreeHost(Real* real, void* pointer) {
-  Session* session = Runtime::Get().session();
-  if (session == nullptr) return real(pointer);
-  std::optional<HostAllocation> known;
-  {
-    const auto lock = session->ledger().Lock();
-    const auto& host = session->ledger().state().host;
-    if (const auto found = host.find(At(pointer)); found != host.end()) {
-      known = found->second;
-      session->ledger().Record(HostFreed{At(pointer)});
-    }
-  }
-  const CUresult result = real(pointer);
-  if (known && result != CUDA_SUCCESS) session->Note(HostAllocated{At(pointer), known->bytes, known->flags, known->registered});
-  return result;
+CUresult FreeHost(CUresult (*real)(void*), void* pointer) {
+  return FreeNoted(HostFreed{At(pointer)}, [&] { return real(pointer); });
 }
 
 struct MemHostAlloc {
@@ -101,30 +82,14 @@ struct MemFreeAsync {
   static constexpr const char *kName = "cuMemFreeAsync", *kExported = kName;
   using Function = CUresult(CUdeviceptr, CUstream);
   static CUresult Call(Function* real, CUdeviceptr address, CUstream stream) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(address, stream);
-    std::optional<Bytes> known;
-    {
-      const auto lock = session->ledger().Lock();
-      const auto& async = session->ledger().state().async;
-      if (const auto found = async.find(Address{address}); found != async.end()) {
-        known = found->second;
-        session->ledger().Record(AsyncFreed{Address{address}});
-      }
-    }
-    const CUresult result = real(address, stream);
-    if (known && result != CUDA_SUCCESS) session->Note(AsyncAllocated{Address{address}, *known});
-    return result;
+    return FreeNoted(AsyncFreed{Address{address}}, [&] { return real(address, stream); });
   }
 };
 
 }  // namespace
 
-std::span<const symbols::Replacement> HostMemoryReplacements() {
-  static const std::array table = {symbols::Replace<MemHostAlloc>(),          symbols::Replace<MemAllocHost>(),
-                                   symbols::Replace<MemFreeHost>(),           symbols::Replace<MemHostRegister>(),
-                                   symbols::Replace<MemHostUnregister>(),     symbols::Replace<MemAllocAsync>(),
-                                   symbols::Replace<MemAllocFromPoolAsync>(), symbols::Replace<MemFreeAsync>()};
-  return table;
+std::span<const replacements::Replacement> HostMemoryReplacements() {
+  return replacements::Table<MemHostAlloc, MemAllocHost, MemFreeHost, MemHostRegister, MemHostUnregister, MemAllocAsync,
+                             MemAllocFromPoolAsync, MemFreeAsync>();
 }
 }  // namespace amem::intercept

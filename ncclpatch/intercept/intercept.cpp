@@ -1,5 +1,7 @@
 #include "ncclpatch/intercept/intercept.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <array>
 
 #include "ncclpatch/runtime/log.h"
@@ -41,7 +43,7 @@ CUresult ToDriver(const char* call, const Status& status) {
   if (status.ok()) return CUDA_SUCCESS;
   if (status.driver_result() != 0) return static_cast<CUresult>(status.driver_result());
   const CUresult result = ByCode(status.code());
-  log::Error(std::string(call) + " by NCCL: " + status.message() + " (NCCL gets CUresult " + std::to_string(result) + ")");
+  log::Error(fmt::format("{} by NCCL: {} (NCCL gets CUresult {})", call, status.message(), static_cast<int>(result)));
   return result;
 }
 
@@ -75,11 +77,11 @@ CUmemAllocationProp ToDriver(const AllocationProperties& from) {
   return to;
 }
 
-const symbols::Tables& Tables() {
+const replacements::Tables& Tables() {
   static const std::array all = {CopyReplacements(),       CudaIpcReplacements(), GetProcAddressReplacements(),
                                  HostMemoryReplacements(), LaunchReplacements(),  MemoryReplacements(),
                                  MulticastReplacements(),  SharingReplacements(), VerbsReplacements()};
-  static const symbols::Tables tables(all);
+  static const replacements::Tables tables(all);
   return tables;
 }
 

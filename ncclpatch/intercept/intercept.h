@@ -1,7 +1,8 @@
 // Interception: what the replaced driver functions of this folder have in common.
 //
-// Rules of conduct in there: NCCL gets the driver's answers unless memory is AMem's; what is not AMem's passes through and is
-// journaled as such; a null argument is CUDA_ERROR_INVALID_VALUE and never a crash; nothing but NCCL's own calls is seen.
+// Rules for every function in this folder: NCCL gets the driver's answers unless the memory is AMem's; a call on other memory
+// passes through and is journaled as such; a null argument is answered with CUDA_ERROR_INVALID_VALUE and never crashes; only
+// NCCL's own calls are seen.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +11,7 @@
 #include <span>
 #include <string>
 
-#include "ncclpatch/hook/symbols.h"
+#include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"
 #include "replay/session/session.h"
 
@@ -23,26 +24,38 @@ inline CUmemGenericAllocationHandle ToGuest(AllocationId allocation) { return kH
 inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTagMask) == kHandleTag; }
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
-// What NCCL is told: the driver's own result if it made one, and otherwise the nearest to the class of failure. A failure that
-// the driver did not make is logged, because NCCL will report its number only.
+// The result for NCCL: the driver's own if the driver failed, and otherwise the nearest to the class of failure. A failure that
+// is not the driver's is logged, because NCCL will report only its number.
 CUresult ToDriver(const char* call, const Status& status);
 
 // Records a call that was about memory that is not AMem's, and returns its result.
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result);
 
+// Frees memory that AMem only counts. The free is recorded before the driver makes it (Session::NoteFree); if the driver
+// refuses, the memory is recorded as allocated again.
+template <class Freed, class MakeCall>
+CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
+  Session* session = Runtime::Get().session();
+  if (session == nullptr) return make_call();
+  const auto take_back = session->NoteFree(freed);
+  const CUresult result = make_call();
+  if (take_back && result != CUDA_SUCCESS) session->Note(*take_back);
+  return result;
+}
+
 AllocationProperties FromDriver(const CUmemAllocationProp& properties);
 CUmemAllocationProp ToDriver(const AllocationProperties& properties);
 
-// One file a family of driver calls, each with its table; Tables() has them all, for symbols::Install.
-std::span<const symbols::Replacement> CopyReplacements();
-std::span<const symbols::Replacement> CudaIpcReplacements();
-std::span<const symbols::Replacement> GetProcAddressReplacements();
-std::span<const symbols::Replacement> HostMemoryReplacements();
-std::span<const symbols::Replacement> LaunchReplacements();
-std::span<const symbols::Replacement> MemoryReplacements();
-std::span<const symbols::Replacement> MulticastReplacements();
-std::span<const symbols::Replacement> SharingReplacements();
-std::span<const symbols::Replacement> VerbsReplacements();
-const symbols::Tables& Tables();
+// One file for each family of driver calls, with a table; Tables() has them all, for replacements::Install.
+std::span<const replacements::Replacement> CopyReplacements();
+std::span<const replacements::Replacement> CudaIpcReplacements();
+std::span<const replacements::Replacement> GetProcAddressReplacements();
+std::span<const replacements::Replacement> HostMemoryReplacements();
+std::span<const replacements::Replacement> LaunchReplacements();
+std::span<const replacements::Replacement> MemoryReplacements();
+std::span<const replacements::Replacement> MulticastReplacements();
+std::span<const replacements::Replacement> SharingReplacements();
+std::span<const replacements::Replacement> VerbsReplacements();
+const replacements::Tables& Tables();
 
 }  // namespace amem::intercept

@@ -1,6 +1,5 @@
-// What NCCL puts on the GPU: refused while memory is paused, before it can touch an address with nothing behind it.
-#include <array>
-#include <string>
+// Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
+#include <spdlog/fmt/fmt.h>
 
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
@@ -17,8 +16,8 @@ CUresult Launch(const char* call, Function* real, A... arguments) {
   const auto entered = session->EnterLaunch();
   if (entered.owns_lock()) [[likely]]
     return real(arguments...);
-  g_refused_launches.Error(std::string(call) +
-                           " by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first");
+  g_refused_launches.Error(
+      fmt::format("{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first", call));
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 
@@ -61,9 +60,7 @@ struct GraphLaunch {
 
 }  // namespace
 
-std::span<const symbols::Replacement> LaunchReplacements() {
-  static const std::array table = {symbols::Replace<LaunchKernel>(), symbols::Replace<LaunchKernelEx>(),
-                                   symbols::Replace<LaunchCooperativeKernel>(), symbols::Replace<GraphLaunch>()};
-  return table;
+std::span<const replacements::Replacement> LaunchReplacements() {
+  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, GraphLaunch>();
 }
 }  // namespace amem::intercept

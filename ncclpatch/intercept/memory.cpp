@@ -1,5 +1,4 @@
 // Address ranges, allocations and mappings.
-#include <array>
 #include <vector>
 
 #include "ncclpatch/hook/call_site.h"
@@ -142,10 +141,10 @@ struct MemGetAddressRange {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(base, bytes, address);
     const auto range = session->AddressRange(Address{address});
-    // Users' buffers, all the time: not worth an event each.
+    // NCCL asks this about the program's buffers all the time, so it is not journaled.
     if (range.status().code() == Code::kNotFound) return real(base, bytes, address);
     if (!range) return ToDriver(kName, range.status());
-    if (base != nullptr) *base = range->first.value;  // both are optional for the driver, too
+    if (base != nullptr) *base = range->first.value;  // the driver accepts null for either, too
     if (bytes != nullptr) *bytes = range->second;
     return CUDA_SUCCESS;
   }
@@ -153,17 +152,8 @@ struct MemGetAddressRange {
 
 }  // namespace
 
-std::span<const symbols::Replacement> MemoryReplacements() {
-  static const std::array table = {symbols::Replace<MemCreate>(),
-                                   symbols::Replace<MemRelease>(),
-                                   symbols::Replace<MemAddressReserve>(),
-                                   symbols::Replace<MemAddressFree>(),
-                                   symbols::Replace<MemMap>(),
-                                   symbols::Replace<MemUnmap>(),
-                                   symbols::Replace<MemSetAccess>(),
-                                   symbols::Replace<MemRetainAllocationHandle>(),
-                                   symbols::Replace<MemGetAllocationPropertiesFromHandle>(),
-                                   symbols::Replace<MemGetAddressRange>()};
-  return table;
+std::span<const replacements::Replacement> MemoryReplacements() {
+  return replacements::Table<MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess,
+                             MemRetainAllocationHandle, MemGetAllocationPropertiesFromHandle, MemGetAddressRange>();
 }
 }  // namespace amem::intercept

@@ -1,12 +1,11 @@
 // NVLS multicast objects: NCCL holds ids of ours for them, too; each call is made with the driver's handles and recorded.
-#include <array>
 
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
 namespace {
 
-// Rebuilding a multicast object is a later version's; while memory is paused none may be touched.
+// This version does not rebuild multicast objects, so none may be touched while memory is paused.
 bool Paused(Session& session, const char* call, CUresult& result) {
   if (!session.paused()) return false;
   result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});
@@ -18,7 +17,7 @@ struct RealHandle {
   size_t offset = 0;  // in it, where NCCL's begins
 };
 
-// A handle of NCCL's as the driver knows it; another's handle stays as it is. Zero: ours, and gone.
+// The driver's handle behind a handle of NCCL's. A handle that is not AMem's stays as it is; zero: AMem's, and gone.
 RealHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
   if (!IsGuest(handle)) return {handle, 0};
   const auto [real, offset] = session.Backing(ToAllocation(handle));
@@ -50,14 +49,13 @@ struct MulticastCreate {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     CUresult result{};
     if (Paused(*session, kName, result)) return result;
-    const auto lock = session->ledger().Lock();
     if (result = real(handle, properties); result != CUDA_SUCCESS) return result;
-    const AllocationId id = session->ledger().TakeAllocationId();
-    const DriverHandle object{*handle};
-    session->ledger().Record(MulticastCreated{id, properties->size, properties->numDevices,
-                                              static_cast<std::uint32_t>(properties->handleTypes), properties->flags, object});
-    session->ledger().SetHandle(id, object);
-    *handle = ToGuest(id);
+    *handle = ToGuest(session->NoteMulticast({{},
+                                              properties->size,
+                                              properties->numDevices,
+                                              static_cast<std::uint32_t>(properties->handleTypes),
+                                              properties->flags,
+                                              DriverHandle{*handle}}));
     return CUDA_SUCCESS;
   }
 };
@@ -118,10 +116,7 @@ struct MulticastUnbind {
 
 }  // namespace
 
-std::span<const symbols::Replacement> MulticastReplacements() {
-  static const std::array table = {symbols::Replace<MulticastCreate>(), symbols::Replace<MulticastAddDevice>(),
-                                   symbols::Replace<MulticastBindMem>(), symbols::Replace<MulticastBindAddr>(),
-                                   symbols::Replace<MulticastUnbind>()};
-  return table;
+std::span<const replacements::Replacement> MulticastReplacements() {
+  return replacements::Table<MulticastCreate, MulticastAddDevice, MulticastBindMem, MulticastBindAddr, MulticastUnbind>();
 }
 }  // namespace amem::intercept

@@ -1,5 +1,6 @@
 // Shareable handles: NCCL gets descriptors of tokens, and gives back what its peers sent.
-#include <array>
+
+#include <spdlog/fmt/fmt.h>
 
 #include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/intercept/intercept.h"
@@ -18,9 +19,11 @@ struct MemExportToShareableHandle {
     if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
     if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-      session->Note(PassedThrough{kName, "handle type " + std::to_string(type), CUDA_ERROR_NOT_SUPPORTED});
-      log::Warn(std::string(kName) + ": handle type " + std::to_string(type) +
-                " (8 is fabric) is not shared through AMem in this version; NCCL gets CUDA_ERROR_NOT_SUPPORTED");
+      session->Note(PassedThrough{kName, fmt::format("handle type {}", static_cast<int>(type)), CUDA_ERROR_NOT_SUPPORTED});
+      log::Warn(
+          fmt::format("{}: this version of AMem does not share handles of type {} (8 is fabric); NCCL gets "
+                      "CUDA_ERROR_NOT_SUPPORTED",
+                      kName, static_cast<int>(type)));
       return CUDA_ERROR_NOT_SUPPORTED;
     }
     auto token = session->Export(ToAllocation(handle));
@@ -50,9 +53,7 @@ struct MemImportFromShareableHandle {
 
 }  // namespace
 
-std::span<const symbols::Replacement> SharingReplacements() {
-  static const std::array table = {symbols::Replace<MemExportToShareableHandle>(),
-                                   symbols::Replace<MemImportFromShareableHandle>()};
-  return table;
+std::span<const replacements::Replacement> SharingReplacements() {
+  return replacements::Table<MemExportToShareableHandle, MemImportFromShareableHandle>();
 }
 }  // namespace amem::intercept

@@ -1,8 +1,8 @@
-// Network cards: memory of AMem's that NCCL registers with one keeps its pages, so a pause must leave it (Registered).
+// Network cards: a card that memory is registered with holds its pages, so a pause must leave that memory in place
+// (Registered).
 //
-// NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf of an address range. The dma-buf's own
-// descriptor is closed right after; what counts is the registration, until ibv_dereg_mr.
-#include <array>
+// NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf of an address range. It closes the
+// dma-buf's descriptor right after; the registration holds the pages until ibv_dereg_mr.
 #include <map>
 #include <mutex>
 #include <optional>
@@ -33,15 +33,12 @@ class Registrations {
     const auto found = exported_.find(descriptor);
     return found == exported_.end() ? Part{} : found->second;
   }
-  // `region` now pins `part`; nothing happens if that is not memory of AMem's.
+  // `region` now pins `part`; nothing is recorded if that is not memory of AMem's.
   void Add(void* region, Part part, const char* how) {
     Session* session = Runtime::Get().started();
     if (session == nullptr || region == nullptr || part.bytes == 0) return;
     const std::lock_guard lock(mutex_);
-    const auto ledger = session->ledger().Lock();
-    if (session->ledger().state().MappingAt(part.address) == session->ledger().state().mappings.end()) return;
-    session->ledger().Record(Registered{part.address, part.bytes, how});
-    regions_[region] = part;
+    if (session->NoteRegistration({part.address, part.bytes, how})) regions_[region] = part;
   }
   std::optional<Part> Take(void* region) {
     const std::lock_guard lock(mutex_);
@@ -73,7 +70,7 @@ struct MemGetHandleForAddressRange {
 
 Part Plain(void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
 
-// Protection domain and region are ibverbs' own types; AMem only passes them on.
+// AMem only passes the protection domain and the region on, so ibverbs' own types are not needed.
 struct RegMr {
   static constexpr const char *kName = "ibv_reg_mr", *kExported = kName;
   using Function = void*(void*, void*, size_t, int);
@@ -110,12 +107,12 @@ struct DeregMr {
   static constexpr const char *kName = "ibv_dereg_mr", *kExported = kName;
   using Function = int(void*);
   static int Call(Function* real, void* region) {
-    // Taken first: once it is gone another thread may get a region at the same place.
+    // Taken before the call, because after it another thread may get a region at the same address.
     const std::optional<Part> part = Registrations::Get().Take(region);
     const int result = real(region);
     if (!part) return result;
     if (result != 0)
-      Registrations::Get().Add(region, *part, "ibv_reg_mr");  // still pinned; counted once more, which errs on the safe side
+      Registrations::Get().Add(region, *part, "ibv_reg_mr");  // still pinned: counted once more, which errs on the safe side
     else if (Session* session = Runtime::Get().started())
       session->Note(Deregistered{part->address, part->bytes});
     return result;
@@ -124,10 +121,7 @@ struct DeregMr {
 
 }  // namespace
 
-std::span<const symbols::Replacement> VerbsReplacements() {
-  static const std::array table = {symbols::Replace<MemGetHandleForAddressRange>(), symbols::Replace<RegMr>(),
-                                   symbols::Replace<RegMrIova2>(), symbols::Replace<RegDmabufMr>(),
-                                   symbols::Replace<DeregMr>()};
-  return table;
+std::span<const replacements::Replacement> VerbsReplacements() {
+  return replacements::Table<MemGetHandleForAddressRange, RegMr, RegMrIova2, RegDmabufMr, DeregMr>();
 }
 }  // namespace amem::intercept

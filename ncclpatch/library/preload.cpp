@@ -1,4 +1,4 @@
-// Only in libamem_nccl.so: what happens when the loader brings it in.
+// Only in libamem_nccl.so: runs when the loader loads it.
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
@@ -7,7 +7,7 @@ namespace {
 
 __attribute__((constructor)) void OnLoad() {
   try {
-    amem::symbols::Install(amem::intercept::Tables());
+    amem::replacements::Install(amem::intercept::Tables());
     amem::Runtime::Get().Load();
   } catch (const std::exception& error) {
     amem::log::Error(std::string("loading: ") + error.what() + "; AMem is off in this process");

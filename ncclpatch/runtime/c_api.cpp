@@ -1,4 +1,6 @@
 // The C interface (amem.h): results become numbers, reasons become amem_last_error().
+#include <spdlog/fmt/fmt.h>
+
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -152,8 +154,8 @@ int amem_stats_json(char* buffer, size_t* length) {
   *length = json.size() + 1;
   if (buffer == nullptr) return amem::kOk;
   if (room < *length)
-    return amem::Fail(amem::kInvalidArgument, "amem_stats_json: the buffer has " + std::to_string(room) + " bytes, " +
-                                                  std::to_string(*length) + " are needed");
+    return amem::Fail(amem::kInvalidArgument,
+                      fmt::format("amem_stats_json: the buffer has {} bytes, {} are needed", room, *length));
   std::memcpy(buffer, json.c_str(), json.size() + 1);
   return amem::kOk;
 }

@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/log.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -11,7 +12,7 @@
 namespace amem::log {
 namespace {
 
-// Leaked, so that it outlives every thread and every destructor that may still have something to say.
+// Leaked, so that it outlives every thread and every destructor that may still log.
 spdlog::logger& Logger() {
   static auto* logger = [] {
     auto made = std::make_shared<spdlog::logger>("amem", std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -44,7 +45,7 @@ spdlog::level::level_enum ToSpdlog(Level level) {
 void Configure(const std::string& level, int rank) noexcept {
   try {
     spdlog::logger& logger = Logger();
-    logger.set_pattern(rank >= 0 ? "[amem %P rank " + std::to_string(rank) + "] %l %v" : std::string("[amem %P] %l %v"));
+    logger.set_pattern(rank >= 0 ? fmt::format("[amem %P rank {}] %l %v", rank) : "[amem %P] %l %v");
     logger.set_level(level == "warn"    ? spdlog::level::warn
                      : level == "error" ? spdlog::level::err
                                         : spdlog::level::from_str(level));
@@ -75,9 +76,8 @@ void Limited::Error(std::string_view message) noexcept {
     left_out = std::exchange(left_out_, 0);
   }
   try {
-    Write(Level::kError, left_out == 0
-                             ? std::string(message)
-                             : std::string(message) + " (" + std::to_string(left_out) + " more such calls in between)");
+    Write(Level::kError,
+          left_out == 0 ? std::string(message) : fmt::format("{} ({} more such calls in between)", message, left_out));
   } catch (...) {
   }
 }

@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/options.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_
 using Lookup = std::function<const char*(const char*)>;
 
 Status Unknown(std::string_view name, std::string_view value, std::string_view known) {
-  return {Code::kInvalid, std::string(name) + "=" + std::string(value) + " is not understood; known: " + std::string(known)};
+  return {Code::kInvalid, fmt::format("{}={} is not understood; known: {}", name, value, known)};
 }
 
 template <class T>
@@ -49,14 +50,9 @@ Status ParseNumberInto(const Lookup& get, const char* name, std::string_view kno
 Result<std::size_t> ParseChoice(const Lookup& get, const char* name, std::initializer_list<std::string_view> known) {
   const char* text = get(name);
   if (text == nullptr || *text == '\0') return std::size_t{0};
-  std::string list;
-  std::size_t index = 0;
-  for (const std::string_view choice : known) {
-    if (choice == text) return index;
-    list += (list.empty() ? "" : ", ") + std::string(choice);
-    ++index;
-  }
-  return Unknown(name, text, list);
+  const auto* const found = std::find(known.begin(), known.end(), text);
+  if (found != known.end()) return static_cast<std::size_t>(found - known.begin());
+  return Unknown(name, text, fmt::format("{}", fmt::join(known, ", ")));
 }
 
 std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
@@ -95,7 +91,7 @@ Status ParseContent(const Lookup& get, Options& options) {
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_NCCL_OFFLOAD_FREE_TAG", "0 (preserve), 7 (discard P2P payload)", 0, tag));
   if (tag != 0 && tag != 7)
     return Unknown("AMEM_NCCL_OFFLOAD_FREE_TAG", std::to_string(tag), "0 (preserve), 7 (discard P2P payload)");
-  // People have this set for the original plugin. Preserving is a superset of what they asked for, so their jobs go on.
+  // Users of the original plugin have this set. Preserving includes what they asked for, so their jobs go on.
   if (tag == 7)
     log::Warn("AMEM_NCCL_OFFLOAD_FREE_TAG=7 asks to discard P2P payload; this version preserves all contents instead");
   options.content = Content::kPreserve;
@@ -115,16 +111,15 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
-    // AMEM_SIM_: the simulator's own, for tests and demos.
+    // AMEM_SIM_ variables belong to the simulator of tests and demos.
     if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") ||
         std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end())
       continue;
     std::string_view nearest = kKnown[0];
     for (const std::string_view known : kKnown)
       if (Distance(name, known) < Distance(name, nearest)) nearest = known;
-    std::string text = std::string(name) + " is set, but AMem has no such variable";
-    if (Distance(name, nearest) <= 4) text += "; did you mean " + std::string(nearest) + "?";
-    warnings.push_back(std::move(text));
+    warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,
+                                   Distance(name, nearest) <= 4 ? fmt::format("; did you mean {}?", nearest) : ""));
   }
   return warnings;
 }
@@ -155,7 +150,7 @@ Result<Options> ParseOptions(const Lookup& get) {
   if (!sync) return sync.status();
   options.journal.sync = *sync == 1 ? SyncMode::kFull : SyncMode::kProcess;
 
-  const std::filesystem::path home = "/tmp/amem-" + std::to_string(getuid());
+  const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
   const char* directory = get("AMEM_JOURNAL_DIR");
   options.journal.directory = directory != nullptr && *directory != '\0' ? std::filesystem::path(directory) : home / "journal";
   if (!options.journal.directory.is_absolute())

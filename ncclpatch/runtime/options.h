@@ -1,4 +1,4 @@
-// Settings, read once from the environment into one struct.
+// Settings: the environment variables that AMem has, read once into one struct.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ struct Options : SessionOptions {
   std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
 };
 
-// `get` is getenv or a test's map (nullptr: not set). kInvalid: a value that is not understood; the message names the variable,
-// the value and the known ones. What this build knows and does not offer yet is kUnsupported and says so.
+// `get` is getenv or a test's map (nullptr: not set). kInvalid: a value is not understood; the message names the variable, the
+// value and the known values. kUnsupported: the value is known, and this build does not offer it.
 Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
 
-// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and are none of ours, with the likely
-// meaning.
+// Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and that AMem does not have, each with the
+// variable that was probably meant.
 std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace amem

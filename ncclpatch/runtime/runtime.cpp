@@ -1,13 +1,14 @@
 #include "ncclpatch/runtime/runtime.h"
 
 #include <pthread.h>
+#include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <utility>
 
 #include "ncclpatch/hook/hook.h"
-#include "ncclpatch/hook/symbols.h"
+#include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/start.h"
 
@@ -16,11 +17,11 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
-void InertInChild() { symbols::inert.store(true); }
+void InertInChild() { replacements::inert.store(true); }
 
-// No driver calls here: at exit the driver may be gone before us.
+// Makes no driver calls, because at exit the driver may be gone already.
 void CloseAtExit() {
-  if (symbols::inert.load()) return;
+  if (replacements::inert.load()) return;
   Session* session = Runtime::Get().started();
   if (session == nullptr) return;
   if (const Status status = session->Close("exit"); !status) log::Warn("closing the journal at exit: " + status.message());
@@ -53,7 +54,7 @@ void Runtime::Load() {
 }
 
 Status Runtime::Usable() {
-  if (symbols::inert.load())
+  if (replacements::inert.load())
     return {Code::kRefused, "this process was forked from one that uses AMem; start ranks as processes of their own (spawn)"};
   if (!settings_) return settings_;
   if (!options_.enable) return {Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
@@ -146,7 +147,8 @@ Result<DeviceOrdinal> Runtime::CurrentDevice() {
   if (get == nullptr) return Status{Code::kUnsupported, "asking for the current device: the driver has no cuCtxGetDevice"};
   CUdevice device = 0;
   if (const CUresult result = get(&device); result != CUDA_SUCCESS)
-    return Status{Code::kDriver, "asking for the current device: the driver answered " + std::to_string(result), result};
+    return Status{Code::kDriver, fmt::format("asking for the current device: the driver answered {}", static_cast<int>(result)),
+                  result};
   return DeviceOrdinal{device};
 }
 

@@ -1,7 +1,7 @@
 // The one global of libamem_nccl.so: settings, and the session once NCCL uses the driver.
 //
 // Load() runs in the ELF constructor and does no more than read settings and install the hook. The session - journal, sockets,
-// driver - is started by NCCL's first memory call. If it cannot be started NCCL goes on without AMem, and a pause says why.
+// driver - is started by NCCL's first memory call. If it cannot be started, NCCL goes on without AMem, and a pause says why.
 // Never destroyed: NCCL's threads may call after main has returned. All methods may be called from any thread.
 #pragma once
 
@@ -25,7 +25,7 @@ class Runtime {
   void Load();      // once, from the ELF constructor
   Status Attach();  // amem_attach
 
-  // The session, started now if need be; null when it could not be: pass the call through.
+  // The session, started now if need be. Null: it could not be started, and the call must be passed through.
   Session* session() {
     Session* session = session_.load(std::memory_order_acquire);
     return session != nullptr || failed_.load(std::memory_order_acquire) ? session : Start();
@@ -49,15 +49,15 @@ class Runtime {
   Runtime() = default;
   Session* Start();
   Result<std::unique_ptr<Session>> MakeSession();
-  Status Usable();  // why nothing works in this process, if so
+  Status Usable();  // a failure says why AMem does not work in this process
   void LogOnce(const Status& status);
 
   std::once_flag loaded_;
   Options options_;
-  Status settings_;  // of reading the environment
+  Status settings_;  // the result of reading the environment
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // guards what follows and the start
+  std::mutex mutex_;  // over the start and all below
   Status failure_;
   std::vector<EventBody> pending_;
 };

@@ -1,11 +1,12 @@
 #include "ncclpatch/runtime/start.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <fstream>
 
+#include "journal/base/clock.h"
 #include "ncclpatch/hook/hook.h"
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
@@ -21,12 +22,6 @@ Result<SessionId> RandomSession() {
   return SessionId{value};
 }
 
-template <class Clock>
-std::uint64_t NowNs() {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
-}
-
 std::string HostName() {
   char name[256] = "unknown";
   gethostname(name, sizeof name - 1);
@@ -40,7 +35,7 @@ std::string BootId() {
   return id;
 }
 
-// An unknown UUID is left empty: it is for people, and no reason to go without AMem.
+// A UUID that cannot be read is left empty, because UUIDs are only for people to read.
 std::vector<std::string> DeviceUuids(Driver& driver) {
   std::vector<std::string> uuids;
   const Result<int> count = driver.DeviceCount();
@@ -64,8 +59,8 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.gpu_uuids = DeviceUuids(driver);
   who.group = options.group;
   who.rank = options.rank;
-  who.realtime_ns = NowNs<std::chrono::system_clock>();
-  who.monotonic_ns = NowNs<std::chrono::steady_clock>();
+  who.realtime_ns = RealtimeNs();
+  who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.content = options.content == Content::kDiscard ? "discard" : "preserve";
   return who;
@@ -82,8 +77,8 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
 
   Result<std::unique_ptr<JournalWriter>> journal = JournalWriter::Open(options.journal, *session);
   if (!journal)
-    return Status{Code::kIo, "opening a journal in " + options.journal.directory.string() +
-                                 " (AMEM_JOURNAL_DIR chooses another place): " + journal.status().message()};
+    return Status{Code::kIo, fmt::format("opening a journal in {} (AMEM_JOURNAL_DIR chooses another place): {}",
+                                         options.journal.directory.string(), journal.status().message())};
 
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;

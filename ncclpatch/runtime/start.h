@@ -1,4 +1,4 @@
-// What it takes to start a session inside NCCL's process.
+// Starting a session inside NCCL's process.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace amem {
 
-// Journal, driver (through the libcuda that NCCL opened) and peers. The message says which of them failed, and what to do.
+// Opens the journal, the driver (through the libcuda that NCCL opened) and the peers. The message of a failure says which of
+// them failed, and what to do.
 Result<std::unique_ptr<Session>> StartSession(const Options& options);
 
 }  // namespace amem

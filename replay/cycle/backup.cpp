@@ -6,10 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <numeric>
-#include <system_error>
 
+#include "journal/base/thread.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -92,15 +91,10 @@ class Backup::Queue {
   Bytes bytes_ = 0;
 };
 
-std::uint64_t Backup::Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
-Backup::Backup(Driver& driver, BackupOptions options) : driver_(driver), options_(options), pid_(getpid()) {}
+Backup::Backup(Driver& driver, BackupOptions options) : driver_(driver), options_(options) {}
 
 Backup::~Backup() {
-  if (InChild()) {  // neither the thread nor the driver's memory came along
+  if (guard_.InChild()) {  // neither the thread nor the driver's memory came along
     static_cast<void>(thread_.release());
     for (auto& buffer : buffers_) static_cast<void>(buffer.release());
     return;
@@ -108,8 +102,6 @@ Backup::~Backup() {
   StopPreparing();
   ForgetAll();
 }
-
-bool Backup::InChild() const { return getpid() != pid_; }
 
 // ---- saving ----------------------------------------------------------------------------------------------------------------
 
@@ -120,7 +112,7 @@ Status Backup::Save(std::span<const Item> items) {
     const std::lock_guard lock(mutex_);
     statistics_ = {.pinned_bytes = statistics_.pinned_bytes, .not_prepared = statistics_.not_prepared};
   }
-  if (queued_.empty()) began_ns_ = Now();
+  if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
   for (const auto& [device, own] : ByDevice(items)) {
     if (Status saved = SaveOn(device, own); !saved.ok()) {
@@ -139,9 +131,9 @@ Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
 }
 
 Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
-  const std::uint64_t began = Now();
+  const std::uint64_t began = MonotonicNs();
   const auto found = driver_.FindNonZero(device, ExtentsOf(items), options_.block);
-  const std::uint64_t looked = Now() - began;
+  const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   Bytes total = 0, saved = 0;
   for (const Item& item : items) total += item.bytes;
@@ -217,7 +209,7 @@ Result<Backup::Room> Backup::Take(Bytes wanted) {
       filled_ += room.bytes;
       return room;
     }
-    const std::uint64_t began = Now();
+    const std::uint64_t began = MonotonicNs();
     if (pinning_) {  // in the background: what it gets comes first
       changed_.wait(lock, [&] { return !pinning_; });
     } else {
@@ -232,7 +224,7 @@ Result<Backup::Room> Backup::Take(Bytes wanted) {
       statistics_.pinned_in_save += (*buffer)->size();
       buffers_.push_back(*std::move(buffer));
     }
-    statistics_.pin_ns += Now() - began;
+    statistics_.pin_ns += MonotonicNs() - began;
   }
 }
 
@@ -251,7 +243,7 @@ Status Backup::Restore(std::span<const Item> items) {
     }
   }
   Rest(true);
-  if (queued_.empty()) began_ns_ = Now();
+  if (queued_.empty()) began_ns_ = MonotonicNs();
   for (const auto& [device, own] : ByDevice(items)) {
     AMEM_TRY(RestoreOn(device, own).Within("restore contents on device " + std::to_string(device.value)));
   }
@@ -287,7 +279,7 @@ Status Backup::Finish() {
   }
   if (any) {
     const std::lock_guard lock(mutex_);
-    (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = Now() - began_ns_;
+    (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = MonotonicNs() - began_ns_;
   }
   queued_ = std::move(unfinished);
   if (contents_ == Contents::kQueued) contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
@@ -321,7 +313,7 @@ Bytes Backup::Expected(Bytes contents) const {
 }
 
 void Backup::Prepare(Bytes expected) {
-  if (InChild()) return;
+  if (guard_.InChild()) return;
   const std::lock_guard threads(thread_mutex_);
   {
     const std::lock_guard lock(mutex_);
@@ -334,18 +326,14 @@ void Backup::Prepare(Bytes expected) {
   }
   if (thread_ != nullptr) thread_->join();
   thread_.reset();
-  // The host program's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::make_unique<std::thread>(&Backup::PinInBackground, this);
-  } catch (const std::system_error& failure) {
+  auto started = StartThread("amem-pinning", [this] { PinInBackground(); });
+  if (started) {
+    thread_ = std::make_unique<std::thread>(*std::move(started));
+  } else {
     const std::lock_guard lock(mutex_);
     preparing_ = false;
-    statistics_.not_prepared = std::string("start a thread: ") + failure.what();
+    statistics_.not_prepared = started.status().message();
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Backup::PinInBackground() {
@@ -391,7 +379,7 @@ void Backup::Rest(bool resting) {
 }
 
 void Backup::StopPreparing() {
-  if (InChild()) return;
+  if (guard_.InChild()) return;
   const std::lock_guard threads(thread_mutex_);
   {
     const std::lock_guard lock(mutex_);
@@ -403,7 +391,7 @@ void Backup::StopPreparing() {
 }
 
 void Backup::Trim(Bytes keep) {
-  if (InChild()) return;
+  if (guard_.InChild()) return;
   StopPreparing();
   std::vector<std::unique_ptr<PinnedBuffer>> unused;  // given back without the lock
   const std::lock_guard lock(mutex_);

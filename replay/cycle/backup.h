@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "journal/base/clock.h"
+#include "journal/base/fork_guard.h"
 #include "replay/driver/driver.h"
 #include "statemachine/types.h"
 
@@ -88,7 +90,7 @@ class Backup {
   // a forked child. What it does neither waits for kernels that run nor holds them up.
   void Prepare(Bytes expected);
   // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
-  void Busy() { busy_ns_.store(Now(), std::memory_order_relaxed); }
+  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
   void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
   // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
   // kernels that run: for quiet times, such as the end of a pause.
@@ -130,14 +132,11 @@ class Backup {
   void Rest(bool resting);
   void PinInBackground();
   void AwaitQuiet();
-  [[nodiscard]] bool InChild() const;
-
-  static std::uint64_t Now();
 
   Driver& driver_;
   const BackupOptions options_;
   std::atomic<std::uint64_t> busy_ns_{0};
-  const int pid_;
+  const ForkGuard guard_;
 
   std::map<Key, Saved> saved_;
   std::vector<Piece> pieces_;

@@ -3,15 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "journal/base/clock.h"
+
 namespace amem {
-namespace {
-
-std::uint64_t Now() {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
-}
-
-}  // namespace
 
 // Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
@@ -52,7 +46,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
-  const std::uint64_t start = Now();
+  const std::uint64_t start = MonotonicNs();
   CycleReport report;
   report.cycle = CycleNumber(kind);
   std::vector<SessionId> members;
@@ -63,7 +57,7 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
     ledger_.Record(CycleBegun{kind, report.cycle, std::move(members)});
   }
   if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
-  report.total_ns = Now() - start;
+  report.total_ns = MonotonicNs() - start;
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
@@ -126,12 +120,12 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
   const Plan plan = MakePlan(kind);
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
-    const std::uint64_t begun = Now();
+    const std::uint64_t begun = MonotonicNs();
     Status mine = executor_.Run(phase);
     if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
-    const std::uint64_t voted = Now();
+    const std::uint64_t voted = MonotonicNs();
     const Decided all = Vote(round, phase.phase, mine);
-    const std::uint64_t decided = Now();
+    const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
     // Whoever counted has died after it told somebody that the last vote had passed: so it has, for everybody.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;

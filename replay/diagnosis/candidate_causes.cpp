@@ -2,14 +2,15 @@
 
 #include <algorithm>
 
-#include "replay/diagnosis/diagnosis.h"
+#include "replay/diagnosis/progress.h"
 
 namespace amem {
 namespace {
 
-// Shorter than this, nobody calls it waiting.
+// A session that has been silent for less time than this is at work, not waiting.
 constexpr std::uint64_t kPatience_ns = 1'000'000'000;
-// A process that was silent for so long before it was seen to be dead had been stuck; it did not die at its work.
+// A process that was silent for this long before its death was noticed had been stuck: others ended it, and it is not the
+// cause.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
 bool Open(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
@@ -25,10 +26,10 @@ bool BlamesAnother(Code code) { return code == Code::kPeerLost || code == Code::
 
 class Search {
  public:
-  Search(const Roster& cast, const References& references) : cast_(cast), references_(references) {}
+  Search(const Roster& roster, const References& references) : roster_(roster), references_(references) {}
 
   std::vector<CandidateCause> Run() {
-    for (const JournalHistory& j : cast_.journals()) {
+    for (const JournalHistory& j : roster_.journals()) {
       FailedStep(j);
       FailedVote(j);
       FailedArrival(j);
@@ -38,134 +39,137 @@ class Search {
     }
     Waiting();
     Disagreements();
-    return std::move(suspects_);
+    return std::move(candidates_);
   }
 
  private:
-  CandidateCause& Add(CandidateCause::Weight weight, const char* kind, const JournalHistory& j, std::uint64_t time_ns) {
-    CandidateCause suspect;
-    suspect.weight = weight;
-    suspect.kind = kind;
-    suspect.session = j.session();
-    suspect.journal = &j;
-    suspect.wall_ns = cast_.Wall(j, time_ns);
-    suspect.live = Live(j);
-    if (!j.attempts.empty()) suspect.attempt = &j.attempts.back();
-    return suspects_.emplace_back(std::move(suspect));
+  CandidateCause& Add(CandidateCause::Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns) {
+    CandidateCause candidate;
+    candidate.weight = weight;
+    candidate.kind = kind;
+    candidate.session = j.session();
+    candidate.journal = &j;
+    candidate.wall_ns = roster_.Wall(j, time_ns);
+    candidate.live = Live(j);
+    if (!j.attempts.empty()) candidate.attempt = &j.attempts.back();
+    return candidates_.emplace_back(std::move(candidate));
+  }
+
+  // A session that `witness` waited for, as its event `seq` shows.
+  CandidateCause& AddAbsence(CandidateCause::Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
+                             SequenceNumber seq) {
+    CandidateCause candidate;
+    candidate.weight = weight;
+    candidate.kind = kind;
+    candidate.session = session;
+    candidate.journal = roster_.Find(session);
+    candidate.attempt = &witness.attempts.back();
+    candidate.witness = &witness;
+    candidate.witness_seq = seq;
+    return candidates_.emplace_back(std::move(candidate));
   }
 
   void FailedStep(const JournalHistory& j) {
     if (Done(j) || !j.attempts.back().failed_step) return;
     const Attempt::Failure& failure = *j.attempts.back().failed_step;
     const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
-    const char* kind = unknown                              ? verdict::kReferences
-                       : failure.code == Code::kOutOfMemory ? verdict::kOutOfMemory
-                                                            : verdict::kStepFailed;
+    const VerdictKind kind = unknown                              ? VerdictKind::kReferences
+                             : failure.code == Code::kOutOfMemory ? VerdictKind::kOutOfMemory
+                                                                  : VerdictKind::kStepFailed;
     Add(BlamesAnother(failure.code) ? CandidateCause::Weight::kConsequence : CandidateCause::Weight::kCause, kind, j,
         failure.at.time_ns);
   }
 
-  // A vote that failed because somebody did not cast his in time.
+  // A vote that failed because a member did not vote in time.
   void FailedVote(const JournalHistory& j) {
     if (Done(j) || !j.attempts.back().decided) return;
     const Attempt::Decision& decision = *j.attempts.back().decided;
-    const JournalHistory* culprit = cast_.Find(decision.culprit);
+    const JournalHistory* culprit = roster_.Find(decision.culprit);
     if (!decision.culprit) return;
     if (decision.culprit == j.session()) return OwnVote(j, decision);
-    if (culprit != nullptr && Open(*culprit) && Dead(*culprit) && !culprit->attempts.back().failed_step) return;  // Death
-    if (culprit != nullptr && !culprit->attempts.empty() && culprit->attempts.back().failed_step) return;  // its own step
-    CandidateCause suspect;
-    suspect.weight = CandidateCause::Weight::kAbsence;
-    suspect.kind = verdict::kStalled;
-    suspect.session = decision.culprit;
-    suspect.journal = culprit;
-    suspect.attempt = culprit != nullptr && !culprit->attempts.empty() ? &culprit->attempts.back() : &j.attempts.back();
-    suspect.witness = &j;
-    suspect.witness_seq = decision.at.seq;
-    suspect.wall_ns = cast_.Wall(j, decision.at.time_ns);
-    suspect.text = decision.message;
-    suspects_.push_back(std::move(suspect));
+    if (culprit != nullptr && Open(*culprit) && Dead(*culprit) && !culprit->attempts.back().failed_step) return;  // see Death
+    if (culprit != nullptr && !culprit->attempts.empty() && culprit->attempts.back().failed_step) return;  // see FailedStep
+    CandidateCause& candidate =
+        AddAbsence(CandidateCause::Weight::kAbsence, VerdictKind::kStalled, decision.culprit, j, decision.at.seq);
+    if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
+    candidate.wall_ns = roster_.Wall(j, decision.at.time_ns);
+    candidate.message = decision.message;
   }
 
-  // Its own vote was a no, and no step is to blame: it could not get what its steps need, from a peer as a rule.
+  // Its own vote was no, and no step of its own failed: as a rule a peer did not give what its steps need.
   void OwnVote(const JournalHistory& j, const Attempt::Decision& decision) {
     if (j.attempts.back().failed_step || !j.findings.state.broken.empty()) return;
     const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
                                               [&](const auto& import) { return std::get<0>(import) == j.session(); });
     const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
-    CandidateCause& suspect = Add(owner_denies ? CandidateCause::Weight::kCause : CandidateCause::Weight::kConsequence,
-                                  owner_denies ? verdict::kReferences : verdict::kStepFailed, j, decision.at.time_ns);
-    suspect.text = decision.message;
-    if (owner_denies) suspect.allocation = std::get<1>(*unknown);
+    CandidateCause& candidate = Add(owner_denies ? CandidateCause::Weight::kCause : CandidateCause::Weight::kConsequence,
+                                    owner_denies ? VerdictKind::kReferences : VerdictKind::kStepFailed, j, decision.at.time_ns);
+    candidate.message = decision.message;
+    if (owner_denies) candidate.allocation = std::get<1>(*unknown);
   }
 
   void FailedArrival(const JournalHistory& j) {
     if (Done(j) || j.attempts.back().begun || j.attempts.back().end != Attempt::End::kFailed) return;
     const Attempt& attempt = j.attempts.back();
-    const std::uint64_t until = cast_.Wall(j, attempt.ended.time_ns);
+    const std::uint64_t until = roster_.Wall(j, attempt.ended.time_ns);
     Absent(j, attempt, until, attempt.failure, attempt.ended.seq);
   }
 
-  // Who waited for whom, until `until`: those of its set that had not come for the same.
-  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, const std::string& text,
+  // `j` waited until `until` for those that share memory with it and had not joined the same kind of cycle.
+  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, const std::string& message,
               SequenceNumber seq) {
-    const std::uint64_t from = cast_.Wall(j, attempt.arrived ? attempt.arrived.time_ns : attempt.ended.time_ns);
+    const std::uint64_t from = roster_.Wall(j, attempt.arrived ? attempt.arrived.time_ns : attempt.ended.time_ns);
     std::vector<SessionId> missing;
-    for (const SessionId session : cast_.Set(j.session(), from)) {
-      const JournalHistory* other = cast_.Find(session);
-      if (session != j.session() && other != nullptr && !CameFor(*other, attempt.kind, from, until)) missing.push_back(session);
+    for (const SessionId session : roster_.SharingWith(j.session(), from)) {
+      const JournalHistory* other = roster_.Find(session);
+      if (session != j.session() && other != nullptr && !Joined(*other, attempt.kind, from, until)) missing.push_back(session);
     }
-    // Of those who are not here it is not known whether they came; when everybody else did, it was they.
+    // Whether a session without a journal joined is not known; it is blamed when all others did.
     if (missing.empty()) {
-      for (const SessionId session : cast_.Set(j.session(), from)) {
-        if (cast_.Find(session) == nullptr) missing.push_back(session);
+      for (const SessionId session : roster_.SharingWith(j.session(), from)) {
+        if (roster_.Find(session) == nullptr) missing.push_back(session);
       }
     }
-    const SessionId blamed = missing.empty() ? j.session() : missing.front();
-    CandidateCause suspect;
-    suspect.weight = CandidateCause::Weight::kAbsence;
-    suspect.kind = missing.empty() ? verdict::kRefused : verdict::kNeverArrived;
-    suspect.session = blamed;
-    suspect.journal = cast_.Find(blamed);
-    suspect.attempt = &attempt;
-    suspect.witness = &j;
-    suspect.witness_seq = seq;
-    suspect.wall_ns = from;
-    suspect.missing = std::move(missing);
-    suspect.waited_ns = until > from ? until - from : 0;
-    suspect.live = attempt.end == Attempt::End::kOpen && Live(j);
-    suspect.text = text;
-    suspects_.push_back(std::move(suspect));
+    CandidateCause& candidate =
+        AddAbsence(CandidateCause::Weight::kAbsence, missing.empty() ? VerdictKind::kRefused : VerdictKind::kNeverArrived,
+                   missing.empty() ? j.session() : missing.front(), j, seq);
+    candidate.wall_ns = from;
+    candidate.missing = std::move(missing);
+    candidate.waited_ns = until > from ? until - from : 0;
+    candidate.live = attempt.end == Attempt::End::kOpen && Live(j);
+    candidate.message = message;
   }
 
-  // It waited for that kind of cycle, or was in one, at some time between `from` and `until`.
-  [[nodiscard]] bool CameFor(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
+  // The session waited for a cycle of that kind, or was in one, at some time between `from` and `until`.
+  [[nodiscard]] bool Joined(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
     return std::ranges::any_of(j.attempts, [&](const Attempt& a) {
       const Moment came = a.arrived ? a.arrived : a.begun;
       if (a.kind != kind || !came) return false;
-      const std::uint64_t end = a.ended ? cast_.Wall(j, a.ended.time_ns) : UINT64_MAX;
-      return cast_.Wall(j, came.time_ns) <= until && end >= from;
+      const std::uint64_t end = a.ended ? roster_.Wall(j, a.ended.time_ns) : UINT64_MAX;
+      return roster_.Wall(j, came.time_ns) <= until && end >= from;
     });
   }
 
   void Broken(const JournalHistory& j) {
     const bool marked = j.findings.info.status == SessionStatus::kBroken;
     if (!marked && j.findings.state.broken.empty()) return;
-    CandidateCause& suspect =
-        Add(CandidateCause::Weight::kCause, verdict::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
-    suspect.text = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
+    CandidateCause& candidate =
+        Add(CandidateCause::Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+    candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
   }
 
-  // The first of the others to see that this session is gone.
-  [[nodiscard]] std::uint64_t SeenDead(const JournalHistory& dead, const JournalHistory** by, SequenceNumber* seq) const {
-    std::uint64_t first = 0;
-    for (const JournalHistory& other : cast_.journals()) {
+  struct Notice {  // an end, as another session recorded it
+    std::uint64_t wall_ns = 0;
+    const JournalHistory* witness = nullptr;  // null: no other session noticed it
+    SequenceNumber seq;
+  };
+  [[nodiscard]] Notice FirstNotice(const JournalHistory& dead) const {
+    Notice first;
+    for (const JournalHistory& other : roster_.journals()) {
       for (std::size_t i = 0; i < other.lost.size(); ++i) {
-        const std::uint64_t wall = cast_.Wall(other, other.lost_at[i].time_ns);
-        if (other.lost[i].peer != dead.session() || (first != 0 && wall >= first)) continue;
-        first = wall;
-        *by = &other;
-        *seq = other.lost_at[i].seq;
+        const std::uint64_t wall = roster_.Wall(other, other.lost_at[i].time_ns);
+        if (other.lost[i].peer != dead.session() || (first.witness != nullptr && wall >= first.wall_ns)) continue;
+        first = {wall, &other, other.lost_at[i].seq};
       }
     }
     return first;
@@ -174,89 +178,81 @@ class Search {
   void Death(const JournalHistory& j) {
     if (!Dead(j)) return;
     const bool in_cycle = Open(j), half = HalfWay(j.findings.state.lifecycle);
-    const JournalHistory* by = nullptr;
-    SequenceNumber seq;
-    const std::uint64_t seen = SeenDead(j, &by, &seq);
-    const std::uint64_t last = cast_.Wall(j, j.last.time_ns);
-    // Without anybody who saw it go it may have been ended with all the others.
-    const bool others_lived = std::ranges::any_of(cast_.journals(), [&](const JournalHistory& other) {
-      return &other != &j && (!Dead(other) || cast_.KnownUntil(other) > last + kPatience_ns);
+    const Notice notice = FirstNotice(j);
+    const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
+    // A death that no other session noticed may have been the end of the whole job.
+    const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+      return &other != &j && (!Dead(other) || roster_.KnownUntil(other) > last + kPatience_ns);
     });
-    const bool alone = cast_.journals().size() == 1;
-    const bool first = seen != 0 || others_lived || alone;
-    const bool was_stuck = in_cycle && seen > last + kStuck_ns;
+    const bool alone = roster_.journals().size() == 1;
+    const bool first = notice.witness != nullptr || others_lived || alone;
+    const bool was_stuck = in_cycle && notice.wall_ns > last + kStuck_ns;
     const bool matters = (in_cycle || half) && first && !was_stuck;
-    CandidateCause& suspect = Add(matters ? CandidateCause::Weight::kCause : CandidateCause::Weight::kEnd,
-                                  in_cycle || half ? verdict::kDied : verdict::kEnded, j, j.last.time_ns);
-    suspect.live = false;
-    suspect.witness = by;
-    suspect.witness_seq = seq;
-    if (seen > last) suspect.wall_ns = seen;
-    if (!in_cycle) suspect.attempt = nullptr;
+    CandidateCause& candidate = Add(matters ? CandidateCause::Weight::kCause : CandidateCause::Weight::kEnd,
+                                    in_cycle || half ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
+    candidate.live = false;
+    candidate.witness = notice.witness;
+    candidate.witness_seq = notice.seq;
+    candidate.wall_ns = std::max(last, notice.wall_ns);
+    if (!in_cycle) candidate.attempt = nullptr;
   }
 
   void Undone(const JournalHistory& j) {
     if (j.attempts.empty() || j.attempts.back().end != Attempt::End::kFailed || j.attempts.back().undone) return;
-    Add(CandidateCause::Weight::kConsequence, verdict::kHalfDone, j, j.attempts.back().ended.time_ns).text =
+    Add(CandidateCause::Weight::kConsequence, VerdictKind::kHalfDone, j, j.attempts.back().ended.time_ns).message =
         j.attempts.back().failure;
   }
 
-  // Attempts that are open: somebody waits, and somebody is waited for.
+  // Attempts that are open: some sessions wait, for others to join or to finish their parts.
   void Waiting() {
     std::uint64_t now = 0;
-    for (const JournalHistory& j : cast_.journals()) now = std::max(now, cast_.KnownUntil(j));
-    for (const JournalHistory& j : cast_.journals()) {
+    for (const JournalHistory& j : roster_.journals()) now = std::max(now, roster_.KnownUntil(j));
+    for (const JournalHistory& j : roster_.journals()) {
       if (!Open(j)) continue;
       const Attempt& attempt = j.attempts.back();
       const Progress progress = ProgressOf(j);
-      const std::uint64_t since = cast_.Wall(j, progress.since.time_ns);
+      const std::uint64_t since = roster_.Wall(j, progress.since.time_ns);
       if (Live(j) && now - since < kPatience_ns) continue;  // under way
       if (!attempt.begun) {
         Absent(j, attempt, now, "", attempt.arrived.seq);
       } else if (!progress.did_its_part) {
-        CandidateCause& suspect = Add(CandidateCause::Weight::kAbsence, verdict::kStalled, j, progress.since.time_ns);
-        suspect.waited_ns = now - since;
+        CandidateCause& candidate = Add(CandidateCause::Weight::kAbsence, VerdictKind::kStalled, j, progress.since.time_ns);
+        candidate.waited_ns = now - since;
       } else {
         AbsentVoters(j, attempt, now, progress);
       }
     }
   }
 
-  // It waits for votes, and all whose journals are here have done their part: it is one of those who are not here.
+  // It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
   void AbsentVoters(const JournalHistory& j, const Attempt& attempt, std::uint64_t now, const Progress& progress) {
     for (const SessionId member : attempt.members) {
-      if (cast_.Find(member) != nullptr) continue;
-      CandidateCause suspect;
-      suspect.weight = CandidateCause::Weight::kConsequence;
-      suspect.kind = verdict::kStalled;
-      suspect.session = member;
-      suspect.attempt = &attempt;
-      suspect.witness = &j;
-      suspect.witness_seq = progress.since.seq;
-      suspect.wall_ns = cast_.Wall(j, progress.since.time_ns);
-      suspect.waited_ns = now - suspect.wall_ns;
-      suspect.live = Live(j);
-      suspects_.push_back(std::move(suspect));
+      if (roster_.Find(member) != nullptr) continue;
+      CandidateCause& candidate =
+          AddAbsence(CandidateCause::Weight::kConsequence, VerdictKind::kStalled, member, j, progress.since.seq);
+      candidate.wall_ns = roster_.Wall(j, progress.since.time_ns);
+      candidate.waited_ns = now - candidate.wall_ns;
+      candidate.live = Live(j);
     }
   }
 
   void Disagreements() {
-    const auto add = [&](const Violation& violation, const char* kind) {
-      const JournalHistory* j = cast_.Find(violation.session);
+    const auto add = [&](const Violation& violation, VerdictKind kind) {
+      const JournalHistory* j = roster_.Find(violation.session);
       if (j == nullptr) return;
-      CandidateCause& suspect = Add(CandidateCause::Weight::kDisagreement, kind, *j, 0);
-      suspect.witness_seq = violation.seq;
-      suspect.text = violation.text;
-      suspect.attempt = nullptr;
-      suspect.live = false;
+      CandidateCause& candidate = Add(CandidateCause::Weight::kDisagreement, kind, *j, 0);
+      candidate.witness_seq = violation.seq;
+      candidate.message = violation.text;
+      candidate.attempt = nullptr;
+      candidate.live = false;
     };
-    for (const Violation& v : references_.impossible) add(v, verdict::kImpossible);
-    for (const Violation& v : references_.disagreements) add(v, verdict::kReferences);
+    for (const Violation& v : references_.impossible) add(v, VerdictKind::kImpossible);
+    for (const Violation& v : references_.disagreements) add(v, VerdictKind::kReferences);
   }
 
-  const Roster& cast_;
+  const Roster& roster_;
   const References& references_;
-  std::vector<CandidateCause> suspects_;
+  std::vector<CandidateCause> candidates_;
 };
 
 }  // namespace
@@ -284,14 +280,14 @@ References CompareReferences(std::span<const JournalHistory> journals) {
   return references;
 }
 
-std::vector<CandidateCause> FindSuspects(const Roster& cast, const References& references) {
-  return Search(cast, references).Run();
+std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references) {
+  return Search(roster, references).Run();
 }
 
-const CandidateCause* FirstDivergence(const std::vector<CandidateCause>& suspects) {
+const CandidateCause* FirstDivergence(const std::vector<CandidateCause>& candidates) {
   const auto first =
-      std::ranges::min_element(suspects, {}, [](const CandidateCause& s) { return std::pair(s.weight, s.wall_ns); });
-  return first == suspects.end() ? nullptr : &*first;
+      std::ranges::min_element(candidates, {}, [](const CandidateCause& c) { return std::pair(c.weight, c.wall_ns); });
+  return first == candidates.end() ? nullptr : &*first;
 }
 
 }  // namespace amem

@@ -1,5 +1,5 @@
-// CandidateCauses: everything in the journals of a job that could be the reason for what went wrong, and the choice of the
-// first.
+// Candidate causes: everything in the journals of a job that could be the reason for what went wrong, and the choice of the
+// one to believe.
 #pragma once
 
 #include <cstdint>
@@ -10,34 +10,35 @@
 #include <vector>
 
 #include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict.h"
 
 namespace amem {
 
 struct CandidateCause {
-  // How well it explains: of two, the stronger one is believed, and of equals the earlier.
+  // How well it explains what went wrong: of two candidates the one named first here is believed, and of equals the earlier.
   enum class Weight : std::uint8_t {
-    kCause = 0,     // went wrong by itself: a step, a process, a journal
-    kAbsence,       // did not do what others waited for
-    kConsequence,   // went wrong, and says itself that another was the reason
-    kDisagreement,  // journals that do not fit
-    kEnd,           // ended without a word, at no harm to a pause or resume
+    kCause = 0,     // a step, a process or a journal failed by itself
+    kAbsence,       // a session did not do what others waited for
+    kConsequence,   // something failed, and its record says that another session was the reason
+    kDisagreement,  // journals contradict each other
+    kEnd,           // a process ended without closing its journal, at no harm to a pause or resume
   };
   Weight weight{};
-  const char* kind = nullptr;  // of namespace verdict
+  VerdictKind kind{};
   SessionId session;
   std::uint64_t wall_ns = 0;
-  const JournalHistory* journal = nullptr;  // of `session`; null: was not given
+  const JournalHistory* journal = nullptr;  // of `session`; null: it was not given
   const Attempt* attempt = nullptr;         // that failed or hangs: of `session`, or of `witness`
-  const JournalHistory* witness = nullptr;  // who waited, or told
+  const JournalHistory* witness = nullptr;  // of a session that waited for this one, or noticed its end
   SequenceNumber witness_seq;
   AllocationId allocation;
-  std::vector<SessionId> missing;  // that did not come
-  std::uint64_t waited_ns = 0;     // the others, for it
-  bool live = false;               // it is so now
-  std::string text;
+  std::vector<SessionId> missing;  // sessions that did not join
+  std::uint64_t waited_ns = 0;     // how long the others waited for it
+  bool live = false;               // it is still so: the process lives
+  std::string message;             // as recorded
 };
 
-// References that one side has and the other has not, and orders that cannot be.
+// References that only one side knows, and orders of events that are impossible.
 struct References {
   std::uint64_t compared = 0;
   std::vector<Violation> disagreements, impossible;
@@ -45,7 +46,8 @@ struct References {
 };
 References CompareReferences(std::span<const JournalHistory> journals);
 
-std::vector<CandidateCause> FindSuspects(const Roster& cast, const References& references);
-const CandidateCause* FirstDivergence(const std::vector<CandidateCause>& suspects);  // null: nothing is wrong
+std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references);
+// Null: nothing is wrong.
+const CandidateCause* FirstDivergence(const std::vector<CandidateCause>& candidates);
 
 }  // namespace amem

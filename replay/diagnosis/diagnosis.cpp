@@ -1,5 +1,7 @@
 #include "replay/diagnosis/diagnosis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -15,9 +17,9 @@ namespace {
 
 constexpr std::size_t kReadersMax = 16;  // threads
 
-void Count(const Roster& cast, Verdict& verdict) {
+void Count(const Roster& roster, Verdict& verdict) {
   Verdict::Totals& totals = verdict.totals;
-  for (const JournalHistory& j : cast.journals()) {
+  for (const JournalHistory& j : roster.journals()) {
     ++totals.journals;
     totals.events += j.findings.events;
     std::uint64_t pauses = 0, resumes = 0, failures = 0;
@@ -34,43 +36,43 @@ void Count(const Roster& cast, Verdict& verdict) {
   }
 }
 
-void NoteDamage(const Roster& cast, Verdict& verdict) {
-  for (const JournalHistory& j : cast.journals()) {
+void NoteDamage(const Roster& roster, Verdict& verdict) {
+  for (const JournalHistory& j : roster.journals()) {
     const ReadReport& report = j.findings.report;
     if (report.corrupt_records == 0) continue;
-    verdict.damage.push_back(j.findings.info.directory.string() + ": " + std::to_string(report.corrupt_records) +
-                             (report.corrupt_records == 1 ? " damaged record was" : " damaged records were") +
-                             " left out: " + report.corruption);
+    verdict.damage.push_back(fmt::format("{}: {} left out: {}", j.findings.info.directory.string(),
+                                         Plural(report.corrupt_records, "damaged record was", "damaged records were"),
+                                         report.corruption));
   }
 }
 
-// Earlier attempts that failed and were tried again with success are not what is wrong now, but worth knowing.
-void NoteOvercome(const Roster& cast, Verdict& verdict) {
+// An earlier attempt that failed and was repeated with success is not what is wrong now, but worth knowing.
+void NoteOvercome(const Roster& roster, Verdict& verdict) {
   std::set<std::string> said;
-  for (const JournalHistory& j : cast.journals()) {
+  for (const JournalHistory& j : roster.journals()) {
     const bool overcome = !j.attempts.empty() && j.attempts.back().end == Attempt::End::kDone;
     for (const Attempt& attempt : j.attempts) {
       if (!overcome || attempt.end != Attempt::End::kFailed) continue;
-      const std::string what = std::string(ToText(attempt.kind)) + " " + std::to_string(attempt.cycle);
-      if (!said.insert(what).second) continue;
-      verdict.notes.push_back("an earlier try at " + what + " failed and was overcome: " + attempt.failure);
+      const std::string cycle = fmt::format("{} {}", ToText(attempt.kind), attempt.cycle);
+      if (!said.insert(cycle).second) continue;
+      verdict.notes.push_back(fmt::format("an earlier try at {} failed and was overcome: {}", cycle, attempt.failure));
     }
   }
 }
 
-void NoteAbsent(const Roster& cast, Verdict& verdict) {
+void NoteAbsent(const Roster& roster, Verdict& verdict) {
   std::set<SessionId> absent;
-  for (const JournalHistory& j : cast.journals()) {
-    for (const SessionId session : cast.Set(j.session(), cast.KnownUntil(j))) {
-      if (cast.Find(session) == nullptr) absent.insert(session);
+  for (const JournalHistory& j : roster.journals()) {
+    for (const SessionId session : roster.SharingWith(j.session(), roster.KnownUntil(j))) {
+      if (roster.Find(session) == nullptr) absent.insert(session);
     }
     if (j.attempts.empty()) continue;
     for (const SessionId session : j.attempts.back().members) {
-      if (cast.Find(session) == nullptr) absent.insert(session);
+      if (roster.Find(session) == nullptr) absent.insert(session);
     }
   }
   if (absent.empty()) return;
-  verdict.notes.push_back("the journal of " + cast.Names({absent.begin(), absent.end()}) +
+  verdict.notes.push_back("the journal of " + roster.names().Names({absent.begin(), absent.end()}) +
                           " was not given; give the directories of all ranks for the whole story");
 }
 
@@ -96,33 +98,21 @@ void Finish(Verdict& verdict) {
 
 }  // namespace
 
-std::string_view ToText(Evidence::Role role) {
-  switch (role) {
-    case Evidence::Role::kContext:
-      return "context";
-    case Evidence::Role::kCause:
-      return "cause";
-    case Evidence::Role::kConsequence:
-      return "consequence";
-  }
-  return "unknown";
-}
-
 Verdict Diagnose(std::span<const JournalHistory> journals) {
-  const Roster cast(journals);
+  const Roster roster(journals);
   const References references = CompareReferences(journals);
-  std::vector<CandidateCause> suspects = FindSuspects(cast, references);
+  std::vector<CandidateCause> candidates = FindCandidateCauses(roster, references);
   Verdict verdict;
-  Count(cast, verdict);
+  Count(roster, verdict);
   verdict.totals.references = references.compared;
-  NoteDamage(cast, verdict);
-  if (const CandidateCause* first = FirstDivergence(suspects)) {
-    Describe(cast, *first, verdict);
+  NoteDamage(roster, verdict);
+  if (const CandidateCause* first = FirstDivergence(candidates)) {
+    Explain(roster, *first, verdict);
   } else {
-    DescribeHealth(cast, verdict);
+    ExplainHealth(roster, verdict);
   }
-  NoteOvercome(cast, verdict);
-  NoteAbsent(cast, verdict);
+  NoteOvercome(roster, verdict);
+  NoteAbsent(roster, verdict);
   Finish(verdict);
   return verdict;
 }
@@ -157,7 +147,7 @@ Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
   CountTheDying(journals);
   Verdict verdict = Diagnose(journals);
   verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
-  if (verdict.healthy && !verdict.damage.empty()) DescribeUnreadable(verdict);
+  if (verdict.healthy() && !verdict.damage.empty()) ExplainUnreadable(verdict);
   return verdict;
 }
 

@@ -11,11 +11,11 @@ using Json = nlohmann::ordered_json;
 
 Json ToJson(const Verdict& v) {
   const auto maybe = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
-  Json j = {{"healthy", v.healthy},
-            {"kind", v.kind},
+  Json j = {{"healthy", v.healthy()},
+            {"kind", ToText(v.kind)},
             {"headline", v.headline},
             {"summary", v.summary},
-            {"remedy", maybe(!v.remedy.empty(), v.remedy)},
+            {"remedy", maybe(v.remedy.action != Remedy::Action::kNone, ToText(v.remedy))},
             {"live", v.live}};
   j["session"] = maybe(v.session.has_value(), SessionText(v.session.value_or(SessionId{})));
   j["rank"] = maybe(v.rank >= 0, v.rank);

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "replay/diagnosis/diagnosis.h"
+#include "replay/diagnosis/verdict.h"
 
 namespace amem {
 

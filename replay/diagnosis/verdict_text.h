@@ -1,15 +1,15 @@
-// Words of a diagnosis: fills a Verdict from the suspect that was chosen.
+// The text of a verdict: which explainer tells which kind, and what is said when no cause was found.
 #pragma once
 
 #include "replay/diagnosis/candidate_causes.h"
-#include "replay/diagnosis/diagnosis.h"
 #include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict.h"
 
 namespace amem {
 
-void Describe(const Roster& cast, const CandidateCause& suspect, Verdict& verdict);
-void DescribeHealth(const Roster& cast, Verdict& verdict);
-// Nothing is wrong with what could be read, and not all could be.
-void DescribeUnreadable(Verdict& verdict);
+void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
+void ExplainHealth(const Roster& roster, Verdict& verdict);
+// Nothing is wrong in what could be read, and verdict.damage says what could not be read.
+void ExplainUnreadable(Verdict& verdict);
 
 }  // namespace amem

@@ -58,7 +58,7 @@ struct Extent {
 struct NonZero {
   std::vector<Extent> runs;         // extent by extent, ascending; neighbours of one extent are one
   std::vector<std::size_t> counts;  // for every extent, how many of the runs are its
-  std::string unscanned;            // not empty: why nobody looked, and every extent is a run of its own
+  std::string unscanned;            // not empty: why the contents were not looked at; every extent is a run of its own then
 };
 
 class Driver {

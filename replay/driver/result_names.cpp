@@ -1,7 +1,6 @@
 #include "replay/driver/result_names.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <array>
 
 #include "replay/driver/driver.h"
@@ -38,16 +37,8 @@ constexpr std::array kKnown = {
 };
 
 const KnownError* Find(int result) {
-  for (const KnownError& known : kKnown) {
-    if (known.result == result) return &known;
-  }
-  return nullptr;
-}
-
-Code CodeOf(int result) {
-  if (result == cuda::kOutOfMemory) return Code::kOutOfMemory;
-  if (result == cuda::kCaptureUnsupported) return Code::kRefused;
-  return Code::kDriver;
+  const auto at = std::ranges::find(kKnown, result, &KnownError::result);
+  return at == kKnown.end() ? nullptr : &*at;
 }
 
 }  // namespace
@@ -62,19 +53,10 @@ std::string_view CudaErrorDescription(int result) {
   return known ? known->description : std::string_view{};
 }
 
-Status SimulatedFailure(int result, std::string_view tried, std::string_view why) {
-  std::string message(tried);
-  const KnownError* known = Find(result);
-  message +=
-      known ? ": " + std::string(known->name) + " (" + std::to_string(result) + ", " + std::string(known->description) + ")"
-            : ": CUresult " + std::to_string(result);
-  message += " from the simulator";
-  if (!why.empty()) message.append(": ").append(why);
-  return {CodeOf(result), std::move(message), result};
-}
-
-std::string_view WhyNotEntered(std::int32_t owner) {
-  return ::getpid() == owner ? "a test asked for this failure" : "a forked child cannot use its parent's GPU memory";
+Code CodeOfResult(int result) {
+  if (result == cuda::kOutOfMemory) return Code::kOutOfMemory;
+  if (result == cuda::kCaptureUnsupported) return Code::kRefused;
+  return Code::kDriver;
 }
 
 }  // namespace amem

@@ -1,9 +1,9 @@
 #include "replay/job/latest_job.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 
+#include "journal/base/clock.h"
 #include "journal/journal.h"
 #include "replay/job/opening.h"
 
@@ -26,10 +26,7 @@ std::optional<Span> LifeOf(const std::filesystem::path& directory) {
   const std::uint64_t from = opening->who.realtime_ns;
   const std::uint64_t lasted = opening->last_ns - std::min(opening->last_ns, opening->who.monotonic_ns);
   Span span{directory, from, from + lasted};
-  if (opening->info.status == SessionStatus::kLive) {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    span.to = std::max(span.to, static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count()));
-  }
+  if (opening->info.status == SessionStatus::kLive) span.to = std::max(span.to, RealtimeNs());
   return span;
 }
 

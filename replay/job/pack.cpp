@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "journal/base/clock.h"
 #include "journal/codec.h"
 #include "journal/journal.h"
 #include "journal/record.h"
@@ -88,18 +89,12 @@ class Compressor {
 
 std::span<const std::byte> BytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
 
-std::uint64_t MonotonicNow() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
 class Packer {
  public:
   Packer(Compressor& out, const PackOptions& options, Packed& packed) : out_(out), options_(options), packed_(packed) {}
 
   Status Add(const fs::path& session) {
-    const std::uint64_t as_of_ns = MonotonicNow();
+    const std::uint64_t as_of_ns = MonotonicNs();
     auto reader = JournalReader::Open(session);
     if (!reader) return reader.status();
     const auto info = (*reader)->Info();

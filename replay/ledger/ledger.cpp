@@ -1,18 +1,14 @@
 #include "replay/ledger/ledger.h"
 
 #include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "journal/base/clock.h"
 
 namespace amem {
 namespace {
-
-std::uint64_t MonotonicNs() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 std::uint32_t ThreadId() {
   thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
@@ -22,28 +18,37 @@ std::uint32_t ThreadId() {
 }  // namespace
 
 void Ledger::Record(EventBody body) {
-  Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
-  Status applied = Apply(state_, event);
-  if (!applied.ok()) {
-    // The fact happened and cannot be folded: its text goes into the journal as the reason why the session is broken.
-    Break("the state machine refused an event that happened (" + ToText(event.body) + "): " + applied.message());
+  const bool broken_before = !state_.broken.empty();
+  const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
+  if (const Status applied = Apply(state_, event); !applied.ok()) {
+    // The event happened, but the state cannot follow it: its text becomes the reason why the session is broken.
+    if (!std::holds_alternative<SessionBroken>(event.body))
+      Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));
     return;
   }
-  if (journal_ == nullptr || !state_.broken.empty()) return;
+  if (journal_ == nullptr || broken_before) return;
   if (const Status appended = journal_->Append(event); !appended.ok()) Break(appended.message());
 }
 
 void Ledger::Break(const std::string& reason) {
-  if (!state_.broken.empty()) return;
-  const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), SessionBroken{reason}};
-  // Applying cannot fail; the journal may be what broke, and then says so itself.
-  if (Apply(state_, event).ok() && journal_ != nullptr) static_cast<void>(journal_->Append(event));
+  if (state_.broken.empty()) Record(SessionBroken{reason});
 }
+
+bool Ledger::Check(bool holds, std::string_view otherwise, std::source_location where) {
+  if (holds) return true;
+  std::string_view file = where.file_name();
+  file.remove_prefix(file.rfind('/') + 1);  // npos + 1 is 0
+  Break(fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line(),
+                    otherwise));
+  return false;
+}
+
+Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 
 void Ledger::SnapshotIfDue() {
   if (journal_ == nullptr || !state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue())
     return;
-  static_cast<void>(journal_->Snapshot(state_));  // without one, the events stay: nothing is lost
+  static_cast<void>(journal_->Snapshot(state_));  // if it fails, the events before it are kept, and nothing is lost
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {

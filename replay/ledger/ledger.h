@@ -1,15 +1,19 @@
 // The ledger: one session's state, its journal, and the driver handles that stand behind it today, moved forward together.
 //
 // Record() is the only way an event comes into being: Apply, then append to the journal. A call that gives something back to
-// the driver (unmap, release, free a range) is made with the lock held over call and Record, so that whoever gets the same
-// address next records that after. Calls that only take need the lock for their Record alone: they are slow, and the service
+// the driver (unmap, release, free a range) is made with the lock held over call and Record, so that the next owner of the same
+// address records its call later. Calls that only take need the lock for their Record alone: they are slow, and the service
 // thread must not wait for them.
+//
+// Code that works on the ledger relies on facts that Apply guarantees, such as "the allocation of a mapping exists". It checks
+// them in release builds as well (Entry, Check): a fact that does not hold breaks the session and is answered with Broken().
+// Nothing here throws or ends the process, because it is NCCL's.
 #pragma once
 
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
+#include <source_location>
+#include <string_view>
 #include <unordered_map>
 
 #include "journal/base/unique_fd.h"
@@ -27,29 +31,46 @@ class Ledger {
   [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
 
   // All below: with the lock held.
-  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), which the next pause
-  // says.
+  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), and the next pause
+  // reports it. Nothing is appended after the event that broke the session.
   void Record(EventBody body);
   void Break(const std::string& reason);  // latches the reason why pauses are refused from now on
+  // The entry of a table of the state that must be there. Null: it is not, and the session is broken.
+  template <class Table>
+  [[nodiscard]] const typename Table::mapped_type* Entry(const Table& table, const typename Table::key_type& key,
+                                                         std::source_location where = std::source_location::current()) {
+    const auto it = table.find(key);
+    if (it != table.end()) return &it->second;
+    Check(false, "no entry for " + KeyText(key), where);
+    return nullptr;
+  }
+  // `holds` itself; when it is false the session is broken, and `otherwise` says what is wrong.
+  bool Check(bool holds, std::string_view otherwise, std::source_location where = std::source_location::current());
+  [[nodiscard]] Status Broken() const;  // what a caller gets after a failed check
   void SnapshotIfDue();
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
   // A fresh allocation id. Given out before the event that creates it, so that imports may wait for peers side by side.
   [[nodiscard]] AllocationId TakeAllocationId() { return AllocationId{next_allocation_++}; }
 
-  // The driver's handle for an allocation that is resident; zero if there is none. Forgetting it closes the descriptor, too.
+  // The driver's handle for an allocation that is resident; zero if there is none. Forgetting it closes the descriptor too.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
   void SetHandle(AllocationId allocation, DriverHandle handle);
   void ForgetHandle(AllocationId allocation);
-  // A descriptor that was exported and is kept for the next importer (slabs have several); a copy, or none.
+  // A copy of the exported descriptor that is kept for further importers (slabs have several); empty if none is kept.
   [[nodiscard]] UniqueFd CopyOfDescriptor(AllocationId allocation) const;
   void KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor);
 
-  // Without the lock: a descriptor of an allocation that is resident, kept if `keep`; of those that ask at the same time one
-  // exports and the others wait for it.
+  // Without the lock: a descriptor of a resident allocation, kept for the next importer if `keep`. Of several threads that ask
+  // at the same time one exports, and the others wait and get a copy.
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep);
 
  private:
+  static std::string KeyText(AllocationId key) { return ToText(key); }
+  static std::string KeyText(SessionId key) { return ToText(key); }
+  static std::string KeyText(Address key) { return "address " + Hex(key.value); }
+  static std::string KeyText(Bytes key) { return "offset " + Hex(key); }
+
   std::mutex mutex_;
   std::mutex export_mutex_;  // taken before the other
   State state_;

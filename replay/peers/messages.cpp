@@ -2,6 +2,7 @@
 
 #include <capnp/message.h>
 #include <capnp/serialize.h>
+#include <fmt/format.h>
 #include <kj/exception.h>
 
 #include <algorithm>
@@ -21,13 +22,6 @@ struct OutOfBounds {  // thrown and caught in this file only
   std::string what;
 };
 
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
-
 std::string Cut(const std::string& text, std::size_t most = kTextMax) {
   return text.size() <= most ? text : text.substr(0, most - 3) + "...";
 }
@@ -39,14 +33,14 @@ unsigned Bounded(std::size_t size, std::size_t most) { return static_cast<unsign
 template <class List>
 const List& Within(const List& list, std::size_t most) {
   if (list.size() > most)
-    throw OutOfBounds{"a list of " + std::to_string(list.size()) + " where at most " + std::to_string(most) + " are allowed"};
+    throw OutOfBounds{fmt::format("a list of {} where at most {} are allowed", static_cast<std::size_t>(list.size()), most)};
   return list;
 }
 
 template <class Enum>
 Enum Known(std::uint8_t value, Enum last) {
   if (value > static_cast<std::uint8_t>(last))
-    throw OutOfBounds{"a value of " + std::to_string(value) + " that this build does not know"};
+    throw OutOfBounds{fmt::format("a value of {} that this build does not know", value)};
   return static_cast<Enum>(value);
 }
 
@@ -103,7 +97,7 @@ SharedItem Get(wire::SharedItem::Reader from) {
   if (from.getSlab() == 0) return to;
   SharedPart part{AllocationId{from.getSlab()}, {}, from.getOffset()};
   const auto secret = from.getSlabSecret();
-  if (secret.size() != part.secret.size()) throw OutOfBounds{"a secret of " + std::to_string(secret.size()) + " bytes"};
+  if (secret.size() != part.secret.size()) throw OutOfBounds{fmt::format("a secret of {} bytes", secret.size())};
   std::copy(secret.begin(), secret.end(), part.secret.begin());
   to.part = part;
   return to;
@@ -129,75 +123,79 @@ std::vector<T> GetAll(const ListReader& from, std::size_t most) {
 
 // ---- bodies ----------------------------------------------------------------------------------------------------------------
 
-void PutBody(wire::Message::Builder to, const MessageBody& body) {
-  std::visit(
-      Overloaded{
-          [&](const HelloMessage& m) {
-            auto b = to.initHello();
-            b.setVersion(m.version);
-            b.setLeastVersion(m.least_version);
-            b.setPurpose(static_cast<std::uint8_t>(m.purpose));
-            Put(b.initSelf(), m.self);
-            b.setTo(m.to.value);
-          },
-          [&](const WelcomeMessage& m) {
-            auto b = to.initWelcome();
-            b.setVersion(m.version);
-            Put(b.initSelf(), m.self);
-          },
-          [&](const FailureMessage& m) { Put(to.initFailure(), m.status); },
-          [&](const ImportMessage& m) {
-            auto b = to.initImport();
-            b.setAs(m.as.value);
-            const auto token = Encode(m.token);
-            b.setToken(kj::arrayPtr(reinterpret_cast<const kj::byte*>(token.data()), token.size()));
-          },
-          [&](const ReimportMessage& m) {
-            PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references);
-          },
-          [&](const SharedMessage& m) { PutAll(to.initShared(Bounded(m.items.size(), kDescriptorsMax)), m.items); },
-          [&](const DroppedMessage& m) { PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references); },
-          [&](const AskNeighboursMessage&) { to.setAskNeighbours(); },
-          [&](const NeighbourhoodMessage& m) {
-            auto b = to.initNeighbourhood();
-            Put(b.initSelf(), m.self);
-            PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
-            b.setLifecycle(static_cast<std::uint8_t>(m.standing.lifecycle));
-            b.setCycle(m.standing.cycle);
-            if (m.lost) Put(b.initLost(), *m.lost);
-          },
-          [&](const ArriveMessage& m) {
-            auto b = to.initArrive();
-            b.setKind(static_cast<std::uint8_t>(m.kind));
-            b.setCycle(m.cycle);
-            PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
-          },
-          [&](const BegunMessage& m) {
-            auto b = to.initBegun();
-            b.setRound(m.round);
-            PutAll(b.initMembers(Bounded(m.members.size(), kMembersMax)), m.members);
-          },
-          [&](const WithdrawMessage&) { to.setWithdraw(); },
-          [&](const WithdrawnMessage& m) { PutAll(to.initWithdrawn(Bounded(m.missing.size(), kMembersMax)), m.missing); },
-          [&](const VoteMessage& m) {
-            auto b = to.initVote();
-            b.setRound(m.round);
-            b.setIndex(m.index);
-            b.setPhase(static_cast<std::uint8_t>(m.phase));
-            b.setTimeoutMs(m.timeout_ms);
-            Put(b.initOutcome(), m.status);
-          },
-          [&](const DecisionMessage& m) {
-            auto b = to.initDecision();
-            b.setRound(m.round);
-            b.setIndex(m.index);
-            b.setCulprit(m.culprit.value);
-            Put(b.initOutcome(), m.status);
-          },
-          [&](const LeaveMessage& m) { to.setLeave(m.round); },
-      },
-      body);
+void PutBody(wire::Message::Builder to, const HelloMessage& m) {
+  auto b = to.initHello();
+  b.setVersion(m.version);
+  b.setLeastVersion(m.least_version);
+  b.setPurpose(static_cast<std::uint8_t>(m.purpose));
+  Put(b.initSelf(), m.self);
+  b.setTo(m.to.value);
 }
+void PutBody(wire::Message::Builder to, const WelcomeMessage& m) {
+  auto b = to.initWelcome();
+  b.setVersion(m.version);
+  Put(b.initSelf(), m.self);
+}
+void PutBody(wire::Message::Builder to, const FailureMessage& m) { Put(to.initFailure(), m.status); }
+
+void PutBody(wire::Message::Builder to, const ImportMessage& m) {
+  auto b = to.initImport();
+  b.setAs(m.as.value);
+  const auto token = Encode(m.token);
+  b.setToken(kj::arrayPtr(reinterpret_cast<const kj::byte*>(token.data()), token.size()));
+}
+void PutBody(wire::Message::Builder to, const ReimportMessage& m) {
+  PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references);
+}
+void PutBody(wire::Message::Builder to, const SharedMessage& m) {
+  PutAll(to.initShared(Bounded(m.items.size(), kDescriptorsMax)), m.items);
+}
+void PutBody(wire::Message::Builder to, const DroppedMessage& m) {
+  PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references);
+}
+
+void PutBody(wire::Message::Builder to, const AskNeighboursMessage&) { to.setAskNeighbours(); }
+void PutBody(wire::Message::Builder to, const NeighbourhoodMessage& m) {
+  auto b = to.initNeighbourhood();
+  Put(b.initSelf(), m.self);
+  PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
+  b.setLifecycle(static_cast<std::uint8_t>(m.progress.lifecycle));
+  b.setCycle(m.progress.cycle);
+  if (m.lost) Put(b.initLost(), *m.lost);
+}
+
+void PutBody(wire::Message::Builder to, const ArriveMessage& m) {
+  auto b = to.initArrive();
+  b.setKind(static_cast<std::uint8_t>(m.kind));
+  b.setCycle(m.cycle);
+  PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
+}
+void PutBody(wire::Message::Builder to, const BegunMessage& m) {
+  auto b = to.initBegun();
+  b.setRound(m.round);
+  PutAll(b.initMembers(Bounded(m.members.size(), kMembersMax)), m.members);
+}
+void PutBody(wire::Message::Builder to, const WithdrawMessage&) { to.setWithdraw(); }
+void PutBody(wire::Message::Builder to, const WithdrawnMessage& m) {
+  PutAll(to.initWithdrawn(Bounded(m.missing.size(), kMembersMax)), m.missing);
+}
+
+void PutBody(wire::Message::Builder to, const VoteMessage& m) {
+  auto b = to.initVote();
+  b.setRound(m.round);
+  b.setIndex(m.index);
+  b.setPhase(static_cast<std::uint8_t>(m.phase));
+  b.setTimeoutMs(m.timeout_ms);
+  Put(b.initOutcome(), m.status);
+}
+void PutBody(wire::Message::Builder to, const DecisionMessage& m) {
+  auto b = to.initDecision();
+  b.setRound(m.round);
+  b.setIndex(m.index);
+  b.setCulprit(m.culprit.value);
+  Put(b.initOutcome(), m.status);
+}
+void PutBody(wire::Message::Builder to, const LeaveMessage& m) { to.setLeave(m.round); }
 
 ImportMessage GetImport(wire::Import::Reader from) {
   auto bytes = from.getToken();
@@ -268,12 +266,12 @@ Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
     capnp::MallocMessageBuilder builder(kj::arrayPtr(scratch, std::size(scratch)));
     auto root = builder.initRoot<wire::Message>();
     root.setRequest(message.request);
-    PutBody(root, message.body);
+    std::visit([&](const auto& body) { PutBody(root, body); }, message.body);
     auto words = capnp::messageToFlatArray(builder);
     auto bytes = words.asBytes();
     if (bytes.size() > kMessageBytesMax) {
-      return Status{Code::kInvalid, "a message to a peer of " + std::to_string(bytes.size()) + " bytes, more than " +
-                                        std::to_string(kMessageBytesMax)};
+      return Status{Code::kInvalid,
+                    fmt::format("a message to a peer of {} bytes, more than {}", bytes.size(), kMessageBytesMax)};
     }
     std::vector<std::byte> out(bytes.size());
     std::memcpy(out.data(), bytes.begin(), bytes.size());
@@ -286,8 +284,11 @@ Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
 }
 
 Result<Message> DecodeMessage(std::span<const std::byte> bytes) {
+  const auto no_message = [&](std::string_view why) {
+    return Status{Code::kCorrupt, fmt::format("{} bytes that are not a message of AMem: {}", bytes.size(), why)};
+  };
   try {
-    if (bytes.size() > kMessageBytesMax || bytes.size() % sizeof(capnp::word) != 0) throw OutOfBounds{"its size"};
+    if (bytes.size() > kMessageBytesMax || bytes.size() % sizeof(capnp::word) != 0) return no_message("its size");
     auto words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));  // for alignment
     if (!bytes.empty()) std::memcpy(words.begin(), bytes.data(), bytes.size());
     capnp::ReaderOptions limits;
@@ -297,12 +298,11 @@ Result<Message> DecodeMessage(std::span<const std::byte> bytes) {
     auto root = reader.getRoot<wire::Message>();
     return Message{root.getRequest(), GetBody(root)};
   } catch (const OutOfBounds& e) {
-    return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what};
+    return no_message(e.what);
   } catch (const kj::Exception& e) {
-    return Status{Code::kCorrupt,
-                  std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.getDescription().cStr()};
+    return no_message(e.getDescription().cStr());
   } catch (const std::exception& e) {
-    return Status{Code::kCorrupt, std::to_string(bytes.size()) + " bytes that are not a message of AMem: " + e.what()};
+    return no_message(e.what());
   }
 }
 

@@ -22,7 +22,7 @@ inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
 inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
-  kData = 0,   // import, reimport, dropped; its closing means that the peer is gone
+  kData = 0,   // import, reimport, dropped; when it closes, the peer is gone
   kRound = 1,  // discovery, arrivals and votes
 };
 
@@ -62,7 +62,7 @@ struct AskNeighboursMessage {};
 struct NeighbourhoodMessage {
   PeerIdentity self;
   std::vector<PeerIdentity> neighbours;
-  CycleProgress standing;
+  CycleProgress progress;
   std::optional<PeerIdentity> lost;  // whose end failed its last call to Arrive; nothing once it has called again
 };
 struct ArriveMessage {

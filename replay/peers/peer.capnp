@@ -4,7 +4,7 @@
 #
 # A connection begins with hello and welcome; `purpose` says what may follow. Descriptors travel beside a `shared` message, in
 # the order of its items. New kinds of message go to the end of the union and raise the protocol version
-# (replay/unix_peers_messages.h); a new field's default means the old behaviour.
+# (messages.h); a new field's default means the old behaviour.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("amem::wire");
@@ -37,7 +37,7 @@ struct Outcome {  # a Status
 struct Hello {
   version @0 :UInt32;         # the newest protocol that the sender speaks
   leastVersion @1 :UInt32;    # the oldest
-  purpose @2 :UInt8;          # Purpose in unix_peers_messages.h
+  purpose @2 :UInt8;          # Purpose in messages.h
   self @3 :Identity;
   to @4 :UInt64;              # the session that the sender means to talk to
 }
@@ -49,7 +49,7 @@ struct Welcome {
 
 struct Import {
   as @0 :UInt64;
-  token @1 :Data;             # 64 bytes, replay/token.h
+  token @1 :Data;             # 64 bytes, token.h
 }
 
 struct Reference {

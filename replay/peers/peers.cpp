@@ -1,10 +1,12 @@
 #include "replay/peers/peers.h"
 
+#include <fmt/format.h>
+
 namespace amem {
 
 std::string ToText(const PeerIdentity& peer) {
-  const std::string process = "pid " + std::to_string(peer.pid) + " on host " + peer.host;
-  return peer.rank < 0 ? process : "rank " + std::to_string(peer.rank) + " (" + process + ")";
+  const std::string process = fmt::format("pid {} on host {}", peer.pid, peer.host);
+  return peer.rank < 0 ? process : fmt::format("rank {} ({})", peer.rank, process);
 }
 
 }  // namespace amem

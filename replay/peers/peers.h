@@ -1,7 +1,8 @@
 // Peers: how sessions of one job find each other, share memory and agree.
 //
-// Peers (the interface) is what the coordinator and the edge use; replay/unix_peers.h implements it with Unix sockets, tests
-// have one in memory. All methods may be called from any thread; those that wait say so and have a deadline.
+// The coordinator and the session use Peers, the interface; unix/unix_peers.h implements it with Unix sockets, and
+// local/local_peers.h in memory, for tests. All methods may be called from any thread; those that wait say so and have a
+// deadline.
 #pragma once
 
 #include <array>
@@ -86,12 +87,12 @@ class Round {
  public:
   virtual ~Round() = default;
   [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session, includes this one
-  // Casts this session's vote on a phase and waits for everybody's. Ok: all voted ok. Otherwise the first failure, which names
-  // the rank, the phase and its reason (kTimeout: who did not vote; kPeerLost: who died), and `culprit` says whose it is.
+  // Casts this session's vote on a phase and waits for all the others. Ok: all voted ok. Otherwise the first failure, which
+  // names the rank, the phase and its reason (kTimeout: it did not vote; kPeerLost: it died), and `culprit` says whose it is.
   virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
   // The member that counts the votes is lost: every vote fails at once, unless Regather succeeds.
   [[nodiscard]] virtual bool Leaderless() const { return false; }
-  // Then gathers the members that are left, who go on voting among themselves. With a value: one of them has ended its cycle
+  // Then gathers the members that are left, which go on voting among themselves. With a value: one of them has ended its cycle
   // already, and is now so; it had heard the decision that did not reach this one. Waits; after a failure Leaderless is false.
   virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
 };
@@ -109,14 +110,15 @@ class Peers {
   // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
   virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
 
-  // After somebody said that `who` is lost: waits (a second at most) until this process has noticed it too, and its delegate
+  // After a vote said that `session` is lost: waits (a second at most) until this process has noticed it too, and its delegate
   // has heard of it. False: from here it still seems to live.
-  virtual bool AwaitLoss(SessionId who) = 0;
+  virtual bool AwaitLoss(SessionId session) = 0;
 
   // Finds the set of sessions that share memory with this one, directly or through others (Neighbours of neighbours), with the
-  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names who did not come, and what
-  // it is doing as far as that is known. Who is dead when it is first looked at does not belong to the set any more; kPeerLost
-  // names one that died, or closed, while it was waited for - by this session, or by others, who were told and have given up.
+  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names the sessions that did not
+  // come, and what they are doing as far as that is known. A session that is dead when it is first asked does not belong to the
+  // set any more; kPeerLost names one that died, or closed, while this session waited for it - or while others did, which were
+  // told and have given up.
   virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
 
   // Stops serving; no delegate call comes after this returns.

@@ -1,6 +1,7 @@
 #include "replay/peers/token.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -11,6 +12,8 @@
 #include <climits>
 #include <cstring>
 #include <string>
+
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -30,10 +33,10 @@ std::uint64_t GetNumber(std::span<const std::byte> at) {
   return value;
 }
 
-std::uint64_t Checksum(std::span<const std::byte> bytes) {  // FNV-1a
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::byte b : bytes) hash = (hash ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3u;
-  return hash;
+std::uint64_t Checksum(std::span<const std::byte> bytes) {
+  Fnv1a hash;
+  hash.Add(bytes);
+  return hash.value();
 }
 
 bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {
@@ -44,7 +47,7 @@ std::string SystemError() { return std::strerror(errno); }  // NOLINT(concurrenc
 
 std::string LinkOf(int fd) {
   std::array<char, PATH_MAX> link{};
-  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
   const ssize_t n = ::readlink(path.c_str(), link.data(), link.size());
   return n < 0 ? std::string() : std::string(link.data(), static_cast<std::size_t>(n));
 }
@@ -58,10 +61,11 @@ std::string Describe(const struct stat& info, const std::string& link) {
 }
 
 Status NotAToken(int fd, const std::string& what) {
-  return {Code::kInvalid,
-          "import of descriptor " + std::to_string(fd) + ": it is " + what +
-              ", neither a token of AMem nor memory of the driver; most likely the NCCL of the peer that sent it is not "
-              "under AMem: load AMem in every process of the job"};
+  return {
+      Code::kInvalid,
+      fmt::format("import of descriptor {}: it is {}, neither a token of AMem nor memory of the driver; most likely the NCCL "
+                  "of the peer that sent it is not under AMem: load AMem in every process of the job",
+                  fd, what)};
 }
 
 }  // namespace
@@ -82,13 +86,12 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
   if (!StartsWith(bytes, kTokenMagic.substr(0, kFamilyLength)))
     return Status{Code::kNotFound, "these bytes are not a token of AMem"};
   if (bytes.size() != kTokenBytes) {
-    return Status{Code::kCorrupt, "a token of AMem has " + std::to_string(kTokenBytes) + " bytes, this one has " +
-                                      std::to_string(bytes.size())};
+    return Status{Code::kCorrupt, fmt::format("a token of AMem has {} bytes, this one has {}", kTokenBytes, bytes.size())};
   }
   if (!StartsWith(bytes, kTokenMagic)) {
-    return Status{Code::kCorrupt, "a token of another version of AMem ('" +
-                                      std::string(1, static_cast<char>(bytes[kFamilyLength])) +
-                                      "', this build reads '1'), or a damaged one: use one version of AMem in the whole job"};
+    return Status{Code::kCorrupt, fmt::format("a token of another version of AMem ('{}', this build reads '1'), or a damaged "
+                                              "one: use one version of AMem in the whole job",
+                                              static_cast<char>(bytes[kFamilyLength]))};
   }
   if (GetNumber(bytes.subspan(kChecksumAt)) != Checksum(bytes.first(kChecksumAt))) {
     return Status{Code::kCorrupt, "a token of AMem whose checksum does not match: it was damaged on the way"};
@@ -116,25 +119,23 @@ Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
 
 Result<Token> ReadTokenDescriptor(int fd) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0)
-    return Status{Code::kInvalid, "import of descriptor " + std::to_string(fd) + ": " + SystemError()};
+  if (::fstat(fd, &info) != 0) return Status{Code::kInvalid, fmt::format("import of descriptor {}: {}", fd, SystemError())};
   const std::string link = LinkOf(fd);
   if (link.starts_with("/dev/nvidia")) return Status{Code::kNotFound, "a descriptor of the driver (" + link + ")"};
   if (link.starts_with("/memfd:amem-sim")) return Status{Code::kNotFound, "a descriptor of the simulator (" + link + ")"};
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !link.starts_with("/memfd:amem-token")) return NotAToken(fd, Describe(info, link));
   if (info.st_size != static_cast<off_t>(kTokenBytes) || (seals & kTokenSeals) != kTokenSeals) {
-    return Status{Code::kCorrupt, "import of descriptor " + std::to_string(fd) + ": " + link + " has " +
-                                      std::to_string(info.st_size) + " bytes and seals " +
-                                      Hex(static_cast<std::uint64_t>(seals)) + "; a token has " + std::to_string(kTokenBytes) +
-                                      " and " + Hex(kTokenSeals)};
+    return Status{Code::kCorrupt,
+                  fmt::format("import of descriptor {}: {} has {} bytes and seals {}; a token has {} and {}", fd, link,
+                              info.st_size, Hex(static_cast<std::uint64_t>(seals)), kTokenBytes, Hex(kTokenSeals))};
   }
   std::array<std::byte, kTokenBytes> bytes{};
   if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return Status{Code::kIo, "import of descriptor " + std::to_string(fd) + ": reading the token: " + SystemError()};
+    return Status{Code::kIo, fmt::format("import of descriptor {}: reading the token: {}", fd, SystemError())};
   }
   auto token = Decode(bytes);
-  // The name says token, so bytes that are none are damage and not somebody else's.
+  // The name says that it is a token, so bytes that are none are damage, and not another program's.
   if (!token && token.status().code() == Code::kNotFound) return Status{Code::kCorrupt, link + " does not hold a token"};
   return token;
 }

@@ -23,7 +23,7 @@ namespace amem {
 
 inline constexpr std::size_t kTokenBytes = 64;
 
-// The name of a token's memfd. It is what a person who looks into /proc/PID/fd sees, and the driver of a peer without AMem
+// The name of a token's memfd. It is what one sees in /proc/PID/fd, and the driver of a peer without AMem
 // fails on such a descriptor, so the name says why.
 inline constexpr const char* kTokenDescriptorName = "amem-token:peer-needs-AMem";
 

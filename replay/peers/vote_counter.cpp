@@ -51,10 +51,10 @@ std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
 
 void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival) {
-  if (places_.contains(connection)) return;  // it has just begun; the word of that is on its way
+  if (places_.contains(connection)) return;  // the round has just begun; the message that says so is on its way
   const Arrival newcomer{connection, who, arrival.kind, arrival.set};
   if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) {
-    // Somebody who changed its mind is no mixture with itself.
+    // A member that changed its mind is no mixture with itself.
     gathering_.erase(who.session);
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
@@ -93,7 +93,7 @@ std::vector<PeerIdentity> VoteCounter::Missing() const {
   return missing;
 }
 
-// When all run out of patience together, each is told of those who did not come at all, not of each other.
+// When all run out of patience together, each is told of the members that did not come at all, not of each other.
 std::vector<PeerIdentity> VoteCounter::NeverCame() const {
   const auto missing = Missing();
   auto never = missing;
@@ -156,7 +156,7 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
 
 void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
   Ballot& ballot = round.ballot;
-  if (ballot.votes.empty()) return;  // nobody waits for a decision
+  if (ballot.votes.empty()) return;  // no member waits for a decision
   std::vector<PeerIdentity> absent, gone;
   std::string how;
   bool worth_waiting = false;
@@ -209,7 +209,7 @@ void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
   }
 }
 
-// ---- goings ----------------------------------------------------------------------------------------------------------------
+// ---- leaving ---------------------------------------------------------------------------------------------------------------
 
 void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
   const auto place = places_.find(connection);
@@ -217,7 +217,7 @@ void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
 }
 
 void VoteCounter::Closed(ConnectionId connection, const std::string& how) {
-  // In a gathering it is just not there any more: those who wait find out who is missing, and whether it still lives.
+  // A gathering just forgets it: the members that wait find out which one is missing, and whether it still lives.
   ForgetArrival(connection);
   Disconnected(connection, how);
 }

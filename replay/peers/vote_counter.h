@@ -1,9 +1,9 @@
-// The board: where the leader of a set counts arrivals and votes. It belongs to the service thread of every session, so that it
-// works before the leader's own thread has come to its pause, and it knows nothing of sockets or clocks: what happened goes in
-// with the time, and what has to be said comes out through `say`.
+// The vote counter: the leader of a set counts arrivals and votes here. It belongs to the service thread of every session, so
+// that it works before the leader's own thread has come to its pause, and it knows nothing of sockets or clocks: events go in
+// with their time, and messages to members come out through `say`.
 //
-// A round's votes are numbered from 1. Each vote gets one decision, made once and kept until everybody has left the round: who
-// comes late is told what was decided, and so all members always see the same.
+// A round's votes are numbered from 1. Each vote gets one decision, made once and kept until all members have left the round: a
+// member that votes late is told what was decided, and so all members always see the same.
 #pragma once
 
 #include <chrono>
@@ -27,9 +27,10 @@ class VoteCounter {
 
   explicit VoteCounter(Say say) : say_(std::move(say)) {}
 
-  // A member that says which set it sees; said again, it replaces what it said before.
+  // A member says which set it sees; a later message of the same member replaces an earlier one.
   void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival);
-  // "Do not count me": answered with who was missing - or not at all, when the round has begun in the same moment.
+  // "Do not count me": answered with the members that were missing - or not at all, when the round has begun in the same
+  // moment.
   void Withdrew(ConnectionId connection);
   void Voted(ConnectionId connection, const VoteMessage& vote, Time now);
   void Left(ConnectionId connection, std::uint64_t round);
@@ -50,9 +51,9 @@ class VoteCounter {
     ConnectionId connection = 0;
     PeerIdentity who;
     bool gone = false;
-    bool told = false;  // a decision has named its going
-    bool late = false;  // a decision has named its absence: nobody waits for it until it has caught up
-    std::string how;    // it went
+    bool told = false;  // a decision has named its end
+    bool late = false;  // a decision has named its absence: no vote waits for it until it has caught up
+    std::string how;    // it ended
   };
   struct Ballot {  // the vote that is open now
     std::map<SessionId, VoteMessage> votes;
@@ -86,7 +87,7 @@ class VoteCounter {
 
   Say say_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
-  std::set<SessionId> gave_up_;             // came to this gathering and went again: not whom the others waited for
+  std::set<SessionId> gave_up_;             // came to this gathering and withdrew: the others did not wait for them
   std::map<std::uint64_t, Ongoing> rounds_;
   std::map<ConnectionId, Place> places_;  // of members of ongoing rounds
   std::uint64_t last_round_ = 0;
@@ -95,7 +96,7 @@ class VoteCounter {
 // "rank 2 (pid 4711 on host a) failed in phase create own: out of memory", the form of every vote that fails.
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
-// What is known of those who did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
+// What is known of the members that did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
 std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
                        const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent);
 

@@ -309,11 +309,11 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) 
                         {"role", static_cast<int>(e.role)},
                         {"x", e.text}});
   }
-  return {{"healthy", v.healthy},
-          {"kind", v.kind},
+  return {{"healthy", v.healthy()},
+          {"kind", amem::ToText(v.kind)},
           {"headline", v.headline},
           {"summary", v.summary},
-          {"remedy", v.remedy},
+          {"remedy", amem::ToText(v.remedy)},
           {"live", v.live},
           {"process", v.process},
           {"evidence", std::move(evidence)},
@@ -431,7 +431,7 @@ std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& ve
     data = ForScript(ReportJson(job, verdict, version, made_at));
   }
   return Filled(page, {{"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
-                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + verdict.remedy)},
+                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
                        {"@DATA@", std::move(data)}});
 }
 

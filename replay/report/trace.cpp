@@ -9,13 +9,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "replay/job/clock.h"
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
@@ -98,8 +98,7 @@ class TraceWriter {
   }
   void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::uint64_t id, std::uint64_t at) {
     Begin(phase, "reference", process, thread, at);
-    // As text, so that no reader of JSON rounds it. Perfetto takes numbers of up to 64 bits for an arrow's id, and nothing
-    // else.
+    // As text, so that no reader of JSON rounds it. Perfetto takes numbers of up to 64 bits for an id, and nothing else.
     Append(buffer_, R"(,"cat":"reference","id":"{:#x}")", id);
     if (phase == 'f') buffer_ += ",\"bp\":\"e\"";
     End();
@@ -149,24 +148,20 @@ class TraceWriter {
   bool first_ = true;
 };
 
-// Numbers for arrows: the same for the owner's event and the importer's.
-class ArrowIds {
- public:
-  std::uint64_t Of(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
-    return ids_.try_emplace({owner, allocation, by, as}, ids_.size() + 1).first->second;
-  }
-
- private:
-  std::map<std::tuple<SessionId, AllocationId, SessionId, AllocationId>, std::uint64_t> ids_;
-};
+// The same number for the owner's event and the importer's.
+std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
+  Fnv1a number;
+  for (const std::uint64_t word : {owner.value, allocation.value, by.value, as.value}) number.Add(word);
+  return number.value();
+}
 
 // One session's events, as slices.
 class SessionTrace final : public FoldObserver {
  public:
   // `origin_ns`: the time of this journal that is 0 in the trace.
-  SessionTrace(TraceWriter& out, ArrowIds& arrows, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns,
+  SessionTrace(TraceWriter& out, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns,
                std::uint64_t sample_every_ns)
-      : out_(out), arrows_(arrows), process_(process), who_(who), origin_ns_(origin_ns), sample_every_ns_(sample_every_ns) {}
+      : out_(out), process_(process), who_(who), origin_ns_(origin_ns), sample_every_ns_(sample_every_ns) {}
 
   void Begin(const State& before) override { state_ = &before; }
   void Before(const Event& event, const State&) override {
@@ -236,11 +231,11 @@ class SessionTrace final : public FoldObserver {
   void On(const SessionBroken& e) { Fail("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
     exporters_.insert(event_->thread);
-    Reference('s', fmt::format("export allocation {}", e.allocation.value), arrows_.Of(who_.session, e.allocation, e.by, e.as));
+    Reference('s', fmt::format("export allocation {}", e.allocation.value), ArrowId(who_.session, e.allocation, e.by, e.as));
   }
   void On(const Imported& e) {
     Reference('f', fmt::format("import allocation {}", e.allocation.value),
-              arrows_.Of(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
+              ArrowId(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
   }
 
   Open Start(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
@@ -286,7 +281,6 @@ class SessionTrace final : public FoldObserver {
   }
 
   TraceWriter& out_;
-  ArrowIds& arrows_;
   const std::uint64_t process_;
   const SessionOpened& who_;
   const std::int64_t origin_ns_;
@@ -328,14 +322,13 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
   const JobClock clock(times);
   TraceSummary summary;
   TraceWriter out(write, summary);
-  ArrowIds arrows;
   std::set<std::uint64_t> processes;
   for (const auto& [reader, opening] : *parts) {
     std::uint64_t process = static_cast<std::uint64_t>(std::max(opening.who.pid, 0));  // which viewers show beside the name
     while (!processes.insert(process).second) process += kOtherHosts;
     out.Name(process, {}, NameOf(opening.who));
     out.SortIndex(process, opening.who.rank);
-    SessionTrace session(out, arrows, process, opening.who, clock.began_ns() - clock.OffsetOf(opening.who),
+    SessionTrace session(out, process, opening.who, clock.began_ns() - clock.OffsetOf(opening.who),
                          (opening.last_ns - std::min(opening.last_ns, opening.first_ns)) / kSamples);
     const Result<Folded> folded = FoldJournal(*reader, std::array<FoldObserver*, 1>{&session});
     if (!folded) return folded.status();

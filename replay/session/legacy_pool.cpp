@@ -31,7 +31,7 @@ std::optional<std::pair<LegacyBlock, Address>> LegacyPool::Take(Bytes bytes, Dev
 std::optional<LegacyBlock> LegacyPool::Give(Address address) {
   const auto block = BlockAt(address);
   if (!block) return std::nullopt;
-  Entry& entry = blocks_.at(block->address);
+  Entry& entry = blocks_[block->address];
   const auto used = entry.used.find(address.value - block->address.value);
   if (used == entry.used.end()) return std::nullopt;
   auto it = entry.free.emplace(used->first, used->second).first;

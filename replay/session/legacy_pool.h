@@ -18,7 +18,7 @@ struct LegacyBlock {  // one allocation, mapped whole at `address`
 
 class LegacyPool {
  public:
-  static constexpr Bytes kBlockBytes = Bytes{2} << 20;  // what small requests share
+  static constexpr Bytes kBlockBytes = Bytes{2} << 20;  // a block that small requests share
   static constexpr Bytes kAlignment = 512;              // as cuMemAlloc gives
 
   // A request that should have a block of its own.
@@ -26,9 +26,9 @@ class LegacyPool {
 
   // Adds a block and takes its first piece, which must fit.
   Address AddBlock(const LegacyBlock& block, Bytes bytes);
-  // The block and address of `bytes` on `device`; nullopt: add a block first.
+  // Takes `bytes` on `device`: the block and the address. nullopt: no block has room, so one must be added first.
   std::optional<std::pair<LegacyBlock, Address>> Take(Bytes bytes, DeviceOrdinal device);
-  // Gives a piece back. Returns the block when it is empty now; the pool has forgotten it then.
+  // Gives a piece back. If its block is empty then, the pool forgets the block and returns it.
   std::optional<LegacyBlock> Give(Address address);
   [[nodiscard]] std::optional<LegacyBlock> BlockAt(Address address) const;
   [[nodiscard]] const auto& blocks() const { return blocks_; }

@@ -1,22 +1,29 @@
 // A session: one process whose libnccl is under AMem.
 //
 // The driver calls of NCCL arrive here in AMem's terms, with allocation ids in place of driver handles; each is made on the
-// driver, recorded (journal, then state), and answered. Pause and resume work on the same ledger. The edge (edge.h) translates
-// between the driver's C types and these; tests and the demo call this class directly.
+// driver, recorded (journal, then state), and answered. Pause and resume work on the same ledger. ncclpatch/intercept/
+// translates between the driver's C types and these; tests and the demo call this class directly.
 //
-// All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result.
+// All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result. The
+// sources by concern: session.cpp (life, pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers),
+// legacy.cpp (cuMemAlloc), counted.cpp (memory that AMem only counts), statistics.cpp.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "replay/cycle/coordinator.h"
@@ -42,8 +49,8 @@ class Session final : public PeerDelegate {
   Status Close(const std::string& reason);
 
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
-  // `for_application`: the program will get it (ncclMemAlloc), and other libraries may ask the driver about it: never part of a
-  // slab.
+  // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
+  // about it; so it is never part of a slab.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
                               bool for_application = false);
   Status Release(AllocationId allocation);
@@ -53,15 +60,17 @@ class Session final : public PeerDelegate {
   Status Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
   Status Unmap(Address address, Bytes bytes);  // kNotFound: not a mapping of ours
   Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access);
+  Result<AllocationProperties> Properties(AllocationId allocation);
+  // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).
+  Result<std::pair<Address, Bytes>> AddressRange(Address address);
+  // The driver handle that backs an allocation, and where in it the allocation begins (parts of slabs); handle zero if none.
+  [[nodiscard]] std::pair<DriverHandle, Bytes> Backing(AllocationId allocation);
+
   Result<UniqueFd> Export(AllocationId allocation);  // a sealed memfd that holds a token
   // `descriptor` stays the caller's. kNotFound: a descriptor of the driver, not ours: pass it through. kInvalid: neither.
   Result<AllocationId> Import(int descriptor, const CallSite& site);
-  Result<AllocationProperties> Properties(AllocationId allocation);
-  // What the driver has for an allocation: its handle, or its slab's and where in it; handle zero if none.
-  [[nodiscard]] std::pair<DriverHandle, Bytes> Backing(AllocationId allocation);
 
-  // cuMemAlloc and its IPC handles (64 bytes).
-  // Small requests share blocks of 2 MiB, as the driver's own do.
+  // cuMemAlloc and its IPC handles (64 bytes). Small requests share blocks of 2 MiB, as the driver's own do.
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
@@ -69,11 +78,19 @@ class Session final : public PeerDelegate {
                                const CallSite& site);  // kNotFound: not a token
   Status LegacyClose(Address address);
 
-  // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).
-  Result<std::pair<Address, Bytes>> AddressRange(Address address);
-
-  // Records what was only seen (host memory, async pools, registrations, multicast, pass-through).
+  // ---- memory that stays the driver's, and is recorded -------------------------------------------------------------------
+  // Records a call that the driver has made (host memory, asynchronous pools, multicast, what was passed through).
   void Note(EventBody event);
+  // Records that memory is about to be freed; before the driver does it, because another thread may get the same address right
+  // after. Returns the event that takes it back if the driver refuses; nullopt: the memory is not known, and nothing was
+  // recorded. LegacyFreed: only of cuMemAlloc memory that AMem does not back.
+  std::optional<HostAllocated> NoteFree(HostFreed freed);
+  std::optional<AsyncAllocated> NoteFree(AsyncFreed freed);
+  std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
+  // Records a network card's registration. False: the address is not in memory of AMem's, and nothing was recorded.
+  bool NoteRegistration(const Registered& registered);
+  // Records a multicast object that the driver made, under a fresh id, which NCCL gets for a handle.
+  AllocationId NoteMulticast(MulticastCreated created);
 
   // ---- pause and resume --------------------------------------------------------------------------------------------------
   // Idempotent; collective over the sessions that share memory with this one.
@@ -88,10 +105,15 @@ class Session final : public PeerDelegate {
   [[nodiscard]] std::int64_t group();
 
   State CopyState();
+  // look(state), with the ledger's lock held: it must not call the session.
+  template <class Look>
+  decltype(auto) Inspect(const Look& look) {
+    const auto lock = ledger_.Lock();
+    return look(ledger_.state());
+  }
   [[nodiscard]] std::string StatisticsJson();
   [[nodiscard]] std::string StatisticsText();  // some lines for people
   void TrimPinned(Bytes keep);                 // gives host memory back that holds no contents; waits for a cycle's end
-  [[nodiscard]] Ledger& ledger() { return ledger_; }
 
   // ---- PeerDelegate ------------------------------------------------------------------------------------------------------
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
@@ -105,45 +127,67 @@ class Session final : public PeerDelegate {
  private:
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
+  // The ledger's lock. The owners of imports that were dropped under it hear of that once it is released.
+  class Locked {
+   public:
+    explicit Locked(Session& session) : session_(session), lock_(session.ledger_.Lock()) {}
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+    ~Locked();
+
+   private:
+    Session& session_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
   Status Cycle(CycleKind kind);
-  void PrepareContents();
-  Status RefuseWhilePaused(const std::string& doing) const;
-  // With the ledger's lock held: what NCCL or a peer is about to let go of; gives the driver handle back if nobody is left.
-  Status ReleaseHandle(AllocationId allocation);
-  Status UnmapOne(Address address, std::vector<DroppedImport>& dropped);
-  Status UnmapAll(Address address, Bytes bytes, std::vector<DroppedImport>& dropped);
-  void Tell(const std::vector<DroppedImport>& dropped);
-  // The same calls on parts of slabs.
-  Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
-  Status MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation, bool& at_its_place);
-  Status UnmapPart(Address address, Bytes bytes, AllocationId slab, std::vector<DroppedImport>& dropped);
-  Status FreeOneRange(Address address, Bytes bytes, std::vector<DroppedImport>& dropped);
-  [[nodiscard]] AllocationId MappedPartAt(Address address) const;
-  void PartWent(AllocationId slab, std::vector<DroppedImport>& dropped);
-  void RetireEmptySlabs();
-  void RememberLastHandle(AllocationId allocation) const;  // this thread will map it next
+  Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
+  void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
+  static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
-  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
-  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
-  Status DropLegacyBlock(const LegacyBlock& block);
-  void OpenLegacyTo(DeviceOrdinal device);
+  Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
+
+  // All below: with the ledger's lock held.
+  void PrepareContents();
+  // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back.
+  Status ReleaseHandle(AllocationId allocation);
+  void ReleaseHandleOrBreak(AllocationId allocation);
   Result<Secret> SecretOf(AllocationId allocation);
+  Result<SharedAllocation> Resolve(const Token& token);  // what a peer's token opens
+  Status UnmapOne(Address address);
+  // The same calls on parts of slabs.
+  Status FreePart(Address address, Bytes bytes, AllocationId slab);
+  Result<bool> MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation);  // false: map it on the driver
+  Status MoveTo(Address address, AllocationId allocation, AllocationId other);
+  Status UnmapPart(Address address, Bytes bytes, AllocationId slab);
+  const std::vector<AllocationId>& PartsAt(Address address);
+  AllocationId MappedPartAt(Address address);
+  Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes);  // mapped there, with that size
+  void RetireIfEmpty(AllocationId slab);
+  void RetireEmptySlabs();
+  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
+                    const CallSite& site);
+  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
+  Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation);
+  void OpenLegacyTo(DeviceOrdinal device);
 
   SessionOptions options_;
   Driver& driver_;
   Ledger ledger_;
-  Slabs slabs_{options_, driver_, ledger_};
+  std::vector<DroppedImport> dropped_;  // imports whose owners are to be told (Locked); ledger's lock
+  Slabs slabs_{options_, driver_, ledger_, dropped_};
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
   LegacyPool legacy_;                       // ledger's lock
-  std::set<DeviceOrdinal> legacy_devices_;  // that may reach legacy memory; ledger's lock
+  std::set<DeviceOrdinal> legacy_devices_;  // devices that may reach legacy memory; ledger's lock
   std::mutex cycle_mutex_;                  // one pause or resume at a time
-  std::shared_mutex gate_;                  // NCCL's calls share it; a pause or resume has it alone
+  std::shared_mutex gate_;                  // NCCL's calls share it; a pause or resume holds it alone
   std::atomic<bool> paused_{false};
-  Bytes held_bytes_ = 0;      // created so far; only a hint of what a pause will have to save
-  Bytes prepared_bytes_ = 0;  // ledger's lock, both
+  Bytes held_bytes_ = 0;      // created so far: a hint of what a pause will save; ledger's lock
+  Bytes prepared_bytes_ = 0;  // what host memory was pinned for; ledger's lock
   bool closed_ = false;
 };
 

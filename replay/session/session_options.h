@@ -1,4 +1,4 @@
-// What a session can be told; the rest of the process's settings are no concern of its (ncclpatch/runtime/options.h).
+// The settings of a session. The other settings of the process are in ncclpatch/runtime/options.h.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ enum class Layout : std::uint8_t { kDirect, kSlab };
 
 struct SessionOptions {
   Layout layout = Layout::kSlab;        // AMEM_LAYOUT=slab|direct
-  Bytes slab_bytes = Bytes{256} << 20;  // AMEM_SLAB_MB: the largest slab; a power of two of MiB, from 2
-  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: of host memory that is pinned ahead of a pause, at most
+  Bytes slab_bytes = Bytes{256} << 20;  // AMEM_SLAB_MB: the largest slab; a power of two of at least 2 MiB
+  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
 };
 
 }  // namespace amem

@@ -1,7 +1,11 @@
 #include "replay/session/slabs.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <bit>
+
+#include "replay/driver/mapped_region.h"
 
 namespace amem {
 namespace {
@@ -13,90 +17,81 @@ constexpr Bytes kShare = 4;
 
 }  // namespace
 
-Result<Bytes> Slabs::GranularityOf(const AllocationProperties& properties) {
-  if (const auto it = granularity_.find(properties); it != granularity_.end()) return it->second;
-  auto granularity = driver_.Granularity(properties);
-  if (granularity.ok()) granularity_.emplace(properties, *granularity);
-  return granularity;
-}
-
-bool Slabs::Suits(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
-  if (options_.layout != Layout::kSlab) return false;
-  const auto lock = ledger_.Lock();
+std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
+  if (options_.layout != Layout::kSlab) return std::nullopt;
+  const std::lock_guard lock(kinds_mutex_);
   if (properties.location.type == LocationType::kDevice) devices_.insert(properties.location.id);
   constexpr std::uint32_t kPinned = 1, kPosix = 1;
-  if (devices_.size() > 1 || properties.location.type != LocationType::kDevice || properties.type != kPinned) return false;
-  if ((properties.handle_types & ~kPosix) != 0 || properties.compression != 0 || flags != 0) return false;
-  if (bytes == 0 || bytes > options_.slab_bytes / 2) return false;
-  const auto granularity = GranularityOf(properties);
-  return granularity.ok() && bytes % *granularity == 0;  // the driver says what is wrong with another size
+  if (devices_.size() > 1 || properties.location.type != LocationType::kDevice || properties.type != kPinned)
+    return std::nullopt;
+  if ((properties.handle_types & ~kPosix) != 0 || properties.compression != 0 || flags != 0) return std::nullopt;
+  if (bytes == 0 || bytes > options_.slab_bytes / 2) return std::nullopt;
+  auto it = granularity_.find(properties);
+  if (it == granularity_.end()) {
+    const auto granularity = driver_.Granularity(properties);
+    if (!granularity.ok()) return std::nullopt;
+    it = granularity_.emplace(properties, *granularity).first;
+  }
+  if (bytes % it->second != 0) return std::nullopt;  // the driver says what is wrong with another size
+  return it->second;
 }
 
 // ---- own slabs ---------------------------------------------------------------------------------------------------------
 
-std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes, Bytes alignment) {
+std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
   for (auto& [id, own] : own_) {
-    if (own.kind != kind || bytes >= own.refused) continue;
-    if (const auto offset = FindRoom(ledger_.state(), id, bytes, alignment)) return Place{id, *offset};
+    if (own.kind != kind || bytes >= own.refused || ledger_.Entry(ledger_.state().slabs, id) == nullptr) continue;
+    if (const auto offset = FindRoom(ledger_.state(), id, bytes, kind.granularity)) return Place{id, *offset};
     own.refused = bytes;
   }
   return std::nullopt;
 }
 
-Bytes Slabs::SizeOfNext(const Kind& kind) const {
+Bytes Slabs::SizeOfNext(const Kind& kind) {
   Bytes held = 0;
   for (const auto& [id, own] : own_) {
-    if (own.kind == kind) held += ledger_.state().allocations.at(id).bytes;
+    if (own.kind != kind) continue;
+    if (const Allocation* slab = ledger_.Entry(ledger_.state().allocations, id)) held += slab->bytes;
   }
   return std::min(std::max(held / kShare / kStep * kStep, kSmallest), options_.slab_bytes);
 }
 
-// Returns with the lock held; the slab has no part yet.
+// Returns with the lock held; the slab has no part yet. Where memory is short, a smaller slab has to do.
 Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<std::mutex>& lock) {
   Bytes size = std::max(SizeOfNext(kind), bytes);
-  const Bytes granularity = granularity_.at(kind.properties);
   lock.unlock();
-  auto handle = driver_.Create(size, kind.properties, kind.flags);
-  while (!handle.ok() && handle.status().code() == Code::kOutOfMemory && size > bytes) {
+  auto created = driver_.Create(size, kind.properties, kind.flags);
+  while (!created.ok() && created.status().code() == Code::kOutOfMemory && size > bytes) {
     size = std::max(std::bit_floor(size - 1), bytes);
-    handle = driver_.Create(size, kind.properties, kind.flags);
+    created = driver_.Create(size, kind.properties, kind.flags);
   }
-  if (!handle.ok()) {
-    lock.lock();
-    return handle.status();
-  }
+  if (!created.ok()) return created.status();
+  OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{kind.properties.location, 3};
-  auto address = driver_.Reserve(size, granularity, {}, 0);
-  Status status = address.status();
-  if (address.ok()) {
-    status = driver_.Map(*address, size, 0, *handle, 0);
-    if (status.ok()) {
-      status = driver_.SetAccess(*address, size, std::span(&access, 1));
-      if (!status.ok()) static_cast<void>(driver_.Unmap(*address, size));
-    }
-    if (!status.ok()) static_cast<void>(driver_.FreeRange(*address, size));
-  }
-  if (!status.ok()) static_cast<void>(driver_.Release(*handle));
+  auto region = MappedRegion::Map(driver_, handle.get(), size, kind.granularity, std::span(&access, 1));
+  if (!region.ok()) return region.status();
   lock.lock();
-  AMEM_TRY(status);
   const AllocationId id = ledger_.TakeAllocationId();
-  ledger_.SetHandle(id, *handle);
-  ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, *handle, {}, {}});
-  ledger_.Record(RangeReserved{*address, size, granularity, {}, 0, {}, {}});
-  ledger_.Record(Mapped{*address, size, 0, id, 0});
-  ledger_.Record(AccessSet{*address, size, {access}, {}});
-  ledger_.Record(SlabOpened{id, *address, {}});
+  const Address address = region->Keep();
+  ledger_.SetHandle(id, handle.get());
+  ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
+  ledger_.Record(RangeReserved{address, size, kind.granularity, {}, 0, {}, {}});
+  ledger_.Record(Mapped{address, size, 0, id, 0});
+  ledger_.Record(AccessSet{address, size, {access}, {}});
+  ledger_.Record(SlabOpened{id, address, {}});
   own_[id] = {kind};
   return id;
 }
 
 // Waits for the device, without the lock: what is running there may be waiting for this process's peers, and they for it.
 Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex>& lock) {
-  const Slab& slab = ledger_.state().slabs.at(place.slab);
-  const std::vector<ByteRange> dirty = DirtyWithin(slab, place.offset, bytes);
+  const Slab* slab = ledger_.Entry(ledger_.state().slabs, place.slab);
+  const Allocation* memory = ledger_.Entry(ledger_.state().allocations, place.slab);
+  if (slab == nullptr || memory == nullptr) return ledger_.Broken();
+  const std::vector<ByteRange> dirty = DirtyWithin(*slab, place.offset, bytes);
   if (dirty.empty()) return {};
-  const Address base = slab.address;
-  const DeviceOrdinal device{ledger_.state().allocations.at(place.slab).properties.location.id};
+  const Address base = slab->address;
+  const DeviceOrdinal device{memory->properties.location.id};
   busy_ = place.slab;
   lock.unlock();
   Status status;
@@ -113,19 +108,20 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex
 }
 
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                   const CallSite& site) {
+                                   const CallSite& site, std::unique_lock<std::mutex>& lock) {
+  const auto granularity = GranularityIfSuited(bytes, properties, flags);
+  if (!granularity) return AllocationId{};
   const std::lock_guard one(mutex_);
-  auto lock = ledger_.Lock();
-  const Kind kind{properties, flags};
-  const auto granularity = GranularityOf(properties);
-  if (!granularity.ok()) return granularity.status();
-  auto place = Find(kind, bytes, *granularity);
+  lock = ledger_.Lock();
+  const Kind kind{properties, flags, *granularity};
+  auto place = Find(kind, bytes);
   if (!place) {
-    auto opened = OpenOwn(kind, bytes, lock);
+    const auto opened = OpenOwn(kind, bytes, lock);
+    if (opened.status().code() == Code::kOutOfMemory) return AllocationId{};
     if (!opened.ok()) return opened.status();
     place = Place{*opened, 0};
   }
-  AMEM_TRY(Clear(*place, bytes, lock).Within("clear a part of slab " + std::to_string(place->slab.value)));
+  AMEM_TRY(Clear(*place, bytes, lock).Within(fmt::format("clear a part of slab {}", place->slab.value)));
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, {}, site, {}});
   ledger_.Record(Placed{id, place->slab, place->offset, false});
@@ -134,9 +130,10 @@ Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& prop
 
 // ---- imported slabs ----------------------------------------------------------------------------------------------------
 
-AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) const {
+AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) {
   for (const auto& [id, unused] : ledger_.state().slabs) {
-    if (ledger_.state().allocations.at(id).remote == slab) return id;
+    const Allocation* memory = ledger_.Entry(ledger_.state().allocations, id);
+    if (memory != nullptr && memory->remote == slab) return id;
   }
   return {};
 }
@@ -147,26 +144,23 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
   const AllocationId id = ledger_.TakeAllocationId();
   lock.unlock();
   auto shared = peers.Import(token, id);
-  auto handle = shared.ok() ? driver_.Import(shared->descriptor) : Result<DriverHandle>(shared.status());
-  Status status = handle.status();
-  Result<Address> address = Address{};
-  if (handle.ok()) {
-    address = driver_.Reserve(shared->bytes, 0, {}, 0);
-    status = address.status();
-    if (address.ok()) {
-      status = driver_.Map(*address, shared->bytes, 0, *handle, 0);
-      if (!status.ok()) static_cast<void>(driver_.FreeRange(*address, shared->bytes));
-    }
-    if (!status.ok()) static_cast<void>(driver_.Release(*handle));
-  }
-  if (shared.ok() && !status.ok()) peers.DropReference(remote, id);
+  if (!shared.ok()) return shared.status();
+  const auto failed = [&](Status why) {
+    peers.DropReference(remote, id);
+    return why;
+  };
+  const auto imported = driver_.Import(shared->descriptor);
+  if (!imported.ok()) return failed(imported.status());
+  OwnedHandle handle(driver_, *imported);
+  auto region = MappedRegion::Map(driver_, handle.get(), shared->bytes, 0, {});
+  if (!region.ok()) return failed(region.status());
   lock.lock();
-  AMEM_TRY(status);
-  ledger_.SetHandle(id, *handle);
-  ledger_.Record(Imported{id, remote, shared->bytes, shared->properties, 1, *handle, {}, {}});
-  ledger_.Record(RangeReserved{*address, shared->bytes, 0, {}, 0, {}, {}});
-  ledger_.Record(Mapped{*address, shared->bytes, 0, id, 0});
-  ledger_.Record(SlabOpened{id, *address, {}});
+  const Address address = region->Keep();
+  ledger_.SetHandle(id, handle.get());
+  ledger_.Record(Imported{id, remote, shared->bytes, shared->properties, 1, handle.Keep(), {}, {}});
+  ledger_.Record(RangeReserved{address, shared->bytes, 0, {}, 0, {}, {}});
+  ledger_.Record(Mapped{address, shared->bytes, 0, id, 0});
+  ledger_.Record(SlabOpened{id, address, {}});
   return id;
 }
 
@@ -180,9 +174,10 @@ Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation
     if (!opened.ok()) return opened.status();
     slab = *opened;
   }
-  const Bytes whole = ledger_.state().allocations.at(slab).bytes;
-  if (shared.part->offset > whole || shared.bytes > whole - shared.part->offset) {
-    return {Code::kCorrupt, ToText(token.allocation) + " ends outside its owner's slab " + std::to_string(slab.value),
+  const Allocation* memory = ledger_.Entry(ledger_.state().allocations, slab);
+  if (memory == nullptr) return ledger_.Broken();
+  if (shared.part->offset > memory->bytes || shared.bytes > memory->bytes - shared.part->offset) {
+    return {Code::kCorrupt, fmt::format("{} ends outside its owner's slab {}", ToText(token.allocation), slab.value),
             cuda::kInvalidValue};
   }
   const RemoteAllocation remote{token.session, token.allocation};
@@ -197,16 +192,18 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
   const std::lock_guard one(mutex_);
   auto lock = ledger_.Lock();
   const State& state = ledger_.state();
-  const AllocationId slab = state.allocations.at(part).slab;
-  const Address address = state.slabs.at(slab).address;
-  const Mapping& mapping = state.mappings.at(address);
-  const Bytes bytes = mapping.bytes;
+  const Allocation* a = ledger_.Entry(state.allocations, part);
+  const Slab* slab = a == nullptr ? nullptr : ledger_.Entry(state.slabs, a->slab);
+  const Mapping* mapping = slab == nullptr ? nullptr : ledger_.Entry(state.mappings, slab->address);
+  if (mapping == nullptr) return ledger_.Broken();
+  const Address address = slab->address;
+  const Bytes bytes = mapping->bytes;
   std::vector<AccessDescriptor> missing;
   for (const AccessDescriptor& wanted : access) {
-    const bool there = std::any_of(mapping.access.begin(), mapping.access.end(), [&](const AccessDescriptor& has) {
+    const bool there = std::any_of(mapping->access.begin(), mapping->access.end(), [&](const AccessDescriptor& has) {
       return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
     });
-    // A part cannot have less than its slab, and nobody asks for less: NCCL unmaps.
+    // A part cannot have less access than its slab, and NCCL never takes access away: it unmaps.
     if (!there && wanted.flags != 0) missing.push_back(wanted);
   }
   if (missing.empty()) return {};
@@ -218,14 +215,15 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 }
 
 Status Slabs::Back(AllocationId part) {
-  const Allocation& a = ledger_.state().allocations.at(part);
-  if (!a.own() || !a.untouched()) {
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
+  if (a == nullptr) return ledger_.Broken();
+  if (!a->own() || !a->untouched()) {
     return {
         Code::kUnsupported,
         ToText(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",
         cuda::kNotSupported};
   }
-  auto handle = driver_.Create(a.bytes, a.properties, a.flags);
+  auto handle = driver_.Create(a->bytes, a->properties, a->flags);
   if (!handle.ok()) return handle.status();
   ++wrong_guesses_;
   ledger_.SetHandle(part, *handle);
@@ -235,33 +233,36 @@ Status Slabs::Back(AllocationId part) {
 
 Status Slabs::Swap(AllocationId moved, AllocationId other) {
   const State& state = ledger_.state();
-  const Allocation& from = state.allocations.at(moved);
-  const Allocation& to = state.allocations.at(other);
-  if (!from.placed() || !from.own() || !to.own() || !from.untouched() || from.bytes != to.bytes ||
-      from.properties != to.properties) {
+  const Allocation* from = ledger_.Entry(state.allocations, moved);
+  const Allocation* to = ledger_.Entry(state.allocations, other);
+  if (from == nullptr || to == nullptr) return ledger_.Broken();
+  if (!from->placed() || !from->own() || !to->own() || !from->untouched() || from->bytes != to->bytes ||
+      from->properties != to->properties) {
     return {Code::kUnsupported,
-            ToText(moved) + " is mapped where " + ToText(other) +
-                " was expected, and cannot take its place; set AMEM_LAYOUT=direct",
+            fmt::format("{} is mapped where {} was expected, and cannot take its place; set AMEM_LAYOUT=direct", ToText(moved),
+                        ToText(other)),
             cuda::kNotSupported};
   }
-  const Placed place{moved, to.slab, to.offset, false};
+  const Placed place{moved, to->slab, to->offset, false};
   AMEM_TRY(Back(other));
   ledger_.Record(place);
   return {};
 }
 
-Status Slabs::Retire(AllocationId id, std::vector<DroppedImport>& dropped) {
+Status Slabs::Retire(AllocationId id) {
   const State& state = ledger_.state();
   const auto slab = state.slabs.find(id);
   if (slab == state.slabs.end() || id == busy_) return {};
   if (const auto own = own_.find(id); own != own_.end()) own->second.refused = ~Bytes{0};
-  const Allocation& a = state.allocations.at(id);
-  const bool whole = state.lifecycle == Lifecycle::kRunning || state.lifecycle == Lifecycle::kPaused;
-  if (!whole || !slab->second.parts.empty() || !a.importers.empty()) return {};
   const Address address = slab->second.address;
-  const Bytes bytes = a.bytes;
-  const std::optional<RemoteAllocation> remote = a.remote;
-  if (state.mappings.at(address).present) AMEM_TRY(driver_.Unmap(address, bytes));
+  const Allocation* a = ledger_.Entry(state.allocations, id);
+  const Mapping* mapping = ledger_.Entry(state.mappings, address);
+  if (a == nullptr || mapping == nullptr) return ledger_.Broken();
+  const bool whole = state.lifecycle == Lifecycle::kRunning || state.lifecycle == Lifecycle::kPaused;
+  if (!whole || !slab->second.parts.empty() || !a->importers.empty()) return {};
+  const Bytes bytes = a->bytes;
+  const std::optional<RemoteAllocation> remote = a->remote;
+  if (mapping->present) AMEM_TRY(driver_.Unmap(address, bytes));
   ledger_.Record(Unmapped{address, bytes, {}});
   AMEM_TRY(driver_.FreeRange(address, bytes));
   ledger_.Record(RangeFreed{address, bytes, {}});
@@ -269,18 +270,18 @@ Status Slabs::Retire(AllocationId id, std::vector<DroppedImport>& dropped) {
   ledger_.ForgetHandle(id);
   ledger_.Record(AllocationReleased{id});
   own_.erase(id);
-  if (remote) dropped.push_back({*remote, id});
+  if (remote) dropped_.push_back({*remote, id});
   return {};
 }
 
-Status Slabs::RetireAll(std::vector<DroppedImport>& dropped) {
+Status Slabs::RetireAll() {
   std::vector<AllocationId> all;
   for (const auto& [id, slab] : ledger_.state().slabs) {
     if (slab.parts.empty()) all.push_back(id);
   }
   Status first;
   for (const AllocationId id : all) {
-    if (Status status = Retire(id, dropped); first.ok()) first = std::move(status);
+    if (Status status = Retire(id); first.ok()) first = std::move(status);
   }
   return first;
 }

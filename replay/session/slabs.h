@@ -1,8 +1,8 @@
 // Slabs: memory that AMem takes from the driver in large allocations and cuts NCCL's allocations from.
 //
 // An allocation gets its place when it is created or imported, before NCCL knows an address for it. That the address range
-// which NCCL reserves next is meant for it is a guess (Session::Reserve); while it is untouched, a wrong guess is mended by
-// moving it, or by giving it a driver handle of its own.
+// which NCCL reserves next is meant for it is a guess (Session::Reserve); while the allocation is untouched, a wrong guess is
+// mended by moving it, or by giving it a driver handle of its own.
 //
 // Several of NCCL's threads may call at the same time. A method says whether the ledger's lock is held by the caller.
 #pragma once
@@ -22,21 +22,21 @@
 
 namespace amem {
 
-struct DroppedImport {  // to be told to its owner, once no lock is held
+struct DroppedImport {  // its owner is told once no lock is held
   RemoteAllocation remote;
   AllocationId as;
 };
 
 class Slabs {
  public:
-  Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger) : options_(options), driver_(driver), ledger_(ledger) {}
+  // `dropped` receives the imported slabs that went back (ledger's lock).
+  Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger, std::vector<DroppedImport>& dropped)
+      : options_(options), driver_(driver), ledger_(ledger), dropped_(dropped) {}
 
-  // What can be part of a slab: ordinary device memory, small against the largest slab, in a process that has allocated on
-  // one device only (with several, NCCL maps one handle for each, at addresses that cannot be foreseen). Takes the lock.
-  bool Suits(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
-
-  // A new allocation, recorded and placed. Without the lock. kOutOfMemory: there is no room for a slab of any size.
-  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site);
+  // A new allocation, recorded and placed; `lock` then holds the ledger's lock, which the caller must not hold. Zero: it does
+  // not belong in a slab, or there is no room for a slab of any size, and the driver should be asked for it alone.
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
+                              std::unique_lock<std::mutex>& lock);
   // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. Without
   // the lock.
   Status Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
@@ -49,9 +49,9 @@ class Slabs {
   Status Back(AllocationId part);
   // Puts the untouched part `moved` where the untouched part `other` is, which gets a driver handle of its own.
   Status Swap(AllocationId moved, AllocationId other);
-  // After a part was freed: a slab without any goes back to the driver, and an imported one to its owner (`dropped`).
-  Status Retire(AllocationId slab, std::vector<DroppedImport>& dropped);
-  Status RetireAll(std::vector<DroppedImport>& dropped);
+  // After a part was freed: a slab without any parts goes back to the driver, and an imported one to its owner.
+  Status Retire(AllocationId slab);
+  Status RetireAll();
 
   [[nodiscard]] std::uint64_t wrong_guesses() const { return wrong_guesses_; }
 
@@ -59,33 +59,38 @@ class Slabs {
   struct Kind {
     AllocationProperties properties;
     std::uint64_t flags = 0;
+    Bytes granularity = 0;
     friend auto operator<=>(const Kind&, const Kind&) = default;
   };
   struct Own {
     Kind kind;
-    Bytes refused = ~Bytes{0};  // nothing of that size or more fits, since a part was last freed
+    Bytes refused = ~Bytes{0};  // no request of that size or more has fitted since a part was last freed
   };
   struct Place {
     AllocationId slab;
     Bytes offset = 0;
   };
-  std::optional<Place> Find(const Kind& kind, Bytes bytes, Bytes alignment);
+  // The granularity of what can be part of a slab: ordinary device memory, small against the largest slab, in a process that
+  // has allocated on one device only (with several, NCCL maps one handle for each, at addresses that cannot be foreseen).
+  std::optional<Bytes> GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
+  std::optional<Place> Find(const Kind& kind, Bytes bytes);
   Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<std::mutex>& lock);
   Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab) const;
-  [[nodiscard]] Bytes SizeOfNext(const Kind& kind) const;
+  [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
+  [[nodiscard]] Bytes SizeOfNext(const Kind& kind);
   Status Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex>& lock);
-  Result<Bytes> GranularityOf(const AllocationProperties& properties);
 
   const SessionOptions& options_;
   Driver& driver_;
   Ledger& ledger_;
+  std::vector<DroppedImport>& dropped_;
   std::mutex mutex_;  // one thread at a time finds room, opens a slab or lets a device reach one; taken before the ledger's
-  // The rest: ledger's lock.
-  std::map<AllocationId, Own> own_;
+  std::mutex kinds_mutex_;  // over these two; taken alone
   std::set<std::int32_t> devices_;
   std::map<AllocationProperties, Bytes> granularity_;
-  AllocationId busy_;  // is being worked on without the ledger's lock, and must not be retired
+  // The rest: ledger's lock.
+  std::map<AllocationId, Own> own_;
+  AllocationId busy_;  // is being cleared without the ledger's lock, and must not be retired
   std::uint64_t wrong_guesses_ = 0;
 };
 

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <thread>
 
+#include "journal/base/clock.h"
 #include "journal/base/unique_fd.h"
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/latest_job.h"
@@ -84,11 +84,6 @@ Status WriteFile(const std::filesystem::path& path, std::string_view text) {
   return {status.code(), fmt::format("write {}: {}; name a file that can be written with -o", path.string(), status.message())};
 }
 
-std::string Today() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return DateText(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
-}
-
 int RunReport(const ReportOptions& options, Output& out) {
   bool failed = false;
   JobSelection jobs;
@@ -109,7 +104,7 @@ int RunReport(const ReportOptions& options, Output& out) {
   std::uint64_t events = 0;
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
-  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, Today());
+  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, DateText(RealtimeNs()));
   if (options.output == "-") {
     out << page;
     return failed ? kCannotRead : kFine;

@@ -47,9 +47,9 @@ void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
 void PrintText(Output& out, const Verdict& verdict) {
   out << verdict.headline << ".\n\n";
   PrintParagraph(out, verdict.summary, "");
-  if (!verdict.remedy.empty()) {
+  if (const std::string remedy = ToText(verdict.remedy); !remedy.empty()) {
     out << "\n";
-    PrintParagraph(out, "To do: " + verdict.remedy + ".", "");
+    PrintParagraph(out, "To do: " + remedy + ".", "");
   }
   if (!verdict.evidence.empty()) {
     std::uint64_t first = 0;
@@ -88,7 +88,7 @@ int RunWhy(const WhyOptions& options, Output& out) {
   } else {
     PrintText(out, *verdict);
   }
-  return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy ? kFine : kViolationFound;
+  return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy() ? kFine : kViolationFound;
 }
 
 void AddOptions(CLI::App& app, WhyOptions& options) {

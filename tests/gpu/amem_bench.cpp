@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "tests/gpu/floor.h"
+#include "tests/gpu/options.h"
 #include "tests/gpu/workload.h"
 
 namespace amem::gpu {
@@ -33,36 +34,31 @@ constexpr const char* kFooter =
 from the last vote that any rank cast until the last rank knew the decision (on the host's monotonic clock); their sum.
 Exit codes: 0 done, 1 failed, 2 wrong usage or NCCL_NVLS_ENABLE is not 0, 77 skipped (the last line says why))";
 
-struct Options {
-  std::string mode, nccl, json, log, layout = "slab", label;
-  int gpus = 0, cycles = 6, worlds = 0;
+struct Options : CommonOptions {
+  std::string mode, layout = "slab", label;
+  int cycles = 6, worlds = 0;
   double time_limit_s = 180;
-  bool single_process = false, verbose = false, probe = false;
+  bool single_process = false, probe = false;
   std::size_t steady = 0;  // bytes of the largest
   std::vector<Op> ops = kReferenceOps;
-  std::vector<std::size_t> elements = kReferenceSizes;
   FloorOptions floor;
 };
 
-// Nothing: said what is wrong, or --help was answered; `code` is the exit code then.
+// Empty: the program ends with `code`; see ParseCommandLine.
 std::optional<Options> Parse(int argc, char** argv, int& code) {
   Options options;
-  std::string ops = "reference";
+  options.collectives = "reference";
   constexpr int kMany = 1'000'000'000;  // the library's own bound for such numbers has 309 digits, and its messages show it
   CLI::App app(kAbout);
   app.footer(kFooter);
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  AddCommonOptions(app, options);
   app.add_option("--mode", options.mode, "As above")
       ->check(CLI::IsMember({"amem", "native", "recreate", "stock", "floor"}))
       ->type_name("MODE");
-  app.add_option("--nccl", options.nccl, "libnccl; needed but for mode floor")->type_name("PATH");
-  app.add_option("--gpus", options.gpus, "Default: all")->check(CLI::Range(0, kMaxProcesses))->type_name("N");
   app.add_option("--cycles", options.cycles, "The first is reported apart, the others by their median")
       ->check(CLI::Range(0, kMany))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--json", options.json, "Write the result there")->type_name("FILE");
-  app.add_option("--log", options.log, "Append the output of the ranks there")->type_name("FILE");
   app.add_option("--time-limit", options.time_limit_s, "Everything is ended then, and the exit code is 1")
       ->check(CLI::Range(1, kMany))
       ->type_name("S")
@@ -96,31 +92,18 @@ std::optional<Options> Parse(int argc, char** argv, int& code) {
       ->type_name("N");
   app.add_option("--steady", options.steady, "Time of single collectives from 8 B to so many, before the cycles and after them")
       ->type_name("BYTES");
-  app.add_option("--elements", options.elements, "Message sizes in floats; default 256,65536,1048576,33554432")
-      ->delimiter(',')
-      ->check(CLI::Range(std::size_t{kMaxProcesses}, std::size_t{1} << 40))  // fewer cannot be divided among the ranks
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("A,B,...");
-  app.add_option("--ops", ops, "reference, all, or of all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,ring")
-      ->check([](const std::string& list) { return ParseOps(list) ? "" : list + " is unknown"; })
-      ->type_name("LIST")
-      ->capture_default_str();
   app.add_option("--label", options.label, "Put into the result")->type_name("TEXT");
   app.add_flag("--probe", options.probe, "Print the GPUs as JSON and stop");
-  app.add_flag("--verbose", options.verbose, "Show the output of the ranks");
-  try {
-    app.parse(argc, argv);
-    if (options.probe) return options;
+  const auto check = [&] {
+    if (options.probe) return;
     if (options.mode.empty()) throw CLI::RequiredError("--mode");
     if (options.mode != "floor" && options.nccl.empty()) throw CLI::RequiredError("--nccl");
     if (options.floor.slab_mib % 2 != 0) throw CLI::ValidationError("--slab-mib", "not an even number");
     if (options.single_process && (options.mode == "floor" || options.mode == "native"))
       throw CLI::ValidationError("--single-process", "is for the modes amem, recreate and stock");
-  } catch (const CLI::ParseError& why) {
-    code = app.exit(why) == 0 ? kExitPass : kExitUsage;
-    return std::nullopt;
-  }
-  options.ops = *ParseOps(ops);
+  };
+  if (!ParseCommandLine(app, argc, argv, check, code)) return std::nullopt;
+  options.ops = *ParseOps(options.collectives);
   if (options.mode == "stock") options.cycles = 0;
   return options;
 }

@@ -30,7 +30,7 @@ TEST(GoldenJobs, journals_of_the_one_command_get_their_verdicts) {
   std::string output;
   EXPECT_EQ(Shell("env NCCL_NVLS_ENABLE=0 LD_LIBRARY_PATH=" AMEM_BUILD "/lib/stand_ins AMEM_SIM_WORLD=" +
                       (directory / "world").string() +
-                      " FAKE_NCCL_BUFFERS=3 python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD
+                      " STAND_IN_BUFFERS=3 python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD
                       " --nccl " AMEM_BUILD "/lib/stand_ins/libnccl.so.2 --ops all-reduce --gpus 4 --only golden --out " +
                       out.string(),
                   output),

@@ -16,6 +16,8 @@
 
 #include "tests/gpu/workload.h"
 
+#define PAUSING_NCCL AMEM_BUILD "/lib/stand_ins_pausing/libnccl.so.2"
+
 namespace amem::gpu {
 namespace {
 
@@ -36,7 +38,7 @@ class Programs : public testing::Test {
 
   // `variables` come before the command, in the shell's way.
   Ran Run(const std::string& command, const std::string& variables = "") {
-    const std::string line = "env NCCL_NVLS_ENABLE=0 " + libraries_ + " AMEM_FAKE_STATE=" + (directory_ / "state").string() +
+    const std::string line = "env NCCL_NVLS_ENABLE=0 " + libraries_ + " AMEM_SIM_WORLD=" + (directory_ / "world").string() +
                              " " + variables + " " + command + " 2>&1";
     const double start = Now();
     Ran ran;
@@ -50,14 +52,12 @@ class Programs : public testing::Test {
     return ran;
   }
   Ran Bench(const std::string& arguments, const std::string& variables = "") {
-    return Run(AMEM_GPU_BENCH " --time-limit 40 --elements 256,65536 --nccl " AMEM_FAKE_DIRECTORY "/libnccl.so.2 " + arguments,
-               variables);
+    return Run(AMEM_GPU_BENCH " --time-limit 40 --elements 256,65536 --nccl " PAUSING_NCCL " " + arguments, variables);
   }
   Ran Tests(const std::string& only, const std::string& fault = "none") {
-    return Run(AMEM_GPU_TEST " --nccl " AMEM_FAKE_DIRECTORY
-                             "/libnccl.so.2 --elements 256,65536 --cycles 3 --leak-cycles 6 --budget 50 --only " +
-                   only,
-               "AMEM_FAKE_FAULT=" + fault);
+    return Run(
+        AMEM_GPU_TEST " --nccl " PAUSING_NCCL " --elements 256,65536 --cycles 3 --leak-cycles 6 --budget 50 --only " + only,
+        "STAND_IN_FAULT=" + fault);
   }
   nlohmann::json Json(const std::string& name) {
     std::ifstream file(directory_ / name);
@@ -65,7 +65,7 @@ class Programs : public testing::Test {
   }
 
   std::filesystem::path directory_;
-  std::string libraries_ = "LD_LIBRARY_PATH=" AMEM_FAKE_DIRECTORY;
+  std::string libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/stand_ins";
 };
 
 // The same programs with AMem itself between them and the simulator, through a stand-in for NCCL that is patched as NCCL is.
@@ -73,8 +73,8 @@ class ProgramsUnderAMem : public Programs {
  protected:
   void SetUp() override {
     Programs::SetUp();
-    libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/stand_ins AMEM_SIM_WORLD=" + (directory_ / "world").string() +
-                 " FAKE_NCCL_BUFFERS=3 AMEM_JOURNAL_DIR=" + (directory_ / "journal").string();
+    libraries_ = "LD_LIBRARY_PATH=" AMEM_BUILD "/lib/stand_ins" + std::string(" STAND_IN_BUFFERS=3 AMEM_JOURNAL_DIR=") +
+                 (directory_ / "journal").string();
     const Ran patched =
         Run(AMEM_BUILD "/bin/amem-patch " AMEM_BUILD "/lib/stand_ins/libnccl.so.2 -o " + (directory_ / "nccl").string());
     ASSERT_EQ(patched.code, 0) << patched.output;
@@ -145,11 +145,11 @@ TEST_F(Programs, wrong_usage_is_told_from_failure) {
 }
 
 TEST_F(Programs, skip_visibly_where_there_is_no_gpu) {
-  const Ran bench = Bench("--mode floor", "AMEM_FAKE_GPUS=0");
+  const Ran bench = Bench("--mode floor", "AMEM_SIM_DEVICES=0");
   EXPECT_EQ(bench.code, 77);
   EXPECT_NE(bench.output.find("SKIPPED"), std::string::npos);
-  EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", "AMEM_FAKE_GPUS=0").code, 77);
-  const Ran all = Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD, "AMEM_FAKE_GPUS=0");
+  EXPECT_EQ(Run(AMEM_GPU_TEST " --nccl x", "AMEM_SIM_DEVICES=0").code, 77);
+  const Ran all = Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD, "AMEM_SIM_DEVICES=0");
   EXPECT_EQ(all.code, 0) << all.output;
   EXPECT_NE(all.output.find("SKIPPED"), std::string::npos);
 }
@@ -186,7 +186,7 @@ TEST_F(Programs, native_mode_needs_a_library_that_has_it) {
   const Ran without = Bench("--mode native");
   EXPECT_EQ(without.code, 77);
   EXPECT_NE(without.output.find("no ncclCommSuspend"), std::string::npos) << without.output;
-  const Ran with = Bench("--mode native --nccl " AMEM_FAKE_DIRECTORY "/libnccl_native.so.2 --cycles 2");
+  const Ran with = Bench("--mode native --nccl " AMEM_BUILD "/lib/stand_ins_suspending/libnccl.so.2 --cycles 2");
   EXPECT_EQ(with.code, 0) << with.output;
 }
 
@@ -243,7 +243,7 @@ TEST_F(Programs, corrupt_results_are_found) {
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.output.find("not bit-identical"), std::string::npos) << ran.output;
   EXPECT_NE(ran.output.find("all-reduce of 256 floats"), std::string::npos) << ran.output;
-  EXPECT_EQ(Bench("--mode amem --cycles 1", "AMEM_FAKE_FAULT=corrupt").code, 1);
+  EXPECT_EQ(Bench("--mode amem --cycles 1", "STAND_IN_FAULT=corrupt").code, 1);
 }
 
 TEST_F(Programs, growing_memory_is_found) {
@@ -272,18 +272,18 @@ TEST_F(Programs, rank_that_dies_is_named_with_what_it_did) {
 }
 
 TEST_F(Programs, hang_ends_at_the_time_limit) {
-  const Ran ran = Bench("--mode stock --time-limit 2", "AMEM_FAKE_FAULT=hang");
+  const Ran ran = Bench("--mode stock --time-limit 2", "STAND_IN_FAULT=hang");
   EXPECT_EQ(ran.code, 1);
   EXPECT_LT(ran.seconds, 15);
   EXPECT_NE(ran.output.find("hangs"), std::string::npos) << ran.output;
 }
 
 TEST_F(Programs, one_command_runs_everything_and_leaves_results) {
-  const Ran ran = Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD " --nccl " AMEM_FAKE_DIRECTORY
-                      "/libnccl.so.2 --patched " AMEM_FAKE_DIRECTORY
-                      "/libnccl.so.2 --gpus 2,9 --only bench,startup,test --cycles 2"
-                      " --bench-cycles 2 --startup-runs 1 --elements 256,65536 --scale 32 --tests twice,RTLD --out " +
-                      (directory_ / "out").string());
+  const Ran ran =
+      Run("python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD " --nccl " PAUSING_NCCL " --patched " PAUSING_NCCL
+          " --gpus 2,9 --only bench,startup,test --cycles 2"
+          " --bench-cycles 2 --startup-runs 1 --elements 256,65536 --scale 32 --tests twice,RTLD --out " +
+          (directory_ / "out").string());
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_NE(ran.output.find(" 0 FAILED"), std::string::npos) << ran.output;
   const auto results = Json("out/results.json");

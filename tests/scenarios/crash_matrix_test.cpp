@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
+#include <map>
 
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
@@ -141,18 +143,23 @@ class Matrix : public ::testing::Test {
     AllOk(job, {.op = Op::kArm}, "arm");
     AllOk(job, {.op = op}, Name(op));
     const auto reply = job.Do(victim, {.op = Op::kCheck, .version = kVersion});
+    EXPECT_GT(reply->calls, 0U) << "no driver call was counted";
+    EXPECT_GT(reply->appends, 0U) << "no append was counted";
     return {reply->calls, reply->appends};
   }
 
   // `failing`: another rank, whose last driver call fails, so that the victim dies in the cycle or in its undo; -1: none.
+  // Counts in points_ how often the victim died, and in named_ at which steps.
   void KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing = -1, std::uint64_t failing_call = 0);
+  void NameStep(int victim);
   void KillDuringUndo(int ranks, Op op, std::uint64_t stride);
   void KillEverywhere(int ranks, Op op, std::uint64_t stride);
   void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
 
   Layout layout_ = Layout::kDirect;
   std::vector<JournalFindings> journals_;
-  std::uint64_t points_ = 0, slowest_ms_ = 0, undone_ = 0, steps_named_ = 0;
+  std::uint64_t tried_ = 0, points_ = 0, slowest_ms_ = 0, undone_ = 0;
+  std::map<StepKind, int> named_;  // the steps that journals of the dead leave open
 };
 
 void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing, std::uint64_t failing_call) {
@@ -167,10 +174,14 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
   if (failing >= 0) job.Do(failing, {.op = Op::kArm, .fault = Fault::kFailCall, .nth = failing_call});
   const auto replies = job.All({.op = op});
   if (failing >= 0) job.Do(failing, {.op = Op::kArm});
+  ++tried_;
+  if (job.alive(victim)) return job.Do(victim, {.op = Op::kArm}), void();  // it did not get that far this time
   ++points_;
-  if (job.alive(victim)) return job.Do(victim, {.op = Op::kArm}), void();  // fewer calls this time: nothing was tested
-  EXPECT_TRUE(WIFSIGNALED(job.Wait(victim)));
-  if (ranks == 1) return VerifyJournals(job, where);
+  EXPECT_EQ(job.Wait(victim), SIGKILL) << "status of the process that was to be killed";
+  if (ranks == 1) {
+    VerifyJournals(job, where);
+    return NameStep(victim);
+  }
 
   bool all_ok = true;
   auto now = Agreement(replies, &all_ok, &slowest_ms_, where);
@@ -210,10 +221,14 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
     }
   }
   VerifyJournals(job, where);
+  NameStep(victim);
+}
+
+void Matrix::NameStep(int victim) {
   const JournalFindings* dead = JournalOf(victim);
   ASSERT_NE(dead, nullptr);
   EXPECT_EQ(dead->info.status, SessionStatus::kCrashed);
-  if (dead->state.cycle.open_step) ++steps_named_;
+  if (dead->state.cycle.open_step) ++named_[dead->state.cycle.open_step->kind];
 }
 
 void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
@@ -228,9 +243,18 @@ void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
     for (std::uint64_t nth = 1; nth <= points.appends && !HasFailure(); nth += stride)
       KillAt(ranks, victim, op, Fault::kKillAtAppend, nth);
   }
-  std::printf(
-      "%d ranks, %s: killed at %lu points, %lu undone by the others, %lu journals name the step; slowest answer %lu ms\n",
-      ranks, Name(op), points_, undone_, steps_named_, slowest_ms_);
+  std::printf("%d ranks, %s: killed at %lu of %lu points, %lu undone by the others; slowest answer %lu ms\n", ranks, Name(op),
+              points_, tried_, undone_, slowest_ms_);
+  for (const auto& [step, times] : named_)
+    std::printf("  %d journals end in step \"%s\"\n", times, std::string(ToText(step)).c_str());
+  if (HasFailure()) return;
+  // The survey counted the points, and a rank takes the same steps each time, but for the timing of votes.
+  EXPECT_GE(10 * points_, 9 * tried_) << "ranks that were to die lived on";
+  if (stride > 1) return;
+  const std::vector<StepKind> always =
+      op == Op::kPause ? std::vector{StepKind::kQuiesce, StepKind::kUnmap, StepKind::kReleaseOwn}
+                       : std::vector{StepKind::kCheckMemory, StepKind::kCreate, StepKind::kMap, StepKind::kSetAccess};
+  for (const StepKind step : always) EXPECT_GT(named_[step], 0) << "nobody died in step \"" << ToText(step) << "\"";
 }
 
 void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
@@ -242,19 +266,25 @@ void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
     for (std::uint64_t nth = 1; nth <= appends && !HasFailure(); nth += Stride(stride))
       KillAt(ranks, victim, op, Fault::kKillAtAppend, nth, failing, of_failing.calls);
   }
-  std::printf("%d ranks, %s that fails: killed at up to %lu points of it and of its undo; slowest answer %lu ms\n", ranks,
-              Name(op), points_, slowest_ms_);
+  if (!HasFailure()) {
+    EXPECT_GE(2 * points_, tried_)
+        << "ranks that were to die lived on, not only where the undo was shorter than what it undoes";
+  }
+  std::printf("%d ranks, %s that fails: killed at %lu points of it and of its undo, of %lu tried; slowest answer %lu ms\n",
+              ranks, Name(op), points_, tried_, slowest_ms_);
 }
 
 // One job for all points: what failed is undone and tried again, and that leads to where the next point can be tried.
 void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride) {
   stride = Stride(stride);
+  std::map<int, std::uint64_t> calls;  // that each victim makes when nothing fails
+  for (int victim = 0; victim < ranks; victim += std::max(1, ranks - 1)) calls[victim] = Survey(ranks, victim, op).calls;
   RankProcesses job(ranks, layout_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
   const Lifecycle after = op == Op::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
-  for (int victim = 0; victim < ranks; victim += std::max(1, ranks - 1)) {
+  for (const auto& [victim, all_calls] : calls) {
     for (std::uint64_t nth = 1; !HasFailure(); nth += stride) {
       const std::string where = std::to_string(ranks) + " ranks, " + Name(op) + ", rank " + std::to_string(victim) +
                                 (fault == Fault::kFailCall ? ", driver call " : ", all driver calls from ") +
@@ -290,7 +320,9 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
         ExpectMemory(job, true, false, where);
         if (op == Op::kPause) AllOk(job, {.op = Op::kResume}, "resume");
       }
-      if (!fired) break;  // the whole cycle was walked
+      if (fired) continue;
+      EXPECT_GE(nth + 1, all_calls) << "only the calls before this one were made to fail";
+      break;  // the whole cycle was walked
     }
   }
   if (op == Op::kResume) AllOk(job, {.op = Op::kResume}, "resume");
@@ -302,6 +334,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
   VerifyJournals(job, "at the end");
   std::uint64_t named = 0;
   for (const auto& journal : journals_) named += journal.state.totals.events[*KindOf("step failed")];
+  EXPECT_GT(undone_, 0U) << "no failure of a call made a cycle fail";
   EXPECT_GE(named, undone_) << "a failure whose step no journal names";
   std::printf("%d ranks, %s: %s at %lu points, %lu undone by all, %lu steps named in journals\n", ranks, Name(op),
               fault == Fault::kFailCall ? "a call failed" : "all calls from one on failed", points_, undone_, named);

@@ -1,4 +1,5 @@
-// The whole path without a GPU: real processes, the shared library, the fake libcuda and a libnccl that behaves like NCCL.
+// The whole path without a GPU: real processes, the shared library, the stand-in for libcuda and a libnccl that behaves like
+// NCCL.
 #include <gtest/gtest.h>
 
 #include <filesystem>

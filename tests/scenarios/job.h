@@ -1,4 +1,4 @@
-// Running jobs of several rank processes (job_rank.cpp) on the fake driver and the fake NCCL, for the end-to-end tests.
+// Running jobs of several rank processes (job_rank.cpp) on the stand-ins for the driver and NCCL, for the end-to-end tests.
 #pragma once
 
 #include <filesystem>

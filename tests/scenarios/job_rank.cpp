@@ -128,7 +128,7 @@ std::string Barrier() {
 }
 
 std::string BytesInUse() {
-  return std::to_string(reinterpret_cast<std::uint64_t (*)(int)>(dlsym(g_cuda, "amem_fake_cuda_bytes_in_use"))(kRank));
+  return std::to_string(reinterpret_cast<std::uint64_t (*)(int)>(dlsym(g_cuda, "stand_in_cuda_bytes_in_use"))(kRank));
 }
 
 // A peer's last reference is dropped by a message, a moment after the peer let go.
@@ -168,7 +168,7 @@ std::string Fork() {
 
 std::string ImportForeign() {
   const int descriptor = open("/dev/null", O_RDONLY);
-  return std::to_string(Function<int(int)>("fakeNcclImport")(descriptor));
+  return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
 // A descriptor of the driver's own, which another library of this process may have made.
@@ -185,7 +185,7 @@ std::string ImportDrivers() {
   if (reinterpret_cast<decltype(&cuMemExportToShareableHandle)>(symbol("cuMemExportToShareableHandle"))(
           &descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
     return "export";
-  return std::to_string(Function<int(int)>("fakeNcclImport")(descriptor));
+  return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
 std::string Destroy() {

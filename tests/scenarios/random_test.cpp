@@ -81,7 +81,7 @@ class Job {
     for (auto& rank : ranks_) FreeAll(*rank);
     for (auto& rank : ranks_) {
       Compare(*rank);
-      const State& state = rank->session->ledger().state();
+      const State state = rank->session->CopyState();
       EXPECT_TRUE(state.allocations.empty() && state.ranges.empty() && state.mappings.empty());
     }
   }
@@ -290,8 +290,7 @@ class Job {
 
   // The independent check: what the simulator holds against what the state says.
   static void Compare(Rank& r) {
-    const auto lock = r.session->ledger().Lock();
-    const State& state = r.session->ledger().state();
+    const State state = r.session->CopyState();
     EXPECT_TRUE(state.broken.empty()) << state.broken;
     const Status invariants = CheckInvariants(state);
     EXPECT_TRUE(invariants.ok()) << invariants.message();
@@ -308,7 +307,7 @@ class Job {
       ASSERT_NE(it, state.mappings.end());
       EXPECT_EQ(it->second.bytes, m.bytes);
       EXPECT_EQ(it->second.access, m.access);
-      EXPECT_EQ(r.session->ledger().HandleOf(it->second.allocation), m.handle);
+      EXPECT_EQ(r.session->Backing(it->second.allocation).first, m.handle);
     }
     std::size_t resident = 0;
     for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;

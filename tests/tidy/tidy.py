@@ -1,24 +1,56 @@
 #!/usr/bin/env python3
 """The tree polices itself: rules that a compiler does not check.
 
-    tidy.py [ROOT]     prints one line for each broken rule, "path:line: what; why"; exit code 1 if there are any
+    tidy.py [ROOT]              prints one line for each broken rule, "path:line: what; why"; exit code 1 if there are any
+    tidy.py --measures [ROOT]   prints how many lines of production code and of tests there are, and the largest pieces
 
 Every rule is a function that takes a Tree and yields findings; tidy_test.py plants a breach of each and expects it to be found.
 """
+import argparse
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
-FOLDERS = {  # what each folder may include; the path of one fact, from left to right
-    "statemachine": {"statemachine"},
-    "journal": {"statemachine", "journal"},
-    "replay": {"statemachine", "journal", "replay"},
-    "ncclpatch": {"statemachine", "journal", "replay", "ncclpatch"},
-    "tests": {"statemachine", "journal", "replay", "ncclpatch", "tests"},
-}
+import functions
+import measures
+import readmes
+
+# What each room may include beside itself: the one table of directions. The path of one fact goes from left to right and down;
+# a file is in the longest room that its folder begins with. An entry with a dot is one header and nothing else of its room.
+_BASE = "statemachine journal/base "
+_LIVE = _BASE + "journal replay/driver replay/peers replay/ledger replay/cycle replay/session "
+_REAL = "replay/driver/cuda replay/peers/unix "
+ROOMS = {room: set(below.split()) for room, below in {
+    "statemachine": "",
+    "journal/base": "statemachine",
+    "journal": _BASE,
+    # live wing
+    "replay/driver": _BASE,
+    "replay/driver/cuda": _BASE + "replay/driver",
+    "replay/driver/simulator": _BASE + "replay/driver",
+    "replay/peers": _BASE,
+    "replay/peers/unix": _BASE + "replay/peers",
+    "replay/peers/local": _BASE + "replay/peers",
+    "replay/ledger": _BASE + "journal replay/driver",
+    "replay/cycle": _BASE + "journal replay/driver replay/peers replay/ledger",
+    "replay/session": _BASE + "journal replay/driver replay/peers replay/ledger replay/cycle",
+    "ncclpatch": "",
+    "ncclpatch/hook": _BASE + "ncclpatch",
+    "ncclpatch/runtime": _LIVE + _REAL + "ncclpatch ncclpatch/hook",
+    "ncclpatch/intercept": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/runtime",
+    "ncclpatch/library": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/runtime ncclpatch/intercept",
+    "ncclpatch/patch": _BASE,
+    # reading wing
+    "replay/job": _BASE + "journal",
+    "replay/diagnosis": _BASE + "journal replay/job replay/driver/result_names.h",
+    "replay/report": _BASE + "journal replay/job replay/diagnosis replay/driver/result_names.h",
+    "replay/rerun": _BASE + "journal replay/job replay/driver replay/driver/simulator replay/peers replay/cycle " + _REAL,
+    "replay/tool": _BASE + "journal replay/job replay/diagnosis replay/report replay/rerun replay/driver/result_names.h",
+}.items()}
 LIBRARY = ("statemachine", "journal", "replay", "ncclpatch")
-TOP_LEVEL = set(FOLDERS) | {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "run"}
+TOP_LEVEL = {*LIBRARY, "tests", "CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "run"}
 CODE = (".cpp", ".h", ".S", ".c")
 TEXT = CODE + (".py", ".txt", ".md", ".json", ".capnp", ".cmake", ".toml", ".yml", ".yaml", ".sh", ".in", ".map")
 
@@ -32,8 +64,7 @@ typeindex typeinfo unordered_map unordered_set utility valarray variant vector v
 IMPURE = {"chrono", "ctime", "filesystem", "fstream", "iostream", "cstdio", "thread", "mutex", "shared_mutex", "random", "future",
           "condition_variable", "csignal"}  # clocks, files, threads, chance: not in the state machine
 
-# Programs of our own may do what a guest in somebody else's process may not.
-PROGRAM = re.compile(r"(^|/)(amem_replay_|amem_patch_)|_main\.cpp$")
+PROGRAMS = {"replay/tool", "ncclpatch/patch"}  # programs of our own may do what a guest in somebody else's process may not
 BANNED = {
     r"\bstd::cout\b": "standard output belongs to the host program",
     r"(?<![\w:.>])(std::)?(printf|puts|putchar)\s*\(": "standard output belongs to the host program",
@@ -46,9 +77,11 @@ BANNED = {
     r"(?<![\w.>])(std::)?gets\s*\(": "it cannot be used safely",
     r"(?<![\w.>])(strcpy|strcat|sprintf|vsprintf)\s*\(": "no bound; use snprintf or std::string",
 }
-# Settings are read once, into Options; each of the others reads what is not a setting.
-GETENV = {"ncclpatch/options.cpp", "ncclpatch/runtime.cpp", "ncclpatch/runtime_start.cpp", "ncclpatch/preload.cpp",
-          "ncclpatch/hook.cpp"}
+# Settings are read once, into Options; the hook asks the loader's variables before there are any.
+GETENV = PROGRAMS | {"ncclpatch/runtime/runtime.cpp", "ncclpatch/hook/hook.cpp"}
+CUDA_HEADER = re.compile(r"(cuda|cuda_runtime\w*|cudaTypedefs|nccl)\.h$")
+MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 30, 500, 60  # of a folder, a file and a function of production code
+SOURCES = CODE + (".cu", ".py", ".capnp", ".js", ".css", ".html")  # what is written by hand
 HEAVY = re.compile(r"^(capnp/|kj/|lmdb\.h$|spdlog/|fmt/|CLI/|nlohmann/json\.hpp$)|\.capnp\.h$")
 
 
@@ -77,6 +110,12 @@ class Tree:
             found += [os.path.relpath(os.path.join(folder, f), self.root) for f in files]
         return found
 
+    def text(self, path):
+        return "\n".join(self.lines(path))
+
+    def functions(self, path):
+        return functions.functions(self.code(path)) if path.endswith((".cpp", ".h", ".c", ".cu")) else ()
+
     def lines(self, path):
         if path not in self._lines:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
@@ -85,7 +124,7 @@ class Tree:
 
     def code(self, path):
         """The lines of a C++ file with comments and string contents blanked, so that words in them are not taken for calls."""
-        text = "\n".join(self.lines(path))
+        text = self.text(path)
         pattern = r'R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*(?:.|\n)*?\*/'
         blank = lambda m: '""' + "\n" * m.group(0).count("\n") if m.group(0)[0] in 'R"' else "\n" * m.group(0).count("\n")
         return re.sub(pattern, blank, text).split("\n")
@@ -101,15 +140,40 @@ def includes(tree, path):
             yield number, match.group(1) == "<", match.group(2)
 
 
+def room_of(path):
+    """The longest room that the file's folder begins with, or None."""
+    folder = os.path.dirname(path)
+    while folder and folder not in ROOMS:
+        folder = os.path.dirname(folder)
+    return folder or None
+
+
+def in_rooms(path, rooms_or_files):
+    return path in rooms_or_files or room_of(path) in rooms_or_files
+
+
 def include_directions(tree):
-    for path in tree.paths:
-        folder = path.split("/")[0]
-        if folder not in FOLDERS or not path.endswith(CODE):
+    for path in tree.library(*CODE):
+        room = room_of(path)
+        if room is None:
+            yield path, 1, "its folder is no room of tests/tidy/tidy.py's table ROOMS"
             continue
-        for number, _, name in includes(tree, path):
-            target = name.split("/")[0]
-            if "/" in name and target in FOLDERS and target not in FOLDERS[folder]:
-                yield path, number, f'{folder}/ includes "{name}"; arrows point from {" and ".join(sorted(FOLDERS[folder]))} only'
+        for number, angle, name in includes(tree, path):
+            target = room_of(name)
+            if target is None and not angle:
+                yield path, number, f'"{name}" is in no room; write the path from the root of the tree'
+            elif name.split("/")[0] == "tests" or target not in (None, room) and not in_rooms(name, ROOMS[room]):
+                yield path, number, f'{room}/ includes "{name}"; it may include {", ".join(sorted(ROOMS[room])) or "nothing else"}'
+
+
+def the_simulator_stays_out_of_the_library(tree):
+    guests = ("ncclpatch/", "replay/session/")
+    for path in [p for p in tree.paths if p.startswith(guests) and p.endswith((*CODE, "CMakeLists.txt"))]:
+        lines = tree.lines(path) if path.endswith(".txt") else tree.code(path)
+        for number, line in enumerate(lines, 1):
+            match = re.search(r"\bamem_(simulator|local_peers)\b|\bSimulator\w*|\bLocal(Network|Peers)\b", line)
+            if match:
+                yield path, number, f"{match.group(0)}: the simulator and the peers in memory are for tests and for amem-replay run"
 
 
 def statemachine_is_pure(tree):
@@ -125,10 +189,9 @@ def statemachine_is_pure(tree):
 
 def cuda_stays_at_the_edge(tree):
     for path in tree.library(*CODE):
-        allowed = path.startswith("ncclpatch/") or re.match(r"replay/cuda_driver[^/]*$", path)
         for number, _, name in includes(tree, path):
-            if re.match(r"(cuda|cuda_runtime\w*|cudaTypedefs|nccl)\.h$", name) and not allowed:
-                yield path, number, f"<{name}> only in replay/cuda_driver* and ncclpatch/; elsewhere use replay/driver.h"
+            if CUDA_HEADER.match(name) and not path.startswith(("ncclpatch/", "replay/driver/cuda/")):
+                yield path, number, f"<{name}> only in replay/driver/cuda/ and ncclpatch/; elsewhere use replay/driver/driver.h"
 
 
 def headers_stay_light(tree):
@@ -139,7 +202,7 @@ def headers_stay_light(tree):
 
 
 def headers_begin_with_their_contract(tree):
-    for path in [p for p in tree.paths if p.split("/")[0] in FOLDERS and p.endswith(".h")]:
+    for path in [p for p in tree.paths if p.split("/")[0] in (*LIBRARY, "tests") and p.endswith(".h")]:
         lines = tree.lines(path)
         if not lines[0].startswith(("//", "/*")):
             yield path, 1, "a header begins with a comment: what it is for, who owns what, what errors mean"
@@ -150,15 +213,32 @@ def headers_begin_with_their_contract(tree):
 
 def guests_behave(tree):
     for path in tree.library(".cpp", ".h"):
-        if PROGRAM.search(path):
+        if room_of(path) in PROGRAMS:
             continue
         for number, line in enumerate(tree.code(path), 1):
             for pattern, why in BANNED.items():
                 match = re.search(pattern, line)
                 if match:
                     yield path, number, f"{match.group(0).strip()}: {why}"
-            if re.search(r"\b(secure_)?getenv\s*\(", line) and path not in GETENV:
-                yield path, number, "getenv: settings are read once, into Options (ncclpatch/options.h)"
+            if re.search(r"\b(secure_)?getenv\s*\(", line) and not in_rooms(path, GETENV):
+                yield path, number, "getenv: settings are read once, into Options (ncclpatch/runtime/options.h)"
+
+
+def rooms_stay_small(tree):
+    """Files in a folder, lines in a file, lines in a function; what is generated is no source file and is not counted."""
+    for folder, files in Counter(os.path.dirname(p) for p in tree.library("")).items():
+        if files > MOST_FILES:
+            yield folder, 1, f"{files} files in a folder; at most {MOST_FILES}"
+    for path in tree.library(*SOURCES):
+        length = len(tree.text(path).splitlines())
+        if length > MOST_LINES:
+            yield path, MOST_LINES + 1, f"{length} lines in a file; at most {MOST_LINES}"
+        try:
+            for first, last, name in tree.functions(path):
+                if last - first >= MOST_FUNCTION_LINES:
+                    yield path, first, f"{name} has {last - first + 1} lines; a function has at most {MOST_FUNCTION_LINES}"
+        except ValueError as error:
+            yield path, 1, f"its functions cannot be told apart: {error}"
 
 
 def nothing_is_left_over(tree):
@@ -181,8 +261,9 @@ def top_level_is_closed(tree):
             yield name, 1, "not one of the top level's entries: " + ", ".join(sorted(TOP_LEVEL))
 
 
-RULES = [include_directions, statemachine_is_pure, cuda_stays_at_the_edge, headers_stay_light, headers_begin_with_their_contract,
-         guests_behave, nothing_is_left_over, top_level_is_closed]
+RULES = [include_directions, the_simulator_stays_out_of_the_library, statemachine_is_pure, cuda_stays_at_the_edge, headers_stay_light,
+         headers_begin_with_their_contract, guests_behave, rooms_stay_small, nothing_is_left_over, top_level_is_closed,
+         readmes.every_path_in_a_readme_exists]
 
 
 def findings(root):
@@ -191,8 +272,16 @@ def findings(root):
 
 
 def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-    found = findings(os.path.realpath(root))
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+    arguments = argparse.ArgumentParser(description="Checks the rules of the tree that a compiler does not check.")
+    arguments.add_argument("root", nargs="?", default=root, metavar="ROOT")
+    arguments.add_argument("--measures", action="store_true", help="prints the sizes of the tree and checks nothing")
+    options = arguments.parse_args()
+    root = os.path.realpath(options.root)
+    if options.measures:
+        print(measures.text(Tree(root), LIBRARY, SOURCES))
+        return 0
+    found = findings(root)
     for rule, path, number, text in found:
         print(f"{path}:{number}: {text} [{rule}]")
     print(f"{len(found)} findings of {len(RULES)} rules")

@@ -4,6 +4,7 @@ import os
 import tempfile
 import unittest
 
+import symbols
 import tidy
 
 CLEAN = {
@@ -15,40 +16,107 @@ CLEAN = {
     "statemachine/b.h": "// B.\n#pragma once\n",
     "journal/store.h": '// Store.\n#pragma once\n#include "statemachine/a.h"\n',
     "journal/store.cpp": '#include "journal/store.h"\n#include <lmdb.h>\n#include <capnp/message.h>\n',
-    "replay/cuda_driver.cpp": '#include <cuda.h>\n#include "journal/store.h"\n',
-    "replay/amem_replay_main.cpp": '#include <cstdio>\nint main() { std::printf("hello"); }\n',
+    "journal/base/plural.h": '// Plural.\n#pragma once\n#include "statemachine/a.h"\n',
+    "replay/driver/driver.h": "// Driver.\n#pragma once\n",
+    "replay/driver/cuda/core.cpp": '#include <cuda.h>\n#include "replay/driver/driver.h"\n',
+    "replay/diagnosis/why.cpp": '#include "replay/driver/result_names.h"\n#include "replay/job/clock.h"\n',
+    "replay/tool/main.cpp": '#include <cstdio>\nint main() { std::printf("hello"); return std::getenv("X") != nullptr; }\n',
     "ncclpatch/amem.h": "/* C. */\n#ifndef AMEM_H_\n#define AMEM_H_\n#endif\n",
-    "ncclpatch/edge.cpp": '#include <cuda.h>\n#include "replay/driver.h"\n// exit() is not called\nconst char* s = "abort()";\n',
-    "tests/x_test.cpp": '#include "ncclpatch/edge.h"\nint main() { exit(0); }\n',
+    "ncclpatch/runtime/runtime.cpp": '#include "replay/driver/cuda/core.h"\nconst char* s = std::getenv("AMEM_X");\n',
+    "ncclpatch/intercept/map.cpp": '#include <cuda.h>\n#include "replay/driver/driver.h"\n// exit() is not called\nconst char* s = "abort()";\n',
+    "tests/x_test.cpp": '#include "ncclpatch/intercept/map.h"\n#include "replay/driver/simulator/simulator.h"\nint main() { exit(0); }\n',
     "build/junk.h": "TODO\n",
 }
 
+def long_function(lines, signature="void Long()"):
+    """A function of so many lines, from its signature's first line to its closing brace."""
+    head = signature.count("\n") + 1
+    return f"{signature} {{\n" + "  f();\n" * (lines - head - 1) + "}\n"
+
+
+def readme(line):
+    return [("journal/README.md", f"# Journal\n{line}\n")]
+
+
+# Every breach is a path with its text, or a list of them, of which the last is at fault.
 BREACHES = {
     "include_directions": [("statemachine/c.cpp", '#include "journal/store.h"\n'),
-                           ("journal/c.cpp", '#include "replay/driver.h"\n'),
-                           ("replay/c.cpp", '#include "ncclpatch/session.h"\n'),
-                           ("ncclpatch/c.cpp", '#include "tests/sim/world.h"\n')],
+                           ("journal/base/c.cpp", '#include "journal/store.h"\n'),
+                           ("journal/c.cpp", '#include "replay/driver/driver.h"\n'),
+                           ("replay/driver/c.cpp", '#include "replay/driver/cuda/core.h"\n'),
+                           ("replay/driver/simulator/c.cpp", '#include "replay/driver/cuda/core.h"\n'),
+                           ("replay/peers/c.cpp", '#include "replay/driver/driver.h"\n'),
+                           ("replay/peers/unix/c.cpp", '#include "replay/peers/local/local.h"\n'),
+                           ("replay/session/c.cpp", '#include "ncclpatch/runtime/options.h"\n'),
+                           ("replay/session/c.cpp", '#include "replay/driver/simulator/simulator.h"\n'),
+                           ("replay/session/deeper/c.cpp", '#include <replay/job/clock.h>\n'),
+                           ("replay/job/c.cpp", '#include "replay/driver/result_names.h"\n'),
+                           ("replay/job/c.cpp", '#include "replay/diagnosis/why.h"\n'),
+                           ("replay/diagnosis/c.cpp", '#include "replay/driver/driver.h"\n'),
+                           ("replay/tool/c.cpp", '#include "replay/peers/peers.h"\n'),
+                           ("ncclpatch/runtime/c.cpp", '#include "ncclpatch/intercept/map.h"\n'),
+                           ("ncclpatch/patch/c.cpp", '#include "ncclpatch/hook/hook.h"\n'),
+                           ("ncclpatch/library/c.cpp", '#include "tests/sim/world.h"\n'),
+                           ("journal/c.cpp", '#include "store.h"\n'),
+                           ("replay/c.cpp", "int x;\n"), ("replay/new_room/c.cpp", "int x;\n")],
+    "the_simulator_stays_out_of_the_library": [("ncclpatch/CMakeLists.txt", "target_link_libraries(a PRIVATE amem_simulator)\n"),
+                                               ("ncclpatch/runtime/c.cpp", "class SimulatorOptions;\n"),
+                                               ("replay/session/c.cpp", "Simulator* s;\n"),
+                                               ("replay/session/c.cpp", "struct LocalNetwork;\n")],
     "statemachine_is_pure": [("statemachine/c.cpp", "#include <sys/mman.h>\n"), ("statemachine/c.cpp", "#include <chrono>\n"),
                              ("statemachine/c.cpp", "#include <unistd.h>\n")],
-    "cuda_stays_at_the_edge": [("replay/backup.cpp", "#include <cuda.h>\n"), ("journal/c.cpp", "#include <cuda_runtime.h>\n")],
+    "cuda_stays_at_the_edge": [("replay/cycle/backup.cpp", "#include <cuda.h>\n"), ("journal/c.cpp", "#include <cuda_runtime.h>\n"),
+                               ("replay/driver/c.h", "// C.\n#pragma once\n#include <nccl.h>\n")],
     "headers_stay_light": [("journal/c.h", "// C.\n#pragma once\n#include <lmdb.h>\n"),
-                           ("replay/c.h", "// C.\n#pragma once\n#include <spdlog/spdlog.h>\n"),
-                           ("replay/c.h", "// C.\n#pragma once\n#include <nlohmann/json.hpp>\n"),
+                           ("replay/job/c.h", "// C.\n#pragma once\n#include <spdlog/spdlog.h>\n"),
+                           ("replay/job/c.h", "// C.\n#pragma once\n#include <nlohmann/json.hpp>\n"),
                            ("journal/c.h", '// C.\n#pragma once\n#include "journal/journal.capnp.h"\n')],
-    "headers_begin_with_their_contract": [("replay/c.h", "#pragma once\n// Late.\n"), ("replay/c.h", "// No guard.\n")],
-    "guests_behave": [("replay/c.cpp", call + ";\n")
+    "headers_begin_with_their_contract": [("replay/job/c.h", "#pragma once\n// Late.\n"), ("replay/job/c.h", "// No guard.\n")],
+    "guests_behave": [("replay/cycle/c.cpp", call + ";\n")
                       for call in ('std::cout << 1', 'printf("x")', 'std::printf("x")', 'puts("x")', 'std::abort()', '::abort()',
                                    'exit(1)', 'std::exit(1)', 'system("ls")', 'rand()', 'signal(2, h)', '::sigaction(2, a, b)',
                                    'gets(b)', 'fputs("x", stdout)', 'std::getenv("AMEM_X")', '/* c */ abort()',
                                    'f("quote \\" in"); abort()', "f('\"'); abort()")],
-    "nothing_is_left_over": [("replay/c.cpp", "// TODO: later\n"), ("README.md", "FIXME\n"), ("run", "# XXX\n"),
+    "rooms_stay_small": [[(f"replay/cycle/c{i:02}.js", "") for i in range(31)],
+                         ("replay/cycle/c.cpp", "int x;\n" * 501), ("ncclpatch/python/c.py", "x = 1\n" * 501),
+                         *[("replay/cycle/c.cpp", text) for text in (
+                             long_function(61), long_function(61, "static int\nLong(int a,\n     std::vector<int> b = {}) const noexcept"),
+                             long_function(61, "Long::Long(int a) : Base(a), b_{1},\n c_(2)"), long_function(61, "template <typename T = int>\nT Long()"),
+                             long_function(61, "bool operator==(const A& a, const A& b)"), long_function(61, 'extern "C" int long_one(void)'),
+                             long_function(61, "auto Long() -> std::vector<int>"), long_function(61, "const auto kLong = [](int a)"),
+                             long_function(61, "struct stat Long()"),
+                             "void Long() {\n  auto f = [] {\n" + "    g();\n" * 58 + "  };\n}\n",
+                             "namespace a {\nclass B {\n public:\n" + long_function(61) + "};\n}\n",
+                             long_function(60) + long_function(61), "void Open() {\n")]],
+    "nothing_is_left_over": [("replay/cycle/c.cpp", "// TODO: later\n"), ("README.md", "FIXME\n"), ("run", "# XXX\n"),
                              ("run", "cd /" "work/x\n"), ("README.md", "see /home/me/x\n"), ("tests/x.py", "open('/" "root/x')\n")],
     "top_level_is_closed": [("notes.txt", "x\n"), ("docs/x.md", "x\n")],
+    "every_path_in_a_readme_exists": [readme(line) for line in (
+        "[a](gone.h)", "[a](../statemachine/gone.md#x)", "![a](shot.png)", '<img src="shot.png">', "[a]: gone/b.h", "[a](#no-heading)",
+        "[a](../README.md#no-heading)", "`journal/gone.cpp`", "`statemachine/gone/`", "see `store.h` and `gone.cpp`", "as DESIGN.md says: `DESIGN.md`",
+        "`base/gone.h`", "`statemachine/a.{h,cpp}`", "`journal/*.capnp`", "`python3 tests/gone.py --x`", "`journal/gone.cpp:12`",
+        "```\ntests/gone --all\n```", "`./journal/gone`")],
 }
 
-HARMLESS = [("replay/c.cpp", text) for text in
+HARMLESS = [("replay/cycle/c.cpp", text) for text in
             ('std::fprintf(stderr, "x");', 'log.exit(1);', 'driver->abort();', 'int printf_count = 0;', 'on_exit(1);', '_exit(1);',
-             'snprintf(a, 1, "x");', 'Resystem(1);', '// printf("x")', 'auto s = "std::cout";', 'auto r = R"(exit(1))";')]
+             'snprintf(a, 1, "x");', 'Resystem(1);', '// printf("x")', 'auto s = "std::cout";', 'auto r = R"(exit(1))";',
+             "int x;\n" * 499, long_function(60), long_function(60) * 3, long_function(60, "Long::Long() : a_{1}, b_(2)"),
+             "// a {\nvoid F() { f('{', \"{\"); }\n" + long_function(60),
+             "struct Wide {\n" + "  int x = 1;\n" * 100 + "};\n", "const std::map<int, int> kTable = {\n" + "  {1, f(2)},\n" * 100 + "};\n",
+             "enum class Many : std::uint8_t {\n" + "  kA,\n" * 100 + "};\n", "namespace a {\n" + "void F() { f(); }\n" * 100 + "}\n",
+             "#ifdef A\nvoid F() {\n#else\nvoid F(int) {\n#endif\n}\n#define X(a) {\\\n  {\n")]
+HARMLESS += [("ncclpatch/hook/c.cpp", '#include <dlfcn.h>\n#include "ncclpatch/amem.h"\n#include "statemachine/a.h"\n// the Simulator\n'),
+             ("ncclpatch/patch/c.cpp", 'int main() { std::printf("%s", std::getenv("X")); }\n'),
+             ("replay/rerun/c.cpp", '#include "replay/driver/simulator/simulator.h"\n#include "replay/peers/unix/socket.h"\n'),
+             ("replay/session/unix/c.cpp", '#include "replay/cycle/executor.h"\n'),
+             ("replay/driver/cuda/c.ptx", "ret;\n" * 2000), ("tests/long_test.cpp", long_function(1000)),
+             *[readme(line)[0] for line in (
+                 "[a](store.h), [b](../README.md), [c](#journal), [d](https://x.y/z#q), [e](base), [f](../tests/)",
+                 "`store.h`, `journal/store.{h,cpp}`, `base/`, `journal/base/plural.h:3`, `statemachine/*.h`, `x_test.cpp`, `cuda.h`",
+                 "`build/lib/gone.so`, `build-asan/gone`, `tests/NAME_test.cpp`, `DIR/gone.cpp`, `journal/<name>.h`, `/tmp/gone.cpp`",
+                 "`nvidia/nccl/lib`, `LD_PRELOAD=build/lib/gone.so`, `a/b`, `journal's`, `read/write`, `./run test`, `amem.pause()`",
+                 "```\n./run demo && python3 train.py  # |journal/|\n```")]]
 
 
 def write(root, path, text):
@@ -73,10 +141,16 @@ class Planted(unittest.TestCase):
 
     def test_every_breach_is_found_where_it_is(self):
         for rule, breaches in BREACHES.items():
-            for path, text in breaches:
-                with self.subTest(rule=rule, path=path, text=text):
-                    where = {(f[0], f[1]) for f in self.found((path, text))}
-                    self.assertEqual(where, {(rule, path if "top" not in rule else path.split("/")[0])})
+            for breach in breaches:
+                files = breach if isinstance(breach, list) else [breach]
+                path, text = files[-1]
+                where = path
+                if rule == "top_level_is_closed":
+                    where = path.split("/")[0]
+                elif len(files) > 1:
+                    where = os.path.dirname(path)
+                with self.subTest(rule=rule, path=path, text=text[:200]):
+                    self.assertEqual({(f[0], f[1]) for f in self.found(*files)}, {(rule, where)})
 
     def test_harmless_lines_are_left_alone(self):
         for path, text in HARMLESS:
@@ -85,7 +159,30 @@ class Planted(unittest.TestCase):
 
     def test_line_numbers_survive_comments_and_strings(self):
         text = '/* a\n b */\nauto s = R"(\n\n)";\nabort();\n'
-        self.assertEqual([f[2] for f in self.found(("replay/c.cpp", text))], [6])
+        self.assertEqual([f[2] for f in self.found(("replay/cycle/c.cpp", text))], [6])
+
+    def test_a_long_function_is_named_with_its_first_line_and_its_length(self):
+        text = "int x;\n\n" + long_function(60) + "\n// Why.\ntemplate <typename T>\n" + long_function(75, "void A::Longer(T t)")
+        found = self.found(("replay/cycle/c.cpp", text))
+        self.assertEqual([f[2:] for f in found], [(65, "A::Longer has 76 lines; a function has at most 60")])
+
+    def test_measures_count_sources_written_by_hand(self):
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in [("journal/a.cpp", "int x;\n" * 7 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
+                               ("tests/a_test.cpp", "int x;\n" * 4), ("tests/go", "#!/bin/bash\n"), ("tests/data", "x\n"), ("run", "#!x\n")]:
+                write(root, path, text)
+            text = tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES)
+        self.assertRegex(text, r"production lines +10\ntest lines +5\ntests : production +0\.50\n")
+        self.assertRegex(text, r"lines of a function +median 3, p90 3, max 3: Long \(journal/a.cpp:8\)")
+
+    def test_symbols_of_the_simulator_are_strays(self):
+        clean = "0 T amem::Session::Pause()\n0 t amem::Peers::Close()\n0 t (anonymous namespace)::Simulate()\n"
+        self.assertEqual(symbols.strays(clean), [])
+        for stray in ("amem::Simulator::Reserve(unsigned long)", "vtable for amem::Simulator", "amem::LocalNetwork::LocalNetwork()",
+                      "amem::Connect(std::shared_ptr<amem::SimulatorWorld>)"):
+            self.assertEqual(symbols.strays(clean + f"0 t {stray}\n"), [f"0 t {stray}"])
+        with self.assertRaises(ValueError):
+            symbols.strays("0 T amem_pause\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #include "replay/driver/cuda/core.h"
 
-#include <dlfcn.h>
+#include <fmt/format.h>
 
-#include "replay/driver/cuda/nonzero.h"
+#include "replay/driver/result_names.h"
 
 namespace amem {
 namespace {
@@ -58,10 +58,8 @@ Status CudaDriver::Core::Failure(CUresult result, const std::string& tried) cons
   const char* description = nullptr;
   if (calls.error_name(result, &name) != CUDA_SUCCESS || name == nullptr) name = "an unknown error";
   if (calls.error_string(result, &description) != CUDA_SUCCESS || description == nullptr) description = "without a description";
-  Code code = Code::kDriver;
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) code = Code::kOutOfMemory;
-  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) code = Code::kRefused;
-  return {code, tried + ": " + name + " (" + std::to_string(result) + ", " + description + ")", static_cast<int>(result)};
+  const int number = static_cast<int>(result);
+  return {CodeOfResult(number), fmt::format("{}: {} ({}, {})", tried, name, number, description), number};
 }
 
 Status CudaDriver::Core::Initialise() {
@@ -84,8 +82,7 @@ Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
   const auto count = Devices();
   if (!count.ok()) return count.status();
   if (device.value < 0 || device.value >= *count) {
-    return Failure(CUDA_ERROR_INVALID_DEVICE,
-                   "device " + std::to_string(device.value) + " of the " + std::to_string(*count) + " that this process sees");
+    return Failure(CUDA_ERROR_INVALID_DEVICE, fmt::format("device {} of the {} that this process sees", device.value, *count));
   }
   const std::lock_guard lock(mutex_);
   devices_.resize(static_cast<std::size_t>(*count));
@@ -139,24 +136,5 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
   if (!opened.ok()) return opened.status();
   return opened->context;
 }
-
-Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {
-  auto core = Core::Make(resolve);
-  if (!core.ok()) return core.status();
-  return std::unique_ptr<CudaDriver>(new CudaDriver(*std::move(core)));
-}
-
-Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: its threads and handles outlive us
-  if (library == nullptr) {
-    const char* why = dlerror();
-    return Status(Code::kUnsupported, std::string("load the CUDA driver: ") + (why ? why : "libcuda.so.1 is not there") +
-                                          "; this host may have no GPU");
-  }
-  return Load([library](const char* symbol) { return dlsym(library, symbol); });
-}
-
-CudaDriver::CudaDriver(std::shared_ptr<Core> core) : core_(std::move(core)), sparse_(std::make_unique<Sparse>(*this, core_)) {}
-CudaDriver::~CudaDriver() = default;
 
 }  // namespace amem

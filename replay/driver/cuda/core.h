@@ -1,4 +1,4 @@
-// What the CUDA driver's source files share: the table of entry points, errors in words, contexts. Nobody else includes this.
+// What the CUDA driver's source files share: the table of entry points, errors in words, contexts. No other file includes this.
 #pragma once
 
 #include <cuda.h>

@@ -1,9 +1,9 @@
 #include "replay/driver/cuda/cuda_driver.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 
-#include <array>
-#include <cstdio>
 #include <cstring>
 
 #include "replay/driver/cuda/core.h"
@@ -27,15 +27,39 @@ CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
   return prop;
 }
 
+std::string Where(const Location& location) {
+  return fmt::format("location type {} id {}", static_cast<std::uint32_t>(location.type), location.id);
+}
 std::string Where(const AllocationProperties& properties) {
-  return "location type " + std::to_string(static_cast<std::uint32_t>(properties.location.type)) + " id " +
-         std::to_string(properties.location.id) + ", handle types " + std::to_string(properties.handle_types);
+  return fmt::format("{}, handle types {}", Where(properties.location), properties.handle_types);
 }
 std::string OfDevice(DeviceOrdinal device) { return "device " + std::to_string(device.value); }
 
 constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 }  // namespace
+
+// ---- life ------------------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {
+  auto core = Core::Make(resolve);
+  if (!core.ok()) return core.status();
+  return std::unique_ptr<CudaDriver>(new CudaDriver(*std::move(core)));
+}
+
+Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: its threads and handles outlive us
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return Status(Code::kUnsupported, std::string("load the CUDA driver: ") + (why ? why : "libcuda.so.1 is not there") +
+                                          "; this host may have no GPU");
+  }
+  return Load([library](const char* symbol) { return dlsym(library, symbol); });
+}
+
+CudaDriver::CudaDriver(std::shared_ptr<Core> core)
+    : core_(std::move(core)), nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
+CudaDriver::~CudaDriver() = default;
 
 // ---- memory and addresses --------------------------------------------------------------------------------------------------
 
@@ -46,7 +70,7 @@ Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties&
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = core_->calls.mem_create(&handle, bytes, &prop, flags);
   if (result == CUDA_SUCCESS) return DriverHandle{handle};
-  return core_->Failure(result, "cuMemCreate " + std::to_string(bytes) + " bytes at " + Where(properties));
+  return core_->Failure(result, fmt::format("cuMemCreate {} bytes at {}", bytes, Where(properties)));
 }
 
 Status CudaDriver::Release(DriverHandle handle) {
@@ -62,8 +86,8 @@ Result<Address> CudaDriver::Reserve(Bytes bytes, Bytes alignment, Address hint, 
   CUdeviceptr address = 0;
   const CUresult result = core_->calls.mem_reserve(&address, bytes, alignment, hint.value, flags);
   if (result == CUDA_SUCCESS) return Address{address};
-  return core_->Failure(result, "cuMemAddressReserve " + std::to_string(bytes) + " bytes aligned to " +
-                                    std::to_string(alignment) + " at " + Hex(hint.value));
+  return core_->Failure(result,
+                        fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)));
 }
 
 Status CudaDriver::FreeRange(Address address, Bytes bytes) {
@@ -78,8 +102,7 @@ Status CudaDriver::Map(Address address, Bytes bytes, Bytes offset, DriverHandle 
   const RelaxedCapture relaxed(core_->calls);
   const CUresult result = core_->calls.mem_map(address.value, bytes, offset, handle.value, flags);
   if (result == CUDA_SUCCESS) return {};
-  return core_->Failure(
-      result, "cuMemMap " + InRange(address, bytes) + ", offset " + std::to_string(offset) + " of " + OfHandle(handle));
+  return core_->Failure(result, fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)));
 }
 
 Status CudaDriver::Unmap(Address address, Bytes bytes) {
@@ -105,8 +128,7 @@ Status CudaDriver::SetAccess(Address address, Bytes bytes, std::span<const Acces
   if (result == CUDA_SUCCESS) return {};
   std::string locations;
   for (const AccessDescriptor& one : access) {
-    locations += ", access " + std::to_string(one.flags) + " for location type " +
-                 std::to_string(static_cast<std::uint32_t>(one.location.type)) + " id " + std::to_string(one.location.id);
+    locations += fmt::format(", access {} for {}", one.flags, Where(one.location));
   }
   return core_->Failure(result, "cuMemSetAccess " + InRange(address, bytes) + locations);
 }
@@ -128,7 +150,7 @@ Result<DriverHandle> CudaDriver::Import(const UniqueFd& descriptor) {
   void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));  // NOLINT(performance-no-int-to-ptr)
   const CUresult result = core_->calls.mem_import(&handle, shareable, kDescriptor);
   if (result == CUDA_SUCCESS) return DriverHandle{handle};
-  return core_->Failure(result, "cuMemImportFromShareableHandle descriptor " + std::to_string(descriptor.get()));
+  return core_->Failure(result, fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()));
 }
 
 Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
@@ -170,10 +192,8 @@ Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
   if (result != CUDA_SUCCESS) return core_->Failure(result, "cuDeviceGetUuid " + OfDevice(device));
   std::string text = "GPU-";
   for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    std::array<char, 3> hex{};
-    std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += hex.data();
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
   }
   return text;
 }
@@ -181,7 +201,7 @@ Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
 std::string CudaDriver::Version() {
   int version = 0;
   if (core_->calls.driver_version(&version) != CUDA_SUCCESS) return {};
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 Status CudaDriver::Synchronize(DeviceOrdinal device) {
@@ -215,7 +235,7 @@ Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address addr
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened->stream));
   if (result == CUDA_SUCCESS) return {};
-  return core_->Failure(result, std::string(call) + " " + OfDevice(device) + ", " + InRange(address, bytes));
+  return core_->Failure(result, fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
 }
 
 Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
@@ -239,8 +259,34 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 Status CudaDriver::FinishCopies(DeviceOrdinal device) {
   Status whole = OnStream(device, "cuStreamSynchronize", {}, 0,
                           [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
-  Status parts = sparse_->Finish(device);
+  Status parts = nonzero_->Finish(device);
   return whole.ok() ? parts : whole;
 }
+
+// ---- contents in parts -----------------------------------------------------------------------------------------------------
+
+Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
+  return nonzero_->On(device).FindNonZero(extents, block);
+}
+
+Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+  return nonzero_->On(device).Move(to, from, true);
+}
+
+Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
+  return nonzero_->On(device).Move(const_cast<std::byte*>(from), to, false);
+}
+
+Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
+  return nonzero_->On(device).ClearAll(extents);
+}
+
+Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return nonzero_->On(device).Mark(); }
+Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
+  // 0: this device has no lanes, and what is queued on it has no marks.
+  return mark == 0 ? FinishCopies(device) : nonzero_->On(device).Await(mark);
+}
+
+void CudaDriver::SetParts(const Parts& parts) { nonzero_->SetParts(parts); }
 
 }  // namespace amem

@@ -86,14 +86,14 @@ class CudaDriver final : public Driver {
 
  private:
   class Core;
-  class Sparse;
+  class NonZeroCopier;
   class CudaPinnedBuffer;
   explicit CudaDriver(std::shared_ptr<Core> core);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);
 
   std::shared_ptr<Core> core_;
-  std::unique_ptr<Sparse> sparse_;
+  std::unique_ptr<NonZeroCopier> nonzero_;
 };
 
 }  // namespace amem

@@ -5,28 +5,19 @@
 
 #include "replay/driver/cuda/nonzero_runs.h"
 
-// Assembled from nonzero_image.S.
-extern "C" {
-extern const unsigned char amem_nonzero_fatbin[];
-extern const unsigned char amem_nonzero_fatbin_end[];
-extern const char amem_nonzero_ptx[];
-}
-
 namespace amem {
 namespace {
 
+using sparse::kExtentsBytes;
 using sparse::kPageBytes;
 using sparse::kPiecePages;
-using sparse::kUnitPages;
+using sparse::kTableExtents;
+using sparse::kUnitBytes;
 using sparse::TableExtent;
 using sparse::TablePiece;
 
-constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
-constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
 constexpr std::uint32_t kTableUnits = 65536;  // 8 GiB, likewise
-constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
 constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t);
-constexpr Bytes kTablesBytes = Bytes{2} << 20;   // pinned at once
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
@@ -34,8 +25,7 @@ constexpr std::uint32_t kWarps = sparse::kThreads / 32;
 Status Multiples(std::span<const Extent> extents) {
   for (const Extent& extent : extents) {
     if (extent.bytes % kPageBytes == 0 && extent.address.value % kPageBytes == 0) continue;
-    return {Code::kInvalid, "contents in parts: " + Hex(extent.address.value) + ", " + std::to_string(extent.bytes) +
-                                " bytes: both must be multiples of 4096"};
+    return {Code::kInvalid, "contents in parts: " + InRange(extent.address, extent.bytes) + ": both must be multiples of 4096"};
   }
   return {};
 }
@@ -63,180 +53,15 @@ Status InTables(std::span<const Extent> extents, const auto& done) {
 
 }  // namespace
 
-// ---- what a device needs ---------------------------------------------------------------------------------------------------
-
-CudaDriver::Sparse::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
-    : driver_(driver), core_(std::move(core)), calls_(core_->calls), device_(device), parts_(parts) {}
-
-CudaDriver::Sparse::Device::~Device() {
-  if (opened_.context == nullptr) return;
-  static_cast<void>(CloseBuffer());
-  if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
-  if (current.result() != CUDA_SUCCESS) return;
-  for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
-  if (main_event_ != nullptr) calls_.event_destroy(main_event_);
-  for (const CUevent event : events_) calls_.event_destroy(event);
-}
-
-Status CudaDriver::Sparse::Device::Failure(CUresult result, const char* tried) const {
-  return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
-}
-
-Status CudaDriver::Sparse::Device::Ready() {
-  if (tried_ready_) return ready_;
-  const auto opened = core_->Open(device_);
-  if (!opened.ok()) return opened.status();
-  opened_ = *opened;
-  tried_ready_ = true;
-#define AMEM_CUDA_LACKS(member, name, type) \
-  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " name};
-  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
-#undef AMEM_CUDA_LACKS
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
-  if (current.result() != CUDA_SUCCESS) return ready_ = Failure(current.result(), "cuCtxPushCurrent");
-  CUresult result = calls_.event_create(&main_event_, CU_EVENT_DISABLE_TIMING);
-  while (result == CUDA_SUCCESS && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
-    Lane lane;
-    result = calls_.stream_create(&lane.stream, CU_STREAM_NON_BLOCKING);
-    if (result == CUDA_SUCCESS) lanes_.push_back(lane);
-  }
-  if (result != CUDA_SUCCESS) ready_ = Failure(result, "cuStreamCreate");
-  return ready_;
-}
-
-Status CudaDriver::Sparse::Device::Load() {
-  if (tried_load_) return loaded_;
-  AMEM_TRY(Ready());
-  loaded_ = LoadKernels();
-  tried_load_ = loaded_.code() != Code::kOutOfMemory;  // which may pass
-  return loaded_;
-}
-
-Status CudaDriver::Sparse::Device::LoadKernels() {
-  const RelaxedCapture relaxed(calls_);
-  const CurrentContext current(calls_, opened_.context);
-  CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-  if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls_.module_load(&module_, amem_nonzero_fatbin);
-  if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
-  if (result != CUDA_SUCCESS) {
-    module_ = nullptr;
-    return Failure(result, "cuModuleLoadData");
-  }
-  result = calls_.module_function(&find_, module_, "amem_sparse_find");
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, "cuModuleGetFunction");
-}
-
-void CudaDriver::Sparse::Device::OpenBuffer() {
-  if (buffer_.slot != 0 || buffer_.refused) return;
-  for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
-    if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
-  }
-  buffer_.refused = true;
-}
-
-Status CudaDriver::Sparse::Device::TryBuffer(Bytes slot) {
-  AllocationProperties properties;
-  properties.location = {LocationType::kDevice, device_.value};
-  const auto granularity = driver_.Granularity(properties);
-  if (!granularity.ok()) return granularity.status();
-  const Bytes needed = lanes_.size() * slot + kExtentsBytes;
-  const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
-  if (buffer_.reserved < bytes) {
-    const auto range = driver_.Reserve(bytes, 0, {}, 0);
-    if (!range.ok()) return range.status();
-    if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
-    buffer_.address = *range;
-    buffer_.reserved = bytes;
-  }
-  const auto handle = driver_.Create(bytes, properties, 0);
-  if (!handle.ok()) return handle.status();
-  Status done = driver_.Map(buffer_.address, bytes, 0, *handle, 0);
-  if (!done.ok()) {
-    static_cast<void>(driver_.Release(*handle));
-    return done;
-  }
-  buffer_.handle = *handle;
-  buffer_.mapped = bytes;
-  const AccessDescriptor access{properties.location, 3};
-  done = driver_.SetAccess(buffer_.address, bytes, std::span(&access, 1));
-  if (!done.ok()) {
-    static_cast<void>(CloseBuffer());
-    return done;
-  }
-  CUdeviceptr at = buffer_.address.value;
-  for (Lane& lane : lanes_) {
-    lane.slot = at;
-    at += slot;
-  }
-  buffer_.extents = at;
-  buffer_.slot = slot;
-  return {};
-}
-
-Status CudaDriver::Sparse::Device::CloseBuffer() {
-  buffer_.slot = 0;
-  buffer_.refused = false;
-  Status first;
-  if (buffer_.mapped != 0) {
-    first = driver_.Unmap(buffer_.address, buffer_.mapped);
-    if (!first.ok()) return first;
-    buffer_.mapped = 0;
-  }
-  if (buffer_.handle) {
-    first = driver_.Release(buffer_.handle);
-    buffer_.handle = {};
-  }
-  return first;
-}
-
-Result<std::byte*> CudaDriver::Sparse::Device::Table(Bytes bytes) {
-  for (; filling_ < tables_.size(); ++filling_, filled_ = 0) {
-    if (tables_[filling_]->size() - filled_ >= bytes) break;
-  }
-  if (filling_ == tables_.size()) {
-    auto buffer = driver_.AllocatePinned(std::max(bytes, kTablesBytes));
-    if (!buffer.ok()) return buffer.status().Within("pin host memory for tables of contents");
-    tables_.push_back(*std::move(buffer));
-    filled_ = 0;
-  }
-  std::byte* at = tables_[filling_]->data() + filled_;
-  filled_ += bytes;
-  return at;
-}
-
-Status CudaDriver::Sparse::Device::Finish() {
-  const std::lock_guard lock(mutex_);
-  if (opened_.context == nullptr) return {};
-  CUresult result = CUDA_SUCCESS;
-  {
-    const RelaxedCapture relaxed(calls_);
-    const CurrentContext current(calls_, opened_.context);
-    result = current.result();
-    for (const Lane& lane : lanes_) {
-      const CUresult done = calls_.stream_synchronize(lane.stream);
-      if (result == CUDA_SUCCESS) result = done;
-    }
-  }
-  filling_ = 0;
-  filled_ = 0;
-  marks_ = awaited_ = 0;
-  const Status closed = CloseBuffer();
-  return result == CUDA_SUCCESS ? closed : Failure(result, "cuStreamSynchronize");
-}
-
-CUresult CudaDriver::Sparse::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const {
+CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks,
+                                                   void** arguments) const {
   const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
   return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 // ---- finding and clearing --------------------------------------------------------------------------------------------------
 
-Result<NonZero> CudaDriver::Sparse::Device::FindNonZero(std::span<const Extent> extents, Bytes block) {
+Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, Bytes block) {
   AMEM_TRY(Multiples(extents));
   const std::lock_guard lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) {
@@ -259,13 +84,14 @@ Result<NonZero> CudaDriver::Sparse::Device::FindNonZero(std::span<const Extent> 
   std::size_t word = 0;
   for (const Extent& extent : extents) {
     const std::size_t units = (extent.bytes + kUnitBytes - 1) / kUnitBytes;
-    sparse::AppendRuns(extent, std::span(words).subspan(word, units), block, found);
+    AppendRuns(extent, std::span(words).subspan(word, units), block, found);
     word += units;
   }
   return found;
 }
 
-Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, std::uint32_t units, std::uint32_t* words) {
+Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> table, std::uint32_t units,
+                                                   std::uint32_t* words) {
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
   std::byte* const result_at = scan_->data() + kExtentsBytes;
   const bool buffered = buffer_.slot != 0;
@@ -288,14 +114,14 @@ Status CudaDriver::Sparse::Device::FindPart(std::span<const TableExtent> table, 
   return {};
 }
 
-Status CudaDriver::Sparse::Device::ClearAll(std::span<const Extent> extents) {
+Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> extents) {
   AMEM_TRY(Multiples(extents));
   const std::lock_guard lock(mutex_);
   if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
   return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
 }
 
-Status CudaDriver::Sparse::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
+Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
   auto pinned = Table(table.size_bytes());
   if (!pinned.ok()) return pinned.status();
   std::memcpy(*pinned, table.data(), table.size_bytes());
@@ -311,7 +137,7 @@ Status CudaDriver::Sparse::Device::ClearPart(std::span<const TableExtent> table,
 
 // ---- moving ----------------------------------------------------------------------------------------------------------------
 
-Status CudaDriver::Sparse::Device::FollowMain() {
+Status CudaDriver::NonZeroCopier::Device::FollowMain() {
   const RelaxedCapture relaxed(calls_);
   const CurrentContext current(calls_, opened_.context);
   CUresult result = current.result();
@@ -321,14 +147,14 @@ Status CudaDriver::Sparse::Device::FollowMain() {
   return {};
 }
 
-CUresult CudaDriver::Sparse::Device::CatchUp(Lane& lane) {
+CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
   if (!lane.behind) return CUDA_SUCCESS;
   const CUresult result = calls_.stream_wait(lane.stream, main_event_, 0);
   if (result == CUDA_SUCCESS) lane.behind = false;
   return result;
 }
 
-Status CudaDriver::Sparse::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
+Status CudaDriver::NonZeroCopier::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
   AMEM_TRY(Multiples(extents));
   if (extents.empty()) return {};
   const std::lock_guard lock(mutex_);
@@ -366,8 +192,8 @@ Status CudaDriver::Sparse::Device::Move(std::byte* host, std::span<const Extent>
   return pieces_.empty() ? Status{} : flush();
 }
 
-Status CudaDriver::Sparse::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host, bool gather,
-                                              bool staged) {
+Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host,
+                                                     bool gather, bool staged) {
   auto pinned = Table(pieces.size_bytes());
   if (!pinned.ok()) return pinned.status();
   std::memcpy(*pinned, pieces.data(), pieces.size_bytes());
@@ -388,7 +214,7 @@ Status CudaDriver::Sparse::Device::MovePieces(std::span<const TablePiece> pieces
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 
-Status CudaDriver::Sparse::Device::MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) {
+Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) {
   const RelaxedCapture relaxed(calls_);
   const CurrentContext current(calls_, opened_.context);
   CUresult result = current.result();
@@ -405,7 +231,7 @@ Status CudaDriver::Sparse::Device::MoveRuns(std::byte* host, std::span<const Ext
 
 // ---- marks -----------------------------------------------------------------------------------------------------------------
 
-Result<std::uint64_t> CudaDriver::Sparse::Device::Mark() {
+Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const std::lock_guard lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
   const RelaxedCapture relaxed(calls_);
@@ -424,7 +250,7 @@ Result<std::uint64_t> CudaDriver::Sparse::Device::Mark() {
   return std::uint64_t{++marks_};
 }
 
-Status CudaDriver::Sparse::Device::Await(std::uint64_t mark) {
+Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark) {
   const std::lock_guard lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
   const RelaxedCapture relaxed(calls_);
@@ -441,23 +267,24 @@ Status CudaDriver::Sparse::Device::Await(std::uint64_t mark) {
 
 // ---- of all devices --------------------------------------------------------------------------------------------------------
 
-CudaDriver::Sparse::Sparse(CudaDriver& driver, std::shared_ptr<Core> core) : driver_(driver), core_(std::move(core)) {}
-CudaDriver::Sparse::~Sparse() = default;
+CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core)
+    : driver_(driver), core_(std::move(core)) {}
+CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
 
-void CudaDriver::Sparse::SetParts(const Parts& parts) {
+void CudaDriver::NonZeroCopier::SetParts(const Parts& parts) {
   const std::lock_guard lock(mutex_);
   parts_ = parts;
   devices_.clear();
 }
 
-CudaDriver::Sparse::Device& CudaDriver::Sparse::On(DeviceOrdinal device) {
+CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
   const std::lock_guard lock(mutex_);
   auto& found = devices_[device];
   if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
   return *found;
 }
 
-Status CudaDriver::Sparse::Finish(DeviceOrdinal device) {
+Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device) {
   Device* found = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -467,31 +294,5 @@ Status CudaDriver::Sparse::Finish(DeviceOrdinal device) {
   }
   return found->Finish();
 }
-
-// ---- the driver's methods --------------------------------------------------------------------------------------------------
-
-Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
-  return sparse_->On(device).FindNonZero(extents, block);
-}
-
-Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
-  return sparse_->On(device).Move(to, from, true);
-}
-
-Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
-  return sparse_->On(device).Move(const_cast<std::byte*>(from), to, false);
-}
-
-Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
-  return sparse_->On(device).ClearAll(extents);
-}
-
-Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return sparse_->On(device).Mark(); }
-Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
-  return mark == 0 ? FinishCopies(device)
-                   : sparse_->On(device).Await(mark);  // 0: there are no streams of its own, and no marks
-}
-
-void CudaDriver::SetParts(const Parts& parts) { sparse_->SetParts(parts); }
 
 }  // namespace amem

@@ -1,11 +1,11 @@
 // The CUDA driver's copies of contents in parts: kernels that find what is not zero and pack it, and a buffer on the device
-// from which the copy engines take it to the host at the full speed of the link. Nobody but the CUDA driver includes this.
+// from which the copy engines take it to the host at the full speed of the link. Only the CUDA driver includes this.
 //
 // What one device needs:
 //   kernels   loaded at first need, from the fatbin (0.1 ms), else from PTX (some 40 ms once). Where neither loads, everything
 //             works without kernels. Not earlier, and never unloaded: the driver makes both wait for all kernels that run.
 //   lanes     streams of our own, each with a slot of the buffer: a lane packs into its slot and copies that to the host, one
-//             after the other in its stream, while the other lanes do the same; nobody waits on the host.
+//             after the other in its stream, while the other lanes do the same; the host waits for none of it.
 //   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
 //             one is tried where memory is short; without any, the kernels reach the host's memory themselves. That way
 //             contents come back in any case: a copy to the device would hold up the making of memory (Parts says by how much).
@@ -25,10 +25,18 @@
 
 namespace amem {
 
-class CudaDriver::Sparse {
+namespace sparse {
+
+inline constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
+inline constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
+inline constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
+
+}  // namespace sparse
+
+class CudaDriver::NonZeroCopier {
  public:
-  Sparse(CudaDriver& driver, std::shared_ptr<Core> core);
-  ~Sparse();
+  NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core);
+  ~NonZeroCopier();
   void SetParts(const Parts& parts);
   class Device;
   Device& On(DeviceOrdinal device);
@@ -43,7 +51,7 @@ class CudaDriver::Sparse {
 };
 
 // Of one device. Thread-safe.
-class CudaDriver::Sparse::Device {
+class CudaDriver::NonZeroCopier::Device {
  public:
   Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts);
   ~Device();

@@ -5,8 +5,11 @@
 
 #include "replay/driver/cuda/nonzero_kernels.h"
 
-namespace amem::sparse {
+namespace amem {
 namespace {
+
+using sparse::kPageBytes;
+using sparse::kUnitPages;
 
 // The first page from `page` on whose bit is `set`; `pages` if there is none.
 Bytes Next(std::span<const std::uint32_t> words, Bytes page, Bytes pages, bool set) {
@@ -38,4 +41,4 @@ void AppendRuns(const Extent& extent, std::span<const std::uint32_t> words, Byte
   to.counts.push_back(to.runs.size() - before);
 }
 
-}  // namespace amem::sparse
+}  // namespace amem

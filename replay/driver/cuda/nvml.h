@@ -1,5 +1,5 @@
-// Who holds the memory of a GPU, from NVIDIA's management library, which comes with the driver. Found at run time; without it
-// nobody knows.
+// Which processes hold the memory of a GPU, from NVIDIA's management library, which comes with the driver. Found at run time;
+// without it the answer is empty.
 #pragma once
 
 #include <string>

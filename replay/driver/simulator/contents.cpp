@@ -1,11 +1,11 @@
 // The simulator's copies: queued, checked twice, and done through the memfds, so that holes stay holes.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 #include <new>
 
 #include "replay/driver/simulator/internal.h"
@@ -61,9 +61,9 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
 
 Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   const auto fail = [&](int result, std::string_view why) {
-    return SimulatedFailure(result, "cuMemHostAlloc " + std::to_string(bytes) + " bytes", why);
+    return SimulatedFailure(result, fmt::format("cuMemHostAlloc {} bytes", bytes), why);
   };
-  if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered(pid_));
+  if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered());
   if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
   auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
   if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
@@ -88,12 +88,11 @@ Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies) {
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
-    const std::string what =
-        copies.empty() ? "" : ", " + Hex(at->device_address.value) + ", " + std::to_string(at->bytes) + " bytes";
-    return SimulatedFailure(result, std::string(kCalls[call]) + " device " + std::to_string(device.value) + what, why);
+    const std::string what = copies.empty() ? "" : ", " + InRange(at->device_address, at->bytes);
+    return SimulatedFailure(result, fmt::format("{} device {}{}", kCalls[call], device.value, what), why);
   };
-  if (const int result = Enter(call)) return fail(result, WhyNotEntered(pid_));
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  if (const int result = Enter(call)) return fail(result, WhyNotEntered());
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   const std::lock_guard lock(mutex_);
   for (; at != copies.data() + copies.size(); ++at) {
     if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
@@ -118,12 +117,11 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
   Address at = copy.device_address;
   Bytes left = copy.bytes;
   while (left > 0) {
-    auto it = mappings_.upper_bound(at);
-    if (it == mappings_.begin() || at.value - std::prev(it)->first.value >= std::prev(it)->second.bytes) {
+    const auto it = Containing(mappings_, at);
+    if (it == mappings_.end()) {
       why = "not all of the device side is mapped";
       return invalid;
     }
-    --it;
     if (!HasAccess(it->second.access, device.value, needed)) {
       why = "the device has no access to all of the device side";
       return invalid;
@@ -141,8 +139,8 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
   const auto fail = [&](int result, std::string_view why) {
     return SimulatedFailure(result, "finish the copies of device " + std::to_string(device.value), why);
   };
-  if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered(pid_));
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   const std::lock_guard finishing(finishing_);
   std::vector<Copy> copies;
   {
@@ -157,9 +155,8 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
       pieces = Resolve(device, copy, why);
     }
     if (!pieces.ok()) {
-      return fail(cuda::kIllegalAddress, std::string(why) + " any more: " + Hex(copy.device_address.value) + ", " +
-                                             std::to_string(copy.bytes) +
-                                             " bytes, was unmapped or freed before its copy was finished");
+      return fail(cuda::kIllegalAddress, fmt::format("{} any more: {} was unmapped or freed before its copy was finished", why,
+                                                     InRange(copy.device_address, copy.bytes)));
     }
     if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(cuda::kOperatingSystem, done.message());
   }

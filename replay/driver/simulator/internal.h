@@ -1,4 +1,4 @@
-// What the simulator's source files share; nobody else includes this.
+// What the simulator's source files share; no other file includes this.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,32 @@
 #include <string_view>
 
 #include "journal/base/unique_fd.h"
-#include "replay/driver/result_names.h"
+#include "replay/driver/simulator/failure.h"
 #include "replay/driver/simulator/simulator.h"
 
 namespace amem {
+
+inline constexpr std::uint32_t kPosixDescriptor = 1, kFabric = 8;  // CUmemAllocationHandleType
+
+inline constexpr std::string_view kNoSuchDevice = "there is no such device";
+inline constexpr std::string_view kNoSuchHandle = "no such handle exists (it was released, or never made)";
+
+inline void* Pointer(Address address) { return reinterpret_cast<void*>(address.value); }  // NOLINT(performance-no-int-to-ptr)
+
+// Of a map of what begins at each address: the entry that `address` lies in, or end().
+template <class Map>
+auto Containing(Map& map, Address address) {
+  auto it = map.upper_bound(address);
+  if (it == map.begin()) return map.end();
+  --it;
+  Bytes bytes = 0;
+  if constexpr (requires { it->second.bytes; }) {
+    bytes = it->second.bytes;
+  } else {
+    bytes = it->second;
+  }
+  return address.value - it->first.value < bytes ? it : map.end();
+}
 
 struct Simulator::Physical {
   SimulatorWorld::Key key;

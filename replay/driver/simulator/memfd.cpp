@@ -1,6 +1,7 @@
 #include "replay/driver/simulator/memfd.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -9,8 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cinttypes>
-#include <cstdio>
 #include <cstring>
 
 namespace amem {
@@ -54,17 +53,15 @@ std::optional<std::array<std::uint64_t, kFields>> HexFields(std::string_view tex
 
 Result<UniqueFd> MakeTaggedMemfd(const MemfdTag& tag, Bytes bytes) {
   const AllocationProperties& p = tag.properties;
-  std::array<char, 200> name{};
-  std::snprintf(name.data(), name.size(),
-                "amem-sim:%" PRIx64 ":%" PRIx32 ":%" PRIx64 ":%" PRIx32 ":%" PRIx32 ":%" PRIx32 ":%" PRIx32
-                ":%x:%x:%x:%" PRIx32,
-                tag.world, tag.key.index, tag.key.id, p.type, p.handle_types, static_cast<std::uint32_t>(p.location.type),
-                static_cast<std::uint32_t>(p.location.id), unsigned{p.compression}, unsigned{p.gpu_direct_rdma},
-                unsigned{p.usage}, p.reserved);
-  UniqueFd fd(OpenMemfd(name.data()));
+  const std::string name =
+      fmt::format("amem-sim:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}", tag.world, tag.key.index, tag.key.id,
+                  p.type, p.handle_types, static_cast<std::uint32_t>(p.location.type),
+                  static_cast<std::uint32_t>(p.location.id), p.compression, p.gpu_direct_rdma, p.usage, p.reserved);
+  UniqueFd fd(OpenMemfd(name.c_str()));
   if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
-    return Status(Code::kIo, "memfd of " + std::to_string(bytes) + " bytes for simulated memory: " + std::strerror(errno) +
-                                 "; raise the limit of open files (ulimit -n) if it says too many");
+    return Status(Code::kIo, fmt::format("memfd of {} bytes for simulated memory: {}; raise the limit of open files "
+                                         "(ulimit -n) if it says too many",
+                                         bytes, std::strerror(errno)));
   }
   return fd;
 }
@@ -88,10 +85,9 @@ std::optional<MemfdTag> ParseMemfdLink(std::string_view link) {
 }
 
 std::optional<TaggedMemfd> ReadTaggedMemfd(int fd) {
-  std::array<char, 32> path{};
-  std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", fd);
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
   std::array<char, 320> link{};
-  const ssize_t length = readlink(path.data(), link.data(), link.size());
+  const ssize_t length = readlink(path.c_str(), link.data(), link.size());
   if (length <= 0) return std::nullopt;
   const auto tag = ParseMemfdLink({link.data(), static_cast<std::size_t>(length)});
   struct stat info {};

@@ -7,14 +7,14 @@
 #include <string_view>
 
 #include "journal/base/unique_fd.h"
-#include "replay/driver/simulator/world.h"
+#include "replay/driver/simulator/memory_key.h"
 #include "statemachine/types.h"
 
 namespace amem {
 
 struct MemfdTag {
   std::uint64_t world = 0;
-  SimulatorWorld::Key key;
+  SimulatedMemoryKey key;
   AllocationProperties properties;  // the location's id is a device of the world, not of a process
   friend bool operator==(const MemfdTag&, const MemfdTag&) = default;
 };

@@ -39,8 +39,8 @@ Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Ext
   const auto fail = [&](int result, std::string_view why) {
     return SimulatedFailure(result, "find what is not zero on device " + std::to_string(device.value), why);
   };
-  if (const int result = Enter(kFindNonZero)) return fail(result, "a test asked for this failure, or this is a forked child");
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, "there is no such device");
+  if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
   const std::lock_guard lock(mutex_);
   const auto queued = queued_.find(device);

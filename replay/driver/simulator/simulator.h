@@ -1,6 +1,6 @@
 // The simulator: the driver seam where there is no GPU.
 //
-// Device memory is a memfd, a reserved range is an mmap that nobody may touch, a mapping is the memfd mapped there, access is
+// Device memory is a memfd, a reserved range is an mmap without access, a mapping is the memfd mapped there, access is
 // mprotect, an exported descriptor is a dup of the memfd that other processes import. The CPU can use mapped memory through its
 // address, as a kernel would. What is given back is really given back.
 //
@@ -12,9 +12,8 @@
 //   * access is set for whole mappings: it must begin with one and end with one; a hole between is passed over
 //   * a released handle is unknown at once; its memory stays until the last mapping and descriptor are gone
 //   * sizes and addresses that are no multiple of the granularity, flags, a range freed with mappings in it: INVALID_VALUE
-//   * a handle nobody has: INVALID_VALUE (the real driver crashes in Map and Export); a device nobody has: INVALID_DEVICE (101)
-//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types and cannot be exported:
-//   INVALID_VALUE
+//   * an unknown handle: INVALID_VALUE (the real driver crashes in Map and Export); an unknown device: INVALID_DEVICE (101)
+//   * a foreign descriptor at import: UNKNOWN (999); an imported handle has no handle types, and its export is INVALID_VALUE
 //   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
@@ -37,6 +36,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "journal/base/fork_guard.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
 
@@ -200,6 +200,7 @@ class Simulator final : public Driver {
   // What every call begins with: 0, or the CUresult it must fail with.
   int Enter(Call call);
   int EnterSlow(Call call, std::uint64_t count);
+  [[nodiscard]] std::string_view WhyNotEntered() const;
   static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: there is none
@@ -207,7 +208,7 @@ class Simulator final : public Driver {
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   int CheckProperties(const AllocationProperties& properties) const;
   [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
-  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // with a reference; null: nobody has it
+  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // null: unknown, or released
   DriverHandle Adopt(std::shared_ptr<Physical> memory);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
   Status EnsureDescriptor(Physical& memory) const;
@@ -216,7 +217,9 @@ class Simulator final : public Driver {
   [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
   int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
   [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
-  Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
+  // Addresses that are only numbers, and addresses that mmap gives.
+  Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint);
+  static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
   Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
@@ -225,7 +228,7 @@ class Simulator final : public Driver {
   const SimulatorOptions options_;
   const std::shared_ptr<SimulatorWorld> world_;
   const std::uint32_t member_;
-  const std::int32_t pid_;
+  const ForkGuard guard_;
   std::vector<std::int32_t> visible_;
 
   std::mutex finishing_;      // one FinishCopies at a time: it waits for copies that another thread queued too; before mutex_

@@ -1,6 +1,7 @@
 // The simulator's side for tests: what it holds, what it counted, and how it is told to fail.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <iterator>
 #include <thread>
 
 #include "replay/driver/simulator/internal.h"
@@ -21,12 +22,13 @@ void Spend(std::chrono::nanoseconds time) {
   }
 }
 
+std::string LocationText(const Location& location) {
+  return fmt::format("{}/{}", static_cast<std::uint32_t>(location.type), location.id);
+}
+
 std::string AccessText(const std::vector<AccessDescriptor>& access) {
   std::string text;
-  for (const AccessDescriptor& one : access) {
-    text += " " + std::to_string(static_cast<std::uint32_t>(one.location.type)) + "/" + std::to_string(one.location.id) + "=" +
-            std::to_string(one.flags);
-  }
+  for (const AccessDescriptor& one : access) text += fmt::format(" {}={}", LocationText(one.location), one.flags);
   return text.empty() ? " none" : text;
 }
 
@@ -35,17 +37,15 @@ std::string AccessText(const std::vector<AccessDescriptor>& access) {
 std::string ToText(const SimulatorSnapshot& snapshot) {
   std::string text;
   for (const SimulatedHandle& one : snapshot.handles) {
-    text += "handle " + Hex(one.handle.value) + ": " + std::to_string(one.bytes) + " bytes, location " +
-            std::to_string(static_cast<std::uint32_t>(one.properties.location.type)) + "/" +
-            std::to_string(one.properties.location.id) + ", " + std::to_string(one.references) + " references, " +
-            std::to_string(one.mappings) + " mappings" + (one.imported ? ", imported" : "") + "\n";
+    text += fmt::format("handle {}: {} bytes, location {}, {} references, {} mappings{}\n", Hex(one.handle.value), one.bytes,
+                        LocationText(one.properties.location), one.references, one.mappings, one.imported ? ", imported" : "");
   }
   for (const SimulatedRange& one : snapshot.ranges) {
-    text += "range " + Hex(one.address.value) + ": " + std::to_string(one.bytes) + " bytes\n";
+    text += fmt::format("range {}: {} bytes\n", Hex(one.address.value), one.bytes);
   }
   for (const SimulatedMapping& one : snapshot.mappings) {
-    text += "mapping " + Hex(one.address.value) + ": " + std::to_string(one.bytes) + " bytes of handle " +
-            Hex(one.handle.value) + ", access" + AccessText(one.access) + "\n";
+    text += fmt::format("mapping {}: {} bytes of handle {}, access{}\n", Hex(one.address.value), one.bytes,
+                        Hex(one.handle.value), AccessText(one.access));
   }
   return text;
 }
@@ -68,21 +68,15 @@ SimulatorSnapshot Simulator::Snapshot() const {
 
 Result<SimulatedMapping> Simulator::MappingAt(Address address) {
   const std::lock_guard lock(mutex_);
-  auto it = mappings_.upper_bound(address);
-  if (it == mappings_.begin() || address.value - std::prev(it)->first.value >= std::prev(it)->second.bytes) {
-    return Status(Code::kNotFound, "nothing is mapped at " + Hex(address.value));
-  }
-  --it;
+  const auto it = Containing(mappings_, address);
+  if (it == mappings_.end()) return Status(Code::kNotFound, "nothing is mapped at " + Hex(address.value));
   return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access};
 }
 
 Result<SimulatedRange> Simulator::RangeAt(Address address) {
   const std::lock_guard lock(mutex_);
-  auto it = ranges_.upper_bound(address);
-  if (it == ranges_.begin() || address.value - std::prev(it)->first.value >= std::prev(it)->second) {
-    return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
-  }
-  --it;
+  const auto it = Containing(ranges_, address);
+  if (it == ranges_.end()) return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
   return SimulatedRange{it->first, it->second};
 }
 

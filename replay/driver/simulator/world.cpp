@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -84,8 +85,7 @@ std::string Errno(const std::string& tried) { return tried + ": " + std::strerro
 
 Status CheckSettings(std::int32_t devices, Bytes capacity) {
   if (devices < 1 || devices > SimulatorWorld::kMaxDevices) {
-    return {Code::kInvalid, "simulated world with " + std::to_string(devices) + " devices: give 1 to " +
-                                std::to_string(SimulatorWorld::kMaxDevices)};
+    return {Code::kInvalid, fmt::format("simulated world with {} devices: give 1 to {}", devices, SimulatorWorld::kMaxDevices)};
   }
   if (capacity == 0) return {Code::kInvalid, "simulated world with devices of 0 bytes: give them a capacity"};
   return {};
@@ -277,7 +277,7 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t de
 
 namespace {
 
-// The file appears under its name only when it is whole, so that nobody maps half of one.
+// The file appears under its name only when it is whole, so that no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
   const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(std::random_device{}());
   const UniqueFd fd(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -314,8 +314,8 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
   if (!fd) return Status(Code::kIo, Errno("open the simulated world " + path.string()));
   struct stat info {};
   if (fstat(fd.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) != sizeof(Table)) {
-    return Status(Code::kCorrupt, "the simulated world " + path.string() + " has " + std::to_string(info.st_size) +
-                                      " bytes and not " + std::to_string(sizeof(Table)) + ": remove it if no job uses it");
+    return Status(Code::kCorrupt, fmt::format("the simulated world {} has {} bytes and not {}: remove it if no job uses it",
+                                              path.string(), info.st_size, sizeof(Table)));
   }
   Table* table = Table::MapFile(fd.get());
   if (table == nullptr) return Status(Code::kIo, Errno("map the simulated world " + path.string()));
@@ -324,10 +324,9 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
     return Status(Code::kCorrupt, path.string() + " is no simulated world of this version: remove it if no job uses it");
   }
   if (table->devices != devices || table->capacity != capacity_per_device) {
-    return Status(Code::kInvalid, "the simulated world " + path.string() + " has " + std::to_string(table->devices) +
-                                      " devices of " + std::to_string(table->capacity) + " bytes, not " +
-                                      std::to_string(devices) + " of " + std::to_string(capacity_per_device) +
-                                      ": give every process of the job the same");
+    return Status(Code::kInvalid, fmt::format("the simulated world {} has {} devices of {} bytes, not {} of {}: give every "
+                                              "process of the job the same",
+                                              path.string(), table->devices, table->capacity, devices, capacity_per_device));
   }
   return world;
 }
@@ -349,8 +348,7 @@ Result<std::uint32_t> SimulatorWorld::Attach() {
     }
     table_->ReapTheDead();
   }
-  return Status(Code::kRefused,
-                "join the simulated world: all " + std::to_string(kMembers) + " places are taken; end a process");
+  return Status(Code::kRefused, fmt::format("join the simulated world: all {} places are taken; end a process", kMembers));
 }
 
 void SimulatorWorld::Detach(std::uint32_t member) {

@@ -1,8 +1,8 @@
-// The simulator's world: which device memory exists, how much of it, and who holds references to it.
+// The simulator's world: which device memory exists, how much of it, and which members hold references to it.
 //
 // One world is one host with its GPUs. It lives in a file that the processes of a job map (Open), or in one process (InMemory).
 // Every simulator attaches as one member; a member whose process died without detaching is found by its pid and start time, and
-// its references drop, whenever somebody asks how much is in use or finds too little free. A process killed while it held the
+// its references drop, whenever a member asks how much is in use or finds too little free. A process killed while it held the
 // lock leaves the table usable.
 //
 // Memory is counted from Add until no member holds a reference and no descriptor that was exported is open in any member's
@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 
+#include "replay/driver/simulator/memory_key.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -28,12 +29,7 @@ class SimulatorWorld {
   static constexpr std::int32_t kMaxDevices = 64;
   static constexpr std::int32_t kHostMemory = -1;  // "device" of memory that is counted to no device
 
-  // Names one allocation of a world; `id` is never used again.
-  struct Key {
-    std::uint32_t index = 0;
-    std::uint64_t id = 0;
-    friend bool operator==(const Key&, const Key&) = default;
-  };
+  using Key = SimulatedMemoryKey;
 
   static Result<std::shared_ptr<SimulatorWorld>> InMemory(std::int32_t devices, Bytes capacity_per_device);
   // Joins the world in this file, or makes it. kInvalid: it exists with other devices or capacity; kCorrupt: it is no world.

@@ -1,5 +1,7 @@
 #include "replay/peers/local/local_peers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -92,8 +94,8 @@ class LocalNetwork::Hub {
       for (const SessionId other : member->connected) {
         if (auto found = members.find(other); found != members.end()) connected.push_back(found->second);
       }
-      boards.erase(session);  // what it counted is not decided any more
-      for (auto& [leader, board] : boards) board->Closed(session.value, how);
+      counters.erase(session);  // the votes that it counted stay undecided
+      for (auto& [leader, counter] : counters) counter->Closed(session.value, how);
       Changed();
     }
     {
@@ -103,19 +105,19 @@ class LocalNetwork::Hub {
     for (const auto& other : connected) With(other, [&](PeerDelegate& d) { d.OnPeerLost(IdentityOf(*member), how); });
   }
 
-  // With the mutex held. A member's one connection to every board is its session.
-  VoteCounter& BoardOf(SessionId leader) {
-    auto& board = boards[leader];
-    if (board == nullptr) {
-      board = std::make_unique<VoteCounter>([this](std::uint64_t to, MessageBody body) {
+  // With the mutex held. A member's one connection to every counter is its session.
+  VoteCounter& CounterOf(SessionId leader) {
+    auto& counter = counters[leader];
+    if (counter == nullptr) {
+      counter = std::make_unique<VoteCounter>([this](std::uint64_t to, MessageBody body) {
         mail[to].push_back(std::move(body));
         Changed();
       });
     }
-    return *board;
+    return *counter;
   }
 
-  // `seen`: who was alive when it was looked at before; its death is a failure.
+  // `seen`: members that were alive at an earlier look; that one of them is dead now is a failure.
   Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self, std::set<SessionId>& seen) {
     std::map<SessionId, PeerIdentity> set;
     std::vector<SessionId> frontier{self.session};
@@ -129,8 +131,8 @@ class LocalNetwork::Hub {
       seen.insert(session);
       const PeerIdentity who = IdentityOf(*member);
       if (who.group != self.group) {
-        return Status{Code::kRefused, ToText(self) + " of group " + std::to_string(self.group) + " shares memory with " +
-                                          ToText(who) + " of group " + std::to_string(who.group)};
+        return Status{Code::kRefused, fmt::format("{} of group {} shares memory with {} of group {}", ToText(self), self.group,
+                                                  ToText(who), who.group)};
       }
       set[session] = who;
       With(member, [&](PeerDelegate& d) {
@@ -147,8 +149,8 @@ class LocalNetwork::Hub {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<SessionId, std::shared_ptr<Member>> members;
-  std::map<SessionId, std::unique_ptr<VoteCounter>> boards;  // by leader
-  std::map<std::uint64_t, std::deque<MessageBody>> mail;     // by session
+  std::map<SessionId, std::unique_ptr<VoteCounter>> counters;  // by leader
+  std::map<std::uint64_t, std::deque<MessageBody>> mail;       // by session
 };
 
 namespace {
@@ -158,8 +160,8 @@ struct LocalBegun {
   std::optional<Lifecycle> settled;
 };
 
-// One member's wait for the others. `again`: the leader of a round was lost; the dead are left out, and whoever is not in a
-// cycle any more ends the wait.
+// One member's wait for the others. `again`: the leader of a round was lost; the dead are left out, and a member that is not in
+// a cycle any more ends the wait.
 class LocalArrival {
  public:
   LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool again)
@@ -185,7 +187,7 @@ class LocalArrival {
       const SessionId lowest = set->front().session;
       if (leader_ && *leader_ != lowest) Withdraw();
       leader_ = lowest;
-      hub_.BoardOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
+      hub_.CounterOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
       if (hub_.mail[session_.value].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
       if (auto news = TakeMail(); news.has_value()) return std::move(*news);
     }
@@ -201,13 +203,13 @@ class LocalArrival {
     return std::nullopt;
   }
   CycleProgress WhereIs(SessionId session) {
-    CycleProgress standing;
-    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { standing = d.Progress(); });
-    return standing;
+    CycleProgress progress;
+    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { progress = d.Progress(); });
+    return progress;
   }
   // With the hub's mutex held, the three below.
   void Withdraw() {
-    if (leader_ && hub_.members.contains(*leader_)) hub_.BoardOf(*leader_).Closed(session_.value, "withdrew");
+    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_).Closed(session_.value, "withdrew");
     hub_.mail.erase(session_.value);
   }
   std::optional<Result<LocalBegun>> TakeMail() {
@@ -221,13 +223,13 @@ class LocalArrival {
     return std::nullopt;
   }
   Status TimedOut() {
-    hub_.BoardOf(*leader_).Withdrew(session_.value);
+    hub_.CounterOf(*leader_).Withdrew(session_.value);
     std::vector<PeerIdentity> missing;
     for (const auto& body : hub_.mail[session_.value]) {
       if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
     }
     hub_.mail.erase(session_.value);
-    return {Code::kTimeout, "waited " + std::to_string(hub_.timeout_ms) + " ms for " + ToText(missing) + " to come"};
+    return {Code::kTimeout, fmt::format("waited {} ms for {} to come", hub_.timeout_ms, ToText(missing))};
   }
 
   LocalNetwork::Hub& hub_;
@@ -278,7 +280,7 @@ class LocalRound final : public Round {
       return answer(leader(), Gone(leader()));
     };
     if (lost_ || !hub_->members.contains(leader())) return leader_lost();
-    hub_->BoardOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
+    hub_->CounterOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
     while (true) {
       auto& mail = hub_->mail[self_.value];
       while (!mail.empty()) {
@@ -291,16 +293,17 @@ class LocalRound final : public Round {
       }
       if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
       if (!hub_->members.contains(leader())) return leader_lost();
-      VoteCounter& board = hub_->BoardOf(leader());
-      hub_->WaitUntil(lock, board.NextDeadline().value_or(hub_->Now() + kLookAgain));
-      if (hub_->members.contains(leader())) hub_->BoardOf(leader()).Tick(hub_->Now());
+      VoteCounter& counter = hub_->CounterOf(leader());
+      hub_->WaitUntil(lock, counter.NextDeadline().value_or(hub_->Now() + kLookAgain));
+      if (hub_->members.contains(leader())) hub_->CounterOf(leader()).Tick(hub_->Now());
     }
   }
 
  private:
   [[nodiscard]] SessionId leader() const { return begun_.members.front().session; }
   void Leave() {
-    if (auto board = hub_->boards.find(leader()); board != hub_->boards.end()) board->second->Left(self_.value, begun_.round);
+    if (auto counter = hub_->counters.find(leader()); counter != hub_->counters.end())
+      counter->second->Left(self_.value, begun_.round);
     hub_->mail.erase(self_.value);
   }
 
@@ -310,8 +313,8 @@ class LocalRound final : public Round {
   const std::uint64_t cycle_;
   BegunMessage begun_;
   std::uint32_t index_ = 0;
-  bool lost_ = false;      // the leader
-  bool given_up_ = false;  // and there is no other
+  bool lost_ = false;      // the leader is
+  bool given_up_ = false;  // a lost leader has no successor
 };
 
 class LocalPeers final : public Peers {
@@ -356,12 +359,10 @@ class LocalPeers final : public Peers {
     hub_->With(hub_->Find(remote.owner), [&](PeerDelegate& d) { d.OnReferenceDropped(Self(), remote.allocation, as); });
   }
 
-  bool AwaitLoss(SessionId who) override {
+  bool AwaitLoss(SessionId session) override {
     hub_->Step();
-    if (hub_->Find(who) != nullptr) return false;
-    PeerIdentity identity;
-    identity.session = who;
-    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost(identity, kPeerDied); });
+    if (hub_->Find(session) != nullptr) return false;
+    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost({.session = session}, kPeerDied); });
     return true;
   }
 

@@ -1,7 +1,8 @@
 // Peers in memory, for tests with several sessions in one process: no sockets and no threads.
 //
 // Imports and drops call the owner's delegate on the caller's thread, so that a single-threaded test decides the order of
-// everything. Rounds need a thread per member, as they wait; decisions are made by the same board as between processes.
+// everything. Rounds need a thread per member, as they wait; the votes are counted by the same VoteCounter as between
+// processes.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@
 
 namespace amem {
 
-// Decides who runs and what time it is, for tests that must be able to repeat a run. Without one, threads and the clock do.
+// Decides which thread runs and what time it is, for tests that must be able to repeat a run. Without one, the system does.
 class LocalScheduler {
  public:
   using Time = std::chrono::steady_clock::time_point;

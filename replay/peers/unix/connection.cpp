@@ -1,5 +1,6 @@
 #include "replay/peers/unix/connection.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
@@ -37,7 +38,7 @@ std::string HowItEnded(const ConnectionContext& context, SessionId session) {
 }
 
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience) {
-  const Deadline deadline = std::chrono::steady_clock::now() + patience;
+  const Deadline deadline = In(patience);
   while (true) {
     if (ConnectTo(context.directory, session).status().code() == Code::kPeerLost) return true;
     if (Passed(deadline)) return false;
@@ -55,6 +56,11 @@ int MillisecondsUntil(Deadline deadline) {
   return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
 }
 
+bool CanBeRead(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
+}
+
 PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process)
     : context_(context),
       to_(to),
@@ -68,13 +74,12 @@ Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionCo
                                                               const PeerIdentity& self, Deadline deadline) {
   auto socket = ConnectBefore(context, to, deadline);
   if (!socket) return socket.status();
-  auto who = CredentialsOf(socket->get());
-  if (!who) return who.status();
-  if (who->uid != context.uid) {
-    return Status{Code::kRefused,
-                  "its socket belongs to user " + std::to_string(who->uid) + " and not to user " + std::to_string(context.uid)};
+  const auto owner = CredentialsOf(socket->get());
+  if (!owner) return owner.status();
+  if (owner->uid != context.uid) {
+    return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner->uid, context.uid)};
   }
-  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(who->pid)));
+  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(owner->pid)));
   HelloMessage hello;
   hello.purpose = purpose;
   hello.self = self;
@@ -135,7 +140,7 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   auto message = DecodeMessage({buffer_.get(), packet.bytes});
   if (!message) return message.status().Within("it sent");
   if (packet.descriptors_lost) {
-    // Said as a failure of that request, so that a caller who waits for more answers can still take those.
+    // Said as a failure of that request, so that a caller that waits for more answers can still take those.
     message->body = FailureMessage{
         {Code::kIo, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
     packet.descriptors.clear();

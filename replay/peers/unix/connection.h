@@ -13,18 +13,24 @@
 namespace amem {
 
 using Deadline = std::chrono::steady_clock::time_point;
+inline Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+int MillisecondsUntil(Deadline deadline);  // for poll: rounded up, never negative
+bool CanBeRead(int fd);                    // now; false for -1
+
+// A process that dies is still there for a moment: its connections end before its socket refuses.
+inline constexpr std::chrono::milliseconds kDyingPatience{500};
 
 // What every connection of a process has in common. The descriptors are the owner's and outlive the connections.
 struct ConnectionContext {
   int directory = -1;
   int stop = -1;  // an eventfd that is readable once this process stops serving
-  uid_t uid = 0;  // who may be at the other end
+  uid_t uid = 0;  // of the processes that may be at the other end
 };
 
 // How a session whose connection closed has ended, as far as can be told: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
 
-// Whether nobody listens for that session any more; looks again for `patience`, as a process that dies does not do so at once.
+// Whether that session's socket is gone, or refuses; looks again for `patience`.
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
 
 class PeerConnection {
@@ -34,11 +40,11 @@ class PeerConnection {
     std::vector<UniqueFd> descriptors;
   };
 
-  ~PeerConnection();  // ends it for the peer too, whoever else may hold the socket by a fork
+  ~PeerConnection();  // ends it for the peer too, even where a forked child holds the socket open
   PeerConnection(const PeerConnection&) = delete;
   PeerConnection& operator=(const PeerConnection&) = delete;
 
-  // Connects and says hello; does not wait for the answer. kPeerLost: nobody there.
+  // Connects and says hello; does not wait for the answer. kPeerLost: the session is gone.
   static Result<std::unique_ptr<PeerConnection>> Begin(const ConnectionContext& context, SessionId to, Purpose purpose,
                                                        const PeerIdentity& self, Deadline deadline);
   // The answer to the hello, once per connection.
@@ -74,7 +80,5 @@ class PeerConnection {
 // A descriptor that becomes readable when that process has died, even while children it forked hold its sockets open; none if
 // the process cannot be seen from here.
 UniqueFd WatchProcess(pid_t pid);
-
-int MillisecondsUntil(Deadline deadline);  // for poll: rounded up, never negative
 
 }  // namespace amem

@@ -51,7 +51,7 @@ class OwnerConnection::Turn {
 };
 
 Status OwnerConnection::Failed(const std::string& doing, const Status& why) const {
-  const auto known = service_.Known(owner_);
+  const auto known = service_.sessions().Known(owner_);
   const std::string text = doing + " from " + (known ? ToText(*known) : ToText(owner_)) + ": ";
   if (why.code() == Code::kTimeout) {
     return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
@@ -66,7 +66,7 @@ Status OwnerConnection::Connect(Deadline deadline) {
     if (lost_) return {Code::kPeerLost, "it " + *lost_};
     if (connected_) return {};
   }
-  auto fresh = PeerConnection::Begin(context_, owner_, Purpose::kData, service_.Self(), deadline);
+  auto fresh = PeerConnection::Begin(context_, owner_, Purpose::kData, service_.sessions().Self(), deadline);
   if (!fresh) return fresh.status();
   auto welcome = (*fresh)->AwaitWelcome(deadline);
   if (!welcome) return welcome.status();
@@ -75,7 +75,7 @@ Status OwnerConnection::Connect(Deadline deadline) {
     connection_ = *std::move(fresh);
   }
   Status watched;
-  const bool ran = service_.Run([&] { watched = service_.Watch(*welcome, shared_from_this()); });
+  const bool ran = service_.Run([&] { watched = service_.sessions().Watch(*welcome, shared_from_this()); });
   if (!ran) watched = {Code::kRefused, "this process has stopped serving its peers"};
   const std::lock_guard lock(send_mutex_);
   if (watched.ok()) {
@@ -104,7 +104,7 @@ Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Dea
   while (true) {
     auto incoming = connection_->Receive(deadline);
     if (!incoming) return incoming.status();
-    if (incoming->message.request != request) continue;  // an answer that somebody else gave up waiting for
+    if (incoming->message.request != request) continue;  // an answer that another request gave up waiting for
     auto shared = Unpack(*std::move(incoming), 1);
     if (!shared) return shared.status();
     return std::move(shared->front());
@@ -112,7 +112,7 @@ Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Dea
 }
 
 Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationId as) {
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+  const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_));
   const auto run = [&]() -> Result<SharedAllocation> {
     const Turn turn(*this, deadline);
     if (!turn.mine()) return Status{Code::kTimeout, ""};
@@ -120,7 +120,7 @@ Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationI
     const std::uint64_t request = connection_->NextRequest();
     AMEM_TRY(Send(ImportMessage{as, token}, request, deadline));
     auto shared = AwaitShared(request, deadline);
-    // The owner may have noted, or may yet note, a reference that nobody will ever use.
+    // The owner may have noted, or may yet note, a reference that no request will ever use.
     if (!shared) Drop({token.allocation, as});
     return shared;
   };
@@ -131,7 +131,7 @@ Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationI
 
 Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vector<ShareRequest>& requests) {
   if (requests.empty()) return std::vector<SharedAllocation>();
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+  const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_));
   const auto run = [&]() -> Result<std::vector<SharedAllocation>> {
     const Turn turn(*this, deadline);
     if (!turn.mine()) return Status{Code::kTimeout, ""};
@@ -174,7 +174,7 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vecto
       AMEM_TRY(connection_->Wait(sent < batches ? PeerConnection::Until::kEither : PeerConnection::Until::kReadable, deadline));
       continue;
     }
-    if ((*incoming)->message.request != first + received) continue;  // an answer that somebody else gave up waiting for
+    if ((*incoming)->message.request != first + received) continue;  // an answer that another request gave up waiting for
     auto part = Unpack(std::move(**incoming), batch_at(received++).references.size());
     if (!part && failure.ok()) failure = part.status();
     if (part) std::move(part->begin(), part->end(), std::back_inserter(all));
@@ -204,11 +204,11 @@ void OwnerConnection::Drop(const ShareRequest& reference) {
     if (!connected_ || lost_) return;  // then the owner has no reference of ours
     const bool behind = !drops_.empty();
     drops_.push_back(reference);
-    if (behind) return;  // somebody sends it already
+    if (behind) return;  // it is sent with those before it
     auto sent = SendDropsLocked();
     waits = sent && !*sent;
   }
-  if (waits) service_.FlushLater(shared_from_this());
+  if (waits) service_.sessions().FlushLater(shared_from_this());
 }
 
 bool OwnerConnection::Flush() {
@@ -229,7 +229,7 @@ void OwnerConnection::Lost(const std::string& reason) {
   const std::lock_guard lock(send_mutex_);
   lost_ = reason;
   drops_.clear();
-  (void)::shutdown(connection_->fd(), SHUT_RDWR);  // whoever waits wakes
+  (void)::shutdown(connection_->fd(), SHUT_RDWR);  // wakes the threads that wait
 }
 
 }  // namespace amem

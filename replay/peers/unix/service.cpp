@@ -1,245 +1,150 @@
 #include "replay/peers/unix/service.h"
 
-#include <pthread.h>
-#include <sched.h>
+#include <fmt/format.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <csignal>
 #include <exception>
-#include <system_error>
 
 #include "replay/peers/token.h"
 
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kListenerKey = 1, kCommandKey = 2, kStopKey = 3, kFirstKey = 16;
 constexpr auto kHelloPatience = std::chrono::seconds(5);
-constexpr auto kServiceSpin = std::chrono::milliseconds(1);  // awake, after the last event
 constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
-constexpr std::size_t kStrangersMax = 64;  // connections that have not said hello
+constexpr std::size_t kUnauthenticatedMax = 64;  // connections that have not said hello
 constexpr std::size_t kConnectionsMax = 1024;
 constexpr std::size_t kQueueMax = 64;  // messages that wait for a slow peer
 constexpr int kMessagesATurn = 16;     // from one peer, before the others have theirs
-
-void Signal(int event_fd) {
-  const std::uint64_t one = 1;
-  (void)!::write(event_fd, &one, sizeof(one));
-}
-
-void Drain(int event_fd) {
-  std::uint64_t count = 0;
-  (void)!::read(event_fd, &count, sizeof(count));
-}
-
-bool Add(int epoll, int fd, std::uint64_t key, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = key;
-  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-void Modify(int epoll, int fd, std::uint64_t key, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = key;
-  (void)::epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event);
-}
-
-// No memory in the middle of something: the turn is cut short, the guest's process goes on.
-template <class Work>
-void Guarded(const Work& work) {
-  try {
-    work();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-  }
-}
-
-void Remove(int epoll, int fd) { (void)::epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr); }
 
 }  // namespace
 
 PeerService::PeerService(const ConnectionContext& context, UniqueFd listener, const PeerIdentity& self, PeerDelegate& delegate)
     : context_(context),
-      listener_(std::move(listener)),
       delegate_(delegate),
-      self_(self),
-      last_key_(kFirstKey),
+      listener_(std::move(listener)),
+      loop_(*this),
+      sessions_(context, loop_, self, delegate,
+                // All its connections: of a process that died they may be held open by children that it forked.
+                [this](SessionId session, const std::string& reason) {
+                  for (auto& [id, connection] : inbound_) {
+                    if (connection->peer.session == session) MarkForClose(*connection, reason);
+                  }
+                }),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)),
-      board_([this](std::uint64_t connection, MessageBody body) {
+      votes_([this](std::uint64_t connection, MessageBody body) {
         if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
       }) {}
 
 PeerService::~PeerService() { Stop(); }
 
 Status PeerService::Start() {
-  epoll_.Reset(::epoll_create1(EPOLL_CLOEXEC));
-  command_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_ || !command_ || !change_ || !Add(epoll_.get(), listener_.get(), kListenerKey, EPOLLIN) ||
-      !Add(epoll_.get(), command_.get(), kCommandKey, EPOLLIN)) {
-    return {Code::kIo, "starting the service of peers: epoll and eventfd: " + ErrnoText(errno)};
-  }
-  // Signals are for the guest's threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status started;
-  try {
-    thread_ = std::thread([this] { Loop(); });
-    pthread_setname_np(thread_.native_handle(), "amem-peers");
-  } catch (const std::system_error& e) {
-    started = {Code::kIo, std::string("starting the service of peers: thread: ") + e.what()};
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
+  AMEM_TRY(loop_.Open());
+  AMEM_TRY(sessions_.Open());
+  listener_key_ = loop_.Add(listener_.get(), EPOLLIN, [this](ServiceLoop::Key, std::uint32_t) { Accept(); });
+  if (listener_key_ == 0) return {Code::kIo, "starting the service of peers: epoll: " + ErrnoText(errno)};
+  return loop_.Start();
 }
 
 void PeerService::Stop() {
-  {
-    const std::lock_guard lock(command_mutex_);
-    stopping_ = true;
-  }
-  if (thread_.joinable()) {
-    Signal(command_.get());
-    thread_.join();
-  }
-  RunCommands();  // whoever came last must not wait for ever
+  loop_.Stop();
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
-  watched_.clear();
+  sessions_.ForgetConnections();
   listener_.Reset();
 }
 
-PeerIdentity PeerService::Self() const {
-  const std::lock_guard lock(self_mutex_);
-  return self_;
-}
+// ---- time ------------------------------------------------------------------------------------------------------------------
 
-void PeerService::SetGroup(std::int64_t group) {
-  {
-    const std::lock_guard lock(self_mutex_);
-    self_.group = group;
-  }
-  Changed();
-}
-
-std::optional<PeerIdentity> PeerService::Known(SessionId session) const {
-  const std::lock_guard lock(self_mutex_);
-  const auto at = known_.find(session);
-  return at == known_.end() ? std::nullopt : std::optional(at->second);
-}
-
-void PeerService::SetLoss(const std::optional<PeerIdentity>& who) {
-  const std::lock_guard lock(self_mutex_);
-  loss_ = who;
-  if (who) failed_by_.insert(who->session);
-}
-
-bool PeerService::HasFailedBy(SessionId session) const {
-  const std::lock_guard lock(self_mutex_);
-  return failed_by_.contains(session);
-}
-
-void PeerService::Changed() { Signal(change_.get()); }
-
-// ---- commands --------------------------------------------------------------------------------------------------------------
-
-bool PeerService::Run(const std::function<void()>& work) {
-  struct Wait {
-    std::mutex mutex;
-    std::condition_variable done_changed;
-    bool done = false, ran = false;
+std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const {
+  std::optional<Clock::time_point> next = votes_.NextDeadline();
+  const auto consider = [&](Clock::time_point at) {
+    if (!next || at < *next) next = at;
   };
-  const auto wait = std::make_shared<Wait>();
-  {
-    const std::lock_guard lock(command_mutex_);
-    if (stopping_) return false;
-    commands_.emplace_back([this, wait, &work] {
-      const bool stopping = Stopping();
-      if (!stopping) work();
-      const std::lock_guard inner(wait->mutex);
-      wait->done = true;
-      wait->ran = !stopping;
-      wait->done_changed.notify_all();
-    });
+  for (const auto& [id, connection] : inbound_) {
+    if (!connection->welcome) consider(connection->accepted + kHelloPatience);
+    if (connection->retry) consider(*connection->retry);
   }
-  Signal(command_.get());
-  std::unique_lock lock(wait->mutex);
-  wait->done_changed.wait(lock, [&] { return wait->done; });
-  return wait->ran;
+  if (listen_again_) consider(*listen_again_);
+  return next;
 }
 
-void PeerService::RunCommands() {
-  std::deque<std::function<void()>> commands;
-  {
-    const std::lock_guard lock(command_mutex_);
-    commands.swap(commands_);
+void PeerService::Timers(Clock::time_point now) {
+  for (auto& [id, connection] : inbound_) {
+    if (!connection->welcome && now >= connection->accepted + kHelloPatience) MarkForClose(*connection, "said nothing");
+    if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
   }
-  for (const auto& command : commands) command();
+  if (listen_again_ && now >= *listen_again_) {
+    listen_again_.reset();
+    loop_.Modify(listener_key_, EPOLLIN);
+  }
+  votes_.Tick(now);
 }
 
-void PeerService::Post(std::function<void()> work) {
-  {
-    const std::lock_guard lock(command_mutex_);
-    if (stopping_) return;
-    commands_.emplace_back([this, work = std::move(work)] {
-      if (!Stopping()) work();
-    });
-  }
-  Signal(command_.get());
-}
-
-void PeerService::FlushLater(std::shared_ptr<WatchedConnection> connection) {
-  Post([this, connection = std::move(connection)] {
-    for (const auto& [key, item] : watched_) {
-      if (item.second == connection) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP | EPOLLOUT);
+// Connections are closed here and nowhere else, so that no function loses the one it is working on.
+void PeerService::Sweep() {
+  for (bool found = true; found;) {
+    found = false;
+    for (auto at = inbound_.begin(); at != inbound_.end(); ++at) {
+      if (!at->second->marked) continue;
+      const std::unique_ptr<Inbound> gone = std::move(at->second);
+      inbound_.erase(at);
+      found = true;
+      if (gone->welcome && gone->purpose == Purpose::kRound) votes_.Closed(gone->id, *gone->marked);
+      if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked);
+      break;
     }
-  });
-}
-
-bool PeerService::Stopping() {
-  const std::lock_guard lock(command_mutex_);
-  return stopping_;
-}
-
-// ---- the loop --------------------------------------------------------------------------------------------------------------
-
-void PeerService::Loop() {
-  while (!Stopping()) Turn();
-}
-
-void PeerService::Turn() {
-  std::array<epoll_event, 32> events;
-  // Imports come in rows: whoever asked a moment ago asks again before this thread could fall asleep and be woken.
-  const bool spin = HasIdleCores() && Clock::now() - last_event_ < kServiceSpin;
-  const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), spin ? 0 : WaitMilliseconds());
-  if (n > 0) last_event_ = Clock::now();
-  if (n == 0 && spin) ::sched_yield();
-  for (int i = 0; i < n; ++i) {
-    if (Stopping()) return;
-    Guarded([&] { Dispatch(events[static_cast<std::size_t>(i)].data.u64, events[static_cast<std::size_t>(i)].events); });
   }
-  Guarded([&] { Timers(Clock::now()); });
-  Guarded([&] { Sweep(); });
 }
 
-void PeerService::Dispatch(std::uint64_t key, std::uint32_t events) {
-  if (key == kListenerKey) return Accept();
-  if (key == kCommandKey) {
-    Drain(command_.get());
-    return RunCommands();
+// ---- connections that come in ----------------------------------------------------------------------------------------------
+
+void PeerService::Accept() {
+  for (int i = 0; i < kMessagesATurn; ++i) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        loop_.Modify(listener_key_, 0);  // or the loop would spin on it
+        listen_again_ = Clock::now() + kAcceptRetry;
+      }
+      return;
+    }
+    const auto peer = CredentialsOf(socket.get());
+    if (!peer || peer->uid != context_.uid) continue;  // closed: another user is none of ours
+    MakeRoom();
+    if (inbound_.size() >= kConnectionsMax) continue;
+    auto connection = std::make_unique<Inbound>();
+    const std::uint64_t id = connection->id = ++last_id_;
+    connection->socket = std::move(socket);
+    connection->pid = peer->pid;
+    connection->accepted = Clock::now();
+    connection->interest = EPOLLIN;
+    connection->key =
+        loop_.Add(connection->socket.get(), EPOLLIN, [this, id](ServiceLoop::Key, std::uint32_t events) { Ready(id, events); });
+    if (connection->key != 0) inbound_.emplace(id, std::move(connection));
   }
-  if (watched_.contains(key)) return WatchedReady(key, events);
-  if (processes_.contains(key)) return ProcessDied(key);
-  const auto at = inbound_.find(key);
+}
+
+// Peers say hello at once, so the unauthenticated connection that has been silent longest goes first.
+void PeerService::MakeRoom() {
+  std::size_t unauthenticated = 0;
+  Inbound* oldest = nullptr;
+  for (auto& [id, connection] : inbound_) {
+    if (connection->welcome || connection->marked) continue;
+    ++unauthenticated;
+    if (oldest == nullptr) oldest = connection.get();
+  }
+  if (unauthenticated < kUnauthenticatedMax) return;
+  Readable(*oldest);  // its hello may have come by now
+  if (!oldest->welcome) MarkForClose(*oldest, "said nothing");
+}
+
+void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
+  const auto at = inbound_.find(id);
   if (at == inbound_.end()) return;
   Inbound& connection = *at->second;
   try {
@@ -253,86 +158,11 @@ void PeerService::Dispatch(std::uint64_t key, std::uint32_t events) {
   }
 }
 
-int PeerService::WaitMilliseconds() const {
-  std::optional<Clock::time_point> next = board_.NextDeadline();
-  const auto consider = [&](Clock::time_point at) {
-    if (!next || at < *next) next = at;
-  };
-  for (const auto& [id, connection] : inbound_) {
-    if (!connection->welcome) consider(connection->accepted + kHelloPatience);
-    if (connection->retry) consider(*connection->retry);
-  }
-  if (listen_again_) consider(*listen_again_);
-  return next ? MillisecondsUntil(*next) : -1;
-}
-
-void PeerService::Timers(Clock::time_point now) {
-  for (auto& [id, connection] : inbound_) {
-    if (!connection->welcome && now >= connection->accepted + kHelloPatience) MarkForClose(*connection, "said nothing");
-    if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
-  }
-  if (listen_again_ && now >= *listen_again_) {
-    listen_again_.reset();
-    Modify(epoll_.get(), listener_.get(), kListenerKey, EPOLLIN);
-  }
-  board_.Tick(now);
-}
-
-// Closings happen here and nowhere else, so that nobody loses the connection it is working on.
-void PeerService::Sweep() {
-  for (bool found = true; found;) {
-    found = false;
-    for (auto at = inbound_.begin(); at != inbound_.end(); ++at) {
-      if (!at->second->marked) continue;
-      const std::unique_ptr<Inbound> gone = std::move(at->second);
-      inbound_.erase(at);
-      found = true;
-      if (gone->welcome && gone->purpose == Purpose::kRound) board_.Closed(gone->id, *gone->marked);
-      if (gone->welcome && gone->purpose == Purpose::kData) Lose(gone->peer.session, *gone->marked);
-      break;
-    }
-  }
-}
-
-// ---- connections that come in ----------------------------------------------------------------------------------------------
-
-void PeerService::Accept() {
-  for (int i = 0; i < kMessagesATurn; ++i) {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        Modify(epoll_.get(), listener_.get(), kListenerKey, 0);  // or the loop would spin on it
-        listen_again_ = Clock::now() + kAcceptRetry;
-      }
-      return;
-    }
-    auto who = CredentialsOf(socket.get());
-    if (!who || who->uid != context_.uid) continue;  // closed: not ours to talk to
-    MakeRoom();
-    if (inbound_.size() >= kConnectionsMax) continue;
-    auto connection = std::make_unique<Inbound>();
-    connection->id = ++last_key_;
-    connection->socket = std::move(socket);
-    connection->pid = who->pid;
-    connection->accepted = Clock::now();
-    connection->interest = EPOLLIN;
-    if (!Add(epoll_.get(), connection->socket.get(), connection->id, EPOLLIN)) continue;
-    inbound_.emplace(connection->id, std::move(connection));
-  }
-}
-
-// Peers say hello at once, so the unauthenticated peer who has been silent longest goes first.
-void PeerService::MakeRoom() {
-  std::size_t unauthenticated = 0;
-  Inbound* oldest = nullptr;
-  for (auto& [id, connection] : inbound_) {
-    if (connection->welcome || connection->marked) continue;
-    ++unauthenticated;
-    if (oldest == nullptr) oldest = connection.get();
-  }
-  if (unauthenticated < kStrangersMax) return;
-  Readable(*oldest);  // its hello may have come by now
-  if (!oldest->welcome) MarkForClose(*oldest, "said nothing");
+void PeerService::ProcessDied(std::uint64_t id) {
+  const auto at = inbound_.find(id);
+  if (at == inbound_.end()) return;
+  Readable(*at->second);  // what it said last counts
+  MarkForClose(*at->second, HowItEnded(context_, at->second->peer.session));
 }
 
 void PeerService::MarkForClose(Inbound& connection, std::string why) {
@@ -340,8 +170,8 @@ void PeerService::MarkForClose(Inbound& connection, std::string why) {
   connection.marked = std::move(why);
   connection.queue.clear();
   connection.retry.reset();
-  UnwatchProcess(connection.process);
-  Remove(epoll_.get(), connection.socket.get());  // closing is not enough where forked children hold it open too
+  connection.process.End();
+  loop_.Remove(connection.key);
   (void)::shutdown(connection.socket.get(), SHUT_RDWR);
   connection.socket.Reset();
 }
@@ -371,22 +201,24 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
     Reply(connection, message.request, FailureMessage{{code, why}});
     MarkForClose(connection, why);
   };
-  const PeerIdentity self = Self();
+  const PeerIdentity self = sessions_.Self();
   if (hello->least_version > kPeerProtocol || hello->version < kPeerProtocolLeast) {
-    return refuse(Code::kUnsupported, ToText(self) + " speaks versions " + std::to_string(kPeerProtocolLeast) + " to " +
-                                          std::to_string(kPeerProtocol) + " of AMem's protocol, " + ToText(hello->self) +
-                                          " speaks " + std::to_string(hello->least_version) + " to " +
-                                          std::to_string(hello->version) + ": use one version of AMem in the whole job");
+    return refuse(Code::kUnsupported,
+                  fmt::format("{} speaks versions {} to {} of AMem's protocol, {} speaks {} to {}: use one version of AMem in "
+                              "the whole job",
+                              ToText(self), kPeerProtocolLeast, kPeerProtocol, ToText(hello->self), hello->least_version,
+                              hello->version));
   }
   if (hello->to != self.session || !hello->self.session)
     return refuse(Code::kNotFound, "this is session " + Hex(self.session.value));
   connection.peer = hello->self;
   connection.purpose = hello->purpose;
   if (hello->purpose == Purpose::kData) {
-    if (Status connected = Connected(hello->self); !connected.ok()) return refuse(connected.code(), connected.message());
+    if (Status connected = sessions_.Connected(hello->self); !connected.ok())
+      return refuse(connected.code(), connected.message());
   }
   connection.welcome = true;
-  connection.process = WatchProcessOf(connection.pid, connection.id, {});
+  connection.process.Begin(loop_, connection.pid, [this, id = connection.id] { ProcessDied(id); });
   Reply(connection, message.request, WelcomeMessage{std::min(hello->version, kPeerProtocol), self});
 }
 
@@ -410,17 +242,17 @@ Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
 }  // namespace
 
 void PeerService::Import(Inbound& connection, std::uint64_t request, const ImportMessage& import) {
-  if (import.token.session != Self().session) {
+  if (import.token.session != sessions_.Self().session) {
     return Reply(connection, request,
                  FailureMessage{{Code::kInvalid, "the token names another session, " + Hex(import.token.session.value)}});
   }
   auto shared = Checked(delegate_.OnImport(connection.peer, import.as, import.token));
   if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
-  sessions_[connection.peer.session].references.emplace(import.token.allocation.value, import.as.value);
+  sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
   Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties, shared->part}}}, std::move(descriptors));
-  Changed();
+  sessions_.Changed();
 }
 
 void PeerService::Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport) {
@@ -438,10 +270,9 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
 }
 
 void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
-  auto& references = sessions_[connection.peer.session].references;
   for (const auto& reference : dropped.references) {
-    // Only what was given away here; a drop may also follow an import that was refused.
-    if (references.erase({reference.allocation.value, reference.as.value}) == 0) continue;
+    // A drop may also follow an import that was refused, which left no reference.
+    if (!sessions_.RemoveReference(connection.peer.session, reference.allocation, reference.as)) continue;
     delegate_.OnReferenceDropped(connection.peer, reference.allocation, reference.as);
   }
 }
@@ -449,24 +280,20 @@ void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
 NeighbourhoodMessage PeerService::Neighbourhood() {
-  NeighbourhoodMessage answer{Self(), {}, delegate_.Progress()};
+  NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(), sessions_.Loss()};
   for (const SessionId session : delegate_.Neighbours()) {
-    PeerIdentity unknown;
-    unknown.session = session;
-    answer.neighbours.push_back(Known(session).value_or(unknown));
+    answer.neighbours.push_back(sessions_.Known(session).value_or(PeerIdentity{.session = session}));
   }
-  const std::lock_guard lock(self_mutex_);
-  answer.lost = loss_;
   return answer;
 }
 
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
   if (std::holds_alternative<AskNeighboursMessage>(message.body)) return Reply(connection, message.request, Neighbourhood());
   if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))
-    return board_.Arrived(connection.id, connection.peer, *arrival);
-  if (std::holds_alternative<WithdrawMessage>(message.body)) return board_.Withdrew(connection.id);
-  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return board_.Voted(connection.id, *vote, Clock::now());
-  if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return board_.Left(connection.id, leave->round);
+    return votes_.Arrived(connection.id, connection.peer, *arrival);
+  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes_.Withdrew(connection.id);
+  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes_.Voted(connection.id, *vote, Clock::now());
+  if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes_.Left(connection.id, leave->round);
   MarkForClose(connection, "sent a message that has no place on a connection for rounds");
 }
 
@@ -500,111 +327,7 @@ void PeerService::SetInterest(Inbound& connection) {
   const std::uint32_t interest = connection.queue.empty() ? EPOLLIN : connection.retry ? 0u : std::uint32_t{EPOLLOUT};
   if (interest == connection.interest) return;
   connection.interest = interest;
-  Modify(epoll_.get(), connection.socket.get(), connection.id, interest);
-}
-
-// ---- sessions --------------------------------------------------------------------------------------------------------------
-
-Status PeerService::Connected(const PeerIdentity& peer) {
-  SessionRecord& record = sessions_[peer.session];
-  if (record.lost) {
-    return {Code::kPeerLost,
-            ToText(peer) + " was lost before by " + ToText(Self()) + " (it " + *record.lost + "), its references are gone"};
-  }
-  record.identity = peer;
-  {
-    const std::lock_guard lock(self_mutex_);
-    known_[peer.session] = peer;
-  }
-  if (record.connected) return {};
-  record.connected = true;
-  delegate_.OnPeerConnected(peer);
-  return {};
-}
-
-bool PeerService::IsConnected(SessionId session) const {
-  const auto at = sessions_.find(session);
-  return at != sessions_.end() && at->second.connected && !at->second.lost;
-}
-
-void PeerService::NoteGone(SessionId session) {
-  if (IsConnected(session)) Lose(session, HowItEnded(context_, session));
-  if (const auto at = sessions_.find(session); at != sessions_.end()) at->second.doubtful = false;
-}
-
-std::vector<PeerIdentity> PeerService::Doubtful() const {
-  std::vector<PeerIdentity> doubtful;
-  for (const auto& [session, record] : sessions_) {
-    if (record.doubtful) doubtful.push_back(record.identity);
-  }
-  return doubtful;
-}
-
-Status PeerService::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {
-  AMEM_TRY(Connected(peer));
-  const std::uint64_t key = ++last_key_;
-  if (!Add(epoll_.get(), connection->fd(), key, EPOLLRDHUP)) return {Code::kIo, "watching a connection: " + ErrnoText(errno)};
-  SessionRecord& record = sessions_[peer.session];
-  record.watched.insert(key);
-  const auto who = CredentialsOf(connection->fd());
-  if (who && record.process == 0) record.process = WatchProcessOf(who->pid, 0, peer.session);
-  watched_[key] = {peer.session, std::move(connection)};
-  Changed();
-  return {};
-}
-
-std::uint64_t PeerService::WatchProcessOf(pid_t pid, std::uint64_t inbound, SessionId session) {
-  WatchedProcess process{WatchProcess(pid), inbound, session};
-  if (!process.descriptor) return 0;
-  const std::uint64_t key = ++last_key_;
-  if (!Add(epoll_.get(), process.descriptor.get(), key, EPOLLIN)) return 0;
-  processes_[key] = std::move(process);
-  return key;
-}
-
-void PeerService::UnwatchProcess(std::uint64_t& key) {
-  if (const auto at = processes_.find(key); at != processes_.end()) {
-    Remove(epoll_.get(), at->second.descriptor.get());
-    processes_.erase(at);
-  }
-  key = 0;
-}
-
-void PeerService::ProcessDied(std::uint64_t key) {
-  const WatchedProcess& process = processes_.at(key);
-  const SessionId session = process.session;
-  const auto at = inbound_.find(process.inbound);
-  if (at == inbound_.end()) return Lose(session, HowItEnded(context_, session));
-  Readable(*at->second);  // what it said last counts
-  MarkForClose(*at->second, HowItEnded(context_, at->second->peer.session));
-}
-
-void PeerService::WatchedReady(std::uint64_t key, std::uint32_t events) {
-  const auto& [session, connection] = watched_.at(key);
-  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Lose(SessionId{session}, HowItEnded(context_, session));
-  if ((events & EPOLLOUT) != 0 && connection->Flush()) Modify(epoll_.get(), connection->fd(), key, EPOLLRDHUP);
-}
-
-void PeerService::Lose(SessionId session, const std::string& reason) {
-  SessionRecord& record = sessions_[session];
-  if (record.lost) return;
-  record.lost = reason;
-  record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
-  for (const std::uint64_t key : record.watched) {
-    const auto connection = watched_.at(key).second;
-    Remove(epoll_.get(), connection->fd());
-    connection->Lost(reason);
-    watched_.erase(key);
-  }
-  record.watched.clear();
-  UnwatchProcess(record.process);
-  // All its connections: of a process that died they may be held open by children that it forked.
-  for (auto& [id, connection] : inbound_) {
-    if (connection->peer.session == session) MarkForClose(*connection, reason);
-  }
-  record.references.clear();
-  if (record.connected) delegate_.OnPeerLost(record.identity, reason);
-  Changed();
+  loop_.Modify(connection.key, interest);
 }
 
 }  // namespace amem

@@ -1,45 +1,34 @@
-// The service thread of a session: answers peers, counts votes (unix_peers_board.h), sees who is lost.
+// The service of a session: its thread answers peers, counts votes (vote_counter.h), and sees which sessions are lost.
 //
 // It never waits for a peer: sockets are non-blocking, what does not fit is queued (bounded), and nothing more is read from a
-// peer that does not take its answers. Strangers have little time to say hello and few places to wait in. All calls to the
-// delegate come from here, one after the other.
+// peer that does not take its answers. A connection has little time to say hello, and few may wait without having said it. All
+// calls to the delegate come from the service thread, one after the other.
+//
+// The loop (loop.h) waits, the registry (registry.h) remembers sessions, and this class speaks the protocol on the connections
+// that come in.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <set>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "replay/peers/messages.h"
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/loop.h"
+#include "replay/peers/unix/registry.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
 
-// A connection that this process made to an owner, as the service sees it.
-class WatchedConnection {
- public:
-  virtual ~WatchedConnection() = default;
-  [[nodiscard]] virtual int fd() const = 0;
-  // Sends what had to wait for room; true: nothing is left to send.
-  virtual bool Flush() = 0;
-  // The session is gone; wake whoever waits. Called once, before the delegate hears of it.
-  virtual void Lost(const std::string& reason) = 0;
-};
-
-class PeerService {
+class PeerService final : private ServiceLoop::Client {
  public:
   PeerService(const ConnectionContext& context, UniqueFd listener, const PeerIdentity& self, PeerDelegate& delegate);
-  ~PeerService();
+  ~PeerService() override;
   PeerService(const PeerService&) = delete;
   PeerService& operator=(const PeerService&) = delete;
 
@@ -47,77 +36,45 @@ class PeerService {
   // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then.
   void Stop();
 
-  [[nodiscard]] PeerIdentity Self() const;
-  void SetGroup(std::int64_t group);
-  // Readable when something happened that may change who shares memory with whom; for Arrive.
-  [[nodiscard]] int change_fd() const { return change_.get(); }
-  [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;
-  // Whose end failed this session's call to Arrive, for peers that come to that call later; nothing: it calls again.
-  void SetLoss(const std::optional<PeerIdentity>& who);
-  [[nodiscard]] bool HasFailedBy(SessionId session) const;  // SetLoss was called with it
-
-  // Runs `work` on the service thread and waits until it is done; false: the service has stopped and it did not run.
-  bool Run(const std::function<void()>& work);
-  // The same without waiting; dropped if the service has stopped.
-  void Post(std::function<void()> work);
-  // On the service thread only (through Run): a connection to `peer` is open; from now on its end is noticed. The reason if the
-  // session had been lost before.
-  Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
-  // On the service thread only, all three.
-  [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
-  void NoteGone(SessionId session);                         // it was seen that nobody listens for that session any more
-  // Sessions that were lost while they shared memory, and of which NoteGone was not told.
-  [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
-  // From any thread: `connection` has something to flush.
-  void FlushLater(std::shared_ptr<WatchedConnection> connection);
+  [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
+  // Work for the service thread: ServiceLoop's Run and Post.
+  bool Run(const std::function<void()>& work) { return loop_.Run(work); }
+  void Post(std::function<void()> work) { loop_.Post(std::move(work)); }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = ServiceLoop::Clock;
   struct Outgoing {
     std::vector<std::byte> bytes;
     std::vector<UniqueFd> descriptors;
   };
   struct Inbound {
-    std::uint64_t id = 0;
+    std::uint64_t id = 0;  // for the vote counter; never used again
+    ServiceLoop::Key key = 0;
     UniqueFd socket;
     pid_t pid = 0;
-    std::uint64_t process = 0;  // key in processes_, 0: not watched
+    ProcessWatch process;
     Clock::time_point accepted;
     bool welcome = false;  // it has said hello, and may go on
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
     std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;              // what epoll watches
+    std::uint32_t interest = 0;              // the events that epoll watches
     std::optional<Clock::time_point> retry;  // of a send that the kernel refused for now
     std::optional<std::string> marked;       // why it will be closed at the end of this turn
   };
-  struct SessionRecord {
-    PeerIdentity identity;
-    bool connected = false;
-    std::optional<std::string> lost;
-    bool doubtful = false;  // it shared memory, its connection ended, and nobody has looked whether its process did
-    std::set<std::pair<std::uint64_t, std::uint64_t>> references;  // allocation of ours, the peer's id
-    std::set<std::uint64_t> watched;                               // keys in watched_
-    std::uint64_t process = 0;                                     // key in processes_, 0: not watched
-  };
-  struct WatchedProcess {  // of a connection that came in, or of a session
-    UniqueFd descriptor;
-    std::uint64_t inbound = 0;
-    SessionId session;
-  };
 
-  bool Stopping();
-  void Loop();
-  void Turn();
-  void Dispatch(std::uint64_t key, std::uint32_t events);
-  void RunCommands();
-  void Timers(Clock::time_point now);
-  [[nodiscard]] int WaitMilliseconds() const;
-  void Sweep();
+  // ServiceLoop::Client
+  [[nodiscard]] std::optional<Clock::time_point> NextDeadline() const override;
+  void Timers(Clock::time_point now) override;
+  void Sweep() override;
 
   void Accept();
   void MakeRoom();
+  void Ready(std::uint64_t id, std::uint32_t events);
   void Readable(Inbound& connection);
+  void ProcessDied(std::uint64_t id);
+  void MarkForClose(Inbound& connection, std::string why);
+
   void Handle(Inbound& connection, const Message& message);
   void Greet(Inbound& connection, const Message& message);
   void HandleData(Inbound& connection, const Message& message);
@@ -130,43 +87,20 @@ class PeerService {
   void Reply(Inbound& connection, std::uint64_t request, MessageBody body, std::vector<UniqueFd> descriptors = {});
   void WriteQueue(Inbound& connection);
   void SetInterest(Inbound& connection);
-  void MarkForClose(Inbound& connection, std::string why);
 
-  Status Connected(const PeerIdentity& peer);
-  void Lose(SessionId session, const std::string& reason);
-  void WatchedReady(std::uint64_t key, std::uint32_t events);
-  std::uint64_t WatchProcessOf(pid_t pid, std::uint64_t inbound, SessionId session);
-  void UnwatchProcess(std::uint64_t& key);
-  void ProcessDied(std::uint64_t key);
-  void Changed();
-
-  ConnectionContext context_;
-  UniqueFd listener_;
+  const ConnectionContext context_;
   PeerDelegate& delegate_;
-  UniqueFd epoll_, command_, change_;
-  Clock::time_point last_event_;
-  std::thread thread_;
-
-  mutable std::mutex self_mutex_;
-  PeerIdentity self_;
-  std::map<SessionId, PeerIdentity> known_;  // with self_mutex_: everybody that was ever connected, for messages
-  std::optional<PeerIdentity> loss_;         // with self_mutex_, both
-  std::set<SessionId> failed_by_;
-
-  std::mutex command_mutex_;
-  std::deque<std::function<void()>> commands_;
-  bool stopping_ = false;  // with command_mutex_
+  UniqueFd listener_;
+  ServiceLoop loop_;
+  SessionRegistry sessions_;
 
   // The service thread's own.
-  std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;
-  std::map<std::uint64_t, std::pair<SessionId, std::shared_ptr<WatchedConnection>>> watched_;
-  std::map<std::uint64_t, WatchedProcess> processes_;
-  std::map<SessionId, SessionRecord> sessions_;
-  std::uint64_t last_key_;
-  bool listening_ = true;
+  ServiceLoop::Key listener_key_ = 0;
   std::optional<Clock::time_point> listen_again_;
+  std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
+  std::uint64_t last_id_ = 0;
   std::unique_ptr<std::byte[]> buffer_;
-  VoteCounter board_;
+  VoteCounter votes_;
 };
 
 }  // namespace amem

@@ -57,7 +57,7 @@ Result<UniqueFd> NewSocket() {
   return fd;
 }
 
-// Where "nobody listens" can be trusted to mean that the process is gone: not on a file system that hosts share.
+// Where a socket that refuses has certainly lost its process: not on a file system that hosts share.
 bool IsLocal(int directory) {
   struct statfs info {};
   if (::fstatfs(directory, &info) != 0) return false;
@@ -73,7 +73,7 @@ bool IsLocal(int directory) {
   }
 }
 
-bool NobodyListens(int directory, const std::string& name) {
+bool Refuses(int directory, const std::string& name) {
   auto fd = NewSocket();
   if (!fd) return false;
   const sockaddr_un address = AddressOf(directory, name);
@@ -85,6 +85,16 @@ bool NobodyListens(int directory, const std::string& name) {
 bool HasIdleCores() {
   static const bool many = std::thread::hardware_concurrency() >= 8;
   return many;
+}
+
+void SignalEvent(int event_fd) {
+  const std::uint64_t one = 1;
+  (void)!::write(event_fd, &one, sizeof(one));
+}
+
+void ReadEvent(int event_fd) {
+  std::uint64_t count = 0;
+  (void)!::read(event_fd, &count, sizeof(count));
 }
 
 std::string ErrnoText(int error) {
@@ -152,7 +162,7 @@ void SweepSockets(int directory) {
   while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
     const std::string name = entry->d_name;
     const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (ours && NobodyListens(directory, name)) (void)::unlinkat(directory, name.c_str(), 0);
+    if (ours && Refuses(directory, name)) (void)::unlinkat(directory, name.c_str(), 0);
   }
 }
 

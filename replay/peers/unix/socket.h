@@ -1,4 +1,4 @@
-// Unix sockets as AMem uses them: where they live, who may talk, whole messages with descriptors beside them.
+// Unix sockets as AMem uses them: where they live, which users may talk, whole messages with descriptors beside them.
 //
 // Everything is close-on-exec and non-blocking; waiting is the business of PeerConnection and of the service's epoll.
 #pragma once
@@ -21,20 +21,24 @@ std::string ErrnoText(int error);
 // Whether a thread may wait awake for a moment: not where cores are few, as it would keep the one it waits for from running.
 bool HasIdleCores();
 
-// The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user and nobody else may
+// An eventfd as a bell: Signal makes it readable, Read silences it.
+void SignalEvent(int event_fd);
+void ReadEvent(int event_fd);
+
+// The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user and no other may
 // enter it. What comes back is a handle to exactly the directory that was checked.
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path);
 std::string SocketName(SessionId session);  // 16 hex digits
 
-// A listening socket under that name. The name appears only once somebody listens, so that a socket in the directory which
-// refuses is one whose process is gone.
+// A listening socket under that name. The name appears only once the socket listens, so that one in the directory that
+// refuses has lost its process.
 Result<UniqueFd> ListenAt(int directory, SessionId session);
 void RemoveSocket(int directory, SessionId session);
 [[nodiscard]] bool SocketExists(int directory, SessionId session);
-// Removes what processes that died have left. Never touches a socket that somebody listens on.
+// Removes what processes that died have left. Never touches a socket that still listens.
 void SweepSockets(int directory);
 
-// Code::kPeerLost: nobody listens there. Code::kTimeout: its queue is full now; try again.
+// Code::kPeerLost: no process listens there. Code::kTimeout: its queue is full now; try again.
 Result<UniqueFd> ConnectTo(int directory, SessionId session);
 
 struct PeerCredentials {
@@ -44,7 +48,7 @@ struct PeerCredentials {
 Result<PeerCredentials> CredentialsOf(int socket);
 
 enum class Sent { kDone, kWouldBlock, kTooManyInFlight, kClosed };
-// `descriptors` stay the caller's. kTooManyInFlight: the kernel holds too many descriptors of this user that nobody has
+// `descriptors` stay the caller's. kTooManyInFlight: the kernel holds too many descriptors of this user that are not
 // received yet; try again shortly.
 Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors);
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "journal/base/fork_guard.h"
 #include "replay/peers/unix/owner.h"
 #include "replay/peers/unix/round.h"
 #include "replay/peers/unix/service.h"
@@ -36,15 +37,14 @@ class UnixPeers::Impl {
 
   void Stop() {
     if (stopped_.exchange(true)) return;
-    RemoveSocket(directory_.get(), service_->Self().session);  // first: that is how peers see that it ends in order
-    const std::uint64_t one = 1;
-    (void)!::write(stop_.get(), &one, sizeof(one));
+    RemoveSocket(directory_.get(), service_->sessions().Self().session);  // first: that is how peers see that it ends in order
+    SignalEvent(stop_.get());
     service_->Stop();
     const std::lock_guard lock(owners_mutex_);
     for (auto& [session, owner] : owners_) owner->Shut();
   }
 
-  [[nodiscard]] bool in_forked_child() const { return ::getpid() != process_; }
+  [[nodiscard]] bool in_forked_child() const { return guard_.InChild(); }
   [[nodiscard]] PeerService& service() { return *service_; }
   [[nodiscard]] PeerDelegate& delegate() { return delegate_; }
 
@@ -55,12 +55,12 @@ class UnixPeers::Impl {
     return owner;
   }
 
-  bool AwaitLoss(SessionId who) {
+  bool AwaitLoss(SessionId session) {
     bool connected = false;
-    if (!service_->Run([&] { connected = service_->IsConnected(who); })) return false;
+    if (!service_->Run([&] { connected = service_->sessions().IsConnected(session); })) return false;
     if (!connected) return true;
-    if (!IsGone(context_, who, kLossPatience)) return false;
-    return service_->Run([&] { service_->NoteGone(who); });
+    if (!IsGone(context_, session, kLossPatience)) return false;
+    return service_->Run([&] { service_->sessions().NoteGone(session); });
   }
 
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) {
@@ -73,7 +73,7 @@ class UnixPeers::Impl {
   PeerDelegate& delegate_;
   UniqueFd directory_, stop_;
   ConnectionContext context_;
-  const pid_t process_ = ::getpid();
+  const ForkGuard guard_;
   std::unique_ptr<PeerService> service_;
   std::mutex owners_mutex_;
   std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
@@ -106,9 +106,9 @@ void UnixPeers::Stop() {
   if (!impl_->in_forked_child()) impl_->Stop();
 }
 
-PeerIdentity UnixPeers::Self() const { return impl_->service().Self(); }
+PeerIdentity UnixPeers::Self() const { return impl_->service().sessions().Self(); }
 
-void UnixPeers::SetGroup(std::int64_t group) { impl_->service().SetGroup(group); }
+void UnixPeers::SetGroup(std::int64_t group) { impl_->service().sessions().SetGroup(group); }
 
 Result<SharedAllocation> UnixPeers::Import(const Token& token, AllocationId as) {
   if (token.session != Self().session) return impl_->Owner(token.session)->Import(token, as);
@@ -139,7 +139,7 @@ void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
   impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
 }
 
-bool UnixPeers::AwaitLoss(SessionId who) { return impl_->AwaitLoss(who); }
+bool UnixPeers::AwaitLoss(SessionId session) { return impl_->AwaitLoss(session); }
 
 Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }
 

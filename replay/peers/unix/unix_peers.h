@@ -1,9 +1,9 @@
 // Peers over Unix sockets: the sessions of one user on one host.
 //
-// Each session listens at DIRECTORY/<session id in 16 hex digits>, and has one service thread (unix_peers_service.h) that
-// answers its peers and calls the delegate. The calling thread of Import, Reimport, Arrive and Vote talks to the peer's service
-// itself. Do not hold a lock over these calls that the delegate needs: two sessions that import from each other would wait for
-// each other's delegates.
+// Each session listens at DIRECTORY/<session id in 16 hex digits>, and has one service thread (service.h) that answers its
+// peers and calls the delegate. The calling thread of Import, Reimport, Arrive and Vote talks to the peer's service itself. Do
+// not hold a lock over these calls that the delegate needs: two sessions that import from each other would wait for each
+// other's delegates.
 //
 // Guarantees
 // * A session is connected when the first connection for data to or from it stands, and lost when one of them closes or its
@@ -28,9 +28,9 @@
 namespace amem {
 
 struct UnixPeersOptions {
-  std::filesystem::path socket_directory;  // made with mode 0700; must be this user's and nobody else's
+  std::filesystem::path socket_directory;  // made with mode 0700; must belong to this user, with no access for others
   std::uint32_t timeout_ms = 60'000;       // for every wait for a peer
-  std::optional<uid_t> expected_uid;       // whose processes may connect; default: this user. For tests
+  std::optional<uid_t> expected_uid;       // the user whose processes may connect; default: this one. For tests
 };
 
 class UnixPeers final : public Peers {
@@ -46,7 +46,7 @@ class UnixPeers final : public Peers {
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override;
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override;
   void DropReference(const RemoteAllocation& remote, AllocationId as) override;
-  bool AwaitLoss(SessionId who) override;
+  bool AwaitLoss(SessionId session) override;
   // One at a time: kRefused while a round of this session is not destroyed. The round must not outlive this object.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override;
   void Stop() override;

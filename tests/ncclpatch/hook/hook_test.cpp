@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ncclpatch/hook/call_site.h"
-#include "ncclpatch/hook/symbols.h"
+#include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem {
@@ -51,7 +51,7 @@ TEST(Hook, attaches_to_a_library_that_has_not_called_the_driver) {
 TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
   ASSERT_NE(Nccl(), nullptr);
   ASSERT_TRUE(hook::Attach().ok());
-  const auto call_back = reinterpret_cast<int (*)(int, int (*)())>(dlsym(Nccl(), "fakeNcclCallBack"));
+  const auto call_back = reinterpret_cast<int (*)(int, int (*)())>(dlsym(Nccl(), "stand_in_nccl_call_back"));
   ASSERT_NE(call_back, nullptr);
   call_back(3, &Capture);
   EXPECT_NE(g_site.frames[2], 0U);
@@ -67,44 +67,44 @@ TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
 }
 
 [[maybe_unused]] const bool g_installed = [] {
-  symbols::Install(intercept::Tables());
+  replacements::Install(intercept::Tables());
   return true;
 }();
 
 TEST(Symbols, each_real_function_gets_an_entry_of_its_own) {
   int a = 0, b = 0;
   bool replaced = false;
-  void* first = symbols::Bind("cuMemcpyAsync", 12000, &a, &replaced);
+  void* first = replacements::Bind("cuMemcpyAsync", 12000, &a, &replaced);
   EXPECT_TRUE(replaced);
   EXPECT_NE(first, &a);
-  void* second = symbols::Bind("cuMemcpyAsync", 12000, &b, nullptr);
+  void* second = replacements::Bind("cuMemcpyAsync", 12000, &b, nullptr);
   EXPECT_NE(second, first) << "the per-thread stream's version must not call the legacy stream's";
-  EXPECT_EQ(symbols::Bind("cuMemcpyAsync", 12000, &a, nullptr), first);
-  EXPECT_EQ(symbols::Bind("cuMemcpyAsync", 12000, first, nullptr), first) << "an entry of ours is not wrapped again";
+  EXPECT_EQ(replacements::Bind("cuMemcpyAsync", 12000, &a, nullptr), first);
+  EXPECT_EQ(replacements::Bind("cuMemcpyAsync", 12000, first, nullptr), first) << "an entry of ours is not wrapped again";
 }
 
 TEST(Symbols, more_variants_than_known_pass_untouched) {
   int reals[6] = {};
   bool replaced = true;
-  for (int& real : reals) symbols::Bind("cuGraphLaunch", 12000, &real, &replaced);
+  for (int& real : reals) replacements::Bind("cuGraphLaunch", 12000, &real, &replaced);
   EXPECT_FALSE(replaced);
-  EXPECT_EQ(symbols::Bind("cuGraphLaunch", 12000, &reals[5], nullptr), &reals[5]);
+  EXPECT_EQ(replacements::Bind("cuGraphLaunch", 12000, &reals[5], nullptr), &reals[5]);
 }
 
 TEST(Symbols, names_and_versions_choose_the_signature) {
   int reals[6] = {};
   bool replaced = false;
-  symbols::Bind("cuMemAlloc", 3000, &reals[0], &replaced);
+  replacements::Bind("cuMemAlloc", 3000, &reals[0], &replaced);
   EXPECT_FALSE(replaced) << "before CUDA 3.2 device pointers had 32 bits";
-  symbols::Bind("cuMemAlloc", 12000, &reals[1], &replaced);
+  replacements::Bind("cuMemAlloc", 12000, &reals[1], &replaced);
   EXPECT_TRUE(replaced);
-  symbols::BindExported("cuMemAlloc", &reals[2], &replaced);
+  replacements::BindExported("cuMemAlloc", &reals[2], &replaced);
   EXPECT_FALSE(replaced) << "libcuda's plain name is the old signature";
-  symbols::BindExported("cuMemcpyAsync_ptsz", &reals[3], &replaced);
+  replacements::BindExported("cuMemcpyAsync_ptsz", &reals[3], &replaced);
   EXPECT_TRUE(replaced);
-  symbols::Bind("cuDeviceGet", 12000, &reals[4], &replaced);
+  replacements::Bind("cuDeviceGet", 12000, &reals[4], &replaced);
   EXPECT_FALSE(replaced);
-  EXPECT_EQ(symbols::Bind("cuMemCreate", 12000, nullptr, &replaced), nullptr);
+  EXPECT_EQ(replacements::Bind("cuMemCreate", 12000, nullptr, &replaced), nullptr);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""The Python package on the fake driver and the fake NCCL. Each test is a process of its own: attaching happens once."""
+"""The Python package on the stand-ins for the driver and NCCL. Each test is a process of its own: attaching happens once."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ context = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxSetCurrent(context) == 0
-cuda.amem_fake_cuda_bytes_in_use.restype = ctypes.c_uint64
-in_use = lambda: cuda.amem_fake_cuda_bytes_in_use(0)
+cuda.stand_in_cuda_bytes_in_use.restype = ctypes.c_uint64
+in_use = lambda: cuda.stand_in_cuda_bytes_in_use(0)
 def load_nccl():
     global nccl
     nccl = ctypes.CDLL("libnccl.so.2")

@@ -59,7 +59,7 @@ TEST(Diagnosis, a_live_job_that_waits_for_a_rank_names_it_and_since_when) {
   PausingJob job;
   job.Come(job.owner);
   const Verdict verdict = job.Live(40 * kSecond);
-  EXPECT_EQ(verdict.kind, verdict::kNeverArrived);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_TRUE(verdict.live);
   EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
@@ -71,7 +71,7 @@ TEST(Diagnosis, waiting_for_less_than_a_second_is_nothing) {
   PausingJob job;
   job.Come(job.owner);
   const Verdict verdict = job.Live(kSecond / 2);
-  EXPECT_TRUE(verdict.healthy) << verdict.summary;
+  EXPECT_TRUE(verdict.healthy()) << verdict.summary;
   EXPECT_HAS(verdict.summary, "under way");
 }
 
@@ -97,7 +97,7 @@ TEST(Diagnosis, a_live_job_that_waits_for_a_step_names_rank_step_and_allocation)
     job.owner.Then(StepDone{step});
   }
   const Verdict verdict = job.Live(12 * kSecond);
-  EXPECT_EQ(verdict.kind, verdict::kStalled) << verdict.summary;
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.step, unmap);
   EXPECT_EQ(verdict.allocation, job.imported);
@@ -116,7 +116,7 @@ TEST(Diagnosis, a_rank_that_is_slow_is_not_blamed_while_it_moves) {
   job.Phase(job.owner, PhaseKind::kPauseArrive, PausingJob::Quiesce());
   job.clock += 30 * kSecond;
   job.Phase(job.importer, PhaseKind::kPauseArrive, PausingJob::Quiesce());
-  EXPECT_TRUE(job.Live(kSecond / 10).healthy);
+  EXPECT_TRUE(job.Live(kSecond / 10).healthy());
 }
 
 // The process that a launcher kills after another one failed is no cause.
@@ -137,12 +137,12 @@ TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
   const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
                                                 History(job.importer, SessionStatus::kCrashed)};
   const Verdict verdict = Diagnose(journals);
-  EXPECT_EQ(verdict.kind, verdict::kStepFailed) << verdict.summary;
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.driver_result, 700);
   EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
   EXPECT_HAS(verdict.summary, "CUDA_ERROR_ILLEGAL_ADDRESS");
-  EXPECT_HAS(verdict.remedy, "Xid");
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kFindDriverError);
 }
 
 // The driver takes down the memory of a killed process before its locks are gone.
@@ -165,7 +165,7 @@ TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_
   EXPECT_FALSE(journals[0].dying);
   EXPECT_TRUE(journals[1].dying);
   const Verdict verdict = Diagnose(journals);
-  EXPECT_EQ(verdict.kind, verdict::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_HAS(verdict.summary, "still being taken down");
   job.importer.Then(StepDone{PausingJob::Quiesce()[0]});
@@ -178,7 +178,7 @@ TEST(Diagnosis, a_job_killed_while_it_waited_for_a_rank_names_that_rank) {
   const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
                                                 History(job.importer, SessionStatus::kCrashed)};
   const Verdict verdict = Diagnose(journals);
-  EXPECT_EQ(verdict.kind, verdict::kNeverArrived) << verdict.summary;
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
 }
 
@@ -192,7 +192,7 @@ TEST(Diagnosis, a_reference_that_only_one_side_has_is_found) {
   const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kClosed),
                                                 History(job.importer, SessionStatus::kClosed)};
   const Verdict verdict = Diagnose(journals);
-  EXPECT_EQ(verdict.kind, verdict::kReferences);
+  EXPECT_EQ(verdict.kind, VerdictKind::kReferences);
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_HAS(verdict.summary, "no reference added");
 }
@@ -212,7 +212,7 @@ TEST(Diagnosis, a_failure_that_was_overcome_is_a_note_of_a_healthy_job) {
   alone.Then(CycleDone{CycleKind::kPause, 1, 1000});
   const std::vector<JournalHistory> journals = {History(alone, SessionStatus::kLive)};
   const Verdict verdict = Diagnose(journals);
-  EXPECT_TRUE(verdict.healthy) << verdict.summary;
+  EXPECT_TRUE(verdict.healthy()) << verdict.summary;
   ASSERT_EQ(verdict.notes.size(), 1U);
   EXPECT_HAS(verdict.notes[0], "overcome");
 }
@@ -228,7 +228,7 @@ TEST(Diagnosis, what_was_damaged_is_said_and_does_not_hide_the_rest) {
   ASSERT_TRUE(history.ok());
   journals.push_back(*std::move(history));
   const Verdict verdict = Diagnose(journals);
-  EXPECT_EQ(verdict.kind, verdict::kNeverArrived);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
   ASSERT_EQ(verdict.damage.size(), 1U);
   EXPECT_HAS(verdict.damage[0], "event 7 is damaged");
 }

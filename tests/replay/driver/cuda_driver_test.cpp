@@ -1,4 +1,4 @@
-// One contract, every implementation of the driver seam: the simulator, CudaDriver on the fake libcuda, and - with
+// One contract, every implementation of the driver seam: the simulator, CudaDriver on the stand-in for libcuda, and - with
 // AMEM_TEST_REAL_DRIVER=1 on a host with a GPU - CudaDriver on the real one, from which the simulator's rules were taken.
 #include "replay/driver/cuda/cuda_driver.h"
 
@@ -21,7 +21,7 @@
 
 #include "replay/driver/cuda/nvml.h"
 #include "replay/driver/simulator/simulator.h"
-#include "tests/stand_ins/cuda/fake_cuda.h"
+#include "tests/stand_ins/cuda/control.h"
 
 namespace amem {
 namespace {
@@ -35,7 +35,7 @@ void* FakeLibrary() {
   static void* const library = [] {
     setenv("AMEM_SIM_DEVICES", "2", 1);
     setenv("AMEM_SIM_CAPACITY_MIB", std::to_string(kSimulatedCapacity >> 20).c_str(), 1);
-    void* opened = dlopen(AMEM_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    void* opened = dlopen(AMEM_STAND_IN_CUDA, RTLD_NOW | RTLD_LOCAL);
     if (opened == nullptr) ADD_FAILURE() << dlerror();
     return opened;
   }();
@@ -632,13 +632,13 @@ TEST_P(FakeCuda, a_kernel_is_a_host_function_that_sees_mapped_memory) {
   CUdeviceptr memory = 0;
   ASSERT_EQ(Find<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&memory, 1000), CUDA_SUCCESS);
   ASSERT_EQ(Find<decltype(&cuMemsetD32)>("cuMemsetD32_v2")(memory, 20, 250), CUDA_SUCCESS);
-  const FakeKernel kernel{[](void** arguments) {
+  const HostKernel kernel{[](void** arguments) {
     auto* words = *static_cast<std::uint32_t**>(arguments[0]);
     words[3] += *static_cast<std::uint32_t*>(arguments[1]);
   }};
   std::uint32_t more = 22;
   std::array<void*, 2> arguments = {&memory, &more};
-  const auto function = reinterpret_cast<CUfunction>(const_cast<FakeKernel*>(&kernel));
+  const auto function = reinterpret_cast<CUfunction>(const_cast<HostKernel*>(&kernel));
   ASSERT_EQ(
       Find<decltype(&cuLaunchKernel)>("cuLaunchKernel")(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments.data(), nullptr),
       CUDA_SUCCESS);
@@ -652,7 +652,7 @@ TEST_P(FakeCuda, a_kernel_is_a_host_function_that_sees_mapped_memory) {
   EXPECT_EQ(bytes, 1000U);
   ASSERT_EQ(Find<decltype(&cuMemFree)>("cuMemFree_v2")(memory), CUDA_SUCCESS);
   EXPECT_EQ(Find<decltype(&cuMemFree)>("cuMemFree_v2")(memory), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(Find<decltype(&amem_fake_cuda_bytes_in_use)>("amem_fake_cuda_bytes_in_use")(0), 0U);
+  EXPECT_EQ(Find<decltype(&stand_in_cuda_bytes_in_use)>("stand_in_cuda_bytes_in_use")(0), 0U);
 }
 
 TEST_P(FakeCuda, entry_points_are_found_as_a_driver_gives_them) {
@@ -693,7 +693,7 @@ TEST_P(FakeCuda, multicast_objects_are_kept_by_the_book) {
 }
 
 TEST_P(FakeCuda, calls_can_be_made_to_fail) {
-  const auto fail = Find<decltype(&amem_fake_cuda_fail_next)>("amem_fake_cuda_fail_next");
+  const auto fail = Find<decltype(&stand_in_cuda_fail_next)>("stand_in_cuda_fail_next");
   ASSERT_EQ(fail("Create", 1, CUDA_ERROR_OUT_OF_MEMORY), 0);
   EXPECT_EQ(driver_->Create(2 << 20, OnDevice(0), 0).status().code(), Code::kOutOfMemory);
   EXPECT_EQ(fail("Nonsense", 1, 1), 1);
@@ -710,9 +710,9 @@ TEST_P(FakeCuda, a_forked_child_is_not_initialised) {
 // ---- who holds memory ------------------------------------------------------------------------------------------------------
 
 TEST(MemoryHolders, are_named_with_what_they_hold_where_the_management_library_knows) {
-  void* library = dlopen(AMEM_FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(AMEM_STAND_IN_NVML, RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(library, nullptr) << dlerror();
-  const auto holders = HoldersByNvml(library, "GPU-fake");
+  const auto holders = HoldersByNvml(library, "GPU-stand-in");
   ASSERT_EQ(holders.size(), 2U);
   EXPECT_EQ(holders[0].pid, getpid());
   EXPECT_EQ(holders[0].bytes, Bytes{3} << 30);
@@ -720,7 +720,7 @@ TEST(MemoryHolders, are_named_with_what_they_hold_where_the_management_library_k
   EXPECT_EQ(holders[1].pid, 1);
   EXPECT_EQ(holders[1].bytes, 0U) << "not known";
   EXPECT_TRUE(HoldersByNvml(library, "GPU-other").empty());
-  EXPECT_TRUE(HoldersByNvml(nullptr, "GPU-fake").empty());
+  EXPECT_TRUE(HoldersByNvml(nullptr, "GPU-stand-in").empty());
 }
 
 TEST(MemoryHolders, text_names_the_largest_and_not_this_process) {

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "tests/replay/peers/peers_fixture.h"
+#include "tests/replay/peers/scripted_leader.h"
 
 namespace amem {
 namespace {
@@ -338,6 +339,94 @@ TEST_F(RoundTest, who_calls_after_the_others_were_told_of_a_loss_is_told_too_and
     EXPECT_EQ((*round)->Members().size(), 3u);
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
+}
+
+// ---- leaders that a test directs -------------------------------------------------------------------------------------------
+
+class ScriptedLeaderTest : public RoundTest {
+ protected:
+  // A member of the scripted leader's set, whose session comes after the leader's.
+  Rank& JoinMember(std::int32_t rank, std::uint32_t timeout_ms = 20'000) {
+    Rank& member = Join(rank, timeout_ms);
+    member.session.Add(Identity(0).session);
+    member.session.lifecycle = Lifecycle::kPausing;
+    return member;
+  }
+};
+
+TEST_F(ScriptedLeaderTest, a_decision_of_another_ballot_or_round_is_not_this_votes) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, [](const PeerIdentity&, const VoteMessage& vote) {
+    return std::vector<MessageBody>{
+        DecisionMessage{vote.round, vote.index + 1, {}, {}}, DecisionMessage{vote.round, vote.index - 1, {}, {}},
+        DecisionMessage{vote.round + 1, vote.index, {}, {}},
+        DecisionMessage{
+            vote.round, vote.index, Identity(0).session, {Code::kDriver, "of ballot " + std::to_string(vote.index)}}};
+  });
+  Rank& member = JoinMember(1);
+  auto round = member.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  for (const char* expected : {"of ballot 1", "of ballot 2", "of ballot 3"}) {
+    SessionId culprit;
+    const Status decided = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+    EXPECT_EQ(decided.code(), Code::kDriver);
+    EXPECT_EQ(decided.message(), expected);
+    EXPECT_EQ(culprit, Identity(0).session);
+  }
+}
+
+TEST_F(ScriptedLeaderTest, one_that_decides_nothing_is_given_up_a_quarter_of_the_time_out_late) {
+  const std::uint32_t timeout_ms = 400;
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)},
+                        [](const PeerIdentity&, const VoteMessage&) { return std::vector<MessageBody>(); });
+  Rank& member = JoinMember(1, timeout_ms);
+  auto round = member.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  const auto begun = std::chrono::steady_clock::now();
+  SessionId culprit;
+  const Status given_up = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+  const auto took = std::chrono::steady_clock::now() - begun;
+  EXPECT_EQ(given_up.code(), Code::kTimeout);
+  EXPECT_NE(given_up.message().find("waited 600 ms for rank 0 (pid "), std::string::npos) << given_up.message();
+  EXPECT_EQ(culprit, Identity(0).session);
+  EXPECT_GE(took, milliseconds(600));
+  EXPECT_LT(took, milliseconds(10 * timeout_ms));
+  EXPECT_TRUE((*round)->Leaderless());
+}
+
+TEST_F(ScriptedLeaderTest, one_that_dies_between_its_last_decisions_leaves_a_member_that_hears_how_it_ended) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1), Identity(2)},
+                        [](const PeerIdentity& member, const VoteMessage& vote) {
+                          std::vector<MessageBody> decision;
+                          if (member.session == Identity(1).session)
+                            decision = {DecisionMessage{vote.round, vote.index, {}, {}}};
+                          return decision;
+                        });
+  Rank& told = JoinMember(1);
+  Rank& untold = JoinMember(2);
+  told.session.Add(untold.identity.session);
+  untold.session.Add(told.identity.session);
+  std::atomic<bool> passed{false};
+  Everybody([&](Rank& rank, std::size_t) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    SessionId culprit;
+    const Status status = (*round)->Vote(PhaseKind::kPauseGone, {}, &culprit);
+    if (&rank == &told) {
+      EXPECT_TRUE(status.ok()) << status.message();
+      rank.session.lifecycle = Lifecycle::kPaused;
+      passed = true;
+      leader.Die();
+      return;
+    }
+    EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
+    EXPECT_EQ(culprit, Identity(0).session);
+    ASSERT_TRUE((*round)->Leaderless());
+    const auto ended = (*round)->Regather();
+    ASSERT_TRUE(ended) << ended.status().message();
+    EXPECT_EQ(*ended, Lifecycle::kPaused);
+    EXPECT_FALSE((*round)->Leaderless());
+  });
+  EXPECT_TRUE(passed);
 }
 
 }  // namespace

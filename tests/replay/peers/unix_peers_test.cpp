@@ -23,10 +23,31 @@ class UnixPeersTest : public ::testing::Test {
  protected:
   TemporaryDirectory directory_;
 
-  UniqueFd Stranger(SessionId to) const {
+  // A connection that has not said hello.
+  UniqueFd Unauthenticated(SessionId to) const {
     auto at = OpenSocketDirectory(directory_.sockets());
     auto fd = ConnectTo(at->get(), to);
     return fd ? *std::move(fd) : UniqueFd();
+  }
+  static std::pair<Packet, std::vector<std::byte>> NextPacket(const UniqueFd& fd) {
+    std::vector<std::byte> bytes(kMessageBytesMax);
+    Packet packet;
+    for (int i = 0; i < 5000 && packet.state == Packet::State::kNothing; ++i) {
+      packet = ReceivePacket(fd.get(), bytes, false);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    bytes.resize(packet.bytes);
+    return {std::move(packet), std::move(bytes)};
+  }
+  // What comes back when a greeting is refused; ok if it is not.
+  static Status AnswerTo(const UniqueFd& fd, const HelloMessage& hello) {
+    EXPECT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
+    const auto [packet, bytes] = NextPacket(fd);
+    EXPECT_EQ(packet.state, Packet::State::kMessage);
+    const auto message = DecodeMessage(bytes);
+    EXPECT_TRUE(message);
+    const auto* failure = message ? std::get_if<FailureMessage>(&message->body) : nullptr;
+    return failure == nullptr ? Status{} : failure->status;
   }
 };
 
@@ -212,15 +233,15 @@ TEST_F(UnixPeersTest, a_stop_wakes_whoever_waits) {
   EXPECT_EQ(round.status().code(), Code::kRefused) << round.status().message();
 }
 
-TEST_F(UnixPeersTest, silent_strangers_delay_nobody_and_are_bounded) {
+TEST_F(UnixPeersTest, silent_connections_delay_nobody_and_are_bounded) {
   Rank owner(directory_, 0), importer(directory_, 1);
-  std::vector<UniqueFd> strangers;
-  for (int i = 0; i < 300; ++i) strangers.push_back(Stranger(owner.identity.session));
+  std::vector<UniqueFd> unauthenticated;
+  for (int i = 0; i < 300; ++i) unauthenticated.push_back(Unauthenticated(owner.identity.session));
   const auto begun = std::chrono::steady_clock::now();
   ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
   EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(1000));
   std::size_t hung_up = 0;
-  for (const auto& fd : strangers) {
+  for (const auto& fd : unauthenticated) {
     std::array<std::byte, 64> bytes;
     hung_up += ReceivePacket(fd.get(), bytes, false).state == Packet::State::kClosed ? 1u : 0u;
   }
@@ -236,7 +257,7 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   hello.self = Identity(5);
   hello.to = owner.identity.session;
   for (int i = 0; i < 300 / kFew; ++i) {
-    const UniqueFd fd = Stranger(owner.identity.session);
+    const UniqueFd fd = Unauthenticated(owner.identity.session);
     ASSERT_TRUE(fd);
     std::vector<std::byte> bytes = *EncodeMessage({1, hello});
     if (i % 3 == 0) bytes.resize(random() % 4096);
@@ -250,7 +271,7 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
 
 TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
   Rank owner(directory_, 0), importer(directory_, 1);
-  const UniqueFd fd = Stranger(owner.identity.session);
+  const UniqueFd fd = Unauthenticated(owner.identity.session);
   HelloMessage hello;
   hello.self = Identity(5);
   hello.to = owner.identity.session;
@@ -263,25 +284,33 @@ TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
 
 TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   Rank owner(directory_, 0);
-  const UniqueFd fd = Stranger(owner.identity.session);
+  const UniqueFd fd = Unauthenticated(owner.identity.session);
   HelloMessage hello;
   hello.version = hello.least_version = kPeerProtocol + 1;
   hello.self = Identity(5);
   hello.to = owner.identity.session;
-  ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
-  std::vector<std::byte> bytes(kMessageBytesMax);
-  Packet packet;
-  for (int i = 0; i < 1000 && packet.state == Packet::State::kNothing; ++i) {
-    packet = ReceivePacket(fd.get(), bytes, false);
-    std::this_thread::sleep_for(milliseconds(1));
+  const Status refused = AnswerTo(fd, hello);
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_NE(refused.message().find("speaks 3 to 3"), std::string::npos) << refused.message();
+}
+
+TEST_F(UnixPeersTest, a_greeting_for_another_session_is_refused_and_ends_the_connection) {
+  Rank owner(directory_, 0);
+  HelloMessage hello;
+  hello.self = Identity(5);
+  hello.to = Identity(3).session;  // whose socket this was, until its process died and another took the name
+  for (const bool without_a_name : {false, true}) {
+    if (without_a_name) {
+      hello.to = owner.identity.session;
+      hello.self.session = {};
+    }
+    const UniqueFd fd = Unauthenticated(owner.identity.session);
+    const Status refused = AnswerTo(fd, hello);
+    EXPECT_EQ(refused.code(), Code::kNotFound) << refused.message();
+    EXPECT_EQ(refused.message(), "this is session " + Hex(owner.identity.session.value));
+    EXPECT_EQ(NextPacket(fd).first.state, Packet::State::kClosed);
   }
-  ASSERT_EQ(packet.state, Packet::State::kMessage);
-  auto message = DecodeMessage(std::span(bytes).first(packet.bytes));
-  ASSERT_TRUE(message);
-  const auto* failure = std::get_if<FailureMessage>(&message->body);
-  ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->status.code(), Code::kUnsupported);
-  EXPECT_NE(failure->status.message().find("speaks 3 to 3"), std::string::npos) << failure->status.message();
+  EXPECT_TRUE(owner.session.connected().empty());
 }
 
 // ---- the directory ---------------------------------------------------------------------------------------------------------

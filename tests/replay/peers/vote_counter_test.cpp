@@ -8,7 +8,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class BoardTest : public ::testing::Test {
+class VoteCounterTest : public ::testing::Test {
  protected:
   static PeerIdentity Who(unsigned n) {
     return {SessionId{n}, "a", static_cast<std::int32_t>(100 + n), 0, static_cast<std::int32_t>(n)};
@@ -20,7 +20,7 @@ class BoardTest : public ::testing::Test {
   }
   // A member's connection has its number.
   void Arrive(unsigned n, std::initializer_list<unsigned> set, CycleKind kind = CycleKind::kPause) {
-    board_.Arrived(n, Who(n), {kind, 1, Set(set)});
+    counter_.Arrived(n, Who(n), {kind, 1, Set(set)});
   }
   void Begin(std::initializer_list<unsigned> set) {
     for (unsigned n : set) Arrive(n, set);
@@ -33,7 +33,7 @@ class BoardTest : public ::testing::Test {
   }
   void Vote(unsigned n, std::uint32_t index, Status status = {}, PhaseKind phase = PhaseKind::kPauseSave,
             std::uint32_t timeout_ms = 1000) {
-    board_.Voted(n, {round_, index, phase, timeout_ms, std::move(status)}, now_);
+    counter_.Voted(n, {round_, index, phase, timeout_ms, std::move(status)}, now_);
   }
   // The last thing said to a member, if it is a T.
   template <class T>
@@ -47,12 +47,12 @@ class BoardTest : public ::testing::Test {
   }
 
   std::map<std::uint64_t, std::vector<MessageBody>> said_;
-  VoteCounter board_{[this](std::uint64_t to, MessageBody body) { said_[to].push_back(std::move(body)); }};
+  VoteCounter counter_{[this](std::uint64_t to, MessageBody body) { said_[to].push_back(std::move(body)); }};
   VoteCounter::Time now_{std::chrono::seconds(1000)};
   std::uint64_t round_ = 0;
 };
 
-TEST_F(BoardTest, begins_when_all_of_everybodys_sets_have_come) {
+TEST_F(VoteCounterTest, begins_when_all_of_everybodys_sets_have_come) {
   Arrive(1, {1, 2});
   Arrive(2, {1, 2, 3});
   EXPECT_TRUE(said_.empty());
@@ -64,7 +64,7 @@ TEST_F(BoardTest, begins_when_all_of_everybodys_sets_have_come) {
   }
 }
 
-TEST_F(BoardTest, a_set_said_again_replaces_the_first) {
+TEST_F(VoteCounterTest, a_set_said_again_replaces_the_first) {
   Arrive(1, {1, 2, 3});
   Arrive(2, {1, 2});
   Arrive(1, {1, 2});  // 3 is gone
@@ -72,7 +72,7 @@ TEST_F(BoardTest, a_set_said_again_replaces_the_first) {
   EXPECT_EQ(Said<BegunMessage>(1)->members, Set({1, 2}));
 }
 
-TEST_F(BoardTest, pause_and_resume_at_once_are_refused_to_both) {
+TEST_F(VoteCounterTest, pause_and_resume_at_once_are_refused_to_both) {
   Arrive(1, {1, 2});
   Arrive(2, {1, 2}, CycleKind::kResume);
   for (unsigned n : {1u, 2u}) {
@@ -85,10 +85,10 @@ TEST_F(BoardTest, pause_and_resume_at_once_are_refused_to_both) {
   Begin({1, 2});  // nothing is left of it
 }
 
-TEST_F(BoardTest, withdrawing_tells_who_was_missing) {
+TEST_F(VoteCounterTest, withdrawing_tells_who_was_missing) {
   Arrive(1, {1, 2, 3});
   Arrive(3, {1, 2, 3});
-  board_.Withdrew(1);
+  counter_.Withdrew(1);
   ASSERT_NE(Said<WithdrawnMessage>(1), nullptr);
   EXPECT_EQ(Said<WithdrawnMessage>(1)->missing, Set({2}));
   Arrive(2, {1, 2, 3});
@@ -97,27 +97,27 @@ TEST_F(BoardTest, withdrawing_tells_who_was_missing) {
   EXPECT_NE(Said<BegunMessage>(2), nullptr);
 }
 
-TEST_F(BoardTest, those_who_gave_up_together_are_not_missed_by_each_other) {
+TEST_F(VoteCounterTest, those_who_gave_up_together_are_not_missed_by_each_other) {
   Arrive(1, {1, 2, 3});
   Arrive(3, {1, 2, 3});
-  board_.Withdrew(1);
-  board_.Withdrew(3);
+  counter_.Withdrew(1);
+  counter_.Withdrew(3);
   EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({2}));
   Arrive(3, {1, 2, 3});  // a new gathering, where the first is missed again
-  board_.Withdrew(3);
+  counter_.Withdrew(3);
   EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({1, 2}));
 }
 
-TEST_F(BoardTest, withdrawing_in_the_moment_of_beginning_is_too_late) {
+TEST_F(VoteCounterTest, withdrawing_in_the_moment_of_beginning_is_too_late) {
   Begin({1, 2});
-  board_.Withdrew(1);
+  counter_.Withdrew(1);
   EXPECT_TRUE(said_.empty());
   Vote(2, 1);
   Vote(1, 1);
   EXPECT_NE(Decision(1, 1), nullptr);
 }
 
-TEST_F(BoardTest, all_ok_passes) {
+TEST_F(VoteCounterTest, all_ok_passes) {
   Begin({1, 2, 3});
   Vote(1, 1);
   Vote(3, 1);
@@ -128,10 +128,10 @@ TEST_F(BoardTest, all_ok_passes) {
     EXPECT_TRUE(Decision(n, 1)->status.ok());
     EXPECT_EQ(Decision(n, 1)->culprit, SessionId{});
   }
-  EXPECT_EQ(board_.NextDeadline(), std::nullopt);
+  EXPECT_EQ(counter_.NextDeadline(), std::nullopt);
 }
 
-TEST_F(BoardTest, one_failure_is_everybodys_once_all_have_voted_and_voting_goes_on) {
+TEST_F(VoteCounterTest, one_failure_is_everybodys_once_all_have_voted_and_voting_goes_on) {
   Begin({1, 2, 3});
   Vote(2, 1, {Code::kOutOfMemory, "no memory", 2});
   Vote(1, 1);
@@ -147,10 +147,10 @@ TEST_F(BoardTest, one_failure_is_everybodys_once_all_have_voted_and_voting_goes_
   for (unsigned n : {1u, 2u, 3u}) EXPECT_TRUE(Decision(n, 2)->status.ok());
 }
 
-TEST_F(BoardTest, a_death_is_decided_at_once_and_told_once) {
+TEST_F(VoteCounterTest, a_death_is_decided_at_once_and_told_once) {
   Begin({1, 2, 3});
   Vote(1, 1);
-  board_.Closed(3, "died");
+  counter_.Closed(3, "died");
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
   EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
@@ -164,37 +164,37 @@ TEST_F(BoardTest, a_death_is_decided_at_once_and_told_once) {
   EXPECT_TRUE(Decision(1, 2)->status.ok());  // the survivors undo together
 }
 
-TEST_F(BoardTest, a_death_between_votes_fails_the_next) {
+TEST_F(VoteCounterTest, a_death_between_votes_fails_the_next) {
   Begin({1, 2});
-  board_.Closed(2, "died");
+  counter_.Closed(2, "died");
   EXPECT_TRUE(said_.empty());
   Vote(1, 1);
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
 }
 
-TEST_F(BoardTest, a_death_after_voting_counts_too) {
+TEST_F(VoteCounterTest, a_death_after_voting_counts_too) {
   Begin({1, 2, 3});
   Vote(3, 1);
-  board_.Closed(3, "died");
-  EXPECT_EQ(board_.NextDeadline(), std::nullopt);
+  counter_.Closed(3, "died");
+  EXPECT_EQ(counter_.NextDeadline(), std::nullopt);
   Vote(1, 1);
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
 }
 
-TEST_F(BoardTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same) {
+TEST_F(VoteCounterTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same) {
   Begin({1, 2, 3});
   Vote(1, 1, {}, PhaseKind::kPauseSave, 5000);
   now_ += milliseconds(100);
   Vote(2, 1, {}, PhaseKind::kPauseSave, 1000);  // the most impatient
-  ASSERT_TRUE(board_.NextDeadline());
-  EXPECT_EQ(*board_.NextDeadline(), now_ + milliseconds(1000));
+  ASSERT_TRUE(counter_.NextDeadline());
+  EXPECT_EQ(*counter_.NextDeadline(), now_ + milliseconds(1000));
   now_ += milliseconds(999);
-  board_.Tick(now_);
+  counter_.Tick(now_);
   EXPECT_TRUE(said_.empty());
   now_ += milliseconds(1);
-  board_.Tick(now_);
+  counter_.Tick(now_);
   for (unsigned n : {1u, 2u}) {
     ASSERT_NE(Decision(n, 1), nullptr);
     EXPECT_EQ(Decision(n, 1)->status.code(), Code::kTimeout);
@@ -207,12 +207,12 @@ TEST_F(BoardTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same
   EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
 }
 
-TEST_F(BoardTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {
+TEST_F(VoteCounterTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {
   Begin({1, 2, 3});
   Vote(1, 1);
   Vote(2, 1);
   now_ += milliseconds(1000);
-  board_.Tick(now_);
+  counter_.Tick(now_);
   ASSERT_NE(Decision(1, 1), nullptr);
   Vote(1, 2);
   EXPECT_EQ(Decision(1, 2), nullptr);
@@ -229,42 +229,42 @@ TEST_F(BoardTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {
   EXPECT_TRUE(Decision(1, 3)->status.ok());
 }
 
-TEST_F(BoardTest, a_failure_explains_more_than_the_deadline) {
+TEST_F(VoteCounterTest, a_failure_explains_more_than_the_deadline) {
   Begin({1, 2, 3});
   Vote(1, 1);
   Vote(2, 1, {Code::kDriver, "why", 1});
   now_ += milliseconds(1000);
-  board_.Tick(now_);
+  counter_.Tick(now_);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kDriver);
 }
 
-TEST_F(BoardTest, voting_on_different_phases_is_invalid) {
+TEST_F(VoteCounterTest, voting_on_different_phases_is_invalid) {
   Begin({1, 2});
   Vote(1, 1, {}, PhaseKind::kPauseSave);
   Vote(2, 1, {}, PhaseKind::kPauseGone);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kInvalid);
 }
 
-TEST_F(BoardTest, withdrawing_from_a_round_fails_those_who_vote) {
+TEST_F(VoteCounterTest, withdrawing_from_a_round_fails_those_who_vote) {
   Begin({1, 2, 3});
   Vote(1, 1);
-  board_.Left(2, round_);
+  counter_.Left(2, round_);
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
   EXPECT_NE(Decision(1, 1)->status.message().find("withdrew"), std::string::npos);
 }
 
-TEST_F(BoardTest, a_round_that_all_have_left_is_forgotten) {
+TEST_F(VoteCounterTest, a_round_that_all_have_left_is_forgotten) {
   for (int i = 0; i < 5; ++i) {
     Begin({1, 2});
-    EXPECT_EQ(board_.rounds(), 1u);
-    board_.Left(1, round_);
-    board_.Closed(2, "died");
-    EXPECT_EQ(board_.rounds(), 0u);
+    EXPECT_EQ(counter_.rounds(), 1u);
+    counter_.Left(1, round_);
+    counter_.Closed(2, "died");
+    EXPECT_EQ(counter_.rounds(), 0u);
   }
 }
 
-TEST_F(BoardTest, votes_in_rounds_that_are_not_are_refused) {
+TEST_F(VoteCounterTest, votes_in_rounds_that_are_not_are_refused) {
   Vote(1, 1);
   ASSERT_NE(Said<FailureMessage>(1), nullptr);
   Begin({1, 2});
@@ -272,6 +272,44 @@ TEST_F(BoardTest, votes_in_rounds_that_are_not_are_refused) {
   EXPECT_NE(Said<FailureMessage>(1), nullptr);
   Vote(1, 0);
   EXPECT_NE(Said<FailureMessage>(1), nullptr);
+}
+
+TEST_F(VoteCounterTest, a_vote_of_a_round_that_has_ended_is_refused_and_does_not_count_in_the_next) {
+  Begin({1, 2});
+  const std::uint64_t ended = round_;
+  counter_.Left(1, ended);
+  counter_.Left(2, ended);
+  Begin({1, 2});
+  ASSERT_NE(round_, ended);
+  counter_.Voted(2, {ended, 1, PhaseKind::kPauseSave, 1000, {}}, now_);
+  const auto* refused = Said<FailureMessage>(2);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->status.code(), Code::kInvalid);
+  Vote(1, 1);
+  EXPECT_EQ(Decision(1, 1), nullptr) << "only one of two has voted";
+  Vote(2, 1);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_TRUE(Decision(1, 1)->status.ok());
+}
+
+TEST_F(VoteCounterTest, a_vote_of_a_round_that_has_begun_elsewhere_is_refused) {
+  Begin({1, 2});
+  const std::uint64_t first = round_;
+  Begin({3, 4});
+  counter_.Voted(3, {first, 1, PhaseKind::kPauseSave, 1000, {}}, now_);
+  ASSERT_NE(Said<FailureMessage>(3), nullptr);
+  counter_.Voted(1, {first, 1, PhaseKind::kPauseSave, 1000, {}}, now_);
+  EXPECT_EQ(Decision(1, 1), nullptr);
+}
+
+TEST_F(VoteCounterTest, a_member_that_closes_while_others_gather_is_waited_for_again) {
+  Arrive(1, {1, 2});
+  counter_.Closed(1, "died");
+  Arrive(2, {1, 2});
+  EXPECT_TRUE(said_.empty()) << "the round began without a member";
+  Arrive(1, {1, 2});
+  EXPECT_NE(Said<BegunMessage>(1), nullptr);
+  EXPECT_NE(Said<BegunMessage>(2), nullptr);
 }
 
 }  // namespace

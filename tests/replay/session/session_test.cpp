@@ -79,17 +79,102 @@ TEST_F(SessionTest, everything_can_be_freed_while_paused) {
 }
 
 TEST_F(SessionTest, what_needs_memory_is_refused_while_paused) {
+  const AllocationId own = a.Create(), not_mapped = a.Create();
+  const Address address{reinterpret_cast<std::uint64_t>(a.Place(own))};
+  const Address range = *a.session->Reserve(k2M, 0, {}, 0, {});
+  const auto token = b.session->Export(b.Create());
+  const auto handle = b.session->LegacyExport(*b.session->LegacyAllocate(8, kDevice, {}));
+  const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
+  EXPECT_TRUE(a.session->Pause().ok());
+  const State paused = a.session->CopyState();
+  const std::pair<const char*, Status> refused[] = {
+      {"create", a.session->Create(k2M, Process::On(kDevice), 0, {}).status()},
+      {"reserve", a.session->Reserve(k2M, 0, {}, 0, {}).status()},
+      {"map", a.session->Map(range, k2M, 0, not_mapped, 0)},
+      {"set access", a.session->SetAccess(address, k2M, std::span(&access, 1))},
+      {"import", a.session->Import(token->get(), {}).status()},
+      {"cuMemAlloc", a.session->LegacyAllocate(8, kDevice, {}).status()},
+      {"cuIpcOpenMemHandle", a.session->LegacyImport(*handle, kDevice, {}).status()},
+  };
+  for (const auto& [call, status] : refused) {
+    EXPECT_EQ(status.code(), Code::kRefused) << call;
+    EXPECT_EQ(status.driver_result(), cuda::kIllegalState) << call;
+    EXPECT_NE(status.message().find(call), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("call ncclResume"), std::string::npos) << call;
+  }
+  EXPECT_EQ(a.session->CopyState(), paused) << "nothing was recorded";
+  EXPECT_TRUE(a.session->Resume().ok());
+}
+
+TEST_F(SessionTest, a_copy_touches_paused_memory_if_any_of_its_bytes_does) {
   const AllocationId own = a.Create();
   const Address address{reinterpret_cast<std::uint64_t>(a.Place(own))};
   EXPECT_TRUE(a.session->Pause().ok());
-  auto created = a.session->Create(k2M, {}, 0, {});
-  EXPECT_EQ(created.status().code(), Code::kRefused);
-  EXPECT_EQ(created.status().driver_result(), cuda::kIllegalState);
-  EXPECT_NE(created.status().message().find("call ncclResume"), std::string::npos);
-  EXPECT_TRUE(a.session->TouchesPaused(address + kMiB, 1));
-  EXPECT_FALSE(a.session->TouchesPaused(address + k2M, 1));
+  const auto touches = [&](std::uint64_t at, Bytes bytes) { return a.session->TouchesPaused(Address{at}, bytes); };
+  EXPECT_TRUE(touches(address.value + kMiB, 1));
+  EXPECT_TRUE(touches(address.value + k2M - 1, 1));
+  EXPECT_TRUE(touches(address.value - 1, 2)) << "begins before it and reaches into it";
+  EXPECT_TRUE(touches(address.value - k2M, 3 * k2M)) << "contains it";
+  EXPECT_FALSE(touches(address.value - 1, 1));
+  EXPECT_FALSE(touches(address.value + k2M, 1));
   EXPECT_TRUE(a.session->Resume().ok());
-  EXPECT_FALSE(a.session->TouchesPaused(address, k2M));
+  EXPECT_FALSE(touches(address.value, k2M));
+}
+
+TEST_F(SessionTest, memory_comes_back_after_a_pause_only_for_a_session_that_holds_a_reference) {
+  const AllocationId own = a.Create();
+  const AllocationId as = Pass(own);
+  const PeerIdentity importer{SessionId{2}, "localhost", 1, 0, 1}, other{SessionId{7}, "localhost", 1, 0, 6};
+  EXPECT_TRUE(a.session->OnReimport(importer, {own, as}).ok());
+  const auto unauthenticated = a.session->OnReimport(other, {own, as});
+  EXPECT_EQ(unauthenticated.status().code(), Code::kRefused);
+  EXPECT_NE(unauthenticated.status().message().find("holds no reference"), std::string::npos);
+  EXPECT_EQ(a.session->OnReimport(importer, {own, AllocationId{as.value + 1}}).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->OnReimport(importer, {AllocationId{99}, as}).status().code(), Code::kRefused);
+  EXPECT_TRUE(b.session->Release(as).ok());
+  EXPECT_EQ(a.session->OnReimport(importer, {own, as}).status().code(), Code::kRefused) << "after it was dropped";
+}
+
+// ---- checks that stay on -----------------------------------------------------------------------------------------------
+
+// Events that nothing on the driver stands behind take the state away from under the session; its next call on that memory
+// must notice, answer, and refuse pauses from then on.
+class BrokenBooks : public SessionTest {
+ protected:
+  void TearDown() override {
+    const State state = a.session->CopyState();
+    EXPECT_NE(state.broken.find("check failed at "), std::string::npos) << state.broken;
+    EXPECT_NE(state.broken.find(expected), std::string::npos) << state.broken;
+    const Status refused = a.session->Pause();
+    EXPECT_EQ(refused.code(), Code::kBroken);
+    EXPECT_NE(refused.message().find(expected), std::string::npos) << refused.message();
+    EXPECT_EQ(a.Count<SessionBroken>(), 1U);
+    EXPECT_TRUE(a.session->Close("test").ok());
+    EXPECT_TRUE(b.session->Close("test").ok());
+  }
+  std::string expected;
+};
+
+TEST_F(BrokenBooks, an_opened_ipc_handle_without_a_mapping) {
+  const AllocationId id = a.Create();
+  a.session->Note(LegacyImported{Address{0x5000}, id});
+  expected = "nothing is mapped at an opened IPC handle, 0x5000";
+  EXPECT_EQ(a.session->LegacyClose(Address{0x5000}).code(), Code::kBroken);
+}
+
+TEST_F(BrokenBooks, a_block_of_cuMemAlloc_that_is_not_mapped) {
+  const Address address = *a.session->LegacyAllocate(8, kDevice, {});
+  a.session->Note(Unmapped{address, k2M, {}});
+  expected = "no entry for address " + Hex(address.value);
+  EXPECT_EQ(a.session->LegacyFree(address).code(), Code::kBroken);
+}
+
+TEST_F(BrokenBooks, a_block_of_cuMemAlloc_whose_allocation_is_gone) {
+  const Address address = *a.session->LegacyAllocate(8, kDevice, {});
+  const AllocationId id = a.session->CopyState().legacy.at(address).backing;
+  a.session->Note(AllocationReleased{id});  // the mapping holds it, until LegacyFree unmaps it
+  expected = "no entry for " + ToText(id);
+  EXPECT_EQ(a.session->LegacyFree(address).code(), Code::kBroken);
 }
 
 TEST_F(SessionTest, pause_and_resume_are_idempotent) {
@@ -206,6 +291,63 @@ TEST_F(SessionTest, small_legacy_allocations_share_a_block_and_survive_a_cycle) 
   EXPECT_EQ(a.InUse(), 0U);
   EXPECT_TRUE(a.session->CopyState().ranges.empty());
   EXPECT_EQ(a.session->LegacyFree(first).code(), Code::kNotFound);
+}
+
+TEST_F(SessionTest, cuMemAlloc_memory_lies_on_the_device_that_is_current) {
+  constexpr DeviceOrdinal kOther{1};
+  const Address here = *a.session->LegacyAllocate(8, kDevice, {}), there = *a.session->LegacyAllocate(8, kOther, {});
+  const Address here_again = *a.session->LegacyAllocate(8, kDevice, {});
+  const State state = a.session->CopyState();
+  const auto device_of = [&](Address address) {
+    return state.allocations.at(state.legacy.at(address).backing).properties.location.id;
+  };
+  EXPECT_EQ(device_of(here), kDevice.value);
+  EXPECT_EQ(device_of(there), kOther.value);
+  EXPECT_EQ(device_of(here_again), kDevice.value);
+  EXPECT_EQ(a.simulator->BytesInUse(kOther), k2M);
+  // As with cuMemAlloc, every device of the process that was seen may reach all of it.
+  for (const Address address : {here, there}) {
+    const auto mapping = a.simulator->MappingAt(address);
+    ASSERT_TRUE(mapping.ok());
+    EXPECT_EQ(mapping->access.size(), 2U);
+  }
+  for (const Address address : {here, there, here_again}) EXPECT_TRUE(a.session->LegacyFree(address).ok());
+}
+
+TEST_F(SessionTest, a_driver_error_in_any_call_of_cuMemAlloc_leaves_nothing_behind) {
+  for (const char* call : {"Reserve", "Map", "SetAccess"}) {
+    ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    EXPECT_EQ(a.session->LegacyAllocate(8, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.simulator->Snapshot(), SimulatorSnapshot{}) << call;
+  }
+  const auto handle = a.session->LegacyExport(*a.session->LegacyAllocate(8, kDevice, {}));
+  for (const char* call : {"Import", "Reserve", "Map", "SetAccess"}) {
+    ASSERT_TRUE(b.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{}) << call;
+    EXPECT_TRUE(b.session->CopyState().allocations.empty()) << call;
+    EXPECT_TRUE(a.session->CopyState().allocations.begin()->second.importers.empty()) << call;
+  }
+}
+
+TEST_F(SessionTest, a_free_that_the_driver_refuses_can_be_taken_back) {
+  const HostAllocated host{Address{0x1000}, 64, 3, true};
+  const AsyncAllocated async{Address{0x2000}, 128};
+  const LegacyAllocated unmanaged{Address{0x3000}, 256, {}, 0, "no context", {}};
+  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->Note(event);
+  const State before = a.session->CopyState();
+  EXPECT_EQ(a.session->NoteFree(HostFreed{host.address}), host);
+  EXPECT_EQ(a.session->NoteFree(AsyncFreed{async.address}), async);
+  EXPECT_EQ(a.session->NoteFree(LegacyFreed{unmanaged.address}), unmanaged);
+  State after = a.session->CopyState();
+  EXPECT_TRUE(after.host.empty() && after.async.empty() && after.legacy.empty());
+  EXPECT_EQ(a.session->NoteFree(HostFreed{host.address}), std::nullopt) << "it is not known any more";
+  const Address managed = *a.session->LegacyAllocate(8, kDevice, {});
+  EXPECT_EQ(a.session->NoteFree(LegacyFreed{managed}), std::nullopt) << "AMem backs it, and LegacyFree frees it";
+  EXPECT_TRUE(a.session->LegacyFree(managed).ok());
+  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->Note(event);
+  after = a.session->CopyState();
+  EXPECT_EQ(std::tie(after.host, after.async, after.legacy), std::tie(before.host, before.async, before.legacy));
 }
 
 // The numbers that follow a key in JSON text, in order.

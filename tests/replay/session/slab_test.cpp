@@ -288,6 +288,87 @@ TEST_F(SlabTest, thousands_of_communicators_that_come_and_go_leave_no_holes_that
   EXPECT_EQ(a.InUse(), 0U);
 }
 
+// A peer that imports a's memory, of which the test sees every message.
+class ImportingPeer {
+ public:
+  ImportingPeer(const Process& owner, AllocationId part) : owner_(*owner.session), part_(part) {
+    const auto descriptor = owner_.Export(part);
+    const auto shared = owner_.OnImport(self_, AllocationId{1}, *ReadTokenDescriptor(descriptor->get()));
+    EXPECT_TRUE(shared.ok() && shared->part);
+    slab_ = shared->part->slab;
+    EXPECT_TRUE(owner_.OnImport(self_, AllocationId{2}, Token{SessionId{1}, slab_, shared->part->secret, 0}).ok());
+  }
+  void DropPart() { owner_.OnReferenceDropped(self_, part_, AllocationId{1}); }
+  void DropSlab() { owner_.OnReferenceDropped(self_, slab_, AllocationId{2}); }
+
+ private:
+  Session& owner_;
+  const PeerIdentity self_{SessionId{9}, "localhost", 1, 0, 8};
+  AllocationId part_, slab_;
+};
+
+TEST_F(SlabTest, a_slab_without_parts_stays_until_its_importer_has_let_go_of_the_slab_itself) {
+  const AllocationId id = a.Create();
+  ImportingPeer peer(a, id);
+  EXPECT_TRUE(a.session->Release(id).ok());
+  peer.DropPart();
+  EXPECT_TRUE(a.session->CopyState().slabs.begin()->second.parts.empty());
+  EXPECT_EQ(a.InUse(), kSlab);
+  peer.DropSlab();
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.session->CopyState().slabs.empty());
+}
+
+TEST_F(SlabTest, more_access_for_a_device_that_has_some_is_asked_of_the_driver) {
+  std::byte* first = a.Place(a.Create());
+  std::byte* second = a.Place(a.Create());
+  const AccessDescriptor read{{LocationType::kDevice, 1}, 1}, write{{LocationType::kDevice, 1}, 3};
+  EXPECT_TRUE(a.session->SetAccess(At(first), k2M, std::span(&read, 1)).ok());
+  const std::uint64_t before = a.simulator->Calls("SetAccess");
+  EXPECT_TRUE(a.session->SetAccess(At(second), k2M, std::span(&write, 1)).ok());
+  EXPECT_EQ(a.simulator->Calls("SetAccess"), before + 1);
+  EXPECT_TRUE(a.session->SetAccess(At(first), k2M, std::span(&read, 1)).ok());
+  EXPECT_EQ(a.simulator->Calls("SetAccess"), before + 1) << "it has that and more";
+  const auto mapping = a.simulator->MappingAt(At(second));
+  EXPECT_EQ(mapping->access, (std::vector<AccessDescriptor>{{{LocationType::kDevice, 0}, 3}, write}));
+}
+
+TEST_F(SlabTest, a_driver_error_in_any_call_that_opens_a_slab_leaves_nothing_behind) {
+  for (const char* call : {"Create", "Reserve", "Map", "SetAccess"}) {
+    ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.simulator->Snapshot(), SimulatorSnapshot{}) << call;
+    EXPECT_TRUE(a.session->CopyState().allocations.empty()) << call;
+  }
+  const AllocationId id = a.Create();
+  auto token = a.session->Export(id);
+  for (const char* call : {"Import", "Reserve", "Map"}) {
+    ASSERT_TRUE(b.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    EXPECT_EQ(b.session->Import(token->get(), {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{}) << call;
+    const State owner = a.session->CopyState();
+    for (const auto& [own, allocation] : owner.allocations) EXPECT_TRUE(allocation.importers.empty()) << call;
+  }
+}
+
+TEST(BrokenSlab, a_slab_that_the_state_does_not_have_breaks_the_session_and_nccl_gets_its_memory) {
+  LocalNetwork network;
+  Process a(1, *SimulatorWorld::InMemory(2, 512 * kMiB), network, Slabs());
+  const AllocationId part = a.Create();
+  const State before = a.session->CopyState();
+  const auto& [slab, parts] = *before.slabs.begin();
+  for (const EventBody& event : {EventBody{AllocationReleased{part}}, EventBody{Unmapped{parts.address, kSlab, {}}},
+                                 EventBody{RangeFreed{parts.address, kSlab, {}}}, EventBody{AllocationReleased{slab}}})
+    a.session->Note(event);  // which nobody told the slabs
+  ASSERT_TRUE(a.session->CopyState().broken.empty()) << a.session->CopyState().broken;
+  EXPECT_TRUE(a.session->Create(k2M, Process::On(kDevice), 0, {}).ok());
+  const std::string broken = a.session->CopyState().broken;
+  EXPECT_NE(broken.find("check failed at slabs.cpp:"), std::string::npos) << broken;
+  EXPECT_NE(broken.find("no entry for " + ToText(slab)), std::string::npos) << broken;
+  EXPECT_EQ(a.session->Pause().code(), Code::kBroken);
+  EXPECT_TRUE(a.session->Close("test").ok());
+}
+
 // ---- what stays direct -------------------------------------------------------------------------------------------------
 
 TEST_F(SlabTest, users_memory_is_the_drivers_own) {

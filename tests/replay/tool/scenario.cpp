@@ -143,10 +143,7 @@ class Rank {
     return paused.ok() ? Expect(paused, Code::kTimeout) : Status{};
   }
   Status Broken() {
-    if (victim()) {
-      const auto lock = session_->ledger().Lock();
-      session_->ledger().Break("append event: write to the disk: No space left on device");
-    }
+    if (victim()) session_->Note(SessionBroken{"append event: write to the disk: No space left on device"});
     Wait();
     const Status paused = session_->Pause();
     Wait();

@@ -1,10 +1,10 @@
-// Devices, contexts, streams, events and launches of the fake.
+// Devices, contexts, streams, events and launches of the stand-in.
 #include <cstdio>
 #include <cstring>
 
-#include "tests/stand_ins/cuda/fake.h"
+#include "tests/stand_ins/cuda/stand_in.h"
 
-using amem::fake::Fake;
+using amem::stand_in::StandIn;
 
 namespace {
 
@@ -12,18 +12,18 @@ thread_local std::vector<CUcontext> context_stack;
 
 CUcontext Current() { return context_stack.empty() ? nullptr : context_stack.back(); }
 
-bool Capturing(Fake& fake, int device) {
-  const std::lock_guard lock(fake.mutex);
-  for (const CUstream stream : fake.streams) {
+bool Capturing(StandIn& stand_in, int device) {
+  const std::lock_guard lock(stand_in.mutex);
+  for (const CUstream stream : stand_in.streams) {
     if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) return true;
   }
   return false;
 }
 
 // As measured: a forbidden synchronisation makes the running captures useless.
-void InvalidateCaptures(Fake& fake, int device) {
-  const std::lock_guard lock(fake.mutex);
-  for (const CUstream stream : fake.streams) {
+void InvalidateCaptures(StandIn& stand_in, int device) {
+  const std::lock_guard lock(stand_in.mutex);
+  for (const CUstream stream : stand_in.streams) {
     if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
       stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     }
@@ -32,42 +32,42 @@ void InvalidateCaptures(Fake& fake, int device) {
 
 bool Legacy(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
 
-bool Known(Fake& fake, CUstream stream) {
+bool Known(StandIn& stand_in, CUstream stream) {
   if (Legacy(stream)) return true;
-  const std::lock_guard lock(fake.mutex);
-  return fake.streams.contains(stream);
+  const std::lock_guard lock(stand_in.mutex);
+  return stand_in.streams.contains(stream);
 }
 
 }  // namespace
 
-int amem::fake::CurrentDevice() { return Current() == nullptr ? -1 : Current()->device; }
+int amem::stand_in::CurrentDevice() { return Current() == nullptr ? -1 : Current()->device; }
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
 
-FAKE_CUDA CUresult cuDeviceGetCount(int* count) {
-  FAKE_OR_RETURN(fake);
-  *count = fake->devices;
+CUDA_CALL CUresult cuDeviceGetCount(int* count) {
+  STARTED_OR_RETURN(stand_in);
+  *count = stand_in->devices;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  FAKE_OR_RETURN(fake);
-  if (ordinal < 0 || ordinal >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
+CUDA_CALL CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  STARTED_OR_RETURN(stand_in);
+  if (ordinal < 0 || ordinal >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
+CUDA_CALL CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
   std::snprintf(name, static_cast<std::size_t>(length), "Simulated GPU");
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  const auto text = fake->simulator->DeviceUuid(amem::DeviceOrdinal{device});
-  if (!text.ok()) return amem::fake::Result(text.status());
+CUDA_CALL CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  const auto text = stand_in->simulator->DeviceUuid(amem::DeviceOrdinal{device});
+  if (!text.ok()) return amem::stand_in::Result(text.status());
   std::size_t nibble = 0;
   std::memset(uuid, 0, sizeof(*uuid));
   for (const char c : text->substr(4)) {
@@ -80,23 +80,23 @@ FAKE_CUDA CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  const auto memory = fake->simulator->Memory(amem::DeviceOrdinal{device});
+CUDA_CALL CUresult cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  const auto memory = stand_in->simulator->Memory(amem::DeviceOrdinal{device});
   if (memory.ok()) *bytes = memory->total;
-  return amem::fake::Result(memory.status());
+  return amem::stand_in::Result(memory.status());
 }
 
-FAKE_CUDA CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
+CUDA_CALL CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
   std::snprintf(text, static_cast<std::size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(device) + 1);
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
+CUDA_CALL CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
@@ -126,44 +126,44 @@ FAKE_CUDA CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
+  STARTED_OR_RETURN(stand_in);
   *can = 1;
   return CUDA_SUCCESS;
 }
 
 // ---- contexts --------------------------------------------------------------------------------------------------------------
 
-FAKE_CUDA CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(fake->mutex);
-  *context = fake->primary[static_cast<std::size_t>(device)].get();
+CUDA_CALL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard lock(stand_in->mutex);
+  *context = stand_in->primary[static_cast<std::size_t>(device)].get();
   ++(*context)->retained;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(fake->mutex);
-  CUctx_st& context = *fake->primary[static_cast<std::size_t>(device)];
+CUDA_CALL CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard lock(stand_in->mutex);
+  CUctx_st& context = *stand_in->primary[static_cast<std::size_t>(device)];
   if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
   --context.retained;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(fake->mutex);
+CUDA_CALL CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard lock(stand_in->mutex);
   *flags = 0;
-  *active = fake->primary[static_cast<std::size_t>(device)]->retained > 0;
+  *active = stand_in->primary[static_cast<std::size_t>(device)]->retained > 0;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxSetCurrent(CUcontext context) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxSetCurrent(CUcontext context) {
+  STARTED_OR_RETURN(stand_in);
   if (context == nullptr) {
     if (!context_stack.empty()) context_stack.pop_back();
   } else if (context_stack.empty()) {
@@ -174,112 +174,115 @@ FAKE_CUDA CUresult cuCtxSetCurrent(CUcontext context) {
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxGetCurrent(CUcontext* context) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxGetCurrent(CUcontext* context) {
+  STARTED_OR_RETURN(stand_in);
   *context = Current();
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxPushCurrent(CUcontext context) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxPushCurrent(CUcontext context) {
+  STARTED_OR_RETURN(stand_in);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   context_stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxPopCurrent(CUcontext* context) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxPopCurrent(CUcontext* context) {
+  STARTED_OR_RETURN(stand_in);
   if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context != nullptr) *context = context_stack.back();
   context_stack.pop_back();
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxGetDevice(CUdevice* device) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxGetDevice(CUdevice* device) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(current);
   *device = current;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxSynchronize() {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxSynchronize() {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
-  if (Capturing(*fake, device)) {
-    InvalidateCaptures(*fake, device);
+  if (Capturing(*stand_in, device)) {
+    InvalidateCaptures(*stand_in, device);
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  return amem::fake::Result(fake->simulator->Synchronize(amem::DeviceOrdinal{device}));
+  return amem::stand_in::Result(stand_in->simulator->Synchronize(amem::DeviceOrdinal{device}));
 }
 
-FAKE_CUDA CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
   return CUDA_SUCCESS;
 }
 
 // ---- streams and events ----------------------------------------------------------------------------------------------------
 
-FAKE_CUDA CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+CUDA_CALL CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::swap(current, *mode);
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
-  const std::lock_guard lock(fake->mutex);
+  const std::lock_guard lock(stand_in->mutex);
   *stream = new CUstream_st{.device = device, .flags = flags};
-  fake->streams.insert(*stream);
+  stand_in->streams.insert(*stream);
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
+CUDA_CALL CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
   return cuStreamCreate(stream, flags);
 }
 
-FAKE_CUDA CUresult cuStreamDestroy(CUstream stream) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
-  if (fake->streams.erase(stream) == 0) return CUDA_ERROR_INVALID_HANDLE;
+CUDA_CALL CUresult cuStreamDestroy(CUstream stream) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  if (stand_in->streams.erase(stream) == 0) return CUDA_ERROR_INVALID_HANDLE;
   delete stream;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamSynchronize(CUstream stream) {
-  FAKE_OR_RETURN(fake);
-  if (!Known(*fake, stream)) return CUDA_ERROR_INVALID_HANDLE;
+CUDA_CALL CUresult cuStreamSynchronize(CUstream stream) {
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (Legacy(stream)) return CUDA_SUCCESS;
   if (stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
   stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-FAKE_CUDA CUresult cuStreamQuery(CUstream stream) { return cuStreamSynchronize(stream); }
-
-FAKE_CUDA CUresult cuStreamWaitEvent(CUstream stream, CUevent, unsigned int) {
-  FAKE_OR_RETURN(fake);
-  return Known(*fake, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+CUDA_CALL CUresult cuStreamQuery(CUstream stream) {
+  const char* fault = std::getenv("STAND_IN_FAULT");
+  return fault != nullptr && std::strcmp(fault, "hang") == 0 ? CUDA_ERROR_NOT_READY : cuStreamSynchronize(stream);
 }
 
-FAKE_CUDA CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
-  FAKE_OR_RETURN(fake);
-  if (!Known(*fake, stream)) return CUDA_ERROR_INVALID_HANDLE;
+CUDA_CALL CUresult cuStreamWaitEvent(CUstream stream, CUevent, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
+  return Known(*stand_in, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUDA_CALL CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   *flags = Legacy(stream) ? 0 : stream->flags;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  STARTED_OR_RETURN(stand_in);
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!Known(*fake, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!Legacy(stream)) {
     *status = stream->capture;
     return CUDA_SUCCESS;
   }
-  const std::lock_guard lock(fake->mutex);
-  for (const CUstream other : fake->streams) {
-    if (other->device == amem::fake::CurrentDevice() && other->flags != CU_STREAM_NON_BLOCKING &&
+  const std::lock_guard lock(stand_in->mutex);
+  for (const CUstream other : stand_in->streams) {
+    if (other->device == amem::stand_in::CurrentDevice() && other->flags != CU_STREAM_NON_BLOCKING &&
         other->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
       return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
@@ -287,17 +290,17 @@ FAKE_CUDA CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* s
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
-  FAKE_OR_RETURN(fake);
-  if (Legacy(stream) || !Known(*fake, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+  STARTED_OR_RETURN(stand_in);
+  if (Legacy(stream) || !Known(*stand_in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return CUDA_SUCCESS;
 }
 
 // Graphs are not simulated: a capture only exists, and ends.
-FAKE_CUDA CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-  FAKE_OR_RETURN(fake);
-  if (Legacy(stream) || !Known(*fake, stream) || stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+CUDA_CALL CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  STARTED_OR_RETURN(stand_in);
+  if (Legacy(stream) || !Known(*stand_in, stream) || stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
     return CUDA_ERROR_ILLEGAL_STATE;
   }
   const bool valid = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -306,52 +309,52 @@ FAKE_CUDA CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   return valid ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 
-FAKE_CUDA CUresult cuEventCreate(CUevent* event, unsigned int) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuEventCreate(CUevent* event, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   *event = new CUevent_st{.device = device};
   return CUDA_SUCCESS;
 }
-FAKE_CUDA CUresult cuEventDestroy(CUevent event) {
+CUDA_CALL CUresult cuEventDestroy(CUevent event) {
   delete event;
   return CUDA_SUCCESS;
 }
-FAKE_CUDA CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
-FAKE_CUDA CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
-FAKE_CUDA CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
+CUDA_CALL CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
+CUDA_CALL CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
+CUDA_CALL CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
 
 namespace {
 CUresult Launch(CUfunction function, void** arguments, CUstream stream) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   static_cast<void>(device);
-  const auto* kernel = reinterpret_cast<const FakeKernel*>(function);
-  if (kernel == nullptr || kernel->host_function == nullptr || !Known(*fake, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  const auto* kernel = reinterpret_cast<const HostKernel*>(function);
+  if (kernel == nullptr || kernel->host_function == nullptr || !Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!Legacy(stream) && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
   kernel->host_function(arguments);
   return CUDA_SUCCESS;
 }
 }  // namespace
 
-FAKE_CUDA CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+CUDA_CALL CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                   CUstream stream, void** arguments, void**) {
   return Launch(function, arguments, stream);
 }
 
-FAKE_CUDA CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
+CUDA_CALL CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   return config == nullptr ? CUDA_ERROR_INVALID_VALUE : Launch(function, arguments, config->hStream);
 }
 
-FAKE_CUDA CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+CUDA_CALL CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                              unsigned, CUstream stream, void** arguments) {
   return Launch(function, arguments, stream);
 }
 
-FAKE_CUDA CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
-  FAKE_OR_RETURN(fake);
-  if (!Known(*fake, stream)) return CUDA_ERROR_INVALID_HANDLE;
+CUDA_CALL CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   function(data);
   return CUDA_SUCCESS;
 }

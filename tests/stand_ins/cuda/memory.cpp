@@ -1,4 +1,4 @@
-// Memory of the fake that is not VMM: cuMemAlloc, its IPC handles, host memory, copies and fills.
+// Memory of the stand-in that is not VMM: cuMemAlloc, its IPC handles, host memory, copies and fills.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,69 +7,69 @@
 #include <iterator>
 #include <string>
 
-#include "tests/stand_ins/cuda/fake.h"
+#include "tests/stand_ins/cuda/stand_in.h"
 
 using amem::Address;
 using amem::Bytes;
 using amem::DeviceOrdinal;
 using amem::DriverHandle;
 using amem::LocationType;
-using amem::fake::At;
-using amem::fake::Fake;
-using amem::fake::LegacyBlock;
-using amem::fake::Result;
+using amem::stand_in::At;
+using amem::stand_in::LegacyBlock;
+using amem::stand_in::Result;
+using amem::stand_in::StandIn;
 
 namespace {
 
 void* Pointer(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }  // NOLINT(performance-no-int-to-ptr)
 
 // Maps `handle` where there is room, open to every device.
-CUresult MapAnywhere(Fake& fake, DriverHandle handle, Bytes bytes, CUdeviceptr* pointer) {
-  const auto range = fake.simulator->Reserve(bytes, 0, {}, 0);
+CUresult MapAnywhere(StandIn& stand_in, DriverHandle handle, Bytes bytes, CUdeviceptr* pointer) {
+  const auto range = stand_in.simulator->Reserve(bytes, 0, {}, 0);
   if (!range.ok()) return Result(range.status());
-  amem::Status status = fake.simulator->Map(*range, bytes, 0, handle, 0);
+  amem::Status status = stand_in.simulator->Map(*range, bytes, 0, handle, 0);
   if (status.ok()) {
     std::vector<amem::AccessDescriptor> access;
-    for (int device = 0; device < fake.devices; ++device) access.push_back({{LocationType::kDevice, device}, 3});
-    status = fake.simulator->SetAccess(*range, bytes, access);
-    if (!status.ok()) static_cast<void>(fake.simulator->Unmap(*range, bytes));
+    for (int device = 0; device < stand_in.devices; ++device) access.push_back({{LocationType::kDevice, device}, 3});
+    status = stand_in.simulator->SetAccess(*range, bytes, access);
+    if (!status.ok()) static_cast<void>(stand_in.simulator->Unmap(*range, bytes));
   }
-  if (!status.ok()) static_cast<void>(fake.simulator->FreeRange(*range, bytes));
+  if (!status.ok()) static_cast<void>(stand_in.simulator->FreeRange(*range, bytes));
   *pointer = status.ok() ? range->value : 0;
   return Result(status);
 }
 
-CUresult Allocate(Fake& fake, int device, Bytes asked, CUdeviceptr* pointer) {
+CUresult Allocate(StandIn& stand_in, int device, Bytes asked, CUdeviceptr* pointer) {
   if (pointer == nullptr || asked == 0) return CUDA_ERROR_INVALID_VALUE;
   const amem::AllocationProperties properties{.handle_types = 1, .location = {LocationType::kDevice, device}};
-  const auto granularity = fake.simulator->Granularity(properties);
+  const auto granularity = stand_in.simulator->Granularity(properties);
   if (!granularity.ok()) return Result(granularity.status());
   const Bytes bytes = (asked + *granularity - 1) & ~(*granularity - 1);
-  const auto handle = fake.simulator->Create(bytes, properties, 0);
+  const auto handle = stand_in.simulator->Create(bytes, properties, 0);
   if (!handle.ok()) return Result(handle.status());
-  const CUresult result = MapAnywhere(fake, *handle, bytes, pointer);
+  const CUresult result = MapAnywhere(stand_in, *handle, bytes, pointer);
   if (result != CUDA_SUCCESS) {
-    static_cast<void>(fake.simulator->Release(*handle));
+    static_cast<void>(stand_in.simulator->Release(*handle));
     return result;
   }
-  const std::lock_guard lock(fake.mutex);
-  fake.legacy.emplace(*pointer, LegacyBlock{.asked = asked, .bytes = bytes, .handle = *handle, .device = device});
+  const std::lock_guard lock(stand_in.mutex);
+  stand_in.legacy.emplace(*pointer, LegacyBlock{.asked = asked, .bytes = bytes, .handle = *handle, .device = device});
   return CUDA_SUCCESS;
 }
 
-CUresult Free(Fake& fake, std::map<CUdeviceptr, LegacyBlock>& from, CUdeviceptr pointer) {
+CUresult Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdeviceptr pointer) {
   LegacyBlock block;
   {
-    const std::lock_guard lock(fake.mutex);
+    const std::lock_guard lock(stand_in.mutex);
     const auto it = from.find(pointer);
     if (it == from.end()) return CUDA_ERROR_INVALID_VALUE;
     block = it->second;
     from.erase(it);
   }
   if (block.exported >= 0) close(block.exported);
-  amem::Status status = fake.simulator->Unmap(At(pointer), block.bytes);
-  if (status.ok()) status = fake.simulator->Release(block.handle);
-  if (status.ok()) status = fake.simulator->FreeRange(At(pointer), block.bytes);
+  amem::Status status = stand_in.simulator->Unmap(At(pointer), block.bytes);
+  if (status.ok()) status = stand_in.simulator->Release(block.handle);
+  if (status.ok()) status = stand_in.simulator->FreeRange(At(pointer), block.bytes);
   return Result(status);
 }
 
@@ -82,27 +82,27 @@ std::map<CUdeviceptr, LegacyBlock>::iterator Containing(std::map<CUdeviceptr, Le
 
 }  // namespace
 
-FAKE_CUDA CUresult cuMemAlloc(CUdeviceptr* pointer, std::size_t bytes) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemAlloc(CUdeviceptr* pointer, std::size_t bytes) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
-  return Allocate(*fake, device, bytes, pointer);
+  return Allocate(*stand_in, device, bytes, pointer);
 }
 
-FAKE_CUDA CUresult cuMemFree(CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
-  return pointer == 0 ? CUDA_SUCCESS : Free(*fake, fake->legacy, pointer);
+CUDA_CALL CUresult cuMemFree(CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  return pointer == 0 ? CUDA_SUCCESS : Free(*stand_in, stand_in->legacy, pointer);
 }
 
-FAKE_CUDA CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream) { return cuMemAlloc(pointer, bytes); }
-FAKE_CUDA CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool, CUstream) {
+CUDA_CALL CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream) { return cuMemAlloc(pointer, bytes); }
+CUDA_CALL CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool, CUstream) {
   return cuMemAlloc(pointer, bytes);
 }
-FAKE_CUDA CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream) { return cuMemFree(pointer); }
+CUDA_CALL CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream) { return cuMemFree(pointer); }
 
-FAKE_CUDA CUresult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
-  const auto memory = fake->simulator->Memory(DeviceOrdinal{device});
+  const auto memory = stand_in->simulator->Memory(DeviceOrdinal{device});
   if (memory.ok()) {
     *free_bytes = memory->free;
     *total = memory->total;
@@ -110,13 +110,13 @@ FAKE_CUDA CUresult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   return Result(memory.status());
 }
 
-FAKE_CUDA CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
   CUdeviceptr found = 0;
   std::size_t found_bytes = 0;
   {
-    const std::lock_guard lock(fake->mutex);
-    for (auto* blocks : {&fake->legacy, &fake->opened}) {
+    const std::lock_guard lock(stand_in->mutex);
+    for (auto* blocks : {&stand_in->legacy, &stand_in->opened}) {
       const auto it = Containing(*blocks, pointer);
       if (it == blocks->end()) continue;
       found = it->first;
@@ -124,7 +124,7 @@ FAKE_CUDA CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
     }
   }
   if (found == 0) {
-    const auto mapping = fake->simulator->MappingAt(At(pointer));
+    const auto mapping = stand_in->simulator->MappingAt(At(pointer));
     if (!mapping.ok() || mapping->access.empty()) return CUDA_ERROR_NOT_FOUND;  // as measured: nobody may reach it
     found = mapping->address.value;
     found_bytes = mapping->bytes;
@@ -134,11 +134,11 @@ FAKE_CUDA CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
-  const auto mapping = fake->simulator->MappingAt(At(pointer));
+CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  const auto mapping = stand_in->simulator->MappingAt(At(pointer));
   if (!mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
-  const auto properties = fake->simulator->PropertiesOf(mapping->handle);
+  const auto properties = stand_in->simulator->PropertiesOf(mapping->handle);
   const int device = properties.ok() ? properties->location.id : 0;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -172,13 +172,13 @@ constexpr std::uint64_t kIpcMagic = 0x6370692d656b6166;
 static_assert(sizeof(IpcContents) <= sizeof(CUipcMemHandle));
 }  // namespace
 
-FAKE_CUDA CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
-  const auto it = fake->legacy.find(pointer);
-  if (handle == nullptr || it == fake->legacy.end()) return CUDA_ERROR_INVALID_VALUE;
+CUDA_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  const auto it = stand_in->legacy.find(pointer);
+  if (handle == nullptr || it == stand_in->legacy.end()) return CUDA_ERROR_INVALID_VALUE;
   if (it->second.exported < 0) {
-    auto descriptor = fake->simulator->Export(it->second.handle);
+    auto descriptor = stand_in->simulator->Export(it->second.handle);
     if (!descriptor.ok()) return Result(descriptor.status());
     it->second.exported = descriptor->Release();
   }
@@ -188,8 +188,8 @@ FAKE_CUDA CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   IpcContents contents{};
   std::memcpy(&contents, &handle, sizeof(contents));
@@ -197,64 +197,64 @@ FAKE_CUDA CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handl
   if (contents.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT;  // a process cannot open its own
   const std::string path = "/proc/" + std::to_string(contents.pid) + "/fd/" + std::to_string(contents.descriptor);
   const amem::UniqueFd descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  const auto imported = fake->simulator->Import(descriptor);
+  const auto imported = stand_in->simulator->Import(descriptor);
   if (!imported.ok()) return Result(imported.status());
   const off_t bytes = lseek(descriptor.get(), 0, SEEK_END);
-  const CUresult result = MapAnywhere(*fake, *imported, static_cast<Bytes>(bytes), pointer);
+  const CUresult result = MapAnywhere(*stand_in, *imported, static_cast<Bytes>(bytes), pointer);
   if (result != CUDA_SUCCESS) {
-    static_cast<void>(fake->simulator->Release(*imported));
+    static_cast<void>(stand_in->simulator->Release(*imported));
     return result;
   }
-  const std::lock_guard lock(fake->mutex);
-  fake->opened.emplace(
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->opened.emplace(
       *pointer,
       LegacyBlock{.asked = contents.asked, .bytes = static_cast<Bytes>(bytes), .handle = *imported, .device = device});
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
-  return Free(*fake, fake->opened, pointer);
+CUDA_CALL CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  return Free(*stand_in, stand_in->opened, pointer);
 }
 
 // ---- host memory -----------------------------------------------------------------------------------------------------------
 
-FAKE_CUDA CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned int) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   static_cast<void>(device);
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  auto buffer = fake->simulator->AllocatePinned(bytes);
+  auto buffer = stand_in->simulator->AllocatePinned(bytes);
   if (!buffer.ok()) return Result(buffer.status());
   *pointer = (*buffer)->data();
-  const std::lock_guard lock(fake->mutex);
-  fake->host.emplace(*pointer, *std::move(buffer));
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->host.emplace(*pointer, *std::move(buffer));
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuMemAllocHost(void** pointer, std::size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+CUDA_CALL CUresult cuMemAllocHost(void** pointer, std::size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
 
-FAKE_CUDA CUresult cuMemFreeHost(void* pointer) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
-  return fake->host.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+CUDA_CALL CUresult cuMemFreeHost(void* pointer) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  return stand_in->host.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-FAKE_CUDA CUresult cuMemHostRegister(void* pointer, std::size_t bytes, unsigned int) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
+CUDA_CALL CUresult cuMemHostRegister(void* pointer, std::size_t bytes, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
   if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  return fake->registered.emplace(pointer, bytes).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  return stand_in->registered.emplace(pointer, bytes).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
-FAKE_CUDA CUresult cuMemHostUnregister(void* pointer) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
-  return fake->registered.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+CUDA_CALL CUresult cuMemHostUnregister(void* pointer) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  return stand_in->registered.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
-FAKE_CUDA CUresult cuMemHostGetDevicePointer(CUdeviceptr* device_pointer, void* pointer, unsigned int) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemHostGetDevicePointer(CUdeviceptr* device_pointer, void* pointer, unsigned int) {
+  STARTED_OR_RETURN(stand_in);
   *device_pointer = reinterpret_cast<CUdeviceptr>(pointer);
   return CUDA_SUCCESS;
 }
@@ -264,10 +264,10 @@ FAKE_CUDA CUresult cuMemHostGetDevicePointer(CUdeviceptr* device_pointer, void* 
 namespace {
 
 // Device memory must be mapped and open to the thread's device; what lies outside of every reserved range is host memory.
-bool Reachable(Fake& fake, int device, CUdeviceptr pointer, Bytes bytes, std::uint32_t flags, bool host_too) {
+bool Reachable(StandIn& stand_in, int device, CUdeviceptr pointer, Bytes bytes, std::uint32_t flags, bool host_too) {
   while (bytes > 0) {
-    const auto mapping = fake.simulator->MappingAt(At(pointer));
-    if (!mapping.ok()) return host_too && !fake.simulator->RangeAt(At(pointer)).ok();
+    const auto mapping = stand_in.simulator->MappingAt(At(pointer));
+    if (!mapping.ok()) return host_too && !stand_in.simulator->RangeAt(At(pointer)).ok();
     const bool open = std::any_of(mapping->access.begin(), mapping->access.end(), [&](const amem::AccessDescriptor& one) {
       return one.location == amem::Location{LocationType::kDevice, device} && (one.flags & flags) == flags;
     });
@@ -282,11 +282,12 @@ bool Reachable(Fake& fake, int device, CUdeviceptr pointer, Bytes bytes, std::ui
 enum class Side : std::uint8_t { kHost, kDevice, kAny };
 
 CUresult Copy(CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, Bytes bytes) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   if (bytes == 0) return CUDA_SUCCESS;
-  if (to_side != Side::kHost && !Reachable(*fake, device, to, bytes, 3, to_side == Side::kAny)) return CUDA_ERROR_INVALID_VALUE;
-  if (from_side != Side::kHost && !Reachable(*fake, device, from, bytes, 1, from_side == Side::kAny)) {
+  if (to_side != Side::kHost && !Reachable(*stand_in, device, to, bytes, 3, to_side == Side::kAny))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (from_side != Side::kHost && !Reachable(*stand_in, device, from, bytes, 1, from_side == Side::kAny)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::memmove(Pointer(to), Pointer(from), bytes);
@@ -297,15 +298,15 @@ CUdeviceptr Number(const void* pointer) { return reinterpret_cast<CUdeviceptr>(p
 
 template <class T>
 CUresult Fill(CUdeviceptr pointer, T value, std::size_t count) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   const Bytes bytes = count * sizeof(T);
   if (bytes == 0) return CUDA_SUCCESS;
-  if (!Reachable(*fake, device, pointer, bytes, 3, true)) return CUDA_ERROR_INVALID_VALUE;
+  if (!Reachable(*stand_in, device, pointer, bytes, 3, true)) return CUDA_ERROR_INVALID_VALUE;
   constexpr Bytes kWorthAHole = 64 * 1024;
-  if (value == 0 && bytes >= kWorthAHole && fake->simulator->MappingAt(At(pointer)).ok()) {  // gives the pages back
-    amem::Status status = fake->simulator->Clear(DeviceOrdinal{device}, At(pointer), bytes);
-    if (status.ok()) status = fake->simulator->FinishCopies(DeviceOrdinal{device});
+  if (value == 0 && bytes >= kWorthAHole && stand_in->simulator->MappingAt(At(pointer)).ok()) {  // gives the pages back
+    amem::Status status = stand_in->simulator->Clear(DeviceOrdinal{device}, At(pointer), bytes);
+    if (status.ok()) status = stand_in->simulator->FinishCopies(DeviceOrdinal{device});
     return Result(status);
   }
   std::fill_n(static_cast<T*>(Pointer(pointer)), count, value);
@@ -314,42 +315,42 @@ CUresult Fill(CUdeviceptr pointer, T value, std::size_t count) {
 
 }  // namespace
 
-FAKE_CUDA CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+CUDA_CALL CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   return Copy(to, Side::kAny, from, Side::kAny, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+CUDA_CALL CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
   return Copy(to, Side::kAny, from, Side::kAny, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
+CUDA_CALL CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
   return Copy(to, Side::kDevice, Number(from), Side::kHost, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream) {
+CUDA_CALL CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream) {
   return Copy(to, Side::kDevice, Number(from), Side::kHost, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
+CUDA_CALL CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
   return Copy(Number(to), Side::kHost, from, Side::kDevice, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream) {
+CUDA_CALL CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream) {
   return Copy(Number(to), Side::kHost, from, Side::kDevice, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+CUDA_CALL CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   return Copy(to, Side::kDevice, from, Side::kDevice, bytes);
 }
-FAKE_CUDA CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+CUDA_CALL CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
   return Copy(to, Side::kDevice, from, Side::kDevice, bytes);
 }
-FAKE_CUDA CUresult cuMemsetD8(CUdeviceptr pointer, unsigned char value, std::size_t count) {
+CUDA_CALL CUresult cuMemsetD8(CUdeviceptr pointer, unsigned char value, std::size_t count) {
   return Fill(pointer, value, count);
 }
-FAKE_CUDA CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, std::size_t count, CUstream) {
+CUDA_CALL CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, std::size_t count, CUstream) {
   return Fill(pointer, value, count);
 }
-FAKE_CUDA CUresult cuMemsetD16(CUdeviceptr pointer, unsigned short value, std::size_t count) {
+CUDA_CALL CUresult cuMemsetD16(CUdeviceptr pointer, unsigned short value, std::size_t count) {
   return Fill(pointer, value, count);
 }
-FAKE_CUDA CUresult cuMemsetD32(CUdeviceptr pointer, unsigned int value, std::size_t count) {
+CUDA_CALL CUresult cuMemsetD32(CUdeviceptr pointer, unsigned int value, std::size_t count) {
   return Fill(pointer, value, count);
 }
-FAKE_CUDA CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned int value, std::size_t count, CUstream) {
+CUDA_CALL CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned int value, std::size_t count, CUstream) {
   return Fill(pointer, value, count);
 }

@@ -1,4 +1,4 @@
-// Start and settings of the fake, its entry points by name, errors in words.
+// Start and settings of the stand-in, its entry points by name, errors in words.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -12,29 +12,29 @@
 #include <string_view>
 
 #include "replay/driver/result_names.h"
-#include "tests/stand_ins/cuda/fake.h"
+#include "tests/stand_ins/cuda/stand_in.h"
 
-namespace amem::fake {
+namespace amem::stand_in {
 namespace {
 
 constexpr int kDriverVersion = 13000;
 
-std::atomic<Fake*> started{nullptr};
+std::atomic<StandIn*> started{nullptr};
 std::atomic<int> started_by{0};
 std::mutex start_mutex;
 
 bool Complain(const std::string& what) {
-  std::fprintf(stderr, "fake libcuda: %s\n", what.c_str());
+  std::fprintf(stderr, "stand-in libcuda: %s\n", what.c_str());
   return false;
 }
 
-bool ReadNumber(const char* variable, std::uint64_t& number) {
+bool ReadNumber(const char* variable, std::uint64_t least, std::uint64_t& number) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return true;
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, number);
-  if (error == std::errc{} && stop == end && number > 0) return true;
-  return Complain(std::string(variable) + "='" + text + "' is no number above zero");
+  if (error == std::errc{} && stop == end && number >= least) return true;
+  return Complain(std::string(variable) + "='" + text + "' is no number, or is below " + std::to_string(least));
 }
 
 bool ReadVisible(std::vector<std::int32_t>& visible) {
@@ -57,7 +57,7 @@ bool ReadVisible(std::vector<std::int32_t>& visible) {
 std::optional<SimulatorOptions> ReadSettings() {
   std::uint64_t devices = 4, capacity_mib = 16384;
   SimulatorOptions options;
-  if (!ReadNumber("AMEM_SIM_DEVICES", devices) || !ReadNumber("AMEM_SIM_CAPACITY_MIB", capacity_mib) ||
+  if (!ReadNumber("AMEM_SIM_DEVICES", 0, devices) || !ReadNumber("AMEM_SIM_CAPACITY_MIB", 1, capacity_mib) ||
       !ReadVisible(options.visible)) {
     return std::nullopt;
   }
@@ -69,26 +69,27 @@ std::optional<SimulatorOptions> ReadSettings() {
 
 }  // namespace
 
-Fake* Get() { return started_by.load() == getpid() ? started.load() : nullptr; }
+StandIn* Get() { return started_by.load() == getpid() ? started.load() : nullptr; }
 
 CUresult Start() {
   const std::lock_guard lock(start_mutex);
   if (started.load() != nullptr) return Get() != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
   const auto options = ReadSettings();
   if (!options) return CUDA_ERROR_INVALID_VALUE;
+  if (options->devices == 0) return CUDA_ERROR_NO_DEVICE;
   auto simulator = Simulator::Open(*options);
   if (!simulator.ok()) {
     Complain(simulator.status().message());
     return CUDA_ERROR_NO_DEVICE;
   }
-  auto fake = std::make_unique<Fake>();
-  fake->simulator = *std::move(simulator);
-  fake->devices = *fake->simulator->DeviceCount();
-  for (int device = 0; device < fake->devices; ++device) {
-    fake->primary.push_back(std::make_unique<CUctx_st>(CUctx_st{.device = device, .primary = true}));
+  auto stand_in = std::make_unique<StandIn>();
+  stand_in->simulator = *std::move(simulator);
+  stand_in->devices = *stand_in->simulator->DeviceCount();
+  for (int device = 0; device < stand_in->devices; ++device) {
+    stand_in->primary.push_back(std::make_unique<CUctx_st>(CUctx_st{.device = device, .primary = true}));
   }
   started_by = getpid();
-  started = fake.release();
+  started = stand_in.release();
   return CUDA_SUCCESS;
 }
 
@@ -121,23 +122,23 @@ CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
   return prop;
 }
 
-}  // namespace amem::fake
+}  // namespace amem::stand_in
 
-FAKE_CUDA CUresult cuInit(unsigned int flags) { return flags == 0 ? amem::fake::Start() : CUDA_ERROR_INVALID_VALUE; }
+CUDA_CALL CUresult cuInit(unsigned int flags) { return flags == 0 ? amem::stand_in::Start() : CUDA_ERROR_INVALID_VALUE; }
 
-FAKE_CUDA CUresult cuDriverGetVersion(int* version) {
+CUDA_CALL CUresult cuDriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *version = amem::fake::kDriverVersion;
+  *version = amem::stand_in::kDriverVersion;
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuGetErrorName(CUresult result, const char** text) {
+CUDA_CALL CUresult cuGetErrorName(CUresult result, const char** text) {
   const std::string_view name = amem::CudaErrorName(static_cast<int>(result));  // a literal, so it ends in a zero
   *text = name.empty() ? nullptr : name.data();
   return name.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuGetErrorString(CUresult result, const char** text) {
+CUDA_CALL CUresult cuGetErrorString(CUresult result, const char** text) {
   const std::string_view description = amem::CudaErrorDescription(static_cast<int>(result));
   *text = description.empty() ? nullptr : description.data();
   return description.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -150,7 +151,7 @@ namespace {
 void* FindOwn(const std::string& symbol) {
   static void* const self = [] {
     Dl_info info{};
-    dladdr(reinterpret_cast<void*>(&amem_fake_cuda_dump), &info);
+    dladdr(reinterpret_cast<void*>(&stand_in_cuda_dump), &info);
     return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
   }();
   if (self == nullptr || !symbol.starts_with("cu")) return nullptr;
@@ -169,10 +170,10 @@ CUresult FindEntry(const char* symbol, void** pointer) {
 }  // namespace
 
 #undef cuGetProcAddress
-FAKE_CUDA CUresult cuGetProcAddress(const char* symbol, void** pointer, int version, cuuint64_t flags);
-FAKE_CUDA CUresult cuGetProcAddress(const char* symbol, void** pointer, int, cuuint64_t) { return FindEntry(symbol, pointer); }
+CUDA_CALL CUresult cuGetProcAddress(const char* symbol, void** pointer, int version, cuuint64_t flags);
+CUDA_CALL CUresult cuGetProcAddress(const char* symbol, void** pointer, int, cuuint64_t) { return FindEntry(symbol, pointer); }
 
-FAKE_CUDA CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int, cuuint64_t,
+CUDA_CALL CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int, cuuint64_t,
                                        CUdriverProcAddressQueryResult* status) {
   const CUresult result = FindEntry(symbol, pointer);
   if (status != nullptr) *status = result == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
@@ -181,25 +182,25 @@ FAKE_CUDA CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int, 
 
 // ---- for tests -------------------------------------------------------------------------------------------------------------
 
-FAKE_CUDA int amem_fake_cuda_fail_next(const char* call, std::uint64_t nth, int result) {
-  amem::fake::Start();
-  amem::fake::Fake* const fake = amem::fake::Get();
-  return fake != nullptr && fake->simulator->FailNext(call, nth, result).ok() ? 0 : 1;
+CUDA_CALL int stand_in_cuda_fail_next(const char* call, std::uint64_t nth, int result) {
+  amem::stand_in::Start();
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  return stand_in != nullptr && stand_in->simulator->FailNext(call, nth, result).ok() ? 0 : 1;
 }
 
-FAKE_CUDA std::uint64_t amem_fake_cuda_calls(const char* call) {
-  amem::fake::Fake* const fake = amem::fake::Get();
-  return fake == nullptr ? 0 : fake->simulator->Calls(call);
+CUDA_CALL std::uint64_t stand_in_cuda_calls(const char* call) {
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  return stand_in == nullptr ? 0 : stand_in->simulator->Calls(call);
 }
 
-FAKE_CUDA std::uint64_t amem_fake_cuda_bytes_in_use(int device) {
-  amem::fake::Fake* const fake = amem::fake::Get();
-  return fake == nullptr ? 0 : fake->simulator->BytesInUse(amem::DeviceOrdinal{device});
+CUDA_CALL std::uint64_t stand_in_cuda_bytes_in_use(int device) {
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  return stand_in == nullptr ? 0 : stand_in->simulator->BytesInUse(amem::DeviceOrdinal{device});
 }
 
-FAKE_CUDA const char* amem_fake_cuda_dump() {
+CUDA_CALL const char* stand_in_cuda_dump() {
   thread_local std::string text;
-  amem::fake::Fake* const fake = amem::fake::Get();
-  text = fake == nullptr ? "" : ToText(fake->simulator->Snapshot());
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  text = stand_in == nullptr ? "" : ToText(stand_in->simulator->Snapshot());
   return text.c_str();
 }

@@ -1,66 +1,66 @@
-// The VMM calls of the fake, and multicast objects on them.
-#include "tests/stand_ins/cuda/fake.h"
+// The VMM calls of the stand-in, and multicast objects on them.
+#include "tests/stand_ins/cuda/stand_in.h"
 
 using amem::Address;
 using amem::DriverHandle;
 using amem::LocationType;
-using amem::fake::At;
-using amem::fake::Multicast;
-using amem::fake::Result;
+using amem::stand_in::At;
+using amem::stand_in::Multicast;
+using amem::stand_in::Result;
 
-FAKE_CUDA CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* prop,
+CUDA_CALL CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* prop,
                                unsigned long long flags) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (handle == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto made = fake->simulator->Create(bytes, amem::fake::FromCuda(*prop), flags);
+  const auto made = stand_in->simulator->Create(bytes, amem::stand_in::FromCuda(*prop), flags);
   if (made.ok()) *handle = made->value;
   return Result(made.status());
 }
 
-FAKE_CUDA CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  FAKE_OR_RETURN(fake);
-  return Result(fake->simulator->Release(DriverHandle{handle}));
+CUDA_CALL CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  STARTED_OR_RETURN(stand_in);
+  return Result(stand_in->simulator->Release(DriverHandle{handle}));
 }
 
-FAKE_CUDA CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
+CUDA_CALL CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
                                        unsigned long long flags) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto made = fake->simulator->Reserve(bytes, alignment, At(hint), flags);
+  const auto made = stand_in->simulator->Reserve(bytes, alignment, At(hint), flags);
   if (made.ok()) *pointer = made->value;
   return Result(made.status());
 }
 
-FAKE_CUDA CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t bytes) {
-  FAKE_OR_RETURN(fake);
-  return Result(fake->simulator->FreeRange(At(pointer), bytes));
+CUDA_CALL CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t bytes) {
+  STARTED_OR_RETURN(stand_in);
+  return Result(stand_in->simulator->FreeRange(At(pointer), bytes));
 }
 
-FAKE_CUDA CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+CUDA_CALL CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
                             unsigned long long flags) {
-  FAKE_OR_RETURN(fake);
-  return Result(fake->simulator->Map(At(pointer), bytes, offset, DriverHandle{handle}, flags));
+  STARTED_OR_RETURN(stand_in);
+  return Result(stand_in->simulator->Map(At(pointer), bytes, offset, DriverHandle{handle}, flags));
 }
 
-FAKE_CUDA CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
-  FAKE_OR_RETURN(fake);
-  return Result(fake->simulator->Unmap(At(pointer), bytes));
+CUDA_CALL CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
+  STARTED_OR_RETURN(stand_in);
+  return Result(stand_in->simulator->Unmap(At(pointer), bytes));
 }
 
-FAKE_CUDA CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
+  STARTED_OR_RETURN(stand_in);
   if (access == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::vector<amem::AccessDescriptor> list;
   for (std::size_t i = 0; i < count; ++i) {
     list.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id},
                     static_cast<std::uint32_t>(access[i].flags)});
   }
-  return Result(fake->simulator->SetAccess(At(pointer), bytes, list));
+  return Result(stand_in->simulator->SetAccess(At(pointer), bytes, list));
 }
 
-FAKE_CUDA CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr pointer) {
-  FAKE_OR_RETURN(fake);
-  const auto mapping = fake->simulator->MappingAt(At(pointer));
+CUDA_CALL CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  const auto mapping = stand_in->simulator->MappingAt(At(pointer));
   if (!mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
   *flags = 0;
   for (const amem::AccessDescriptor& one : mapping->access) {
@@ -69,57 +69,57 @@ FAKE_CUDA CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+CUDA_CALL CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                                 CUmemAllocationHandleType type, unsigned long long flags) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (shareable == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  auto descriptor = fake->simulator->Export(DriverHandle{handle});
+  auto descriptor = stand_in->simulator->Export(DriverHandle{handle});
   if (descriptor.ok()) *static_cast<int*>(shareable) = descriptor->Release();
   return Result(descriptor.status());
 }
 
-FAKE_CUDA CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+CUDA_CALL CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                                   CUmemAllocationHandleType type) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   amem::UniqueFd borrowed(static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)));
-  const auto imported = fake->simulator->Import(borrowed);
+  const auto imported = stand_in->simulator->Import(borrowed);
   static_cast<void>(borrowed.Release());
   if (imported.ok()) *handle = imported->value;
   return Result(imported.status());
 }
 
-FAKE_CUDA CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
-  FAKE_OR_RETURN(fake);
-  const auto retained = fake->simulator->Retain(Address{reinterpret_cast<std::uint64_t>(address)});
+CUDA_CALL CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  STARTED_OR_RETURN(stand_in);
+  const auto retained = stand_in->simulator->Retain(Address{reinterpret_cast<std::uint64_t>(address)});
   if (retained.ok()) *handle = retained->value;
   return Result(retained.status());
 }
 
-FAKE_CUDA CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
-  FAKE_OR_RETURN(fake);
-  const auto properties = fake->simulator->PropertiesOf(DriverHandle{handle});
-  if (properties.ok()) *prop = amem::fake::ToCuda(*properties);
+CUDA_CALL CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  STARTED_OR_RETURN(stand_in);
+  const auto properties = stand_in->simulator->PropertiesOf(DriverHandle{handle});
+  if (properties.ok()) *prop = amem::stand_in::ToCuda(*properties);
   return Result(properties.status());
 }
 
-FAKE_CUDA CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* prop,
+CUDA_CALL CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* prop,
                                                  CUmemAllocationGranularity_flags) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = fake->simulator->Granularity(amem::fake::FromCuda(*prop));
+  const auto found = stand_in->simulator->Granularity(amem::stand_in::FromCuda(*prop));
   if (found.ok()) *granularity = *found;
   return Result(found.status());
 }
 
-FAKE_CUDA CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr pointer, std::size_t, CUmemRangeHandleType type,
+CUDA_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr pointer, std::size_t, CUmemRangeHandleType type,
                                                  unsigned long long) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (handle == nullptr || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) return CUDA_ERROR_INVALID_VALUE;
-  const auto retained = fake->simulator->Retain(At(pointer));
+  const auto retained = stand_in->simulator->Retain(At(pointer));
   if (!retained.ok()) return Result(retained.status());
-  auto descriptor = fake->simulator->Export(*retained);
-  static_cast<void>(fake->simulator->Release(*retained));
+  auto descriptor = stand_in->simulator->Export(*retained);
+  static_cast<void>(stand_in->simulator->Release(*retained));
   if (descriptor.ok()) *static_cast<int*>(handle) = descriptor->Release();
   return Result(descriptor.status());
 }
@@ -128,18 +128,19 @@ FAKE_CUDA CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr point
 
 namespace {
 
-// The object behind a handle of this process; null: it is no multicast object. With the fake's mutex held.
-Multicast* FindMulticast(amem::fake::Fake& fake, CUmemGenericAllocationHandle handle) {
-  const auto properties = fake.simulator->PropertiesOf(DriverHandle{handle});
-  if (!properties.ok() || properties->usage != amem::fake::kMulticastUsage) return nullptr;
-  Multicast& multicast = fake.multicasts[handle];  // new here if it was imported
+// The object behind a handle of this process; null: it is no multicast object. With the stand-in's mutex held.
+Multicast* FindMulticast(amem::stand_in::StandIn& stand_in, CUmemGenericAllocationHandle handle) {
+  const auto properties = stand_in.simulator->PropertiesOf(DriverHandle{handle});
+  if (!properties.ok() || properties->usage != amem::stand_in::kMulticastUsage) return nullptr;
+  Multicast& multicast = stand_in.multicasts[handle];  // new here if it was imported
   multicast.devices = properties->reserved;
   return &multicast;
 }
 
-CUresult Bind(amem::fake::Fake& fake, CUmemGenericAllocationHandle handle, std::size_t offset, int device, std::size_t bytes) {
-  const std::lock_guard lock(fake.mutex);
-  Multicast* const multicast = FindMulticast(fake, handle);
+CUresult Bind(amem::stand_in::StandIn& stand_in, CUmemGenericAllocationHandle handle, std::size_t offset, int device,
+              std::size_t bytes) {
+  const std::lock_guard lock(stand_in.mutex);
+  Multicast* const multicast = FindMulticast(stand_in, handle);
   if (multicast == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (!multicast->added.contains(device)) return CUDA_ERROR_INVALID_DEVICE;
   if (!multicast->bindings.emplace(std::pair{offset, device}, Multicast::Binding{bytes, device}).second) {
@@ -150,54 +151,54 @@ CUresult Bind(amem::fake::Fake& fake, CUmemGenericAllocationHandle handle, std::
 
 }  // namespace
 
-FAKE_CUDA CUresult cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* prop) {
-  FAKE_OR_RETURN(fake);
+CUDA_CALL CUresult cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* prop) {
+  STARTED_OR_RETURN(stand_in);
   if (handle == nullptr || prop == nullptr || prop->numDevices == 0) return CUDA_ERROR_INVALID_VALUE;
   amem::AllocationProperties properties;
   properties.handle_types = static_cast<std::uint32_t>(prop->handleTypes);
   properties.location = {LocationType::kHost, 0};
-  properties.usage = amem::fake::kMulticastUsage;
+  properties.usage = amem::stand_in::kMulticastUsage;
   properties.reserved = prop->numDevices;
-  const auto made = fake->simulator->Create(prop->size, properties, 0);
+  const auto made = stand_in->simulator->Create(prop->size, properties, 0);
   if (!made.ok()) return Result(made.status());
   *handle = made->value;
-  const std::lock_guard lock(fake->mutex);
-  fake->multicasts[*handle] = {.devices = prop->numDevices};
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->multicasts[*handle] = {.devices = prop->numDevices};
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
-  FAKE_OR_RETURN(fake);
-  if (device < 0 || device >= fake->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(fake->mutex);
-  Multicast* const multicast = FindMulticast(*fake, handle);
+CUDA_CALL CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard lock(stand_in->mutex);
+  Multicast* const multicast = FindMulticast(*stand_in, handle);
   if (multicast == nullptr || multicast->added.size() >= multicast->devices) return CUDA_ERROR_INVALID_VALUE;
   return multicast->added.insert(device).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-FAKE_CUDA CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, std::size_t offset,
+CUDA_CALL CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, std::size_t offset,
                                       CUmemGenericAllocationHandle memory, std::size_t, std::size_t bytes, unsigned long long) {
-  FAKE_OR_RETURN(fake);
-  const auto properties = fake->simulator->PropertiesOf(DriverHandle{memory});
+  STARTED_OR_RETURN(stand_in);
+  const auto properties = stand_in->simulator->PropertiesOf(DriverHandle{memory});
   if (!properties.ok()) return Result(properties.status());
-  return Bind(*fake, handle, offset, properties->location.id, bytes);
+  return Bind(*stand_in, handle, offset, properties->location.id, bytes);
 }
 
-FAKE_CUDA CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, std::size_t offset, CUdeviceptr pointer,
+CUDA_CALL CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, std::size_t offset, CUdeviceptr pointer,
                                        std::size_t bytes, unsigned long long flags) {
-  FAKE_OR_RETURN(fake);
-  const auto retained = fake->simulator->Retain(At(pointer));
+  STARTED_OR_RETURN(stand_in);
+  const auto retained = stand_in->simulator->Retain(At(pointer));
   if (!retained.ok()) return Result(retained.status());
   const CUresult result = cuMulticastBindMem(handle, offset, retained->value, 0, bytes, flags);
-  static_cast<void>(fake->simulator->Release(*retained));
+  static_cast<void>(stand_in->simulator->Release(*retained));
   return result;
 }
 
-FAKE_CUDA CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t offset,
+CUDA_CALL CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t offset,
                                      std::size_t bytes) {
-  FAKE_OR_RETURN(fake);
-  const std::lock_guard lock(fake->mutex);
-  Multicast* const multicast = FindMulticast(*fake, handle);
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  Multicast* const multicast = FindMulticast(*stand_in, handle);
   if (multicast == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto at = multicast->bindings.find({offset, device});
   if (at == multicast->bindings.end() || at->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -205,11 +206,11 @@ FAKE_CUDA CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevi
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuMulticastGetGranularity(std::size_t* granularity, const CUmulticastObjectProp* prop,
+CUDA_CALL CUresult cuMulticastGetGranularity(std::size_t* granularity, const CUmulticastObjectProp* prop,
                                              CUmulticastGranularity_flags) {
-  FAKE_OR_RETURN(fake);
+  STARTED_OR_RETURN(stand_in);
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = fake->simulator->Granularity({.location = {LocationType::kDevice, 0}});
+  const auto found = stand_in->simulator->Granularity({.location = {LocationType::kDevice, 0}});
   if (found.ok()) *granularity = *found;
   return Result(found.status());
 }

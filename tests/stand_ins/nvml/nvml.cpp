@@ -16,7 +16,7 @@ __attribute__((visibility("default"))) int nvmlShutdown() { return 0; }
 __attribute__((visibility("default"))) int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
   static int one_device = 0;
   *device = &one_device;
-  return std::strcmp(uuid, "GPU-fake") == 0 ? 0 : 6;  // NVML_ERROR_NOT_FOUND
+  return std::strcmp(uuid, "GPU-stand-in") == 0 ? 0 : 6;  // NVML_ERROR_NOT_FOUND
 }
 __attribute__((visibility("default"))) int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, ProcessInfo* found) {
   if (*count < 2) return 7;  // NVML_ERROR_INSUFFICIENT_SIZE

@@ -1,18 +1,20 @@
-// The hook table: which functions of the driver (and of ibverbs) AMem replaces for NCCL, and the real ones behind them.
+// Replacements: the functions of the driver (and of ibverbs) that AMem replaces for NCCL, and the real ones behind them.
 //
 // A replaced function is a type E with
 //   kName      the name NCCL asks cuGetProcAddress for
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
 //   Function   its C type
 //   Call(real, arguments...)  what happens instead
+//   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, for which kName means this function
 // One name can stand for several real functions (legacy and per-thread default stream, versions with one signature). Each real
 // function gets an entry point of its own, a variant, which knows the real one it stands for.
 //
-// Bind may be called from any thread; entry points are valid for ever.
+// Bind may be called from any thread; entry points stay valid for the life of the process.
 #pragma once
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -21,7 +23,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace amem::symbols {
+namespace amem::replacements {
 
 inline constexpr std::size_t kVariants = 4;
 inline constexpr int kNoBound = std::numeric_limits<int>::max();
@@ -34,7 +36,7 @@ struct Replacement {
   std::span<void* const, kVariants> entries;
 };
 
-// In a forked child the driver does not work and AMem's state is the parent's: everything passes through.
+// True in a forked child, where the driver does not work and AMem's state is the parent's: every call passes through.
 inline constinit std::atomic<bool> inert{false};
 
 template <class E, class F = typename E::Function>
@@ -49,7 +51,7 @@ struct Thunk<E, R(A...)> {
     if (inert.load(std::memory_order_relaxed)) return real(arguments...);
     try {
       return E::Call(real, arguments...);
-    } catch (const std::exception&) {  // only memory for bookkeeping can run out; NCCL's C code must not see an exception
+    } catch (const std::exception&) {  // memory for bookkeeping ran out; NCCL's C code must not see an exception
       if constexpr (std::is_same_v<R, CUresult>) return CUDA_ERROR_OUT_OF_MEMORY;
       return R{};
     }
@@ -63,8 +65,11 @@ struct Thunk<E, R(A...)> {
 };
 
 template <class E>
-Replacement Replace(int since = 3020, int before = kNoBound) {  // 3.2: the first version with 64-bit device pointers
+Replacement Replace() {
   using T = Thunk<E>;
+  int since = 3020, before = kNoBound;  // 3.2 is the first version with 64-bit device pointers
+  if constexpr (requires { E::kSince; }) since = E::kSince;
+  if constexpr (requires { E::kBefore; }) before = E::kBefore;
   return {E::kName,
           E::kExported,
           since,
@@ -73,15 +78,22 @@ Replacement Replace(int since = 3020, int before = kNoBound) {  // 3.2: the firs
           std::span<void* const, kVariants>(T::Entries(), kVariants)};
 }
 
-// What to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does not
-// replace it. *replaced (may be null) says which.
+// The table of a family of functions, for Install.
+template <class... E>
+std::span<const Replacement> Table() {
+  static const std::array table = {Replace<E>()...};
+  return table;
+}
+
+// The function to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does
+// not replace it. *replaced (may be null) tells the two apart.
 void* Bind(const char* name, int cuda_version, void* real, bool* replaced);
 // The same for a name that dlsym or dlvsym was asked for, which is the exported one.
 void* BindExported(const char* exported, void* real, bool* replaced);
 
-// The replacements that Bind looks in: one table a file of ncclpatch/intercept/. Without any, nothing is replaced. `tables`
-// must stay for ever.
+// The replacements that Bind looks in: one table for each file of ncclpatch/intercept/. Until this is called nothing is
+// replaced. `tables` must stay valid for the life of the process.
 using Tables = std::span<const std::span<const Replacement>>;
 void Install(const Tables& tables);
 
-}  // namespace amem::symbols
+}  // namespace amem::replacements

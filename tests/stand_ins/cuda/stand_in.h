@@ -1,10 +1,10 @@
-// What the sources of the fake libcuda share.
+// What the sources of the stand-in libcuda share.
 #pragma once
 
 #pragma GCC visibility push(default)
 #include <cuda.h>
 
-#include "tests/stand_ins/cuda/fake_cuda.h"
+#include "tests/stand_ins/cuda/control.h"
 #pragma GCC visibility pop
 
 #include <map>
@@ -15,7 +15,7 @@
 
 #include "replay/driver/simulator/simulator.h"
 
-#define FAKE_CUDA extern "C" __attribute__((visibility("default")))
+#define CUDA_CALL extern "C" __attribute__((visibility("default")))
 
 struct CUctx_st {
   int device = 0;
@@ -31,7 +31,7 @@ struct CUevent_st {
   int device = 0;
 };
 
-namespace amem::fake {
+namespace amem::stand_in {
 
 struct LegacyBlock {  // cuMemAlloc and the like
   Bytes asked = 0, bytes = 0;
@@ -50,7 +50,7 @@ struct Multicast {
 };
 
 // Everything behind the C interface. Made by the first call, never destroyed: calls may come until the process is gone.
-struct Fake {
+struct StandIn {
   std::unique_ptr<Simulator> simulator;
   int devices = 0;
 
@@ -64,7 +64,7 @@ struct Fake {
   std::set<CUstream> streams;
 };
 
-Fake* Get();          // null: cuInit was not called, or failed, or this is a forked child
+StandIn* Get();       // null: cuInit was not called, or failed, or this is a forked child
 CUresult Start();     // cuInit
 int CurrentDevice();  // of the thread's context; -1: it has none
 
@@ -77,12 +77,12 @@ inline Address At(CUdeviceptr pointer) { return Address{pointer}; }
 // Multicast objects are simulated as host memory that carries this mark in its properties, through export and import.
 inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
-}  // namespace amem::fake
+}  // namespace amem::stand_in
 
 // The first lines of almost every call.
-#define FAKE_OR_RETURN(name)                        \
-  amem::fake::Fake* const name = amem::fake::Get(); \
+#define STARTED_OR_RETURN(name)                                \
+  amem::stand_in::StandIn* const name = amem::stand_in::Get(); \
   if (name == nullptr) return CUDA_ERROR_NOT_INITIALIZED
-#define CONTEXT_OR_RETURN(name)                 \
-  const int name = amem::fake::CurrentDevice(); \
+#define CONTEXT_OR_RETURN(name)                     \
+  const int name = amem::stand_in::CurrentDevice(); \
   if (name < 0) return CUDA_ERROR_INVALID_CONTEXT

@@ -1,8 +1,8 @@
-#include "ncclpatch/hook/symbols.h"
+#include "ncclpatch/hook/replacements.h"
 
 #include <string_view>
 
-namespace amem::symbols {
+namespace amem::replacements {
 namespace {
 
 constinit std::atomic<const Tables*> g_tables{nullptr};
@@ -33,7 +33,7 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
     if (replaced != nullptr) *replaced = true;
     return replacement->entries[variant];
   }
-  return real;  // more variants than this build knows of: untouched, and journaled as not replaced
+  return real;  // there are more variants than this build knows of: this one passes, and is journaled as not replaced
 }
 
 }  // namespace
@@ -54,4 +54,4 @@ void* BindExported(const char* exported, void* real, bool* replaced) {
   return BindTo(FindIf([&](const Replacement& r) { return r.exported == base; }), real, replaced);
 }
 
-}  // namespace amem::symbols
+}  // namespace amem::replacements

@@ -1,25 +1,26 @@
-// For programs that run on the fake libcuda.so.1: how a "kernel" is made, and what tests may ask and change.
+// For programs that run on the stand-in libcuda.so.1: how a "kernel" is made, and what tests may ask and change.
 //
-// The fake is the simulator behind the CUDA driver's C interface. Settings, read at the first call:
+// The stand-in is the simulator behind the CUDA driver's C interface. Settings, read at the first call:
 //   AMEM_SIM_WORLD         file of the simulated world that the processes share; none: each process has its own
-//   AMEM_SIM_DEVICES       GPUs of the world (4)
+//   AMEM_SIM_DEVICES       GPUs of the world (4); 0: cuInit answers that there is no device
 //   AMEM_SIM_CAPACITY_MIB  memory of each (16384)
 //   CUDA_VISIBLE_DEVICES   as with CUDA, by number
+//   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs
 // A value that cannot be read makes cuInit fail, and the reason is on stderr.
 #pragma once
 
 #include <cstdint>
 
 // A CUfunction is a pointer to one of these: cuLaunchKernel calls `host_function` with its kernelParams before it returns.
-struct FakeKernel {
+struct HostKernel {
   void (*host_function)(void** arguments);
 };
 
 extern "C" {
 // By the name of the simulator's call ("Create"). The first is 0, or 1 if there is no such call.
-int amem_fake_cuda_fail_next(const char* call, std::uint64_t nth, int result);
-std::uint64_t amem_fake_cuda_calls(const char* call);
-std::uint64_t amem_fake_cuda_bytes_in_use(int device);  // by all processes of the world
+int stand_in_cuda_fail_next(const char* call, std::uint64_t nth, int result);
+std::uint64_t stand_in_cuda_calls(const char* call);
+std::uint64_t stand_in_cuda_bytes_in_use(int device);  // by all processes of the world
 // Everything that this process holds, as text; valid until the thread's next call.
-const char* amem_fake_cuda_dump();
+const char* stand_in_cuda_dump();
 }

@@ -1,0 +1,159 @@
+// Ranks that others waited for: they did not join a pause or resume, or joined it and did not finish.
+#include <fmt/format.h>
+
+#include "replay/diagnosis/explanation.h"
+
+namespace amem {
+namespace {
+
+using Action = Remedy::Action;
+using Role = Evidence::Role;
+
+// The sessions that joined and saw the cycle not begin.
+std::vector<SessionId> AddWaiting(Explanation& e) {
+  std::vector<SessionId> waiting;
+  for (const JournalHistory& j : e.roster.journals()) {
+    if (j.attempts.empty()) continue;
+    const Attempt& attempt = j.attempts.back();
+    if (attempt.kind != e.cause.attempt->kind || attempt.begun || attempt.end == Attempt::End::kDone) continue;
+    waiting.push_back(j.session());
+    if (attempt.arrived) e.AddEvidence(j, attempt.arrived, Role::kContext, "joined " + e.Cycle() + " and waits for the others");
+    if (attempt.ended) e.AddEvidence(j, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
+  }
+  return waiting;
+}
+
+std::string PresenceText(const Roster& roster, const JournalHistory& j) {
+  switch (j.findings.info.status) {
+    case SessionStatus::kLive:
+      return "the process lives";
+    case SessionStatus::kClosed:
+      return "it closed its journal in order at " + WallText(roster.Wall(j, j.last.time_ns));
+    case SessionStatus::kCrashed:
+      return "the process is dead now";
+    default:
+      return "its journal is broken";
+  }
+}
+
+// What is known of a session that should have joined.
+void SayWhereabouts(Explanation& e, SessionId session) {
+  const JournalHistory* j = e.roster.Find(session);
+  if (j == nullptr) return;
+  // The journal counts in its host's time, and the waiting is dated in that of the job.
+  const std::uint64_t shift = e.roster.Wall(*j, j->last.time_ns) - j->last.time_ns;
+  const auto before = j->LastUpTo(e.cause.wall_ns > shift ? e.cause.wall_ns - shift : 0);
+  std::string text = "it did not exist yet when they began to wait";
+  if (before) {
+    text = fmt::format("its last event before that is number {} ({}), {} earlier", before->at.seq.value, before->kind,
+                       DurationText(e.cause.wall_ns - e.roster.Wall(*j, before->at.time_ns)));
+    const std::uint64_t since = j->last.seq.value - before->at.seq.value;
+    text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
+  }
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.names().Name(session)), e.CallOfCycle(), text,
+                    PresenceText(e.roster, *j)));
+  const Moment shown = before ? before->at : j->last;
+  e.AddEvidence(*j, shown, Role::kCause,
+                before ? fmt::format("the last event before the others began to wait ({}); nothing about {} after it",
+                                     before->kind, e.Cycle())
+                       : "nothing about " + e.Cycle() + " here");
+  if (!e.verdict.seq) e.verdict.seq = shown.seq;
+}
+
+// Its last attempt is open: it is there still, or was when its journal ended.
+void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress) {
+  const Moment since = progress.since ? progress.since : j.last;
+  e.verdict.seq = since.seq;
+  if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
+  e.Say(fmt::format("It has recorded nothing since {}{}{}.", WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
+                    e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
+  if (e.cause.attempt->open_step) {
+    const Attempt::OpenStep& open = *e.cause.attempt->open_step;
+    e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.step));
+  } else {
+    e.AddEvidence(j, since, Role::kCause, "the last thing it did: " + j.last_text);
+  }
+}
+
+// It went on in the end, too late for the others.
+void TellLate(Explanation& e, const JournalHistory& j) {
+  const Attempt::Silence& silence = e.cause.attempt->silence;
+  e.verdict.seq = silence.from.seq;
+  if (silence.phase) e.verdict.phase = silence.phase;
+  const std::string duration = DurationText(silence.ns());
+  std::string longest = "its longest silence lasted " + duration;
+  if (silence.step) {
+    e.TakeStep(&j, *silence.step);
+    longest = fmt::format("its longest step, \"{}\", took {}", ToText(*silence.step), duration);
+    e.verdict.headline = fmt::format("{} waited for {}, which spent {} at \"{}\"", Capitalized(e.Cycle()),
+                                     e.roster.names().ShortName(e.cause.session), duration, ToText(*silence.step));
+  } else {
+    e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.roster.names().ShortName(e.cause.session));
+  }
+  const bool about = silence.step && silence.step->allocation;
+  e.Say(Capitalized(longest) + EventText(silence.from.seq) +
+        (about ? "; it is about " + e.AllocationText(j, silence.step->allocation) + "." : "."));
+  e.AddEvidence(j, silence.from, Role::kCause, longest);
+}
+
+}  // namespace
+
+void ExplainNeverArrived(Explanation& e) {
+  e.verdict.phase = e.cause.attempt->kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  e.verdict.code = Code::kTimeout;
+  const std::string missing = e.roster.names().Names(e.cause.missing);
+  e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
+  const std::vector<SessionId> waiting = AddWaiting(e);
+  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.names().Names(waiting)),
+                    !e.cause.live         ? "waited"
+                    : waiting.size() == 1 ? "has been waiting"
+                                          : "have been waiting",
+                    DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
+  if (!e.cause.message.empty()) e.Say("They were told: " + Sentence(e.cause.message));
+  for (const SessionId session : e.cause.missing) SayWhereabouts(e, session);
+  e.Recommend(Action::kCallOnEveryRank);
+  e.verdict.remedy.process = missing;
+  if (e.cause.journal != nullptr) return;
+  e.verdict.seq = e.cause.witness_seq;
+  e.verdict.notes.push_back("what the missing rank did is not known: its journal was not given");
+}
+
+void ExplainRefused(Explanation& e) {
+  const std::string cycle = Capitalized(e.Cycle());
+  e.verdict.headline = cycle + " could not begin";
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.verdict.process,
+                    WallText(e.roster.Wall(*e.cause.witness, e.cause.attempt->ended.time_ns)), DurationText(e.cause.waited_ns),
+                    EventText(e.cause.witness_seq)));
+  e.Say(Sentence(e.cause.message));
+  e.verdict.seq = e.cause.witness_seq;
+  e.AddEvidence(*e.cause.witness, e.cause.attempt->ended, Role::kCause, e.Cycle() + " could not begin: " + e.cause.message);
+  e.Recommend(Action::kFollowRefusal);
+}
+
+void ExplainStalled(Explanation& e) {
+  const JournalHistory* j = e.cause.journal;
+  const JournalHistory* witness = e.cause.witness;
+  const Progress progress = j != nullptr ? ProgressOf(*j) : Progress{};
+  Verdict& v = e.verdict;
+  v.code = Code::kTimeout;
+  v.phase = progress.phase;
+  if (!v.phase && witness != nullptr && !witness->attempts.empty() && witness->attempts.back().decided)
+    v.phase = witness->attempts.back().decided->phase;
+  if (progress.step) e.TakeStep(j, *progress.step);
+  v.headline =
+      fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited",
+                  e.roster.names().ShortName(e.cause.session), v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
+  e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), v.process,
+                    v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
+  if (j == nullptr) {
+    e.Say("What it does is not known: its journal was not given.");
+    v.seq = e.cause.witness_seq;
+  } else {
+    e.AddBeginning(*j);
+    e.cause.attempt->end == Attempt::End::kOpen ? TellStuck(e, *j, progress) : TellLate(e, *j);
+  }
+  if (!e.cause.message.empty()) e.Say("The others were told: " + Sentence(e.cause.message));
+  e.Recommend(Action::kExamineProcess);
+}
+
+}  // namespace amem

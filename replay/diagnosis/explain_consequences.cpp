@@ -1,0 +1,148 @@
+// What a failure did to the other sessions of the job.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "replay/diagnosis/explanation.h"
+
+namespace amem {
+namespace {
+
+using Outlook = Remedy::Outlook;
+using Role = Evidence::Role;
+
+constexpr std::size_t kEvidenceOfOthersMax = 32;
+
+// The other members of an attempt that did not complete.
+struct Others {
+  std::vector<SessionId> gave_up, half_way, waiting;
+  std::size_t left_out = 0;  // beyond kEvidenceOfOthersMax
+};
+
+void AddMember(Explanation& e, const JournalHistory& j, Others& others) {
+  const Attempt& attempt = j.attempts.back();
+  if (attempt.decided || attempt.failed_step) {
+    (attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
+    if (attempt.decided) {
+      // The failed step is evidence already, and its message would be repeated for every member.
+      const bool known = attempt.decided->culprit == e.cause.session && e.cause.attempt->failed_step;
+      e.AddEvidence(
+          j, attempt.decided->at, Role::kConsequence,
+          "was told: " + (known ? fmt::format("{} failed in phase {}", e.verdict.process, ToText(attempt.decided->phase))
+                                : attempt.decided->message));
+    } else {
+      e.AddEvidence(j, attempt.failed_step->at, Role::kConsequence, "step failed: " + attempt.failed_step->message);
+    }
+  } else {
+    others.waiting.push_back(j.session());
+    const Progress progress = ProgressOf(j);
+    e.AddEvidence(j, progress.since, Role::kConsequence,
+                  progress.did_its_part ? fmt::format("did its part of phase \"{}\" and waits for the votes of the others",
+                                                      progress.phase ? ToText(*progress.phase) : "")
+                                        : "is still busy with its own steps");
+  }
+  if (attempt.end == Attempt::End::kFailed && !attempt.undone)
+    e.verdict.notes.push_back(e.roster.names().Name(j.session()) + " could not undo what it had done: " + attempt.failure);
+}
+
+Others AddOthers(Explanation& e) {
+  Others others;
+  for (const JournalHistory& j : e.roster.journals()) {
+    if (j.session() == e.cause.session || j.attempts.empty()) continue;
+    const Attempt& attempt = j.attempts.back();
+    if (attempt.kind != e.cause.attempt->kind || attempt.end == Attempt::End::kDone || !attempt.begun) continue;
+    if (others.gave_up.size() + others.half_way.size() + others.waiting.size() < kEvidenceOfOthersMax) {
+      AddMember(e, j, others);
+    } else {
+      ++others.left_out;
+    }
+  }
+  return others;
+}
+
+void SaySurvivors(Explanation& e) {
+  std::vector<SessionId> resumed;
+  for (const JournalHistory& j : e.roster.journals()) {
+    if (j.session() == e.cause.session || j.attempts.empty()) continue;
+    const Attempt& attempt = j.attempts.back();
+    const bool done = attempt.end == Attempt::End::kDone && attempt.kind == CycleKind::kResume;
+    if (done && e.roster.Wall(j, attempt.ended.time_ns) > e.cause.wall_ns) resumed.push_back(j.session());
+  }
+  if (resumed.empty()) return;
+  e.Say("After that " + e.roster.names().Names(resumed) + " resumed without it.");
+  e.verdict.remedy.outlook = Outlook::kOthersResumed;
+}
+
+}  // namespace
+
+void ExplainConsequences(Explanation& e) {
+  const Attempt& own = *e.cause.attempt;
+  if (e.cause.journal != nullptr && own.end == Attempt::End::kFailed)
+    e.AddEvidence(*e.cause.journal, own.ended, Role::kConsequence,
+                  e.Cycle() + " failed" + (own.undone ? ", undone" : ", NOT undone"));
+  const Others others = AddOthers(e);
+  if (!others.gave_up.empty())
+    e.Say(Capitalized(e.roster.names().Names(others.gave_up)) + " gave up because of it and undid what was done.");
+  if (!others.half_way.empty())
+    e.Say(fmt::format("{} gave up because of it and could not undo everything: {} neither running nor paused.",
+                      Capitalized(e.roster.names().Names(others.half_way)),
+                      others.half_way.size() == 1 ? "it is" : "they are"));
+  if (!others.half_way.empty() && e.cause.kind == VerdictKind::kDied) e.verdict.remedy.outlook = Outlook::kOthersHalfWay;
+  if (!others.waiting.empty())
+    e.Say(Capitalized(e.roster.names().Names(others.waiting)) + (others.waiting.size() == 1 ? " waits" : " wait") + " for it.");
+  if (others.left_out != 0)
+    e.verdict.notes.push_back("and " + Plural(others.left_out, "more rank") + " with the same consequence");
+}
+
+void ExplainLaterAttempts(Explanation& e) {
+  std::vector<SessionId> failed;
+  const Attempt* example = nullptr;
+  for (const JournalHistory& j : e.roster.journals()) {
+    if (j.session() == e.cause.session || j.attempts.empty()) continue;
+    const Attempt& attempt = j.attempts.back();
+    if (attempt.end == Attempt::End::kDone || !attempt.ended || e.roster.Wall(j, attempt.ended.time_ns) < e.cause.wall_ns)
+      continue;
+    failed.push_back(j.session());
+    example = &attempt;
+    if (failed.size() <= kEvidenceOfOthersMax)
+      e.AddEvidence(j, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
+  }
+  if (example == nullptr) return SaySurvivors(e);
+  e.verdict.cycle_kind = example->kind;
+  e.verdict.cycle = example->cycle;
+  e.Say(fmt::format("After that {} {} failed on {}: {}.", ToText(example->kind), example->cycle, e.roster.names().Names(failed),
+                    example->failure));
+}
+
+std::string PresentState(const Roster& roster) {
+  std::vector<SessionId> running, paused, half_way, ended;
+  for (const JournalHistory& j : roster.journals()) {
+    const Lifecycle lifecycle = j.findings.state.lifecycle;
+    const SessionStatus status = j.findings.info.status;
+    if (!j.findings.whole && status == SessionStatus::kLive) return {};  // its state is not known
+    const bool gone = status == SessionStatus::kClosed || status == SessionStatus::kCrashed || lifecycle == Lifecycle::kClosed;
+    (gone                               ? ended
+     : lifecycle == Lifecycle::kRunning ? running
+     : lifecycle == Lifecycle::kPaused  ? paused
+                                        : half_way)
+        .push_back(j.session());
+  }
+  const std::size_t all = roster.journals().size();
+  if (ended.size() == all) return all == 1 ? "" : "All have ended since.";
+  std::vector<std::string> parts;
+  const auto add = [&](const std::vector<SessionId>& sessions, const char* one, const char* many) {
+    if (sessions.empty()) return;
+    const bool everyone = sessions.size() == all && all > 1;
+    const std::string names = !everyone  ? roster.names().Names(sessions)
+                              : all == 2 ? "both sessions"
+                                         : fmt::format("all {} sessions", all);
+    parts.push_back(names + (sessions.size() == 1 ? one : many));
+  };
+  add(running, " is running", " are running");
+  add(paused, " is paused with its contents kept", " are paused with their contents kept");
+  add(half_way, " is neither running nor paused", " are neither running nor paused");
+  add(ended, " has ended", " have ended");
+  return "Now " + Listed(parts) + ".";
+}
+
+}  // namespace amem

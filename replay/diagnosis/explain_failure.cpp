@@ -1,0 +1,168 @@
+// Failures that a session records of itself: of a step, of its own vote, of its journal; and records that contradict each
+// other.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "replay/diagnosis/explanation.h"
+
+namespace amem {
+namespace {
+
+using Action = Remedy::Action;
+using Outlook = Remedy::Outlook;
+using Role = Evidence::Role;
+
+void RecommendMemory(Explanation& e, const Attempt::Failure& failure, Outlook outlook) {
+  e.Recommend(Action::kFreeMemory, outlook);
+  Remedy& remedy = e.verdict.remedy;
+  remedy.device = failure.step.device;
+  remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
+  const auto& gpus = e.cause.journal->who().gpu_uuids;
+  const auto ordinal = static_cast<std::size_t>(failure.step.device.value);
+  if (ordinal < gpus.size()) remedy.gpu = gpus[ordinal];
+}
+
+void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
+  const Outlook outlook = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
+  switch (failure.code) {
+    case Code::kOutOfMemory:
+      return RecommendMemory(e, failure, outlook);
+    case Code::kPeerLost:
+    case Code::kTimeout:
+      return e.Recommend(Action::kExaminePeer);
+    case Code::kRefused:
+      return e.Recommend(Action::kEndCaptures, outlook);
+    case Code::kDriver:
+      return e.Recommend(Action::kFindDriverError, outlook);
+    default:
+      return e.Recommend(Action::kReadMessage, outlook);
+  }
+}
+
+// "Resume 1 of 4 sessions failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
+void SayWhere(Explanation& e, PhaseKind phase, SequenceNumber seq, const std::string& message) {
+  e.Say(Sentence(fmt::format("{}{} at {} on {}, in phase \"{}\"{}: {}", e.CycleOfAll(), e.HowItEnded(),
+                             WallText(e.cause.wall_ns), e.verdict.process, ToText(phase), EventText(seq), message)));
+}
+
+// Says all about a failed step but what to do.
+void TellStep(Explanation& e, const Attempt::Failure& failure) {
+  const JournalHistory& journal = *e.cause.journal;
+  Verdict& v = e.verdict;
+  v.phase = failure.phase;
+  v.code = failure.code;
+  v.driver_result = failure.driver_result;
+  v.seq = failure.at.seq;
+  e.TakeStep(&journal, failure.step);
+  if (failure.allocation_bytes != 0) v.bytes = failure.allocation_bytes;
+
+  v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()),
+                           e.roster.names().ShortName(e.cause.session), ToText(failure.step), ToText(failure.code));
+  SayWhere(e, failure.phase, failure.at.seq, failure.message);
+  if (failure.step.allocation) e.Say("The step was about " + e.AllocationText(journal, failure.step.allocation) + ".");
+  if (failure.step.kind == StepKind::kCheckMemory) {
+    e.Say("AMem itself checked how much memory was free, before it created any.");
+  } else if (failure.driver_result != 0) {
+    e.Say("The driver's answer was " + DriverAnswer(failure.driver_result) + ".");
+  }
+  if (failure.code == Code::kOutOfMemory && failure.still_missing != 0) {
+    e.Say(fmt::format("At that moment {} of its memory on device {} had not come back yet.", FormatBytes(failure.still_missing),
+                      failure.step.device.value));
+  }
+  e.AddBeginning(journal);
+  e.AddEvidence(journal, failure.at, Role::kCause, "step failed: " + failure.message);
+}
+
+// Its vote was no, and none of its own steps is to blame.
+void TellVote(Explanation& e, const Attempt::Decision& decision) {
+  e.verdict.phase = decision.phase;
+  e.verdict.seq = decision.at.seq;
+  e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
+                                   e.roster.names().ShortName(e.cause.session), ToText(decision.phase));
+  SayWhere(e, decision.phase, decision.at.seq, decision.message);
+}
+
+void AddVote(Explanation& e, const Attempt::Decision& decision) {
+  e.AddBeginning(*e.cause.journal);
+  e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
+}
+
+void TellDisagreement(Explanation& e, std::string headline) {
+  e.verdict.seq = e.cause.witness_seq;
+  e.verdict.headline = std::move(headline);
+  e.Say(e.verdict.headline + EventText(e.cause.witness_seq) + ".");
+  e.Say(Sentence(e.cause.message));
+  e.AddEvidence(*e.cause.journal, {e.cause.witness_seq, 0}, Role::kCause, e.cause.message);
+  e.Recommend(Action::kReportJournals);
+}
+
+}  // namespace
+
+void ExplainFailedStep(Explanation& e) {
+  const Attempt& attempt = *e.cause.attempt;
+  if (attempt.failed_step) {
+    TellStep(e, *attempt.failed_step);
+    RecommendForStep(e, *attempt.failed_step);
+  } else {
+    TellVote(e, *attempt.decided);
+    AddVote(e, *attempt.decided);
+    e.Recommend(Action::kFollowVote);
+  }
+}
+
+// A failed step or vote that such a reference explains comes with its attempt; a comparison of journals has none.
+void ExplainReferences(Explanation& e) {
+  const Attempt* attempt = e.cause.attempt;
+  if (attempt == nullptr) {
+    return TellDisagreement(
+        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.roster.names().ShortName(e.cause.session)));
+  }
+  if (attempt->failed_step) {
+    TellStep(e, *attempt->failed_step);
+  } else {
+    TellVote(e, *attempt->decided);
+    e.verdict.allocation = e.cause.allocation;
+    e.Say(fmt::format("It holds {}, and the owner's journal does not know that reference.",
+                      e.AllocationText(*e.cause.journal, e.cause.allocation)));
+    AddVote(e, *attempt->decided);
+  }
+  e.Recommend(Action::kReportReference);
+}
+
+void ExplainBroken(Explanation& e) {
+  const JournalHistory& j = *e.cause.journal;
+  e.verdict.code = Code::kBroken;
+  e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
+  e.verdict.headline =
+      fmt::format("The session of {} is broken: its pauses are refused", e.roster.names().ShortName(e.cause.session));
+  e.Say(
+      fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
+                  "refused.",
+                  e.verdict.process, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
+  e.Say("The reason: " + Sentence(e.cause.message));
+  e.AddEvidence(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + e.cause.message);
+  for (const JournalHistory& other : e.roster.journals()) {
+    if (other.attempts.empty() || other.attempts.back().end != Attempt::End::kFailed) continue;
+    const Attempt& attempt = other.attempts.back();
+    e.AddEvidence(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
+  }
+  e.Recommend(Action::kRepairJournal);
+}
+
+void ExplainHalfDone(Explanation& e) {
+  e.verdict.seq = e.cause.attempt->ended.seq;
+  e.verdict.headline = fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()),
+                                   e.roster.names().ShortName(e.cause.session));
+  e.Say(fmt::format("{} at {}{}.", e.verdict.headline, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
+  e.Say(Sentence(e.cause.message));
+  e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
+  e.Recommend(Action::kResumeAgain);
+}
+
+void ExplainImpossible(Explanation& e) {
+  TellDisagreement(e, fmt::format("The journal of {} has events in an order that is impossible",
+                                  e.roster.names().ShortName(e.cause.session)));
+}
+
+}  // namespace amem

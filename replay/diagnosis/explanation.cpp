@@ -1,0 +1,117 @@
+#include "replay/diagnosis/explanation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "replay/driver/result_names.h"
+#include "replay/job/opening.h"
+
+namespace amem {
+
+std::string Capitalized(std::string text) {
+  const std::string first = text.substr(0, text.find(' '));
+  const bool word = std::ranges::all_of(first, [](char c) { return (c >= 'a' && c <= 'z') || c == ','; });
+  if (word && !text.empty()) text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
+std::string Sentence(std::string text) {
+  text = Capitalized(std::move(text));
+  if (!text.empty() && text.back() != '.') text += '.';
+  return text;
+}
+
+std::string EventText(SequenceNumber seq) { return seq ? fmt::format(" (event {})", seq.value) : ""; }
+
+std::string DriverAnswer(int driver_result) {
+  const std::string_view name = CudaErrorName(driver_result);
+  if (name.empty()) return fmt::format("CUresult {}", driver_result);
+  return fmt::format("{} ({}, {})", name, driver_result, CudaErrorDescription(driver_result));
+}
+
+void Explanation::Say(const std::string& sentence) {
+  if (sentence.empty()) return;
+  if (!verdict.summary.empty()) verdict.summary += " ";
+  verdict.summary += sentence;
+}
+
+void Explanation::AddEvidence(const JournalHistory& journal, const Moment& at, Evidence::Role role, std::string text) {
+  verdict.evidence.push_back({.session = journal.session(),
+                              .rank = roster.names().RankOf(journal.session()),
+                              .seq = at.seq,
+                              .wall_ns = roster.Wall(journal, at.time_ns),
+                              .role = role,
+                              .text = std::move(text)});
+}
+
+void Explanation::AddBeginning(const JournalHistory& journal) {
+  if (cause.attempt == nullptr || !cause.attempt->begun) return;
+  AddEvidence(journal, cause.attempt->begun, Evidence::Role::kContext,
+              fmt::format("{} begun by {}", Cycle(), Plural(cause.attempt->members.size(), "session")));
+}
+
+void Explanation::TakeStep(const JournalHistory* journal, const Step& step) {
+  verdict.step = step;
+  verdict.bytes = step.bytes;
+  if (!step.allocation) return;
+  verdict.allocation = step.allocation;
+  if (journal == nullptr) return;
+  const auto it = journal->findings.state.allocations.find(step.allocation);
+  if (it != journal->findings.state.allocations.end()) verdict.bytes = it->second.bytes;
+}
+
+void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
+  Remedy& remedy = verdict.remedy;
+  remedy.action = action;
+  remedy.outlook = outlook;
+  remedy.process = roster.names().ShortName(cause.session);
+  if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
+  if (cause.journal != nullptr) remedy.pid = Completed(cause.journal->who(), cause.journal->findings.info, 0).pid;
+}
+
+std::string Explanation::Cycle() const {
+  return cause.attempt == nullptr ? "" : fmt::format("{} {}", ToText(cause.attempt->kind), cause.attempt->cycle);
+}
+
+std::string Explanation::CycleOfAll() const {
+  const std::size_t members = cause.attempt->members.size();
+  return Capitalized(Cycle()) + (members > 1 ? fmt::format(" of {} sessions", members) : "");
+}
+
+std::string Explanation::HowItEnded() const {
+  if (cause.attempt->end == Attempt::End::kFailed) return " failed";
+  return cause.live ? " hangs" : " did not complete";
+}
+
+const char* Explanation::CallOfCycle() const { return cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume"; }
+
+std::string Explanation::AllocationText(const JournalHistory& journal, AllocationId id) const {
+  const State& state = journal.findings.state;
+  const auto it = state.allocations.find(id);
+  if (it == state.allocations.end()) return ToText(id);
+  const Allocation& a = it->second;
+  std::string text = fmt::format("{} ({} on {}", ToText(id), FormatBytes(a.bytes), ToText(a.properties.location));
+  if (a.remote) {
+    text += fmt::format(", which belongs to {} as {}", roster.names().ShortName(a.remote->owner), ToText(a.remote->allocation));
+  } else if (!a.importers.empty()) {
+    std::set<SessionId> importers;
+    for (const auto& [importer, count] : a.importers) importers.insert(importer.by);
+    text += ", shared with " + roster.names().Names({importers.begin(), importers.end()});
+  }
+  if (const auto slab = state.slabs.find(id); slab != state.slabs.end())
+    text += fmt::format(", a slab with {} of NCCL's", Plural(slab->second.parts.size(), "allocation"));
+  if (a.site.frames[0] != 0) text += ", made at libnccl" + ToText(a.site);
+  return text + ")";
+}
+
+std::string Explanation::ProgressText(const JournalHistory& journal, const Progress& p) const {
+  if (p.did_its_part) return "its own steps there were done, and it waited for the others.";
+  std::string text = fmt::format("{} done there and {} left; ", Plural(p.steps_done, "step was", "steps were"), p.steps_left);
+  if (!p.step) return text + "none was under way.";
+  text += fmt::format("{} \"{}\"", p.step_begun ? "it had begun, and not finished," : "the next was", ToText(*p.step));
+  if (p.step->allocation) text += ", about " + AllocationText(journal, p.step->allocation);
+  return text + ".";
+}
+
+}  // namespace amem

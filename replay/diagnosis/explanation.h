@@ -1,0 +1,61 @@
+// Explanation: a verdict on one candidate cause while it is being written. Every explainer below adds recorded facts to the
+// verdict, sentences to its summary, and the events that prove them to its evidence.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "replay/diagnosis/candidate_causes.h"
+#include "replay/diagnosis/progress.h"
+#include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict.h"
+
+namespace amem {
+
+struct Explanation {
+  const Roster& roster;
+  const CandidateCause& cause;
+  Verdict& verdict;
+
+  void Say(const std::string& sentence);
+  void AddEvidence(const JournalHistory& journal, const Moment& at, Evidence::Role role, std::string text);
+  void AddBeginning(const JournalHistory& journal);                     // of the attempt, if it began
+  void TakeStep(const JournalHistory* journal, const Step& step);       // null: the session's journal was not given
+  void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
+
+  [[nodiscard]] std::string Cycle() const;        // "resume 3"; empty without an attempt
+  [[nodiscard]] std::string CycleOfAll() const;   // "Resume 3 of 4 sessions"
+  [[nodiscard]] std::string HowItEnded() const;   // " failed", " hangs", " did not complete"
+  [[nodiscard]] const char* CallOfCycle() const;  // "ncclPause"
+  // "allocation 7 (10 MiB on device 2, made at libnccl+1234)".
+  [[nodiscard]] std::string AllocationText(const JournalHistory& journal, AllocationId id) const;
+  // "3 steps were done there and 2 left; the next was ..."
+  [[nodiscard]] std::string ProgressText(const JournalHistory& journal, const Progress& progress) const;
+};
+
+// One for each kind of verdict.
+void ExplainFailedStep(Explanation&);  // kStepFailed and kOutOfMemory: a step, or a vote that was no without one
+void ExplainDied(Explanation&);
+void ExplainEnded(Explanation&);
+void ExplainNeverArrived(Explanation&);
+void ExplainStalled(Explanation&);
+void ExplainRefused(Explanation&);
+void ExplainHalfDone(Explanation&);
+void ExplainBroken(Explanation&);
+void ExplainReferences(Explanation&);
+void ExplainImpossible(Explanation&);
+
+// What the failure of an attempt did to its other members.
+void ExplainConsequences(Explanation&);
+// What the others tried, or completed, after a process had died outside of any attempt.
+void ExplainLaterAttempts(Explanation&);
+// "Now rank 0 is paused with contents kept and rank 1 has ended."; empty when it is not known, or is said already.
+std::string PresentState(const Roster& roster);
+
+// Of a text that may begin with a name of the driver's, which keeps its spelling.
+std::string Capitalized(std::string text);
+std::string Sentence(std::string text);       // capitalized, with a full stop
+std::string EventText(SequenceNumber seq);    // " (event 17)"; empty for 0
+std::string DriverAnswer(int driver_result);  // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"
+
+}  // namespace amem

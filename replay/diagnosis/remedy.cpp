@@ -1,0 +1,88 @@
+#include "replay/diagnosis/remedy.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string_view>
+
+namespace amem {
+namespace {
+
+constexpr std::array<std::string_view, kRemedyActions> kActions = {
+    "",
+    // kFreeMemory
+    "free memory on device {device} of {process} until {bytes} fit{gpu}; nvidia-smi lists the processes that hold memory "
+    "there, "
+    "and a cache of this process counts too (for PyTorch torch.cuda.empty_cache())",
+    // kEndCaptures
+    "let all streams finish and end stream captures before the call",
+    // kFindDriverError
+    "look for an earlier CUDA error of that process (a sticky one makes every later call fail) and for Xid lines in dmesg",
+    // kExaminePeer
+    "find out why the rank that the message names died or does not answer; if it is dead, restart the job, otherwise {call} "
+    "can "
+    "be called again on all ranks",
+    // kReadMessage
+    "read the message",
+    // kFollowVote
+    "do what the message says; if a rank that it names is dead, restart the job, otherwise call {call} again on all ranks",
+    // kFollowRefusal
+    "do what the message says, then call {call} again on all ranks that share memory",
+    // kCallOnEveryRank
+    "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it (py-spy dump, gdb), or "
+    "raise AMEM_TIMEOUT_MS if it only comes late",
+    // kExamineProcess
+    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}): a kernel that never ends keeps \"quiesce\" and copies "
+    "waiting, and a driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
+    // kFindReasonOfDeath
+    "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)",
+    // kFindReasonOfEnd
+    "if it was not meant to end, look at its own output and the launcher's log; no pause or resume was under way, so nothing "
+    "of "
+    "AMem's failed, and only its journal was left open",
+    // kRepairJournal
+    "remove the cause (usually a full disk or an AMEM_JOURNAL_DIR that cannot be written) and restart the job; it runs on "
+    "until "
+    "then, but its memory cannot be given back",
+    // kResumeAgain
+    "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job",
+    // kReportReference
+    "keep these journals (`amem-replay pack`) for a bug report, because the owner does not know the reference that this rank "
+    "holds, and restart the job",
+    // kReportJournals
+    "keep these journals (`amem-replay pack`) for a bug report, because this should not be possible; no pause or resume has "
+    "failed because of it so far, but one may",
+    // kGiveWholeJournals
+    "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is about the "
+    "rest"};
+
+constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
+    "",
+    // kCallAgain
+    "; then call {call} again on all ranks; a failed try loses nothing",
+    // kCannotBeUndone
+    "; then restart the job: the failure could not be undone",
+    // kOthersRun
+    "; the others run on, but without that rank the job cannot go on: restart it",
+    // kOthersMissMemory
+    "; the others cannot get back the memory that it shared: restart the job",
+    // kOthersHalfWay
+    "; the others need memory that it had, so the job cannot go on: restart it",
+    // kOthersResumed
+    "; the others have their own memory back, but what it shared with them is gone: communicators with that rank cannot be "
+    "used "
+    "any more"};
+
+}  // namespace
+
+std::string ToText(const Remedy& r) {
+  const auto filled = [&r](std::string_view text) {
+    return fmt::format(fmt::runtime(text), fmt::arg("call", r.cycle == CycleKind::kPause ? "ncclPause" : "ncclResume"),
+                       fmt::arg("process", r.process), fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"),
+                       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
+                       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
+  };
+  return filled(kActions.at(static_cast<std::size_t>(r.action))) + filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
+}
+
+}  // namespace amem

@@ -1,0 +1,60 @@
+// Remedy: what to do about a verdict, made from recorded facts and never from the text of a message.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "statemachine/event.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct Remedy {
+  enum class Action : std::uint8_t {
+    kNone = 0,
+    kFreeMemory,         // on `device` of `process`, until `bytes` fit
+    kEndCaptures,        // streams were busy with what a pause must not interrupt
+    kFindDriverError,    // the driver refused; an earlier error of the process is the usual reason
+    kExaminePeer,        // the message names a peer that died or does not answer
+    kReadMessage,        // only the recorded message says what was wrong with a step
+    kFollowVote,         // likewise, with a vote that `process` failed
+    kFollowRefusal,      // likewise, with a cycle that could not begin
+    kCallOnEveryRank,    // `process` did not call it
+    kExamineProcess,     // `process` does not finish
+    kFindReasonOfDeath,  // of a process that the others needed
+    kFindReasonOfEnd,    // of a process that nobody waited for
+    kRepairJournal,      // the journal could not be written
+    kResumeAgain,        // a failure left a rank neither running nor paused
+    kReportReference,    // a bug: an owner does not know a reference, and a resume failed because of it
+    kReportJournals,     // a bug, at no harm so far
+    kGiveWholeJournals,  // a part of them could not be read
+  };
+  // What follows for the job.
+  enum class Outlook : std::uint8_t {
+    kUnsaid = 0,
+    kCallAgain,         // the failure was undone
+    kCannotBeUndone,    // the failure was not undone
+    kOthersRun,         // the other ranks run, and the job needs the dead one
+    kOthersMissMemory,  // the other ranks are paused and need memory that the dead one shared
+    kOthersHalfWay,     // the other ranks are neither running nor paused, for want of such memory
+    kOthersResumed,     // the other ranks resumed without the dead one
+  };
+  Action action = Action::kNone;
+  Outlook outlook = Outlook::kUnsaid;
+  CycleKind cycle{};     // that failed
+  std::string process;   // "rank 2"; of several "ranks 1 and 2"
+  std::int32_t pid = 0;  // of `process`; 0: unknown
+  DeviceOrdinal device;  // of `process`
+  std::string gpu;       // its UUID; empty: unknown
+  Bytes bytes = 0;       // that must fit on `device`
+  friend bool operator==(const Remedy&, const Remedy&) = default;
+};
+
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kGiveWholeJournals) + 1;
+inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kOthersResumed) + 1;
+
+// A sentence without its full stop; empty for kNone.
+std::string ToText(const Remedy& remedy);
+
+}  // namespace amem

@@ -1,0 +1,83 @@
+// Verdict: what is wrong with a job, where, since when and what to do about it. The headline, the summary and the notes are for
+// people; everything else is for programs as well.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "replay/diagnosis/remedy.h"
+#include "statemachine/event.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+enum class VerdictKind : std::uint8_t {
+  kHealthy = 0,   // nothing is wrong
+  kStepFailed,    // a step of one rank failed
+  kOutOfMemory,   // likewise, for lack of device memory
+  kDied,          // a process ended during a pause or resume, or while it was paused
+  kEnded,         // a process ended at another time without closing its journal
+  kNeverArrived,  // the others waited for a rank that did not call ncclPause or ncclResume
+  kStalled,       // a rank joined a pause or resume and did not finish its part
+  kRefused,       // a pause or resume could not begin for another reason
+  kHalfDone,      // a failure could not be undone
+  kBroken,        // a journal is incomplete since a failed write; pauses of that session are refused
+  kReferences,    // one side has a reference that the other side does not have
+  kImpossible,    // events that cannot follow each other
+  kUnreadable,    // nothing wrong was found, and a part could not be read
+};
+inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kUnreadable) + 1;
+// "healthy", "step-failed", "rank-died", ... These words are stable: programs compare them.
+std::string_view ToText(VerdictKind);
+
+// One recorded fact that the verdict rests on.
+struct Evidence {
+  enum class Role : std::uint8_t { kContext = 0, kCause, kConsequence };
+  SessionId session;
+  std::int32_t rank = -1;
+  SequenceNumber seq;         // in that session's journal; 0: about the journal as a whole ("it ends here")
+  std::uint64_t wall_ns = 0;  // on the common timeline, nanoseconds since 1970; 0: no time
+  Role role = Role::kContext;
+  std::string text;
+  friend bool operator==(const Evidence&, const Evidence&) = default;
+};
+std::string_view ToText(Evidence::Role);  // "context", "cause", "consequence"
+
+struct Verdict {
+  VerdictKind kind = VerdictKind::kHealthy;
+  std::string headline;  // one line
+  std::string summary;   // a paragraph: which cycle, which rank did or did not do its part, since when, the driver's answer
+  Remedy remedy;
+  [[nodiscard]] bool healthy() const { return kind == VerdictKind::kHealthy; }
+
+  // The session that the cause was found in, and where; as far as known.
+  std::optional<SessionId> session;
+  std::int32_t rank = -1;
+  std::string process;  // "rank 2 (pid 4711 on host a)"
+  std::optional<CycleKind> cycle_kind;
+  std::uint64_t cycle = 0;
+  std::optional<PhaseKind> phase;
+  std::optional<Step> step;
+  std::optional<AllocationId> allocation;  // of that session
+  Bytes bytes = 0;                         // of the allocation, or what the step needed
+  Code code = Code::kOk;
+  int driver_result = 0;
+  SequenceNumber seq;         // of the first divergence, in that session's journal
+  std::uint64_t wall_ns = 0;  // its time
+  bool live = false;          // processes of this host are waiting now
+
+  std::vector<Evidence> evidence;   // by time
+  std::vector<std::string> notes;   // what a reader should know besides: earlier failures that were overcome, missing journals
+  std::vector<std::string> damage;  // what could not be read, with the directory; the verdict rests on the rest
+
+  struct Totals {
+    std::uint64_t journals = 0, events = 0, pauses = 0, resumes = 0, failures = 0, references = 0;
+    Bytes held = 0;      // own device memory of all sessions at the ends of their journals
+    Bytes released = 0;  // likewise, what paused sessions have given back
+  } totals;
+};
+
+}  // namespace amem

@@ -1,0 +1,182 @@
+// What one device needs for its copies of contents in parts: lanes, kernels, a buffer and tables.
+#include <algorithm>
+
+#include "replay/driver/cuda/nonzero.h"
+#include "replay/driver/mapped_region.h"
+
+// Assembled from nonzero_image.S.
+extern "C" {
+extern const unsigned char amem_nonzero_fatbin[];
+extern const unsigned char amem_nonzero_fatbin_end[];
+extern const char amem_nonzero_ptx[];
+}
+
+namespace amem {
+namespace {
+
+using sparse::kExtentsBytes;
+using sparse::kUnitBytes;
+
+constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
+
+}  // namespace
+
+CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
+    : driver_(driver), core_(std::move(core)), calls_(core_->calls), device_(device), parts_(parts) {}
+
+CudaDriver::NonZeroCopier::Device::~Device() {
+  if (opened_.context == nullptr) return;
+  static_cast<void>(CloseBuffer());
+  if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  if (current.result() != CUDA_SUCCESS) return;
+  for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
+  if (main_event_ != nullptr) calls_.event_destroy(main_event_);
+  for (const CUevent event : events_) calls_.event_destroy(event);
+}
+
+Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* tried) const {
+  return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
+}
+
+Status CudaDriver::NonZeroCopier::Device::Ready() {
+  if (tried_ready_) return ready_;
+  const auto opened = core_->Open(device_);
+  if (!opened.ok()) return opened.status();
+  opened_ = *opened;
+  tried_ready_ = true;
+#define AMEM_CUDA_LACKS(member, name, type) \
+  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " name};
+  AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
+#undef AMEM_CUDA_LACKS
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  if (current.result() != CUDA_SUCCESS) return ready_ = Failure(current.result(), "cuCtxPushCurrent");
+  CUresult result = calls_.event_create(&main_event_, CU_EVENT_DISABLE_TIMING);
+  while (result == CUDA_SUCCESS && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
+    Lane lane;
+    result = calls_.stream_create(&lane.stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS) lanes_.push_back(lane);
+  }
+  if (result != CUDA_SUCCESS) ready_ = Failure(result, "cuStreamCreate");
+  return ready_;
+}
+
+Status CudaDriver::NonZeroCopier::Device::Load() {
+  if (tried_load_) return loaded_;
+  AMEM_TRY(Ready());
+  loaded_ = LoadKernels();
+  tried_load_ = loaded_.code() != Code::kOutOfMemory;  // which may pass
+  return loaded_;
+}
+
+Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
+  const RelaxedCapture relaxed(calls_);
+  const CurrentContext current(calls_, opened_.context);
+  CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+  if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls_.module_load(&module_, amem_nonzero_fatbin);
+  if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
+  if (result != CUDA_SUCCESS) {
+    module_ = nullptr;
+    return Failure(result, "cuModuleLoadData");
+  }
+  result = calls_.module_function(&find_, module_, "amem_sparse_find");
+  if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
+  if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, "cuModuleGetFunction");
+}
+
+void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
+  if (buffer_.slot != 0 || buffer_.refused) return;
+  for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
+    if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
+  }
+  buffer_.refused = true;
+}
+
+Status CudaDriver::NonZeroCopier::Device::TryBuffer(Bytes slot) {
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, device_.value};
+  const auto granularity = driver_.Granularity(properties);
+  if (!granularity.ok()) return granularity.status();
+  const Bytes needed = lanes_.size() * slot + kExtentsBytes;
+  const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
+  if (buffer_.reserved < bytes) {
+    const auto range = driver_.Reserve(bytes, 0, {}, 0);
+    if (!range.ok()) return range.status();
+    if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+    buffer_.address = *range;
+    buffer_.reserved = bytes;
+  }
+  const auto created = driver_.Create(bytes, properties, 0);
+  if (!created.ok()) return created.status();
+  OwnedHandle handle(driver_, *created);
+  const AccessDescriptor access{properties.location, 3};
+  auto region = MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1));
+  if (!region.ok()) return region.status();
+  region->Keep();
+  buffer_.handle = handle.Keep();
+  buffer_.mapped = bytes;
+  CUdeviceptr at = buffer_.address.value;
+  for (Lane& lane : lanes_) {
+    lane.slot = at;
+    at += slot;
+  }
+  buffer_.extents = at;
+  buffer_.slot = slot;
+  return {};
+}
+
+Status CudaDriver::NonZeroCopier::Device::CloseBuffer() {
+  buffer_.slot = 0;
+  buffer_.refused = false;
+  Status first;
+  if (buffer_.mapped != 0) {
+    first = driver_.Unmap(buffer_.address, buffer_.mapped);
+    if (!first.ok()) return first;
+    buffer_.mapped = 0;
+  }
+  if (buffer_.handle) {
+    first = driver_.Release(buffer_.handle);
+    buffer_.handle = {};
+  }
+  return first;
+}
+
+Result<std::byte*> CudaDriver::NonZeroCopier::Device::Table(Bytes bytes) {
+  for (; filling_ < tables_.size(); ++filling_, filled_ = 0) {
+    if (tables_[filling_]->size() - filled_ >= bytes) break;
+  }
+  if (filling_ == tables_.size()) {
+    auto buffer = driver_.AllocatePinned(std::max(bytes, kTablesBytes));
+    if (!buffer.ok()) return buffer.status().Within("pin host memory for tables of contents");
+    tables_.push_back(*std::move(buffer));
+    filled_ = 0;
+  }
+  std::byte* at = tables_[filling_]->data() + filled_;
+  filled_ += bytes;
+  return at;
+}
+
+Status CudaDriver::NonZeroCopier::Device::Finish() {
+  const std::lock_guard lock(mutex_);
+  if (opened_.context == nullptr) return {};
+  CUresult result = CUDA_SUCCESS;
+  {
+    const RelaxedCapture relaxed(calls_);
+    const CurrentContext current(calls_, opened_.context);
+    result = current.result();
+    for (const Lane& lane : lanes_) {
+      const CUresult done = calls_.stream_synchronize(lane.stream);
+      if (result == CUDA_SUCCESS) result = done;
+    }
+  }
+  filling_ = 0;
+  filled_ = 0;
+  marks_ = awaited_ = 0;
+  const Status closed = CloseBuffer();
+  return result == CUDA_SUCCESS ? closed : Failure(result, "cuStreamSynchronize");
+}
+
+}  // namespace amem

@@ -1,0 +1,17 @@
+#include "replay/driver/simulator/failure.h"
+
+#include <fmt/format.h>
+
+#include "replay/driver/result_names.h"
+
+namespace amem {
+
+Status SimulatedFailure(int result, std::string_view tried, std::string_view why) {
+  const std::string_view name = CudaErrorName(result);
+  const std::string error = name.empty() ? fmt::format("CUresult {}", result)
+                                         : fmt::format("{} ({}, {})", name, result, CudaErrorDescription(result));
+  return {CodeOfResult(result), fmt::format("{}: {} from the simulator{}{}", tried, error, why.empty() ? "" : ": ", why),
+          result};
+}
+
+}  // namespace amem

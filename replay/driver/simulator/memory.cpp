@@ -1,0 +1,148 @@
+// The simulator's memory: handles, and what exports and imports make of them.
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "replay/driver/simulator/internal.h"
+#include "replay/driver/simulator/memfd.h"
+
+namespace amem {
+
+std::shared_ptr<Simulator::Physical> Simulator::Find(DriverHandle handle) const {
+  const auto it = memories_.find(handle.value);
+  return it == memories_.end() || it->second->references == 0 ? nullptr : it->second;
+}
+
+DriverHandle Simulator::Adopt(std::shared_ptr<Physical> memory) {
+  memory->handle = DriverHandle{next_handle_++};
+  memory->references = 1;
+  const DriverHandle handle = memory->handle;
+  memories_.emplace(handle.value, std::move(memory));
+  return handle;
+}
+
+void Simulator::ForgetIfUnused(const std::shared_ptr<Physical>& memory) {
+  if (memory->references != 0 || memory->mappings != 0) return;
+  memories_.erase(memory->handle.value);
+  world_->DropReference(member_, memory->key);
+}
+
+Status Simulator::EnsureDescriptor(Physical& memory) const {
+  if (memory.descriptor) return {};
+  MemfdTag tag{world_->id(), memory.key, memory.properties};
+  if (memory.world_device >= 0) tag.properties.location.id = memory.world_device;
+  auto made = MakeTaggedMemfd(tag, memory.bytes);
+  if (!made.ok()) return made.status();
+  memory.descriptor = *std::move(made);
+  return {};
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------------
+
+Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result,
+                            fmt::format("cuMemCreate {} bytes at location type {} id {}", bytes,
+                                        static_cast<std::uint32_t>(properties.location.type), properties.location.id),
+                            why);
+  };
+  if (const int result = Enter(kCreate)) return fail(result, WhyNotEntered());
+  if (const int result = CheckProperties(properties)) return fail(result, "these properties cannot be had");
+  if (bytes == 0 || !Granular(bytes))
+    return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
+  if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
+  auto memory = std::make_shared<Physical>();
+  memory->bytes = bytes;
+  memory->properties = properties;
+  if (properties.location.type == LocationType::kDevice) memory->world_device = WorldDevice(properties.location.id);
+  const auto key = world_->Add(member_, memory->world_device, bytes);
+  if (!key) return fail(cuda::kOutOfMemory, "the device has not enough left");
+  memory->key = *key;
+  const std::lock_guard lock(mutex_);
+  return Adopt(std::move(memory));
+}
+
+Status Simulator::Release(DriverHandle handle) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "cuMemRelease " + OfHandle(handle), why);
+  };
+  if (const int result = Enter(kRelease)) return fail(result, WhyNotEntered());
+  const std::lock_guard lock(mutex_);
+  const auto memory = Find(handle);
+  if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
+  --memory->references;
+  ForgetIfUnused(memory);
+  return {};
+}
+
+Result<DriverHandle> Simulator::Retain(Address address) {
+  const std::lock_guard lock(mutex_);
+  const auto it = Containing(mappings_, address);
+  if (it == mappings_.end()) {
+    return SimulatedFailure(cuda::kInvalidValue, "cuMemRetainAllocationHandle " + Hex(address.value),
+                            "nothing is mapped there");
+  }
+  ++it->second.memory->references;
+  return it->second.memory->handle;
+}
+
+Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto memory = Find(handle);
+  if (memory) return memory->properties;
+  return SimulatedFailure(cuda::kInvalidValue, "cuMemGetAllocationPropertiesFromHandle " + OfHandle(handle), kNoSuchHandle);
+}
+
+// ---- sharing ---------------------------------------------------------------------------------------------------------------
+
+Result<UniqueFd> Simulator::Export(DriverHandle handle) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, "cuMemExportToShareableHandle " + OfHandle(handle), why);
+  };
+  if (const int result = Enter(kExport)) return fail(result, WhyNotEntered());
+  const std::lock_guard lock(mutex_);
+  const auto memory = Find(handle);
+  if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
+  if ((memory->properties.handle_types & kPosixDescriptor) == 0) {
+    return fail(cuda::kInvalidValue, memory->imported ? "an imported handle cannot be exported again"
+                                                      : "it was not created to be exported as a descriptor");
+  }
+  if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
+  UniqueFd copy(fcntl(memory->descriptor.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy) return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  world_->MarkExported(memory->key);
+  return copy;
+}
+
+Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
+  const auto fail = [&](int result, std::string_view why) {
+    return SimulatedFailure(result, fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()), why);
+  };
+  if (const int result = Enter(kImport)) return fail(result, WhyNotEntered());
+  const auto shared = ReadTaggedMemfd(descriptor.get());
+  if (!shared) return fail(cuda::kUnknown, "this is no descriptor of device memory");
+  if (shared->tag.world != world_->id()) return fail(cuda::kUnknown, "this memory belongs to another simulated world");
+  auto memory = std::make_shared<Physical>();
+  memory->bytes = shared->bytes;
+  memory->properties = shared->tag.properties;
+  memory->properties.handle_types = 0;  // as the driver says of imported handles
+  memory->imported = true;
+  if (memory->properties.location.type == LocationType::kDevice) {
+    memory->world_device = memory->properties.location.id;
+    if (memory->world_device < 0 || memory->world_device >= world_->devices()) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+    memory->properties.location.id = OrdinalOf(memory->world_device);
+  }
+  memory->descriptor.Reset(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+  if (!memory->descriptor)
+    return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  const auto key = world_->AddReference(member_, shared->tag.key, memory->world_device, memory->bytes);
+  if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
+  memory->key = *key;
+  const std::lock_guard lock(mutex_);
+  return Adopt(std::move(memory));
+}
+
+}  // namespace amem

@@ -1,0 +1,228 @@
+#include "replay/peers/unix/arrival.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "replay/peers/vote_counter.h"
+
+namespace amem {
+namespace {
+
+constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
+constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
+constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
+constexpr int kLeaderClosingsMax = 3;
+
+}  // namespace
+
+Result<RoundBegun> Arrival::Run() {
+  SessionRegistry& sessions = context_.service->sessions();
+  if (!again_) sessions.SetLoss(std::nullopt);
+  pause_ = kLookAgainFirst;
+  auto begun = Wait();
+  if (!begun && begun.status().code() == Code::kPeerLost) {
+    if (!lost_) lost_ = discovery_.lost();
+    sessions.SetLoss(lost_ ? *lost_ : discovery_.IdentityOf(last_leader_));  // it must have been one of them
+  }
+  return begun;
+}
+
+Result<RoundBegun> Arrival::Wait() {
+  while (true) {
+    Status status = LookAndArrive();
+    if (status.ok() && state_ == State::kWaiting) status = WaitForNews();
+    if (!status.ok() && state_ == State::kWaiting) status = GiveUp(status);
+    if (state_ != State::kWaiting) return Outcome();
+    if (!status.ok()) return status;
+  }
+}
+
+RoundBegun Arrival::Outcome() {
+  if (state_ == State::kBegun) return {std::move(leader_), std::move(begun_), {}};
+  if (state_ == State::kSettled) return {nullptr, {}, settled_};
+  return {};
+}
+
+// ---- looking ---------------------------------------------------------------------------------------------------------------
+
+// The leader's word comes first; and no member is to blame that just had no time left to answer.
+bool Arrival::Superseded() const { return leader_ != nullptr && (TooLate() || CanBeRead(leader_->fd())); }
+
+// Finds the set as it is now, and makes sure that its leader knows that this session has come, and what it sees.
+Status Arrival::LookAndArrive() {
+  if (Superseded()) return {};
+  auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
+  if (!set && Superseded()) return {};
+  if (!set) return set.status();
+  AMEM_TRY(RequireNoDeath(*set));
+  if (again_ && (set->size() > 1 || leader_ != nullptr)) {
+    if (const auto settled = Settled()) {
+      if (leader_ != nullptr) (void)Withdraw();
+      if (state_ == State::kBegun) return {};
+      settled_ = *settled;
+      state_ = State::kSettled;
+      return {};
+    }
+  }
+  return MoveTo(*std::move(set));
+}
+
+Status Arrival::MoveTo(std::vector<PeerIdentity> set) {
+  const SessionId lowest = set.front().session;
+  if (leader_ != nullptr && leader_->to() != lowest) {
+    (void)Withdraw();
+    if (state_ == State::kBegun) return {};
+    leader_.reset();
+  }
+  if (leader_ == nullptr && set.size() == 1) {
+    state_ = State::kAlone;
+    return {};
+  }
+  if (leader_ != nullptr && set == announced_) return {};
+  announced_ = std::move(set);
+  return Arrive(lowest);
+}
+
+Status Arrival::Arrive(SessionId leader) {
+  last_leader_ = leader;
+  if (leader_ == nullptr) {
+    auto connection =
+        PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
+    if (!connection) return connection.status().Within(NameOf(leader));
+    leader_ = *std::move(connection);
+  }
+  Status sent = leader_->Send({leader_->NextRequest(), ArriveMessage{kind_, cycle_, announced_}}, deadline_);
+  return sent.Within(NameOf(leader));
+}
+
+// A member of a round is neither running nor paused; one that has left it in order will not come back to it.
+std::optional<Lifecycle> Arrival::Settled() const {
+  for (const auto& [session, progress] : discovery_.progress()) {
+    const bool ended = progress.lifecycle == Lifecycle::kRunning || progress.lifecycle == Lifecycle::kPaused;
+    if (ended) return progress.lifecycle;
+  }
+  return std::nullopt;
+}
+
+// ---- waiting ---------------------------------------------------------------------------------------------------------------
+
+// Ok: something may have changed; look again, unless the wait is over.
+Status Arrival::WaitForNews() {
+  auto answer = leader_->TryReceive();
+  while (answer && answer->has_value()) {
+    AMEM_TRY(Take((*answer)->message.body));
+    if (state_ != State::kWaiting) return {};
+    answer = leader_->TryReceive();
+  }
+  if (!answer) return LeaderClosed(answer.status());
+  if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+  const Deadline look_again = std::min(deadline_, In(pause_));
+  pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
+  return Poll(look_again);
+}
+
+Status Arrival::Take(const MessageBody& body) {
+  if (const auto* begun = std::get_if<BegunMessage>(&body)) {
+    begun_ = *begun;
+    state_ = State::kBegun;
+  }
+  if (const auto* failure = std::get_if<FailureMessage>(&body)) {
+    leader_.reset();  // it has forgotten this arrival
+    return failure->status;
+  }
+  if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing_ = withdrawn->missing;
+  return {};
+}
+
+Status Arrival::Poll(Deadline until) {
+  const int change = context_.service->sessions().change_fd();
+  std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0},
+                             {context_.connection.stop, POLLIN, 0},
+                             {change, POLLIN, 0},
+                             {leader_->process_fd(), POLLIN, 0}};
+  for (const auto& [session, connection] : discovery_.connections()) {
+    polled.push_back({connection->fd(), POLLIN, 0});
+    polled.push_back({connection->process_fd(), POLLIN, 0});
+  }
+  const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(until));
+  if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
+  if (n > 0 && polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
+  if (n > 0 && polled[2].revents != 0) {
+    ReadEvent(change);
+    pause_ = kLookAgainFirst;
+  }
+  return {};
+}
+
+// ---- members and leaders that are lost -------------------------------------------------------------------------------------
+
+// A member that left the set has either dropped its shared memory or died. When it died, those that share memory with it fail;
+// so must those that knew it only through them.
+Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
+  for (const auto& member : announced_) {
+    if (std::ranges::find(set, member.session, &PeerIdentity::session) == set.end()) vanished_.push_back(member);
+  }
+  for (const auto& member : vanished_) {
+    // A dying process may still seem to listen: a leader whose connection has ended is waited for, the others are looked at
+    // again later.
+    const auto patience = member.session == closed_leader_ ? kDyingPatience : kDyingPatience.zero();
+    if (again_ || !IsGone(context_.connection, member.session, patience)) continue;
+    lost_ = member;
+    return {Code::kPeerLost,
+            ToText(member) + " " + HowItEnded(context_.connection, member.session) + " while it was waited for"};
+  }
+  closed_leader_ = {};
+  return {};
+}
+
+Status Arrival::LeaderClosed(const Status& why) {
+  const std::string name = NameOf(leader_->to());
+  closed_leader_ = leader_->to();
+  leader_.reset();
+  // The next look tells whether it is still of the set, and says so if it has died.
+  return ++closings_ < kLeaderClosingsMax ? Status{} : why.Within(name);
+}
+
+// ---- ending the wait -------------------------------------------------------------------------------------------------------
+
+// After this the leader does not count this session any more - or the round has begun in the same moment, for all members.
+Status Arrival::Withdraw() {
+  const Deadline patience = In(kWithdrawPatience);
+  missing_.reset();
+  Status status = leader_->Send({leader_->NextRequest(), WithdrawMessage{}}, patience);
+  while (status.ok() && state_ != State::kBegun && !missing_) {
+    auto answer = leader_->Receive(patience);
+    status = answer ? Take(answer->message.body) : answer.status();
+    if (leader_ == nullptr) break;
+  }
+  return status;
+}
+
+Status Arrival::GiveUp(const Status& why) {
+  Status withdrawn;
+  if (leader_ != nullptr) withdrawn = Withdraw();
+  if (state_ == State::kBegun) return {};
+  return why.code() == Code::kTimeout && why.message().empty() ? TimedOut(withdrawn) : why;
+}
+
+Status Arrival::TimedOut(const Status& withdrawn) const {
+  constexpr auto kAdvice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
+  if (!withdrawn.ok() && leader_ != nullptr) {
+    return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}", context_.timeout_ms,
+                                        NameOf(leader_->to()), kAdvice)};
+  }
+  const auto missing = missing_.value_or(announced_);
+  return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", context_.timeout_ms, ToText(missing),
+                                      WhatTheyDo(kind_, missing, discovery_.progress(), discovery_.silent()), kAdvice)};
+}
+
+std::string Arrival::NameOf(SessionId session) const {
+  const auto at = std::ranges::find(announced_, session, &PeerIdentity::session);
+  return at == announced_.end() ? ToText(session) : ToText(*at);
+}
+
+}  // namespace amem

@@ -1,0 +1,196 @@
+#include "replay/peers/unix/discovery.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace amem {
+namespace {
+
+constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
+constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members that were told of a death
+
+}  // namespace
+
+Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
+  std::vector<SessionId> neighbours;
+  std::vector<PeerIdentity> doubtful;
+  const auto look = [&] {
+    neighbours = delegate_.Neighbours();
+    doubtful = service_.sessions().Doubtful();
+  };
+  if (!service_.Run(look)) return Status{Code::kRefused, "this process has stopped serving its peers"};
+  AMEM_TRY(RefuseLivingLost(doubtful));
+  std::erase(neighbours, service_.sessions().Self().session);
+  std::erase_if(neighbours, [&](SessionId session) { return gone_.contains(session); });
+  std::ranges::sort(neighbours);
+  neighbours.erase(std::ranges::unique(neighbours).begin(), neighbours.end());
+  for (const SessionId session : neighbours) {
+    if (auto identity = service_.sessions().Known(session)) known_.try_emplace(session, *identity);
+  }
+  return neighbours;
+}
+
+// A session whose connection broke although it lives still has its half of the shared memory: a pause without it would tear
+// the two halves apart.
+Status Discovery::RefuseLivingLost(const std::vector<PeerIdentity>& doubtful) {
+  for (const auto& peer : doubtful) {
+    if (!IsGone(context_, peer.session, kDyingPatience)) {
+      return {Code::kRefused, "the connection to " + ToText(peer) +
+                                  " broke while they shared memory, and it still lives: neither can be paused without the "
+                                  "other; restart the job"};
+    }
+    (void)service_.Run([&] { service_.sessions().NoteGone(peer.session); });
+  }
+  return {};
+}
+
+// True: that session is dead, and the living go on without it.
+bool Discovery::LeaveOut(SessionId session, const Status& why) {
+  if (why.code() != Code::kPeerLost || (progress_.contains(session) && !without_the_dead_)) return false;
+  if (!IsGone(context_, session, kDyingPatience)) return false;
+  gone_.insert(session);
+  (void)service_.Run([&] { service_.sessions().NoteGone(session); });
+  return true;
+}
+
+PeerIdentity Discovery::IdentityOf(SessionId session) const {
+  const auto known = known_.find(session);
+  return known != known_.end() ? known->second : PeerIdentity{.session = session};
+}
+
+// A session died while the others waited for it; they were told, and wait no more. A member that comes later would find all the
+// living, and wait for them in vain. So it fails as they did, unless they call again at once; with the next call all meet.
+bool Discovery::FailedWithoutUs(const NeighbourhoodMessage& other) const {
+  return other.lost && !without_the_dead_ && !service_.sessions().HasFailedBy(other.lost->session);
+}
+
+Status Discovery::FailAs(const NeighbourhoodMessage& other) {
+  if (!others_failed_) others_failed_ = std::chrono::steady_clock::now();
+  if (std::chrono::steady_clock::now() < *others_failed_ + kToCallAgain) return {};
+  lost_ = other.lost;
+  return {Code::kPeerLost, ToText(*lost_) + " " + HowItEnded(context_, lost_->session) + ", and so the call of " +
+                               ToText(other.self) + " has failed: call it again on all that are left"};
+}
+
+Status Discovery::Unreachable(SessionId session, const Status& why) const {
+  const PeerIdentity known = IdentityOf(session);
+  const std::string name = known.pid != 0 ? ToText(known) : ToText(session);
+  const std::string reason = why.code() == Code::kTimeout ? fmt::format("no answer within {} ms", timeout_ms_) : why.message();
+  return {why.code(), fmt::format("asking {} with whom it shares memory: {}", name, reason)};
+}
+
+Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
+  const PeerIdentity self = service_.sessions().Self();
+  const auto at = known_.find(by);
+  const PeerIdentity& sharer = at == known_.end() ? self : at->second;
+  return {Code::kRefused,
+          fmt::format("{} of group {} shares memory with {} of group {}: sessions that share memory pause together; give them "
+                      "one group (AMEM_GROUPID, ncclSetGroupID)",
+                      ToText(self.session == by ? self : sharer), self.group, ToText(other), other.group)};
+}
+
+Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
+  auto at = connections_.find(session);
+  if (at == connections_.end()) {
+    auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), deadline);
+    if (!begun) return begun.status();
+    at = connections_.emplace(session, *std::move(begun)).first;
+  }
+  silent_.insert(session);
+  const std::uint64_t question = at->second->NextRequest();
+  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
+  return question;
+}
+
+Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t question, Deadline deadline,
+                                             int unless_readable) {
+  PeerConnection& connection = *connections_.at(session);
+  while (true) {
+    auto answer = connection.TryReceive();
+    if (!answer) return answer.status();
+    if (!answer->has_value()) {
+      if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
+      AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
+      continue;
+    }
+    Message& message = (*answer)->message;
+    if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
+    auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
+    // Other messages are the welcome, or the answer to a question that was given up.
+    if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
+  }
+}
+
+// Sends all questions before it takes the first answer. When several members do not answer all are named: the first may have
+// ended because of the next.
+Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                            int unless_readable) {
+  std::map<SessionId, std::uint64_t> questions;
+  std::vector<NeighbourhoodMessage> answers;
+  Status failure;
+  const auto failed = [&](SessionId session, const Status& why) {
+    if (why.code() != Code::kTimeout) connections_.erase(session);
+    if (LeaveOut(session, why)) return;
+    const Status named = Unreachable(session, why);
+    if (why.code() == Code::kPeerLost) lost_ = IdentityOf(session);
+    failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
+    deadline = std::min(deadline, In(kAfterFailure));
+  };
+  for (const SessionId session : sessions) {
+    auto question = Ask(session, deadline);
+    if (question) questions[session] = *question;
+    if (!question) failed(session, question.status());
+  }
+  for (const auto& [session, question] : questions) {
+    auto answer = Hear(session, question, deadline, unless_readable);
+    if (answer) answers.push_back(*std::move(answer));
+    // A member that got no time because of another's failure is not to blame.
+    if (!answer && (failure.ok() || answer.status().code() != Code::kTimeout)) failed(session, answer.status());
+  }
+  if (!failure.ok()) return failure;
+  return answers;
+}
+
+Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
+  auto frontier = OwnNeighbours();
+  if (!frontier) return frontier.status();
+  const PeerIdentity self = service_.sessions().Self();
+  std::map<SessionId, PeerIdentity> set{{self.session, self}};
+  std::map<SessionId, SessionId> through;  // the member that shares memory with it
+  for (const SessionId session : *frontier) through[session] = self.session;
+  bool others_failed = false;
+  while (!frontier->empty()) {
+    auto answers = AskAll(*frontier, deadline, unless_readable);
+    if (!answers) return answers.status();
+    frontier->clear();
+    for (const auto& answer : *answers) {
+      set[answer.self.session] = known_[answer.self.session] = answer.self;
+      progress_[answer.self.session] = answer.progress;
+      silent_.erase(answer.self.session);
+    }
+    const auto other = std::ranges::find_if(*answers, [this](const auto& answer) { return FailedWithoutUs(answer); });
+    if (other != answers->end()) {
+      others_failed = true;
+      AMEM_TRY(FailAs(*other));
+    }
+    for (const auto& answer : *answers) {
+      const SessionId session = answer.self.session;
+      if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
+      for (const auto& neighbour : answer.neighbours) {
+        if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
+        if (set.contains(neighbour.session) || gone_.contains(neighbour.session)) continue;
+        if (!through.try_emplace(neighbour.session, session).second) continue;
+        frontier->push_back(neighbour.session);
+      }
+    }
+  }
+  if (!others_failed) others_failed_.reset();
+  std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
+  std::vector<PeerIdentity> members;
+  for (auto& [session, identity] : set) members.push_back(std::move(identity));
+  return members;
+}
+
+}  // namespace amem

@@ -1,0 +1,70 @@
+// Finding the set of sessions that share memory, directly or through others, by asking neighbours for theirs.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "replay/peers/peers.h"
+#include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/service.h"
+
+namespace amem {
+
+// One session's search. It keeps its connections, so that to look again is cheap.
+class Discovery {
+ public:
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms,
+            bool without_the_dead = false)
+      : context_(context),
+        service_(service),
+        delegate_(delegate),
+        timeout_ms_(timeout_ms),
+        without_the_dead_(without_the_dead) {}
+
+  // The set, sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does
+  // not answer. kPeerLost also: this call has failed at another member because a session ended, and at this one not yet.
+  // Neighbours that are dead when they are first asked are left out; with `without_the_dead` all that die are.
+  // Gives up early, with kTimeout, once `unless_readable` can be read.
+  Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
+  // For a caller that waits: one of them becomes readable when its session ends.
+  [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
+  // Where the others stood in their cycles when they were last asked.
+  [[nodiscard]] const std::map<SessionId, CycleProgress>& progress() const { return progress_; }
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId session) const;
+  // Those that have not answered the last question.
+  [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
+  // Whose end made the last look fail with kPeerLost.
+  [[nodiscard]] const std::optional<PeerIdentity>& lost() const { return lost_; }
+
+ private:
+  Result<std::vector<SessionId>> OwnNeighbours();
+  Status RefuseLivingLost(const std::vector<PeerIdentity>& doubtful);
+  bool LeaveOut(SessionId session, const Status& why);
+  Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
+  Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
+  Result<std::vector<NeighbourhoodMessage>> AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
+                                                   int unless_readable);
+  [[nodiscard]] bool FailedWithoutUs(const NeighbourhoodMessage& other) const;
+  Status FailAs(const NeighbourhoodMessage& other);
+  [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
+  [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
+
+  ConnectionContext context_;
+  PeerService& service_;
+  PeerDelegate& delegate_;
+  const std::uint32_t timeout_ms_;  // for messages
+  std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
+  std::map<SessionId, PeerIdentity> known_;
+  std::map<SessionId, CycleProgress> progress_;  // of all that ever answered
+  std::set<SessionId> silent_;                   // have not answered the last question
+  std::set<SessionId> gone_;                     // left out for ever
+  std::optional<PeerIdentity> lost_;
+  std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that
+  const bool without_the_dead_;
+};
+
+}  // namespace amem

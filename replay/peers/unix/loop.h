@@ -1,0 +1,99 @@
+// The loop of a session's service thread: waits for descriptors, runs the work that other threads hand over, keeps deadlines.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "journal/base/unique_fd.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+class ServiceLoop {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Key = std::uint64_t;                                     // of a descriptor in the loop; 0: none
+  using Ready = std::function<void(Key, std::uint32_t events)>;  // of epoll
+
+  // What the loop's owner does once a turn, on the service thread.
+  class Client {
+   public:
+    virtual ~Client() = default;
+    [[nodiscard]] virtual std::optional<Clock::time_point> NextDeadline() const = 0;
+    virtual void Timers(Clock::time_point now) = 0;
+    virtual void Sweep() = 0;  // at the very end: nothing refers to what is removed now
+  };
+
+  explicit ServiceLoop(Client& client) : client_(client) {}
+  ~ServiceLoop() { Stop(); }
+  ServiceLoop(const ServiceLoop&) = delete;
+  ServiceLoop& operator=(const ServiceLoop&) = delete;
+
+  // Makes what Add needs; then Start begins to wait, on a thread of its own.
+  Status Open();
+  Status Start();
+  void Stop();
+
+  // From any thread. Runs `work` on the service thread and waits until it is done; false: the service has stopped, or had no
+  // memory, and the work was not done.
+  bool Run(const std::function<void()>& work);
+  // The same without waiting; dropped if the service has stopped.
+  void Post(std::function<void()> work);
+
+  // On the service thread only, or before Start. The descriptor stays the caller's, which removes it before closing it: closing
+  // is not enough where forked children hold it open, too. 0: the kernel does not take it.
+  Key Add(int fd, std::uint32_t events, Ready ready);
+  void Modify(Key key, std::uint32_t events);
+  void Remove(Key key);
+
+ private:
+  struct Entry {
+    int fd = -1;
+    std::shared_ptr<const Ready> ready;
+  };
+
+  bool Stopping();
+  [[nodiscard]] int Patience() const;  // milliseconds, for epoll
+  void Turn();
+  void RunCommands();
+
+  Client& client_;
+  UniqueFd epoll_, command_;
+  std::thread thread_;
+  std::mutex mutex_;
+  std::deque<std::function<void()>> commands_;  // with mutex_
+  bool stopping_ = false;                       // with mutex_
+
+  // The service thread's own.
+  std::map<Key, Entry> entries_;
+  Key last_key_ = 0;
+  Clock::time_point last_event_;
+};
+
+// A process in the loop: `died` is called once it has died, even while children that it forked hold its sockets open.
+class ProcessWatch {
+ public:
+  ProcessWatch() = default;
+  ~ProcessWatch() { End(); }
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+
+  // Nothing happens where the process cannot be seen from here.
+  void Begin(ServiceLoop& loop, pid_t pid, std::function<void()> died);
+  void End();
+  explicit operator bool() const { return key_ != 0; }
+
+ private:
+  ServiceLoop* loop_ = nullptr;
+  UniqueFd process_;
+  ServiceLoop::Key key_ = 0;
+};
+
+}  // namespace amem

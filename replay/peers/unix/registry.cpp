@@ -1,0 +1,152 @@
+#include "replay/peers/unix/registry.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+
+namespace amem {
+
+Status SessionRegistry::Open() {
+  change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return change_ ? Status{} : Status{Code::kIo, "starting the service of peers: eventfd: " + ErrnoText(errno)};
+}
+
+// ---- from any thread -------------------------------------------------------------------------------------------------------
+
+PeerIdentity SessionRegistry::Self() const {
+  const std::lock_guard lock(mutex_);
+  return self_;
+}
+
+void SessionRegistry::SetGroup(std::int64_t group) {
+  {
+    const std::lock_guard lock(mutex_);
+    self_.group = group;
+  }
+  Changed();
+}
+
+std::optional<PeerIdentity> SessionRegistry::Known(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(session);
+  return at == known_.end() ? std::nullopt : std::optional(at->second);
+}
+
+void SessionRegistry::SetLoss(const std::optional<PeerIdentity>& lost) {
+  const std::lock_guard lock(mutex_);
+  loss_ = lost;
+  if (lost) failed_by_.insert(lost->session);
+}
+
+std::optional<PeerIdentity> SessionRegistry::Loss() const {
+  const std::lock_guard lock(mutex_);
+  return loss_;
+}
+
+bool SessionRegistry::HasFailedBy(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  return failed_by_.contains(session);
+}
+
+void SessionRegistry::Changed() { SignalEvent(change_.get()); }
+
+void SessionRegistry::FlushLater(std::shared_ptr<WatchedConnection> connection) {
+  loop_.Post([this, connection = std::move(connection)] {
+    for (const auto& [session, record] : records_) {
+      for (const auto& [key, watched] : record.watched) {
+        if (watched == connection) loop_.Modify(key, EPOLLRDHUP | EPOLLOUT);
+      }
+    }
+  });
+}
+
+// ---- on the service thread -------------------------------------------------------------------------------------------------
+
+Status SessionRegistry::Connected(const PeerIdentity& peer) {
+  Record& record = records_[peer.session];
+  if (record.lost) {
+    return {Code::kPeerLost,
+            ToText(peer) + " was lost before by " + ToText(Self()) + " (it " + *record.lost + "), its references are gone"};
+  }
+  record.identity = peer;
+  {
+    const std::lock_guard lock(mutex_);
+    known_[peer.session] = peer;
+  }
+  if (record.connected) return {};
+  record.connected = true;
+  delegate_.OnPeerConnected(peer);
+  return {};
+}
+
+Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {
+  AMEM_TRY(Connected(peer));
+  const SessionId session = peer.session;
+  const int fd = connection->fd();
+  const auto key = loop_.Add(
+      fd, EPOLLRDHUP, [this, session](ServiceLoop::Key ready, std::uint32_t events) { WatchedReady(session, ready, events); });
+  if (key == 0) return {Code::kIo, "watching a connection: " + ErrnoText(errno)};
+  Record& record = records_[session];
+  record.watched.emplace(key, std::move(connection));
+  const auto peer_process = CredentialsOf(fd);
+  if (peer_process && !record.process) {
+    record.process.Begin(loop_, peer_process->pid, [this, session] { Lose(session, HowItEnded(context_, session)); });
+  }
+  Changed();
+  return {};
+}
+
+void SessionRegistry::WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events) {
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Lose(session, HowItEnded(context_, session));
+  if ((events & EPOLLOUT) != 0 && records_.at(session).watched.at(key)->Flush()) loop_.Modify(key, EPOLLRDHUP);
+}
+
+void SessionRegistry::AddReference(SessionId by, AllocationId allocation, AllocationId as) {
+  records_[by].references.emplace(allocation, as);
+}
+
+bool SessionRegistry::RemoveReference(SessionId by, AllocationId allocation, AllocationId as) {
+  return records_[by].references.erase({allocation, as}) != 0;
+}
+
+void SessionRegistry::Lose(SessionId session, const std::string& reason) {
+  Record& record = records_[session];
+  if (record.lost) return;
+  record.lost = reason;
+  record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
+  for (const auto& [key, connection] : record.watched) {
+    loop_.Remove(key);
+    connection->Lost(reason);
+  }
+  record.watched.clear();
+  record.process.End();
+  lost_(session, reason);
+  record.references.clear();
+  if (record.connected) delegate_.OnPeerLost(record.identity, reason);
+  Changed();
+}
+
+bool SessionRegistry::IsConnected(SessionId session) const {
+  const auto at = records_.find(session);
+  return at != records_.end() && at->second.connected && !at->second.lost;
+}
+
+void SessionRegistry::NoteGone(SessionId session) {
+  if (IsConnected(session)) Lose(session, HowItEnded(context_, session));
+  if (const auto at = records_.find(session); at != records_.end()) at->second.doubtful = false;
+}
+
+std::vector<PeerIdentity> SessionRegistry::Doubtful() const {
+  std::vector<PeerIdentity> doubtful;
+  for (const auto& [session, record] : records_) {
+    if (record.doubtful) doubtful.push_back(record.identity);
+  }
+  return doubtful;
+}
+
+void SessionRegistry::ForgetConnections() {
+  for (auto& [session, record] : records_) record.watched.clear();
+}
+
+}  // namespace amem

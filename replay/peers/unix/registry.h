@@ -1,0 +1,97 @@
+// Which sessions this one knows, is connected to, or has lost: what a service remembers beyond single connections.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "replay/peers/peers.h"
+#include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/loop.h"
+
+namespace amem {
+
+// A connection that this process made to an owner, as the service sees it.
+class WatchedConnection {
+ public:
+  virtual ~WatchedConnection() = default;
+  [[nodiscard]] virtual int fd() const = 0;
+  // Sends what had to wait for room; true: nothing is left to send.
+  virtual bool Flush() = 0;
+  // The session is gone; wakes the threads that wait for it. Called once, before the delegate hears of it.
+  virtual void Lost(const std::string& reason) = 0;
+};
+
+class SessionRegistry {
+ public:
+  // `lost` closes the connections that the lost session made to this one.
+  using LossHandler = std::function<void(SessionId session, const std::string& reason)>;
+  SessionRegistry(const ConnectionContext& context, ServiceLoop& loop, const PeerIdentity& self, PeerDelegate& delegate,
+                  LossHandler lost)
+      : context_(context), loop_(loop), delegate_(delegate), lost_(std::move(lost)), self_(self) {}
+
+  Status Open();
+
+  // ---- from any thread
+  [[nodiscard]] PeerIdentity Self() const;
+  void SetGroup(std::int64_t group);
+  [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // was connected once
+  // Whose end failed this session's call to Arrive, for peers that come to that call later; nothing: it calls again.
+  void SetLoss(const std::optional<PeerIdentity>& lost);
+  [[nodiscard]] std::optional<PeerIdentity> Loss() const;
+  [[nodiscard]] bool HasFailedBy(SessionId session) const;  // SetLoss was called with it
+  // Readable when something happened that may change which sessions share memory; for Arrive.
+  [[nodiscard]] int change_fd() const { return change_.get(); }
+  void Changed();
+  // `connection` has something to flush.
+  void FlushLater(std::shared_ptr<WatchedConnection> connection);
+
+  // ---- on the service thread only
+  // A connection for data to or from this session is open. kPeerLost: the session was lost before.
+  Status Connected(const PeerIdentity& peer);
+  // A connection that this process made is open; from now on its end is noticed.
+  Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
+  void AddReference(SessionId by, AllocationId allocation, AllocationId as);
+  bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
+  void Lose(SessionId session, const std::string& reason);
+  [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
+  void NoteGone(SessionId session);                         // its socket has no listener any more
+  // Sessions that were lost while they shared memory, and of which NoteGone was not told.
+  [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
+  void ForgetConnections();  // when the service stops
+
+ private:
+  struct Record {
+    PeerIdentity identity;
+    bool connected = false;
+    std::optional<std::string> lost;
+    bool doubtful = false;  // it shared memory, its connection ended, and whether its process did has not been looked at
+    std::set<std::pair<AllocationId, AllocationId>> references;  // allocation of ours, the peer's id
+    std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;
+    ProcessWatch process;
+  };
+  void WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events);
+
+  const ConnectionContext context_;
+  ServiceLoop& loop_;
+  PeerDelegate& delegate_;
+  const LossHandler lost_;
+  UniqueFd change_;
+
+  mutable std::mutex mutex_;  // over the next four
+  PeerIdentity self_;
+  std::map<SessionId, PeerIdentity> known_;  // all that were ever connected, for messages
+  std::optional<PeerIdentity> loss_;
+  std::set<SessionId> failed_by_;
+
+  std::map<SessionId, Record> records_;  // the service thread's own
+};
+
+}  // namespace amem

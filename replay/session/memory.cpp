@@ -1,0 +1,203 @@
+// Allocations, address ranges and mappings. Where one of them is a part of a slab, parts.cpp has the rest.
+#include <spdlog/fmt/fmt.h>
+
+#include "replay/session/failures.h"
+#include "replay/session/session.h"
+
+namespace amem {
+
+Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
+                                     const CallSite& site, bool for_application) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("create an allocation"));
+  std::unique_lock<std::mutex> lock;
+  AllocationId id;
+  if (!for_application) {
+    const auto part = slabs_.Create(bytes, properties, flags, site, lock);
+    if (!part.ok()) return part.status();
+    id = *part;
+  }
+  if (!id) {
+    const auto handle = driver_.Create(bytes, properties, flags);
+    if (!handle.ok()) return handle.status();
+    lock = ledger_.Lock();
+    id = ledger_.TakeAllocationId();
+    ledger_.SetHandle(id, *handle);
+    ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
+  }
+  held_bytes_ += bytes;
+  PrepareContents();
+  RememberLastHandle(id);
+  return id;
+}
+
+Status Session::ReleaseHandle(AllocationId allocation) {
+  const DriverHandle handle = ledger_.HandleOf(allocation);
+  if (!handle) return {};
+  AMEM_TRY(driver_.Release(handle));
+  ledger_.ForgetHandle(allocation);
+  return {};
+}
+
+Status Session::Release(AllocationId allocation) {
+  const std::shared_lock gate(gate_);
+  ForgetLastHandle(allocation);
+  const Locked lock(*this);
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end() || it->second.guest_references == 0) {
+    return WrongCall("release " + ToText(allocation) + ": NCCL holds no reference to it");
+  }
+  const Allocation& a = it->second;
+  const AllocationId slab = a.slab;
+  if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) {
+    AMEM_TRY(ReleaseHandle(allocation));
+    if (a.remote) dropped_.push_back({*a.remote, allocation});
+    secrets_.erase(allocation);
+  }
+  ledger_.Record(AllocationReleased{allocation});
+  RetireIfEmpty(slab);
+  return {};
+}
+
+Result<AllocationId> Session::Retain(Address address) {
+  const std::shared_lock gate(gate_);
+  const auto lock = ledger_.Lock();
+  AllocationId id = MappedPartAt(address);
+  if (!id && !ledger_.state().SlabAt(address)) {
+    const auto mapping = ledger_.state().MappingAt(address);
+    if (mapping != ledger_.state().mappings.end()) id = mapping->second.allocation;
+  }
+  if (!id) return NotOurs(fmt::format("retain {}: no mapping of NCCL's is there", Hex(address.value)));
+  ledger_.Record(AllocationRetained{id, address});
+  RememberLastHandle(id);
+  return id;
+}
+
+Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("reserve an address range"));
+  if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
+  auto address = driver_.Reserve(bytes, alignment, hint, flags);
+  if (!address.ok()) return address;
+  const auto lock = ledger_.Lock();
+  ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site, {}});
+  return address;
+}
+
+Status Session::FreeRange(Address address, Bytes bytes) {
+  const std::shared_lock gate(gate_);
+  const Locked lock(*this);
+  if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
+  if (!ledger_.state().ranges.contains(address))
+    return NotOurs(fmt::format("free range {}: it was not reserved by NCCL", Hex(address.value)));
+  AMEM_TRY(driver_.FreeRange(address, bytes));
+  ledger_.Record(RangeFreed{address, bytes, {}});
+  return {};
+}
+
+Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("map", address));
+  DriverHandle handle;
+  {
+    const Locked lock(*this);
+    const auto mapped = MapPart(address, bytes, offset, allocation);
+    if (!mapped.ok() || *mapped) return mapped.status();
+    handle = ledger_.HandleOf(allocation);
+  }
+  if (!handle) return WrongCall(fmt::format("map {}: {} does not exist", Hex(address.value), ToText(allocation)));
+  AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
+  const auto lock = ledger_.Lock();
+  ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
+  return {};
+}
+
+// Forgets one mapping, on the driver where it is present, and its allocation with it if nobody else holds that.
+Status Session::UnmapOne(Address address) {
+  const Mapping* found = ledger_.Entry(ledger_.state().mappings, address);
+  if (found == nullptr) return ledger_.Broken();
+  const Mapping mapping = *found;
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping.allocation);
+  if (a == nullptr) return ledger_.Broken();
+  if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
+  std::optional<RemoteAllocation> remote;
+  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) {
+    AMEM_TRY(ReleaseHandle(mapping.allocation));
+    remote = a->remote;
+    secrets_.erase(mapping.allocation);
+  }
+  ledger_.Record(Unmapped{address, mapping.bytes, {}});
+  if (remote) dropped_.push_back({*remote, mapping.allocation});
+  return {};
+}
+
+Status Session::Unmap(Address address, Bytes bytes) {
+  const std::shared_lock gate(gate_);
+  const Locked lock(*this);
+  if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
+  const auto& mappings = ledger_.state().mappings;
+  std::vector<Address> whole;
+  Address at = address;
+  for (auto it = mappings.find(address); it != mappings.end() && it->first == at && at < address + bytes; ++it) {
+    whole.push_back(it->first);
+    at = at + it->second.bytes;
+  }
+  if (whole.empty()) return NotOurs(fmt::format("unmap {}: NCCL mapped nothing there", Hex(address.value)));
+  if (at != address + bytes)
+    return WrongCall(fmt::format("unmap {}: {} would cut a mapping in two", Hex(address.value), FormatBytes(bytes)));
+  for (const Address one : whole) AMEM_TRY(UnmapOne(one));
+  return {};
+}
+
+Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("set access to", address));
+  auto lock = ledger_.Lock();
+  AllocationId part;
+  if (ledger_.state().SlabAt(address)) {
+    const auto found = WholePartAt("set access to", address, bytes);
+    if (!found.ok()) return found.status();
+    part = *found;
+  } else if (!ledger_.state().mappings.contains(address)) {
+    return NotOurs(fmt::format("set access to {}: NCCL mapped nothing there", Hex(address.value)));
+  }
+  lock.unlock();
+  AMEM_TRY(part ? slabs_.Open(part, access) : driver_.SetAccess(address, bytes, access));
+  lock.lock();
+  ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, part});
+  return {};
+}
+
+Result<AllocationProperties> Session::Properties(AllocationId allocation) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end()) return WrongCall("properties of " + ToText(allocation) + ": it does not exist");
+  return it->second.properties;
+}
+
+Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  if (auto it = state.legacy.upper_bound(address); it != state.legacy.begin()) {
+    --it;
+    if (address.value - it->first.value < it->second.bytes) return std::pair{it->first, it->second.bytes};
+  }
+  if (const AllocationId part = MappedPartAt(address)) {
+    const Allocation* a = ledger_.Entry(state.allocations, part);
+    if (a == nullptr) return ledger_.Broken();
+    return std::pair{state.PlaceOf(*a), a->bytes};
+  }
+  const auto mapping = state.MappingAt(address);
+  if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
+    return NotOurs(fmt::format("address range of {}: not NCCL's memory", Hex(address.value)));
+  return std::pair{mapping->first, mapping->second.bytes};
+}
+
+std::pair<DriverHandle, Bytes> Session::Backing(AllocationId allocation) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end() || !it->second.placed()) return {ledger_.HandleOf(allocation), 0};
+  return {ledger_.HandleOf(it->second.slab), it->second.offset};
+}
+
+}  // namespace amem

@@ -1,0 +1,152 @@
+// NCCL's calls on allocations that are parts of slabs: the driver is not asked, because the slab is mapped already.
+#include <spdlog/fmt/fmt.h>
+
+#include "replay/session/failures.h"
+#include "replay/session/session.h"
+
+namespace amem {
+namespace {
+
+// The handle that this thread created, imported or retained last. NCCL reserves a range for it next.
+struct LastHandle {
+  SessionId session;
+  AllocationId allocation;
+};
+thread_local LastHandle last_handle;
+
+}  // namespace
+
+void Session::RememberLastHandle(AllocationId allocation) const { last_handle = {peers_->Self().session, allocation}; }
+
+void Session::ForgetLastHandle(AllocationId allocation) {
+  if (last_handle.allocation == allocation) last_handle = {};
+}
+
+// A slab that lost a part may be empty now.
+void Session::RetireIfEmpty(AllocationId slab) {
+  if (!slab) return;
+  if (const Status retired = slabs_.Retire(slab); !retired.ok()) ledger_.Break(retired.message());
+  if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
+}
+
+void Session::RetireEmptySlabs() {
+  if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
+}
+
+// The parts that begin where the part at `address` begins: one, or several if an imported one was imported more than once.
+const std::vector<AllocationId>& Session::PartsAt(Address address) {
+  static const std::vector<AllocationId> none;
+  const State& state = ledger_.state();
+  const AllocationId part = state.PartAt(address);
+  if (!part) return none;
+  const Allocation* first = ledger_.Entry(state.allocations, part);
+  const Slab* slab = first == nullptr ? nullptr : ledger_.Entry(state.slabs, first->slab);
+  const auto* parts = slab == nullptr ? nullptr : ledger_.Entry(slab->parts, first->offset);
+  return parts == nullptr ? none : *parts;
+}
+
+// Of several parts at one place, the first that is mapped.
+AllocationId Session::MappedPartAt(Address address) {
+  for (const AllocationId id : PartsAt(address)) {
+    const Allocation* a = ledger_.Entry(ledger_.state().allocations, id);
+    if (a == nullptr) return {};
+    if (a->mappings > 0 && address.value - ledger_.state().PlaceOf(*a).value < a->bytes) return id;
+  }
+  return {};
+}
+
+Result<AllocationId> Session::WholePartAt(std::string_view call, Address address, Bytes bytes) {
+  const AllocationId part = MappedPartAt(address);
+  if (!part) return WrongCall(fmt::format("{} {}: NCCL mapped nothing there", call, Hex(address.value)));
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
+  if (a == nullptr) return ledger_.Broken();
+  if (ledger_.state().PlaceOf(*a) != address || a->bytes != bytes)
+    return WrongCall(fmt::format("{} {}: {} is not the size of the mapping there, which cannot be cut", call,
+                                 Hex(address.value), FormatBytes(bytes)));
+  return part;
+}
+
+// The place of the allocation that this thread handled last, if the range can be meant for it. kNotFound: it cannot.
+Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
+  const LastHandle last = std::exchange(last_handle, {});
+  const Status no{Code::kNotFound, ""};
+  if (last.session != peers_->Self().session || hint || flags != 0) return no;
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const auto it = state.allocations.find(last.allocation);
+  if (it == state.allocations.end() || !it->second.placed() || it->second.bytes != bytes) return no;
+  const Address place = state.PlaceOf(it->second);
+  if (alignment != 0 && place.value % alignment != 0) return no;
+  ledger_.Record(RangeReserved{place, bytes, alignment, hint, flags, site, last.allocation});
+  return place;
+}
+
+Status Session::FreePart(Address address, Bytes bytes, AllocationId slab) {
+  const State& state = ledger_.state();
+  for (const AllocationId id : PartsAt(address)) {
+    const Allocation* a = ledger_.Entry(state.allocations, id);
+    if (a == nullptr) return ledger_.Broken();
+    if (state.PlaceOf(*a) != address) break;
+    if (a->reserved == 0 || a->bytes != bytes || a->reserved <= a->mappings) continue;
+    ledger_.Record(RangeFreed{address, bytes, id});
+    RetireIfEmpty(slab);
+    return {};
+  }
+  return WrongCall(fmt::format("free range {}: NCCL holds no range of {} there, or has memory mapped in it", Hex(address.value),
+                               FormatBytes(bytes)));
+}
+
+// Maps an allocation in a slab where it lies, or takes it out of the slab so that it can be mapped where NCCL wants it.
+Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation) {
+  const State& state = ledger_.state();
+  const auto it = state.allocations.find(allocation);
+  if (it == state.allocations.end()) return false;
+  const Allocation& a = it->second;
+  const auto doing = [&] { return fmt::format("map {} of {}", Hex(address.value), ToText(allocation)); };
+  if (const AllocationId other = state.PartAt(address); other && (!a.placed() || state.PlaceOf(a) != address)) {
+    // The range was reserved for another allocation: that was the wrong guess.
+    AMEM_TRY(MoveTo(address, allocation, other).Within(doing()));
+  }
+  if (!a.placed()) return false;
+  if (state.PlaceOf(a) == address) {
+    if (offset != 0 || bytes != a.bytes) return WrongCall(doing() + ": an allocation is mapped whole");
+    if (a.mappings >= a.reserved)
+      return WrongCall(doing() + (a.reserved == 0 ? ": the address range is not reserved" : ": it is mapped there already"));
+    ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
+    return true;
+  }
+  const AllocationId slab = a.slab;
+  AMEM_TRY(slabs_.Back(allocation).Within(doing()));
+  RetireIfEmpty(slab);
+  return false;
+}
+
+// Gives `allocation` the place at `address`, which was reserved for `other`.
+Status Session::MoveTo(Address address, AllocationId allocation, AllocationId other) {
+  const State& state = ledger_.state();
+  const Allocation* there = ledger_.Entry(state.allocations, other);
+  if (there == nullptr) return ledger_.Broken();
+  if (state.PlaceOf(*there) != address || there->reserved != 1 || there->mappings > 0 || there->guest_references == 0)
+    return {Code::kUnsupported, ToText(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
+  const Bytes bytes = there->bytes;
+  ledger_.Record(RangeFreed{address, bytes, other});
+  Status swapped = slabs_.Swap(allocation, other);
+  ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, {}, swapped.ok() ? allocation : other});
+  return swapped;
+}
+
+Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab) {
+  const auto part = WholePartAt("unmap", address, bytes);
+  if (!part.ok()) return part.status();
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, *part);
+  if (a == nullptr) return ledger_.Broken();
+  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) {
+    if (a->remote) dropped_.push_back({*a->remote, *part});
+    secrets_.erase(*part);
+  }
+  ledger_.Record(Unmapped{address, bytes, *part});
+  RetireIfEmpty(slab);
+  return {};
+}
+
+}  // namespace amem

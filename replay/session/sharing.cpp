@@ -1,0 +1,209 @@
+// Sharing: exports and imports of NCCL, and what peers ask of this session.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "replay/peers/token.h"
+#include "replay/session/failures.h"
+#include "replay/session/session.h"
+
+namespace amem {
+
+Result<Secret> Session::SecretOf(AllocationId allocation) {
+  if (const auto it = secrets_.find(allocation); it != secrets_.end()) return it->second;
+  auto secret = RandomSecret();
+  if (secret.ok()) secrets_.emplace(allocation, *secret);
+  return secret;
+}
+
+Result<UniqueFd> Session::Export(AllocationId allocation) {
+  const std::shared_lock gate(gate_);
+  Token token{peers_->Self().session, allocation, {}, 0};
+  {
+    const auto lock = ledger_.Lock();
+    const auto it = ledger_.state().allocations.find(allocation);
+    if (it == ledger_.state().allocations.end()) return WrongCall("export " + ToText(allocation) + ": it does not exist");
+    if (!it->second.own())
+      return Status{Code::kUnsupported, "export " + ToText(allocation) + ": it is itself imported; export it from its owner",
+                    cuda::kNotSupported};
+    auto secret = SecretOf(allocation);
+    if (!secret.ok()) return secret.status();
+    token.secret = *secret;
+    ledger_.Record(Exported{allocation, 1});
+  }
+  return MakeTokenDescriptor(token);
+}
+
+Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
+  const std::shared_lock gate(gate_);
+  AMEM_TRY(RefuseWhilePaused("import an allocation"));
+  coordinator_->Busy();
+  auto token = ReadTokenDescriptor(descriptor);
+  if (!token.ok()) return token.status();
+  return ImportToken(*token, 1, site);
+}
+
+Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site) {
+  AllocationId as;
+  {
+    const auto lock = ledger_.Lock();
+    as = ledger_.TakeAllocationId();
+  }
+  // Waits for the owner, so the lock is not held: the owner may be waiting for this session.
+  auto shared = peers_->Import(token, as);
+  if (!shared.ok()) return shared.status();
+  const RemoteAllocation remote{token.session, token.allocation};
+  if (shared->part) {
+    if (Status placed = slabs_.Import(token, as, *shared, handle_type, site, *peers_); !placed.ok()) {
+      peers_->DropReference(remote, as);
+      return placed;
+    }
+  } else {
+    auto handle = driver_.Import(shared->descriptor);
+    if (!handle.ok()) {
+      peers_->DropReference(remote, as);
+      return handle.status();
+    }
+    const auto lock = ledger_.Lock();
+    ledger_.SetHandle(as, *handle);
+    ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}});
+  }
+  RememberLastHandle(as);
+  return as;
+}
+
+// ---- requests by peers -------------------------------------------------------------------------------------------------
+
+// With the lock held: what a peer's token opens.
+Result<SharedAllocation> Session::Resolve(const Token& token) {
+  const State& state = ledger_.state();
+  const std::string self = ToText(peers_->Self());
+  const auto it = state.allocations.find(token.allocation);
+  const auto secret = secrets_.find(token.allocation);
+  if (it == state.allocations.end() || secret == secrets_.end()) {
+    return Status{Code::kNotFound,
+                  fmt::format("{} does not exist any more at its owner, {}; its communicator was probably destroyed",
+                              ToText(token.allocation), self),
+                  cuda::kInvalidValue};
+  }
+  if (!SameSecret(secret->second, token.secret)) {
+    return Status{Code::kRefused,
+                  fmt::format("the token's secret for {} is wrong; it was not made by {}", ToText(token.allocation), self),
+                  cuda::kNotPermitted};
+  }
+  const Allocation& a = it->second;
+  const Allocation* memory = a.slab ? ledger_.Entry(state.allocations, a.slab) : &a;
+  if (memory == nullptr) return ledger_.Broken();
+  if (!memory->resident) {
+    return Status{Code::kRefused,
+                  fmt::format("{} is paused at its owner, {}; call ncclResume there", ToText(token.allocation), self),
+                  cuda::kIllegalState};
+  }
+  SharedAllocation shared{{}, a.bytes, a.properties, {}};
+  if (!a.slab) return shared;
+  const bool first = !secrets_.contains(a.slab);
+  auto slab_secret = SecretOf(a.slab);
+  if (!slab_secret.ok()) return slab_secret.status();
+  shared.part = SharedPart{a.slab, *slab_secret, a.offset};
+  if (first) ledger_.Record(Exported{a.slab, 1});
+  return shared;
+}
+
+Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
+  auto lock = ledger_.Lock();
+  auto shared = Resolve(token);
+  if (!shared.ok()) return shared;
+  // The reference comes first: from here on the allocation cannot die under the export.
+  ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
+  lock.unlock();
+  if (shared->part) return shared;
+  auto descriptor = ExportWhole(token.allocation);
+  if (!descriptor.ok()) {
+    OnReferenceDropped(by, token.allocation, as);
+    return descriptor.status();
+  }
+  shared->descriptor = *std::move(descriptor);
+  return shared;
+}
+
+// A slab's descriptor is kept: other peers will want it, and exporting costs ten times as much as a copy.
+Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
+  const bool slab = Inspect([&](const State& state) { return state.slabs.contains(allocation); });
+  return ledger_.Export(allocation, driver_, slab);
+}
+
+Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
+  auto lock = ledger_.Lock();
+  const auto it = ledger_.state().allocations.find(request.allocation);
+  if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
+    return Status{Code::kRefused,
+                  fmt::format("{} holds no reference to {} as {}", ToText(by), ToText(request.allocation), ToText(request.as))};
+  }
+  if (!it->second.resident) {
+    return Status{Code::kNotFound,
+                  fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
+  }
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
+  // The memory stays until every member has voted on this phase, and the member that asks has not.
+  lock.unlock();
+  auto descriptor = ExportWhole(request.allocation);
+  if (!descriptor.ok()) return descriptor.status().Within("export " + ToText(request.allocation));
+  shared.descriptor = *std::move(descriptor);
+  return shared;
+}
+
+void Session::ReleaseHandleOrBreak(AllocationId allocation) {
+  if (const Status released = ReleaseHandle(allocation); !released.ok()) ledger_.Break(released.message());
+  secrets_.erase(allocation);
+}
+
+void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
+  const Locked lock(*this);
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it == ledger_.state().allocations.end()) return;
+  const Allocation& a = it->second;
+  const auto importer = a.importers.find(Importer{by.session, as});
+  if (importer == a.importers.end()) return;
+  if (a.importers.size() == 1 && importer->second == 1 && a.guest_references == 0 && a.mappings == 0)
+    ReleaseHandleOrBreak(allocation);
+  const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a.slab;
+  ledger_.Record(ReferenceDropped{allocation, by.session, as});
+  RetireIfEmpty(slab);
+}
+
+void Session::OnPeerConnected(const PeerIdentity& peer) {
+  const auto lock = ledger_.Lock();
+  const auto it = ledger_.state().peers.find(peer.session);
+  if (it != ledger_.state().peers.end() && it->second.connected) return;
+  ledger_.Record(PeerConnected{peer.session, peer.host, peer.pid, peer.group, peer.rank});
+}
+
+void Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
+  const Locked lock(*this);
+  const auto known = ledger_.state().peers.find(peer.session);
+  if (known == ledger_.state().peers.end() || !known->second.connected) return;
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
+    if (std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer.session; }))
+      ReleaseHandleOrBreak(id);
+  }
+  ledger_.Record(PeerLost{peer.session, reason});
+  RetireEmptySlabs();
+}
+
+std::vector<SessionId> Session::Neighbours() {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  std::set<SessionId> found;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.remote) found.insert(a.remote->owner);
+    for (const auto& [importer, count] : a.importers) found.insert(importer.by);
+  }
+  found.erase(state.session.session);
+  for (const auto& [id, peer] : state.peers) {
+    if (!peer.connected) found.erase(id);
+  }
+  return {found.begin(), found.end()};
+}
+
+}  // namespace amem

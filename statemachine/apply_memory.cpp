@@ -1,0 +1,208 @@
+#include <algorithm>
+
+#include "statemachine/fold.h"
+
+namespace amem {
+namespace {
+
+template <class Map>
+bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
+  auto it = map.lower_bound(address);
+  if (it != map.end() && it->first.value - address.value < bytes) {
+    *where = it->first;
+    return true;
+  }
+  if (it == map.begin()) return false;
+  --it;
+  *where = it->first;
+  return address.value - it->first.value < it->second.bytes;
+}
+
+bool Allows(const Mapping& mapping, const AccessDescriptor& wanted) {
+  return std::any_of(mapping.access.begin(), mapping.access.end(), [&](const AccessDescriptor& has) {
+    return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
+  });
+}
+
+void Merge(Mapping& mapping, const std::vector<AccessDescriptor>& access) {
+  for (const AccessDescriptor& a : access) {
+    auto& list = mapping.access;
+    const auto at =
+        std::lower_bound(list.begin(), list.end(), a, [](const auto& l, const auto& r) { return l.location < r.location; });
+    const bool found = at != list.end() && at->location == a.location;
+    if (a.flags == 0) {
+      if (found) list.erase(at);
+    } else if (found) {
+      at->flags = a.flags;
+    } else {
+      list.insert(at, a);
+    }
+  }
+}
+
+}  // namespace
+
+Status Fold::operator()(const RangeReserved& e) {
+  const std::string doing = "reserve " + Hex(e.address.value);
+  AMEM_TRY(Running(doing));
+  if (e.allocation) {
+    AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+    ++Find(e.allocation)->reserved;
+    return {};
+  }
+  if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
+  if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where)) {
+    return Bad(doing + ": overlaps the range reserved at " + Hex(where.value) + ", which was not freed");
+  }
+  s_.ranges.emplace(e.address, Range{e.bytes, e.alignment, e.hint, e.flags});
+  return {};
+}
+
+Status Fold::operator()(const RangeFreed& e) {
+  const std::string doing = "free range " + Hex(e.address.value);
+  if (e.allocation) {
+    AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+    Allocation& a = *Find(e.allocation);
+    if (a.reserved == 0) return Bad(doing + ": it is not reserved");
+    if (a.reserved <= a.mappings) return Bad(doing + ": " + ToText(e.allocation) + " is still mapped there");
+    --a.reserved;
+    return EraseIfDead(e.allocation);
+  }
+  const auto it = s_.ranges.find(e.address);
+  if (it == s_.ranges.end()) return Bad(doing + ": no range is reserved there");
+  if (it->second.bytes != e.bytes) {
+    return Bad(doing + ": its size is " + FormatBytes(it->second.bytes) + ", not " + FormatBytes(e.bytes));
+  }
+  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+    return Bad(doing + ": something is still mapped at " + Hex(where.value));
+  }
+  s_.ranges.erase(it);
+  return {};
+}
+
+Status Fold::operator()(const AllocationCreated& e) {
+  Allocation a;
+  a.bytes = e.bytes;
+  a.properties = e.properties;
+  a.flags = e.flags;
+  a.site = e.site;
+  a.created = e.created ? e.created : seq_;
+  return Add("create", e.allocation, std::move(a));
+}
+
+Status Fold::operator()(const AllocationRetained& e) {
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad("retain " + ToText(e.allocation) + ": it does not exist");
+  if (a->mappings == 0)
+    return Bad("retain " + ToText(e.allocation) + " by " + Hex(e.address.value) + ": it is not mapped anywhere");
+  ++a->guest_references;
+  return {};
+}
+
+Status Fold::operator()(const AllocationReleased& e) {
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad("release " + ToText(e.allocation) + ": it does not exist");
+  if (a->guest_references == 0) return Bad("release " + ToText(e.allocation) + ": all references were released before");
+  --a->guest_references;
+  return EraseIfDead(e.allocation);
+}
+
+Status Fold::operator()(const Mapped& e) {
+  const std::string doing = "map " + Hex(e.address.value) + " of " + ToText(e.allocation);
+  AMEM_TRY(Running(doing));
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+  if (a->placed()) {
+    AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+    if (e.offset != 0) return Bad(doing + ": a part of a slab is mapped whole");
+    if (a->reserved == 0) return Bad(doing + ": the address range is not reserved");
+    if (a->mappings >= a->reserved) return Bad(doing + ": that range is mapped already");
+    ++a->mappings;
+    a->touched = true;
+    return {};
+  }
+  if (!a->resident) return Bad(doing + ": its memory is released");
+  if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset) {
+    return Bad(doing + ": " + FormatBytes(e.bytes) + " from offset " + FormatBytes(e.offset) + " is outside its " +
+               FormatBytes(a->bytes));
+  }
+  const auto range = s_.RangeAt(e.address);
+  if (range == s_.ranges.end() || e.bytes > range->second.bytes - (e.address.value - range->first.value)) {
+    return Bad(doing + ": the address range is not reserved");
+  }
+  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+    return Bad(doing + ": that range is mapped already (at " + Hex(where.value) + ")");
+  }
+  Mapping m;
+  m.bytes = e.bytes;
+  m.offset = e.offset;
+  m.allocation = e.allocation;
+  m.flags = e.flags;
+  s_.mappings.emplace(e.address, std::move(m));
+  ++a->mappings;
+  return {};
+}
+
+Status Fold::operator()(const Unmapped& e) {
+  const std::string doing = "unmap " + Hex(e.address.value);
+  if (e.allocation) {
+    AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+    Allocation& a = *Find(e.allocation);
+    if (a.mappings == 0) return Bad(doing + ": " + ToText(e.allocation) + " is not mapped");
+    --a.mappings;
+    return EraseIfDead(e.allocation);
+  }
+  for (auto it = s_.mappings.lower_bound(e.address); it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
+    const auto slab = s_.slabs.find(it->second.allocation);
+    if (slab != s_.slabs.end() && !slab->second.parts.empty())
+      return Bad(doing + ": that slab has " + std::to_string(slab->second.parts.size()) + " allocations");
+  }
+  AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
+  const Address end = e.address + e.bytes;
+  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end;) {
+    const AllocationId id = it->second.allocation;
+    it = s_.mappings.erase(it);
+    --Find(id)->mappings;
+    AMEM_TRY(EraseIfDead(id));
+  }
+  return {};
+}
+
+Status Fold::operator()(const AccessSet& e) {
+  const std::string doing = "set access to " + Hex(e.address.value);
+  AMEM_TRY(Running(doing));
+  if (e.allocation) {
+    AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
+    const auto mapping = s_.mappings.find(s_.slabs.find(Find(e.allocation)->slab)->second.address);
+    AMEM_CHECK(mapping != s_.mappings.end(), e.allocation);
+    for (const AccessDescriptor& wanted : e.access) {
+      if (!Allows(mapping->second, wanted)) return Bad(doing + ": its slab has no such access for " + ToText(wanted.location));
+    }
+    return {};
+  }
+  AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
+  const Address end = e.address + e.bytes;
+  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
+    if (!it->second.present) return Bad(doing + ": its memory is released");
+  }
+  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) Merge(it->second, e.access);
+  return {};
+}
+
+Status Fold::CoversWhole(const std::string& doing, Address address, Bytes bytes) {
+  Address at = address;
+  const Address end = address + bytes;
+  auto it = s_.mappings.find(address);
+  while (at < end) {
+    if (it == s_.mappings.end() || it->first != at) return Bad(doing + ": nothing is mapped at " + Hex(at.value));
+    const Allocation* a = Find(it->second.allocation);
+    AMEM_CHECK(a != nullptr, at, it->second.allocation);
+    AMEM_CHECK(a->mappings > 0U, at, it->second.allocation);
+    at = at + it->second.bytes;
+    ++it;
+  }
+  if (at != end || bytes == 0) return Bad(doing + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+  return {};
+}
+
+}  // namespace amem

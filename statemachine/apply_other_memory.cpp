@@ -1,0 +1,149 @@
+#include <algorithm>
+
+#include "statemachine/fold.h"
+
+namespace amem {
+
+Status Fold::operator()(const HostAllocated& e) {
+  const auto [it, fresh] = s_.host.emplace(e.address, HostAllocation{e.bytes, e.flags, e.registered});
+  return fresh ? Status{} : Bad("host memory at " + Hex(e.address.value) + " is known already");
+}
+
+Status Fold::operator()(const HostFreed& e) {
+  return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + Hex(e.address.value) + ": none is known there");
+}
+
+Status Fold::operator()(const LegacyAllocated& e) {
+  if (e.backing && Find(e.backing) == nullptr)
+    return Bad("cuMemAlloc " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
+  const auto [it, fresh] = s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site});
+  return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address.value) + ": that address is allocated already");
+}
+
+Status Fold::operator()(const LegacyFreed& e) {
+  return s_.legacy.erase(e.address) == 1 ? Status{} : Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
+}
+
+Status Fold::operator()(const LegacyExported& e) {
+  Allocation* a = Find(e.backing);
+  if (a == nullptr) return Bad("IPC handle of " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
+  ++a->exports;
+  return {};
+}
+
+Status Fold::operator()(const LegacyImported& e) {
+  if (Find(e.allocation) == nullptr)
+    return Bad("open IPC handle at " + Hex(e.address.value) + ": " + ToText(e.allocation) + " does not exist");
+  const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e.allocation);
+  return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address.value) + ": one is open there");
+}
+
+Status Fold::operator()(const LegacyClosed& e) {
+  return s_.legacy_imports.erase(e.address) == 1 ? Status{}
+                                                 : Bad("close IPC handle at " + Hex(e.address.value) + ": none is open there");
+}
+
+Status Fold::operator()(const AsyncAllocated& e) {
+  s_.async[e.address] = e.bytes;
+  return {};
+}
+
+Status Fold::operator()(const AsyncFreed& e) {
+  return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + Hex(e.address.value) + ": none is known there");
+}
+
+Status Fold::operator()(const MulticastCreated& e) {
+  Allocation a;
+  a.bytes = e.bytes;
+  a.properties.handle_types = e.handle_types;
+  a.flags = e.flags;
+  a.multicast = true;
+  AMEM_TRY(Add("create multicast", e.allocation, std::move(a)));
+  s_.multicasts[e.allocation].devices = e.devices;
+  return {};
+}
+
+Status Fold::operator()(const MulticastDeviceAdded& e) {
+  const auto it = s_.multicasts.find(e.multicast);
+  if (it == s_.multicasts.end())
+    return Bad("add device to multicast object " + std::to_string(e.multicast.value) + ": it does not exist");
+  it->second.added.push_back(e.device);
+  return {};
+}
+
+Status Fold::operator()(const MulticastBound& e) {
+  const std::string doing = "bind memory to multicast object " + std::to_string(e.multicast.value);
+  const auto it = s_.multicasts.find(e.multicast);
+  if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  AllocationId id = e.allocation;
+  if (!id) {
+    if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
+  }
+  Allocation* a = id ? Find(id) : nullptr;
+  if (e.allocation && a == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
+  if (a != nullptr && a->placed()) {  // the slab's memory is what is bound
+    Allocation* whole = Find(a->slab);
+    AMEM_CHECK(whole != nullptr, id, a->slab);
+    ++whole->multicast_bindings;
+  }
+  if (a != nullptr) ++a->multicast_bindings;
+  it->second.bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
+  return {};
+}
+
+Status Fold::operator()(const MulticastUnbound& e) {
+  const std::string doing = "unbind memory from multicast object " + std::to_string(e.multicast.value);
+  const auto it = s_.multicasts.find(e.multicast);
+  if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  const auto at = it->second.bindings.find(e.multicast_offset);
+  if (at == it->second.bindings.end()) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
+  auto& list = at->second;
+  const auto mine = std::find_if(list.begin(), list.end(), [&](const MulticastBinding& b) {
+    const Allocation* a = b.allocation ? Find(b.allocation) : nullptr;
+    return a == nullptr || a->properties.location.id == e.device.value;
+  });
+  if (mine == list.end()) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
+  if (Allocation* a = mine->allocation ? Find(mine->allocation) : nullptr; a != nullptr) AMEM_TRY(CountUnbound(*a));
+  list.erase(mine);
+  if (list.empty()) it->second.bindings.erase(at);
+  return {};
+}
+
+Status Fold::CountUnbound(Allocation& a) {
+  if (a.multicast_bindings > 0) --a.multicast_bindings;
+  if (!a.placed()) return {};
+  Allocation* whole = Find(a.slab);
+  AMEM_CHECK(whole != nullptr, a.slab);
+  if (whole->multicast_bindings > 0) --whole->multicast_bindings;  // a part that was bound before it moved counts elsewhere
+  return {};
+}
+
+Status Fold::operator()(const Registered& e) {
+  if (const auto again = s_.registrations.find(e.address); again != s_.registrations.end()) {
+    ++again->second.count;
+    return {};
+  }
+  Registration r{e.bytes, e.how, 1, {}};
+  auto it = s_.MappingAt(e.address);
+  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
+  for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
+    AMEM_CHECK(Find(it->second.allocation) != nullptr, it->first, it->second.allocation);
+    r.allocations.push_back(it->second.allocation);
+  }
+  for (const AllocationId id : r.allocations) ++Find(id)->registrations;
+  s_.registrations.emplace(e.address, std::move(r));
+  return {};
+}
+
+Status Fold::operator()(const Deregistered& e) {
+  const auto it = s_.registrations.find(e.address);
+  if (it == s_.registrations.end()) return Bad("deregister " + Hex(e.address.value) + ": it was not registered");
+  if (--it->second.count > 0) return {};
+  for (const AllocationId id : it->second.allocations) {
+    if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
+  }
+  s_.registrations.erase(it);
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,63 @@
+#include "statemachine/fold.h"
+
+namespace amem {
+
+Status Fold::operator()(const Exported& e) {
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad("export " + ToText(e.allocation) + ": it does not exist");
+  ++a->exports;
+  return {};
+}
+
+Status Fold::operator()(const Imported& e) {
+  Allocation a;
+  a.bytes = e.bytes;
+  a.properties = e.properties;
+  a.site = e.site;
+  a.created = e.created ? e.created : seq_;
+  a.remote = e.remote;
+  if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
+  return Add("import", e.allocation, std::move(a));
+}
+
+Status Fold::operator()(const ReferenceAdded& e) {
+  const std::string doing = "add reference of " + ToText(e.by) + " to " + ToText(e.allocation);
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad(doing + ": it does not exist");
+  if (!a->own()) return Bad(doing + ": it is itself imported");
+  if (a->exports == 0) return Bad(doing + ": it was never exported");
+  ++a->importers[Importer{e.by, e.as}];
+  a->touched = true;
+  return {};
+}
+
+Status Fold::operator()(const ReferenceDropped& e) {
+  const std::string doing = "drop reference of " + ToText(e.by) + " to " + ToText(e.allocation);
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr) return Bad(doing + ": it does not exist");
+  const auto it = a->importers.find(Importer{e.by, e.as});
+  if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
+  if (--it->second == 0) a->importers.erase(it);
+  return EraseIfDead(e.allocation);
+}
+
+Status Fold::operator()(const PeerConnected& e) {
+  s_.peers[e.peer] = Peer{e.host, e.pid, e.group, e.rank, true, {}};
+  return {};
+}
+
+Status Fold::operator()(const PeerLost& e) {
+  const auto peer = s_.peers.find(e.peer);
+  if (peer == s_.peers.end()) return Bad("lose peer " + Hex(e.peer.value) + ": it was never connected");
+  peer->second.connected = false;
+  peer->second.lost_reason = e.reason;
+  for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {
+    const AllocationId id = it->first;
+    std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
+    ++it;
+    AMEM_TRY(EraseIfDead(id));
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,147 @@
+#include "statemachine/fold.h"
+
+namespace amem {
+namespace {
+
+void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
+  for (const ByteRange& part : DirtyWithin(slab, offset, bytes)) {
+    const auto it = std::prev(slab.dirty.upper_bound(part.offset));
+    const Bytes from = it->first, to = it->first + it->second, end = part.offset + part.bytes;
+    slab.dirty.erase(it);
+    if (from < part.offset) slab.dirty.emplace(from, part.offset - from);
+    if (end < to) slab.dirty.emplace(end, to - end);
+  }
+}
+
+void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
+  MarkClean(slab, offset, bytes);
+  auto next = slab.dirty.lower_bound(offset);
+  if (next != slab.dirty.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = slab.dirty.erase(next);
+  }
+  if (next != slab.dirty.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  slab.dirty.emplace(offset, bytes);
+}
+
+}  // namespace
+
+Status Fold::operator()(const SlabOpened& e) {
+  const std::string doing = "open slab " + std::to_string(e.slab.value);
+  AMEM_TRY(Running(doing));
+  const auto m = s_.mappings.find(e.address);
+  if (m == s_.mappings.end() || m->second.allocation != e.slab)
+    return Bad(doing + ": it is not mapped at " + Hex(e.address.value));
+  const Allocation* whole = Find(e.slab);
+  AMEM_CHECK(whole != nullptr, e.slab, e.address);
+  if (m->second.offset != 0 || m->second.bytes != whole->bytes) return Bad(doing + ": it is not mapped whole");
+  if (whole->placed()) return Bad(doing + ": it is itself a part of a slab");
+  Slab slab{e.address, {}, {}};
+  for (const ByteRange& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
+  if (!s_.slabs.emplace(e.slab, std::move(slab)).second) return Bad(doing + ": it is one already");
+  return {};
+}
+
+Status Fold::operator()(const Placed& e) {
+  const std::string doing = "place " + ToText(e.allocation) + " in slab " + std::to_string(e.slab.value);
+  AMEM_TRY(Running(doing));
+  Allocation* a = Find(e.allocation);
+  const auto slab = s_.slabs.find(e.slab);
+  if (a == nullptr || slab == s_.slabs.end() || s_.slabs.contains(e.allocation))
+    return Bad(doing + ": there is no such allocation, or no such slab");
+  const Allocation* whole = Find(e.slab);
+  AMEM_CHECK(whole != nullptr, e.slab);
+  const auto mapping = s_.mappings.find(slab->second.address);
+  if (mapping == s_.mappings.end() || mapping->second.allocation != e.slab) return Bad(doing + ": that slab is not mapped");
+  if (!a->untouched()) return Bad(doing + ": it is in use where it is");
+  if (e.offset > whole->bytes || a->bytes > whole->bytes - e.offset) return Bad(doing + ": it ends outside");
+  if (a->own() != whole->own() || (a->remote && a->remote->owner != whole->remote->owner))
+    return Bad(doing + ": they are not the same session's");
+  if (a->own()) AMEM_TRY(IsFree(doing, slab->second, e.offset, a->bytes));
+  AMEM_TRY(RemoveFromSlab(e.allocation, *a));
+  a->slab = e.slab;
+  a->offset = e.offset;
+  a->touched = e.touched;
+  slab->second.parts[e.offset].push_back(e.allocation);
+  return {};
+}
+
+Status Fold::operator()(const Backed& e) {
+  const std::string doing = "back " + ToText(e.allocation) + " by itself";
+  AMEM_TRY(Running(doing));
+  Allocation* a = Find(e.allocation);
+  if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
+  if (!a->untouched()) return Bad(doing + ": it is in use where it is");
+  return RemoveFromSlab(e.allocation, *a);
+}
+
+Status Fold::operator()(const PartCleared& e) {
+  const auto slab = s_.slabs.find(e.slab);
+  if (slab == s_.slabs.end()) return Bad("clear part of slab " + std::to_string(e.slab.value) + ": it does not exist");
+  MarkClean(slab->second, e.offset, e.bytes);
+  return {};
+}
+
+Status Fold::RemoveFromSlab(AllocationId id, Allocation& a) {
+  if (!a.placed()) return {};
+  const auto slab = s_.slabs.find(a.slab);
+  AMEM_CHECK(slab != s_.slabs.end(), id, a.slab);
+  const auto at = slab->second.parts.find(a.offset);
+  AMEM_CHECK(at != slab->second.parts.end(), id, a.slab, a.offset);
+  std::erase(at->second, id);
+  if (at->second.empty()) slab->second.parts.erase(at);
+  if (a.own() && a.touched) MarkDirty(slab->second, a.offset, a.bytes);
+  a.slab = {};
+  a.offset = 0;
+  return {};
+}
+
+Status Fold::MarkGapsDirty(AllocationId id, const Allocation& whole) {
+  const auto slab = s_.slabs.find(id);
+  if (slab == s_.slabs.end() || !whole.own()) return {};
+  std::map<Bytes, Bytes> dirty;
+  Bytes at = 0;
+  for (const auto& [offset, parts] : slab->second.parts) {
+    const Allocation* part = Find(parts.front());
+    AMEM_CHECK(part != nullptr, id, offset, parts.front());
+    if (at < offset) dirty.emplace(at, offset - at);
+    at = offset + part->bytes;
+  }
+  if (at < whole.bytes) dirty.emplace(at, whole.bytes - at);
+  slab->second.dirty = std::move(dirty);
+  return {};
+}
+
+Status Fold::IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes) {
+  auto next = slab.parts.lower_bound(offset);
+  if (next != slab.parts.end() && next->first < offset + bytes)
+    return Bad(doing + ": " + ToText(next->second.front()) + " is there");
+  if (next != slab.parts.begin()) {
+    --next;
+    const AllocationId before = next->second.front();
+    const Allocation* part = Find(before);
+    AMEM_CHECK(part != nullptr, before, next->first);
+    if (next->first + part->bytes > offset) return Bad(doing + ": " + ToText(before) + " is there");
+  }
+  if (!DirtyWithin(slab, offset, bytes).empty()) return Bad(doing + ": what was there before was not cleared");
+  return {};
+}
+
+Status Fold::AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const {
+  const auto a = s_.allocations.find(id);
+  if (a == s_.allocations.end()) return Bad(doing + ": " + ToText(id) + " does not exist");
+  if (!a->second.placed()) return Bad(doing + ": " + ToText(id) + " is not part of a slab");
+  AMEM_CHECK(s_.slabs.contains(a->second.slab), id, a->second.slab);
+  if (s_.PlaceOf(a->second) != address || a->second.bytes != bytes) {
+    return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->second.bytes) + " at " + Hex(s_.PlaceOf(a->second).value));
+  }
+  return {};
+}
+
+}  // namespace amem

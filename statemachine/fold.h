@@ -1,0 +1,109 @@
+// The inside of Apply: one overload an event, in the files that are named like the sections of event.h.
+//
+// Each overload checks first and changes afterwards, so that a refused event leaves the state as it was. AMEM_CHECK guards what
+// the events before this one must have ensured.
+#pragma once
+
+#include <string>
+
+#include "statemachine/check.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
+
+namespace amem {
+
+class Fold {
+ public:
+  Fold(State& state, SequenceNumber seq) : s_(state), seq_(seq) {}
+
+  // Life of a session: apply.cpp.
+  Status operator()(const SessionOpened& e);
+  Status operator()(const SessionClosed& e);
+  Status operator()(const SessionBroken& e);
+  Status operator()(const GroupChanged& e);
+  Status operator()(const LibraryAttached& e);
+  Status operator()(const DriverSymbolBound&) { return {}; }
+  Status operator()(const PassedThrough&) { return {}; }
+  Status operator()(const Condensed& e);
+  // Address ranges, allocations, mappings: apply_memory.cpp.
+  Status operator()(const RangeReserved& e);
+  Status operator()(const RangeFreed& e);
+  Status operator()(const AllocationCreated& e);
+  Status operator()(const AllocationRetained& e);
+  Status operator()(const AllocationReleased& e);
+  Status operator()(const Mapped& e);
+  Status operator()(const Unmapped& e);
+  Status operator()(const AccessSet& e);
+  // Sharing: apply_sharing.cpp.
+  Status operator()(const Exported& e);
+  Status operator()(const Imported& e);
+  Status operator()(const ReferenceAdded& e);
+  Status operator()(const ReferenceDropped& e);
+  Status operator()(const PeerConnected& e);
+  Status operator()(const PeerLost& e);
+  // Other kinds of memory: apply_other_memory.cpp.
+  Status operator()(const HostAllocated& e);
+  Status operator()(const HostFreed& e);
+  Status operator()(const LegacyAllocated& e);
+  Status operator()(const LegacyFreed& e);
+  Status operator()(const LegacyExported& e);
+  Status operator()(const LegacyImported& e);
+  Status operator()(const LegacyClosed& e);
+  Status operator()(const AsyncAllocated& e);
+  Status operator()(const AsyncFreed& e);
+  Status operator()(const MulticastCreated& e);
+  Status operator()(const MulticastDeviceAdded& e);
+  Status operator()(const MulticastBound& e);
+  Status operator()(const MulticastUnbound& e);
+  Status operator()(const Registered& e);
+  Status operator()(const Deregistered& e);
+  // Pause and resume: apply_cycle.cpp.
+  Status operator()(const CycleBegun& e);
+  Status operator()(const StepBegun& e);
+  Status operator()(const StepDone& e);
+  Status operator()(const StepFailed& e);
+  Status operator()(const PhaseBegun& e);
+  Status operator()(const PhaseDecided& e);
+  Status operator()(const CycleDone& e);
+  Status operator()(const CycleFailed& e);
+  // Slabs: apply_slabs.cpp.
+  Status operator()(const SlabOpened& e);
+  Status operator()(const Placed& e);
+  Status operator()(const Backed& e);
+  Status operator()(const PartCleared& e);
+
+ private:
+  [[nodiscard]] static Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
+  [[nodiscard]] Allocation* Find(AllocationId id);
+  Status Add(const char* verb, AllocationId id, Allocation a);
+  Status EraseIfDead(AllocationId id);
+  // The session is running, as it must be to get anything new.
+  [[nodiscard]] Status Running(const std::string& doing) const;
+
+  // [address, address + bytes) is exactly a row of adjacent mappings, each of an allocation that counts it.
+  [[nodiscard]] Status CoversWhole(const std::string& doing, Address address, Bytes bytes);
+  Status CountUnbound(Allocation& a);
+
+  [[nodiscard]] Status InCycle(const std::string& doing) const;
+  // Whether this session has come to a cycle that has not begun, because others have not come yet.
+  [[nodiscard]] bool Waits(PhaseKind phase) const;
+  Status DoStep(const std::string& doing, const Step& step);
+  Status DoMappingStep(const std::string& doing, const Step& step);
+  Status DoAllocationStep(const std::string& doing, const Step& step);
+  [[nodiscard]] Status AllGone(const std::string& doing) const;
+  [[nodiscard]] Status AllBack(const std::string& doing) const;
+  void ForgetSaved();
+
+  // The allocation is a part of a slab, and lies at `address`.
+  [[nodiscard]] Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const;
+  [[nodiscard]] Status IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes);
+  // Takes an allocation out of its slab, if it is in one. What it may have written there is dirty from then on.
+  Status RemoveFromSlab(AllocationId id, Allocation& a);
+  // New memory of a slab may hold anything where no part is.
+  Status MarkGapsDirty(AllocationId id, const Allocation& whole);
+
+  State& s_;
+  SequenceNumber seq_;
+};
+
+}  // namespace amem

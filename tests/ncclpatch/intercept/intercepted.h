@@ -1,0 +1,105 @@
+// One process under AMem: the stand-in driver and NCCL are loaded, NCCL has called the driver, and a session runs.
+#pragma once
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "ncclpatch/intercept/intercept.h"
+
+namespace amem::test {
+
+// Stands for a function of the driver, counts its calls and answers `result`.
+template <class F>
+struct Recorded;
+template <class R, class... A>
+struct Recorded<R(A...)> {
+  static inline int calls = 0;
+  static inline R result{};
+  static R Real(A...) {
+    ++calls;
+    return result;
+  }
+};
+
+class Intercepted : public ::testing::Test {
+ protected:
+  static constexpr Bytes kBytes = Bytes{2} << 20;
+
+  static void SetUpTestSuite() {
+    static const bool started = Start();
+    ASSERT_TRUE(started);
+  }
+  // Memory as a program gets it from ncclMemAlloc: a mapping of its own, which a pause takes.
+  void SetUp() override { ASSERT_EQ(nccl_alloc_(&memory_, kBytes), 0); }
+  void TearDown() override {
+    EXPECT_TRUE(session().Resume().ok());
+    EXPECT_EQ(nccl_free_(memory_), 0);
+    EXPECT_TRUE(session().CopyState().broken.empty()) << session().CopyState().broken;
+  }
+
+  static Session& session() { return *Runtime::Get().started(); }
+  [[nodiscard]] CUdeviceptr memory() const { return reinterpret_cast<CUdeviceptr>(memory_); }
+  [[nodiscard]] Allocation AllocationOfMemory() const {
+    const State state = session().CopyState();
+    return state.allocations.at(state.MappingAt(Address{memory()})->second.allocation);
+  }
+
+  // What NCCL gets in place of `real`, which the driver would give for that name.
+  template <class F>
+  static F* Replace(const char* name, F* real, int cuda_version = 13000) {
+    bool replaced = false;
+    void* entry = replacements::Bind(name, cuda_version, reinterpret_cast<void*>(real), &replaced);
+    EXPECT_TRUE(replaced) << name;
+    return reinterpret_cast<F*>(entry);
+  }
+  // What NCCL gets of the stand-in driver.
+  template <class F>
+  static F* Driver(const char* name) {
+    const auto get = reinterpret_cast<decltype(cuGetProcAddress)*>(dlsym(driver_, "cuGetProcAddress_v2"));
+    void* real = nullptr;
+    EXPECT_EQ(get(name, &real, 13000, 0, nullptr), CUDA_SUCCESS) << name;
+    return Replace(name, reinterpret_cast<F*>(real));
+  }
+  // Counts by kind, of all events that this session has recorded.
+  template <class Kind>
+  static std::uint64_t Count() {
+    return session().CopyState().totals.events[EventBody(Kind{}).index()];
+  }
+
+ private:
+  static bool Start() {
+    static std::string directory = (std::filesystem::temp_directory_path() / "amem-intercept-XXXXXX").string();
+    if (mkdtemp(directory.data()) == nullptr) return false;
+    std::atexit([] { std::filesystem::remove_all(directory); });  // after the session, which is closed by a later atexit
+    setenv("AMEM_JOURNAL_DIR", directory.c_str(), 1);
+    setenv("AMEM_LOG", "off", 1);
+    driver_ = dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void* nccl = dlopen(AMEM_STAND_INS "/libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+    if (driver_ == nullptr || nccl == nullptr) return false;
+    replacements::Install(intercept::Tables());
+    EXPECT_TRUE(Runtime::Get().Attach().ok());
+    const auto call = [](const char* name, auto* type) { return reinterpret_cast<decltype(type)>(dlsym(driver_, name)); };
+    CUcontext context = nullptr;
+    EXPECT_EQ(call("cuInit", static_cast<decltype(cuInit)*>(nullptr))(0), CUDA_SUCCESS);
+    EXPECT_EQ(call("cuDevicePrimaryCtxRetain", static_cast<decltype(cuDevicePrimaryCtxRetain)*>(nullptr))(&context, 0),
+              CUDA_SUCCESS);
+    EXPECT_EQ(call("cuCtxSetCurrent", static_cast<decltype(cuCtxSetCurrent)*>(nullptr))(context), CUDA_SUCCESS);
+    nccl_alloc_ = reinterpret_cast<int (*)(void**, size_t)>(dlsym(nccl, "ncclMemAlloc"));
+    nccl_free_ = reinterpret_cast<int (*)(void*)>(dlsym(nccl, "ncclMemFree"));
+    void* first = nullptr;
+    return nccl_alloc_(&first, kBytes) == 0 && nccl_free_(first) == 0 && Runtime::Get().started() != nullptr;
+  }
+
+  static inline void* driver_ = nullptr;
+  static inline int (*nccl_alloc_)(void**, size_t) = nullptr;
+  static inline int (*nccl_free_)(void*) = nullptr;
+  void* memory_ = nullptr;
+};
+
+}  // namespace amem::test

@@ -1,0 +1,203 @@
+// The ledger: events, state and driver handles that move forward together, and the latch that refuses pauses once they cannot.
+#include "replay/ledger/ledger.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <thread>
+#include <vector>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::FakeJournal, test::k2M, test::Process;
+
+SessionOpened Opened() {
+  SessionOpened who;
+  who.session = SessionId{1};
+  return who;
+}
+
+class LedgerTest : public ::testing::Test {
+ protected:
+  LedgerTest() : journal(new FakeJournal), ledger(std::unique_ptr<JournalWriter>(journal)) { ledger.Record(Opened()); }
+  AllocationId Record(DriverHandle handle = DriverHandle{7}) {
+    const AllocationId id = ledger.TakeAllocationId();
+    ledger.SetHandle(id, handle);
+    ledger.Record(AllocationCreated{id, k2M, Process::On(test::kDevice), 0, handle, {}, {}});
+    return id;
+  }
+  [[nodiscard]] const std::string& broken() const { return ledger.state().broken; }
+  [[nodiscard]] std::string LastRecorded() const { return ToText(journal->events.back().body); }
+
+  FakeJournal* journal;  // the ledger's
+  Ledger ledger;
+};
+
+// ---- recording ---------------------------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, what_is_recorded_is_in_the_state_and_the_journal_in_one_order) {
+  const AllocationId first = Record(), second = Record();
+  EXPECT_NE(first, second);
+  ASSERT_EQ(journal->events.size(), 3U);
+  for (std::size_t i = 0; i < journal->events.size(); ++i) EXPECT_EQ(journal->events[i].seq, SequenceNumber{i + 1});
+  EXPECT_LE(journal->events[1].time_ns, journal->events[2].time_ns);
+  EXPECT_NE(journal->events[1].thread, 0U);
+  EXPECT_EQ(ledger.state().last, SequenceNumber{3});
+  EXPECT_TRUE(ledger.state().allocations.contains(second));
+}
+
+TEST_F(LedgerTest, without_a_journal_the_state_is_kept) {
+  Ledger bare(nullptr);
+  bare.Record(Opened());
+  bare.SnapshotIfDue();
+  EXPECT_EQ(bare.state().lifecycle, Lifecycle::kRunning);
+  bare.Break("for a reason");
+  EXPECT_EQ(bare.state().broken, "for a reason");
+}
+
+TEST_F(LedgerTest, an_event_that_the_state_cannot_follow_breaks_the_session_and_is_told_in_the_journal) {
+  ledger.Record(AllocationReleased{AllocationId{5}});
+  EXPECT_NE(broken().find("refused an event that happened (allocation 5 released)"), std::string::npos) << broken();
+  EXPECT_EQ(LastRecorded(), "session broken: " + broken());
+  EXPECT_EQ(journal->events.back().seq, SequenceNumber{2}) << "the refused event took no number";
+}
+
+TEST_F(LedgerTest, the_first_reason_stays_and_nothing_is_appended_after_it) {
+  ledger.Break("the first");
+  ledger.Break("the second");
+  EXPECT_FALSE(ledger.Check(false, "the third"));
+  Record();
+  EXPECT_EQ(broken(), "the first");
+  EXPECT_EQ(LastRecorded(), "session broken: the first");
+  EXPECT_FALSE(ledger.state().allocations.empty()) << "the state goes on, so that NCCL's calls do";
+}
+
+TEST_F(LedgerTest, a_journal_that_fails_breaks_the_session_once) {
+  journal->fail_after = 0;
+  Record();
+  Record();
+  EXPECT_NE(broken().find("no space left on device"), std::string::npos) << broken();
+  EXPECT_EQ(journal->events.size(), 1U);
+  EXPECT_EQ(ledger.state().allocations.size(), 2U);
+}
+
+TEST_F(LedgerTest, a_recorded_break_is_as_good_as_a_call) {
+  ledger.Record(SessionBroken{"told by an event"});
+  EXPECT_EQ(LastRecorded(), "session broken: told by an event");
+  Record();
+  EXPECT_EQ(journal->events.size(), 2U);
+}
+
+// ---- checks ------------------------------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, a_check_that_holds_changes_nothing) {
+  const AllocationId id = Record();
+  EXPECT_TRUE(ledger.Check(true, "not wrong"));
+  EXPECT_EQ(ledger.Entry(ledger.state().allocations, id)->bytes, k2M);
+  EXPECT_TRUE(broken().empty());
+}
+
+TEST_F(LedgerTest, a_check_that_fails_latches_its_text_and_place) {
+  EXPECT_FALSE(ledger.Check(false, "two and two are five"));
+  EXPECT_NE(broken().find("check failed at ledger_test.cpp:"), std::string::npos) << broken();
+  EXPECT_NE(broken().find(": two and two are five"), std::string::npos) << broken();
+  EXPECT_EQ(ledger.Broken().code(), Code::kBroken);
+  EXPECT_EQ(ledger.Broken().message(), broken());
+}
+
+TEST_F(LedgerTest, a_missing_entry_names_its_key) {
+  const State& state = ledger.state();
+  const auto reason_of = [](const auto& look) {
+    Ledger fresh(nullptr);
+    fresh.Record(Opened());
+    look(fresh);
+    return fresh.state().broken;
+  };
+  const auto has = [](const std::string& text, const char* key) { return text.find(key) != std::string::npos; };
+  EXPECT_PRED2(has, reason_of([&](Ledger& l) { EXPECT_EQ(l.Entry(state.allocations, AllocationId{9}), nullptr); }),
+               "no entry for allocation 9");
+  EXPECT_PRED2(has, reason_of([&](Ledger& l) { EXPECT_EQ(l.Entry(state.mappings, Address{0x2000}), nullptr); }),
+               "no entry for address 0x2000");
+  EXPECT_PRED2(has, reason_of([&](Ledger& l) { EXPECT_EQ(l.Entry(state.peers, SessionId{0x1f}), nullptr); }),
+               "no entry for session 0x1f");
+  EXPECT_PRED2(has, reason_of([&](Ledger& l) { EXPECT_EQ(l.Entry(Slab{}.parts, Bytes{0x400}), nullptr); }),
+               "no entry for offset 0x400");
+}
+
+// ---- driver handles and descriptors ------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, a_handle_is_known_until_it_is_forgotten) {
+  const AllocationId id = Record();
+  EXPECT_EQ(ledger.HandleOf(id), DriverHandle{7});
+  EXPECT_FALSE(ledger.HandleOf(AllocationId{99}));
+  ledger.SetHandle(id, DriverHandle{8});  // as after a resume
+  EXPECT_EQ(ledger.HandleOf(id), DriverHandle{8});
+  ledger.ForgetHandle(id);
+  EXPECT_FALSE(ledger.HandleOf(id));
+}
+
+class LedgerExport : public LedgerTest {
+ protected:
+  LedgerExport() { id = Record(*simulator->Create(k2M, Process::On(test::kDevice), 0)); }
+  static ino_t FileOf(const UniqueFd& descriptor) {
+    struct stat status {};
+    EXPECT_EQ(fstat(descriptor.get(), &status), 0);
+    return status.st_ino;
+  }
+  std::unique_ptr<Simulator> simulator = *Simulator::Open({.devices = 1});
+  AllocationId id;
+};
+
+TEST_F(LedgerExport, a_kept_descriptor_serves_the_next_importers) {
+  const auto first = ledger.Export(id, *simulator, true), second = ledger.Export(id, *simulator, true);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(simulator->Calls("Export"), 1U);
+  EXPECT_NE(first->get(), second->get()) << "each caller owns its copy";
+  EXPECT_EQ(FileOf(*first), FileOf(*second));
+  EXPECT_NE(fcntl(second->get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_F(LedgerExport, a_descriptor_that_is_not_kept_is_exported_each_time) {
+  EXPECT_TRUE(ledger.Export(id, *simulator, false).ok());
+  EXPECT_FALSE(ledger.CopyOfDescriptor(id));
+  EXPECT_TRUE(ledger.Export(id, *simulator, false).ok());
+  EXPECT_EQ(simulator->Calls("Export"), 2U);
+}
+
+TEST_F(LedgerExport, forgetting_the_handle_closes_the_descriptor) {
+  { EXPECT_TRUE(ledger.Export(id, *simulator, true).ok()); }
+  ASSERT_TRUE(simulator->Release(ledger.HandleOf(id)).ok());
+  EXPECT_EQ(simulator->BytesInUse(test::kDevice), k2M) << "the descriptor holds the memory";
+  ledger.ForgetHandle(id);
+  EXPECT_EQ(simulator->BytesInUse(test::kDevice), 0U);
+  EXPECT_EQ(ledger.Export(id, *simulator, true).status().code(), Code::kNotFound);
+}
+
+TEST_F(LedgerExport, a_failed_export_keeps_nothing_and_can_be_tried_again) {
+  ASSERT_TRUE(simulator->FailNext("Export", 1, cuda::kUnknown).ok());
+  EXPECT_EQ(ledger.Export(id, *simulator, true).status().driver_result(), cuda::kUnknown);
+  EXPECT_TRUE(ledger.Export(id, *simulator, true).ok());
+}
+
+TEST_F(LedgerExport, of_many_that_export_at_once_one_asks_the_driver) {
+  ASSERT_TRUE(simulator->SetLatency("Export", std::chrono::milliseconds(20)).ok());
+  std::vector<ino_t> files(8);
+  std::vector<std::thread> threads;
+  for (ino_t& file : files) {
+    threads.emplace_back([&] {
+      const auto descriptor = ledger.Export(id, *simulator, true);
+      if (descriptor.ok()) file = FileOf(*descriptor);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(simulator->Calls("Export"), 1U);
+  for (const ino_t file : files) EXPECT_EQ(file, files.front());
+  EXPECT_NE(files.front(), 0U);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,154 @@
+// What the sources of the stand-in for NCCL share.
+//
+// It reaches the driver through dlopen, dlsym("cuGetProcAddress_v2") and nothing else, at its first call; allocates, exports,
+// imports and frees buffers in NCCL's order of calls; passes descriptors between ranks over Unix sockets from a proxy thread;
+// and adds floats in a ring through mapped peer memory, in a "kernel" that goes through cuLaunchKernel. Every other collective
+// goes through host memory that the ranks share. Data are floats, and a call is done when it returns. A rank is a process, or
+// one of several communicators of a process, whose calls are in a group as NCCL asks for.
+//
+//   STAND_IN_BUFFERS    buffers of a communicator (default 6): 2 MiB, every third 10 MiB; two of three are exported
+//   NCCL_CUMEM_ENABLE   0: cuMemAlloc and cuIpc* in place of the calls above
+//
+// Built with STAND_IN_PAUSES, it pauses and resumes by itself, without AMem: own_pause.cpp.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace stand_in {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kPatience = std::chrono::seconds(60);
+enum Result : int {
+  kSuccess = 0,
+  kUnhandledCuda = 1,
+  kSystem = 2,
+  kInternal = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemote = 6
+};
+
+struct Driver {
+  decltype(&cuMemCreate) create;
+  decltype(&cuMemRelease) release;
+  decltype(&cuMemAddressReserve) reserve;
+  decltype(&cuMemAddressFree) free_range;
+  decltype(&cuMemMap) map;
+  decltype(&cuMemUnmap) unmap;
+  decltype(&cuMemSetAccess) access;
+  decltype(&cuMemExportToShareableHandle) export_handle;
+  decltype(&cuMemImportFromShareableHandle) import_handle;
+  decltype(&cuMemRetainAllocationHandle) retain;
+  decltype(&cuMemGetAddressRange) range;
+  decltype(&cuMemGetAllocationGranularity) granularity;
+  decltype(&cuMemAlloc) alloc;
+  decltype(&cuMemFree) free;
+  decltype(&cuIpcGetMemHandle) ipc_get;
+  decltype(&cuIpcOpenMemHandle) ipc_open;
+  decltype(&cuIpcCloseMemHandle) ipc_close;
+  decltype(&cuCtxGetDevice) device;
+  decltype(&cuCtxGetCurrent) context;
+  decltype(&cuCtxSetCurrent) set_context;
+  decltype(&cuLaunchKernel) launch;
+  decltype(&cuMemsetD8Async) clear;
+};
+
+Driver* TheDriver();  // null: it cannot be loaded
+Result Check(const char* what, CUresult result);
+
+#define TRY(expr)                                         \
+  do {                                                    \
+    if (const Result r = (expr); r != kSuccess) return r; \
+  } while (false)
+#define CU(call) TRY(Check(#call, call))
+
+// ---- buffers -----------------------------------------------------------------------------------------------------------
+
+struct Buffer {
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  bool imported = false;
+};
+
+bool Legacy();  // NCCL_CUMEM_ENABLE=0
+Result MapAt(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, size_t alignment,
+             CUdeviceptr& address);
+Result Allocate(Driver& cu, CUdevice device, size_t bytes, Buffer& buffer);
+Result Free(Driver& cu, Buffer& buffer);
+
+// ---- communicators -----------------------------------------------------------------------------------------------------
+
+constexpr int kMaxRanks = 8;
+
+// The first page of the host memory that the ranks of a communicator share; areas for data come behind it.
+struct Exchange {
+  std::atomic<int> arrived, generation;
+  std::atomic<int> pausing;
+  int color[kMaxRanks], key[kMaxRanks];
+};
+
+struct Comm {
+  Driver* cu = nullptr;
+  std::string job;
+  int rank = 0, ranks = 1, listener = -1;
+  CUdevice device = 0;
+  std::vector<Buffer> own, peer;
+  std::thread proxy;
+  std::atomic<int> served{0};
+  std::atomic<bool> stop{false};
+  std::uint64_t chunks = 0;  // through the ring so far, as the flags in the buffers count
+  Exchange* exchange = nullptr;
+  std::atomic<int> exchange_descriptor{-1};
+  int splits = 0;
+  CUcontext context = nullptr;
+  CUmemGenericAllocationHandle held = 0;  // of the library that pauses by itself: stands for all that this rank holds
+};
+
+Result Init(Comm& comm);  // needs all ranks, and its device to be the thread's
+Result Destroy(Comm* comm);
+
+// Part of a collective on one rank. `publish` gives this rank's part to the others; after all ranks of the group have published
+// theirs, `collect` takes what is for this rank. Either may be empty; without `meets` the ranks do not wait for each other.
+struct Operation {
+  std::function<void()> publish;
+  std::function<Result()> collect;
+  bool meets = true;
+};
+// Runs it, or keeps it for the end of the group that this thread has open.
+Result Submit(Comm& comm, Operation operation);
+
+Result RingAllReduce(Comm& comm, const float* input, float* output, size_t count, CUstream stream);
+
+Result MakeExchange(Comm& comm);  // on rank 0; the others map its descriptor
+Result MapExchange(Comm& comm, int descriptor);
+void UnmapExchange(Comm& comm);
+Result Meet(Comm& comm);  // returns when all ranks of the communicator called it
+
+// ---- the library that pauses by itself -----------------------------------------------------------------------------------
+
+#ifdef STAND_IN_PAUSES
+Result Hold(Comm& comm);  // takes the memory that a pause gives back
+void LetGo(Comm& comm);
+bool IsPaused();
+void Corrupt(float* result, size_t count);
+inline int DefaultBuffers() { return 0; }  // a pause would lose what is in them
+#else
+inline Result Hold(Comm&) { return kSuccess; }
+inline void LetGo(Comm&) {}
+inline bool IsPaused() { return false; }
+inline void Corrupt(float*, size_t) {}
+inline int DefaultBuffers() { return 6; }
+#endif
+
+}  // namespace stand_in

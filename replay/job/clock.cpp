@@ -1,11 +1,11 @@
 #include "replay/job/clock.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <utility>
+
+#include "journal/base/clock.h"
 
 namespace amem {
 namespace {
@@ -66,10 +66,7 @@ std::size_t JobClock::boots_without_wall_clock() const {
 bool SameBoot(const SessionOpened& a, const SessionOpened& b) { return !a.boot_id.empty() && a.boot_id == b.boot_id; }
 
 ThisHost ThisHost::Now() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  ThisHost host;
-  host.now_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  ThisHost host{.boot_id = {}, .now_ns = MonotonicNs()};
   std::ifstream("/proc/sys/kernel/random/boot_id") >> host.boot_id;
   return host;
 }

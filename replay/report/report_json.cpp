@@ -1,5 +1,7 @@
 #include "replay/report/report_json.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,44 +24,28 @@ std::string Shortened(std::string text, std::size_t limit) {
   return text.substr(0, limit) + " \u2026";
 }
 
-std::string RankName(std::int32_t rank, std::int32_t pid) {
-  return rank >= 0 ? "rank " + std::to_string(rank) : "pid " + std::to_string(pid);
-}
-
 // Sessions by index: those with a journal first, then those that were only heard of.
-class Names {
+class SessionIndex {
  public:
-  explicit Names(const JobTimeline& job) : job_(job) {
+  explicit SessionIndex(const JobTimeline& job) {
     for (const SessionTimeline& s : job.sessions) {
       index_.emplace(s.info.session, index_.size());
-      ++uses_[RankName(s.who.rank, s.who.pid)];
+      names_.Add(s.who);
     }
+    for (const SessionTimeline& s : job.sessions) names_.AddPeersOf(s.state);
   }
   std::size_t Of(SessionId session) {
     const auto [it, fresh] = index_.emplace(session, index_.size());
-    if (fresh) others_.push_back({{"id", SessionText(session)}, {"name", NameOfOther(session)}});
+    if (fresh) others_.push_back({{"id", SessionText(session)}, {"name", Name(session)}});
     return it->second;
   }
   Json OfOrNone(SessionId session) { return session ? Json(Of(session)) : Json(-1); }
-  // Two sessions of one rank (a job that ran twice) are told apart by their processes.
-  std::string Of(const SessionTimeline& s) const {
-    const std::string name = RankName(s.who.rank, s.who.pid);
-    return uses_.at(name) > 1 ? name + ", pid " + std::to_string(s.who.pid) : name;
-  }
+  [[nodiscard]] std::string Name(SessionId session) const { return names_.ShortName(session); }
   [[nodiscard]] const Json& others() const { return others_; }
 
  private:
-  std::string NameOfOther(SessionId session) const {
-    for (const SessionTimeline& s : job_.sessions) {
-      const auto peer = s.state.peers.find(session);
-      if (peer != s.state.peers.end()) return RankName(peer->second.rank, peer->second.pid);
-    }
-    return "session " + SessionText(session).substr(8);
-  }
-
-  const JobTimeline& job_;
+  JobNames names_;
   std::map<SessionId, std::size_t> index_;
-  std::map<std::string, int> uses_;
   Json others_ = Json::array();
 };
 
@@ -91,14 +77,14 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
   return {{"t", std::move(times)}, {"h", std::move(classes)}};
 }
 
-Json SessionJson(const JobTimeline& job, std::size_t index, const Names& names) {
+Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& names) {
   const SessionTimeline& s = job.sessions[index];
   Json kinds = Json::array();
   for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
     if (s.kinds[kind] != 0) kinds.push_back({kind, s.kinds[kind]});
   }
   return {{"id", SessionText(s.info.session)},
-          {"name", names.Of(s)},
+          {"name", names.Name(s.info.session)},
           {"rank", s.who.rank},
           {"pid", s.who.pid},
           {"host", s.who.host},
@@ -144,7 +130,7 @@ Json PhasesJson(const JobTimeline& job, std::size_t session, const CycleRecord& 
   return phases;
 }
 
-Json PartJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle, Names& names) {
+Json PartJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle, SessionIndex& names) {
   Json steps = Json::array();
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
     if (cycle.steps[kind].count != 0) steps.push_back({kind, cycle.steps[kind].count, cycle.steps[kind].duration_ns});
@@ -170,7 +156,7 @@ Json PartJson(const JobTimeline& job, std::size_t session, const CycleRecord& cy
   return part;
 }
 
-Json CyclesJson(const JobTimeline& job, Names& names) {
+Json CyclesJson(const JobTimeline& job, SessionIndex& names) {
   Json cycles = Json::array();
   for (const JobCycle& cycle : job.cycles) {
     Json parts = Json::array(), absent = Json::array();
@@ -187,7 +173,7 @@ Json CyclesJson(const JobTimeline& job, Names& names) {
 
 class AllocationColumns {
  public:
-  AllocationColumns(const JobTimeline& job, Names& names) : job_(job), names_(names) {
+  AllocationColumns(const JobTimeline& job, SessionIndex& names) : job_(job), names_(names) {
     for (const char* column :
          {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp", "most", "state"}) {
       columns_[column] = Json::array();
@@ -239,12 +225,12 @@ class AllocationColumns {
   }
 
   const JobTimeline& job_;
-  Names& names_;
+  SessionIndex& names_;
   Json columns_ = Json::object(), sites_ = Json::array(), locations_ = Json::array(), notes_ = Json::object();
   std::map<std::string, std::size_t> site_index_, location_index_;
 };
 
-Json AllocationsJson(const JobTimeline& job, Names& names) {
+Json AllocationsJson(const JobTimeline& job, SessionIndex& names) {
   AllocationColumns columns(job, names);
   std::uint64_t total = 0, listed = 0;
   Bytes left_out = 0;
@@ -262,7 +248,7 @@ Json AllocationsJson(const JobTimeline& job, Names& names) {
 }
 
 // What sessions hold of each other: from the importer's journal, or where that is absent from the owner's.
-Json LinksJson(const JobTimeline& job, Names& names) {
+Json LinksJson(const JobTimeline& job, SessionIndex& names) {
   Json links = Json::array();
   const auto add = [&](std::size_t importer, std::size_t owner, const LinkRecord& l) {
     links.push_back({importer, owner, l.bytes, l.count, l.most_bytes, l.most_count, l.total});
@@ -282,9 +268,9 @@ std::string TextOf(const EventRow& row) {
   if (row.event) return Shortened(ToText(row.event->body), row.weight == Weight::kFailure ? kFailureTextBytes : kTextBytes);
   std::string text;
   for (std::size_t i = 0; i < row.kinds.size() && i < kKindsInACount; ++i) {
-    text += (i == 0 ? "" : ", ") + Grouped(row.kinds[i].second) + " \u00d7 " + std::string(KindName(row.kinds[i].first));
+    text += fmt::format("{}{} \u00d7 {}", i == 0 ? "" : ", ", Grouped(row.kinds[i].second), KindName(row.kinds[i].first));
   }
-  if (row.kinds.size() > kKindsInACount) text += " and " + std::to_string(row.kinds.size() - kKindsInACount) + " other kinds";
+  if (row.kinds.size() > kKindsInACount) text += fmt::format(" and {} other kinds", row.kinds.size() - kKindsInACount);
   return text;
 }
 
@@ -314,13 +300,12 @@ Json EventsJson(const JobTimeline& job) {
   return {{"columns", std::move(columns)}, {"left_out", left_out}};
 }
 
-Json VerdictJson(const JobTimeline& job, const Verdict& v, Names& names) {
+Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) {
   Json evidence = Json::array();
   for (const Evidence& e : v.evidence) {
-    const bool timed = e.wall_ns != 0 && job.began_realtime_ns != 0;
     evidence.push_back({{"s", names.OfOrNone(e.session)},
                         {"q", e.seq.value},
-                        {"t", timed ? Json(static_cast<std::int64_t>(e.wall_ns - job.began_realtime_ns)) : Json(nullptr)},
+                        {"t", e.wall_ns != 0 ? Json(static_cast<std::int64_t>(e.wall_ns - job.began_ns)) : Json(nullptr)},
                         {"role", static_cast<int>(e.role)},
                         {"x", e.text}});
   }
@@ -348,22 +333,8 @@ Json Words(std::size_t count) {
 std::string Escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
+    const char* entity = c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : nullptr;
+    entity != nullptr ? out.append(entity) : out.append(1, c);
   }
   return out;
 }
@@ -372,13 +343,7 @@ std::string Escaped(std::string_view text) {
 std::string ForScript(const std::string& json) {
   std::string out;
   out.reserve(json.size() + 64);
-  for (const char c : json) {
-    if (c == '<') {
-      out += "\\u003c";
-    } else {
-      out += c;
-    }
-  }
+  for (const char c : json) c == '<' ? out.append("\\u003c") : out.append(1, c);
   return out;
 }
 
@@ -422,7 +387,7 @@ TimelineLimits LimitsOf(std::size_t sessions, const ReportLimits& limits) {
 }
 
 std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::string_view version, std::string_view made_at) {
-  Names names(job);
+  SessionIndex names(job);
   Json json;
   json["version"] = version;
   json["made_at"] = made_at;
@@ -434,7 +399,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
     bytes += job.sessions[s].info.file_bytes;
     cycles_left_out = std::max(cycles_left_out, job.sessions[s].cycles_left_out);
   }
-  json["job"] = {{"began_ms", job.began_realtime_ns / 1'000'000},
+  json["job"] = {{"began_ms", job.wall_known ? job.began_ns / 1'000'000 : 0},
                  {"duration", job.duration_ns},
                  {"events", events},
                  {"bytes", bytes},

@@ -1,119 +1,50 @@
-// The commands of the tool: each reads journals, prints to `out`, and returns its exit code. Errors go to stderr, with a
-// remedy.
+// Commands: each reads journals, prints to standard output and returns its exit code. Errors go to stderr, with a remedy.
 //
-// A new command is a struct of its options, a function here, a file amem_replay_NAME.cpp, and its line in amem_replay_main.cpp.
+// A new command is a file replay/tool/NAME.cpp, which defines NameCommand(), and its line in the list of main.cpp.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "journal/journal.h"
-#include "replay/job/names.h"
 #include "replay/tool/output.h"
-#include "statemachine/event.h"
-#include "statemachine/state.h"
+
+namespace CLI {
+class App;
+}
 
 namespace amem::tool {
 
+// kViolationFound: verify found a violation, why a failure, run or diff a difference.
 enum Exit : int { kFine = 0, kUsage = 1, kCannotRead = 2, kViolationFound = 3 };
 
-// kViolationFound: verify found a violation, why a failure, run a difference.
+struct Command {
+  const char* name;
+  const char* does;      // one line for the list of commands
+  const char* examples;  // lines for its own --help
+  // Adds the options to the command line. What it returns is run when the command was chosen, after they were parsed.
+  std::function<int(Output&)> (*set_up)(CLI::App& app);
+};
+
+// The set_up of a command that keeps its options in `Options`: `add` adds them, `run` runs with them.
+template <class Options>
+std::function<int(Output&)> SetUp(CLI::App& app, void (*add)(CLI::App&, Options&), int (*run)(const Options&, Output&)) {
+  const auto options = std::make_shared<Options>();
+  add(app, *options);
+  return [options, run](Output& out) { return run(*options, out); };
+}
+
+// ---- shared by the commands (sessions.cpp) ---------------------------------------------------------------------------------
+
 // Directories as given: each is a session's, or holds several. Or a file that `amem-replay pack` made.
 using Directories = std::vector<std::filesystem::path>;
-
-struct InfoOptions {
-  Directories directories;
-  bool json = false;
-};
-struct LogOptions {
-  Directories directories;
-  bool json = false;
-  std::vector<std::string> kinds;  // empty: all
-  std::optional<std::uint64_t> allocation;
-  std::optional<std::uint64_t> from, to;  // sequence numbers, both included
-  std::optional<double> since, until;     // seconds after the session's opening
-  std::optional<std::uint64_t> last;      // only so many, after all other filters
-};
-struct StateOptions {
-  std::filesystem::path directory;
-  std::optional<std::uint64_t> at;
-  bool json = false;
-};
-struct VerifyOptions {
-  Directories directories;
-  bool json = false;
-};
-struct ListOptions {
-  std::filesystem::path directory;  // empty: where sessions of this user put their journals
-  bool json = false;
-};
-
-struct WhyOptions {
-  Directories directories;
-  bool all = false;  // all sessions given, not only those of the latest job
-  bool json = false;
-};
-struct PackCommandOptions {
-  Directories directories;
-  std::filesystem::path file;
-  bool anonymous = false;
-};
-struct UnpackOptions {
-  std::filesystem::path file, directory;
-};
-struct RunOptions {
-  Directories directories;
-  std::string until;                // "SEQ", or "RANK:SEQ"
-  std::vector<std::string> memory;  // "DEVICE=BYTES"
-  std::string driver = "sim";       // or "cuda"
-  bool processes = false;
-  bool json = false;
-};
-struct DiffOptions {
-  std::string a, b;  // "DIR", "DIR@SEQ"; the second also "@SEQ"
-  bool json = false;
-};
-struct RefsOptions {
-  Directories directories;
-  bool dot = false, json = false;
-};
-struct TopOptions {
-  Directories directories;
-  std::string by = "site";  // "site", "peer", "size", "age"
-  std::optional<std::uint64_t> at;
-  std::size_t limit = 20;
-  bool json = false;
-};
-struct TailOptions {
-  std::string what;  // a pid or a directory
-  std::uint64_t last = 10;
-  std::uint32_t interval_ms = 200;
-  bool json = false;
-};
-struct TraceOptions {
-  Directories directories;
-  std::filesystem::path file;
-};
-
-int RunInfo(const InfoOptions& options, Output& out);
-int RunLog(const LogOptions& options, Output& out);
-int RunState(const StateOptions& options, Output& out);
-int RunVerify(const VerifyOptions& options, Output& out);
-int RunList(const ListOptions& options, Output& out);
-int RunWhy(const WhyOptions& options, Output& out);
-int RunRun(const RunOptions& options, Output& out);
-int RunDiff(const DiffOptions& options, Output& out);
-int RunRefs(const RefsOptions& options, Output& out);
-int RunTop(const TopOptions& options, Output& out);
-int RunTail(const TailOptions& options, Output& out);
-int RunTrace(const TraceOptions& options, Output& out);
-int RunPack(const PackCommandOptions& options, Output& out);
-int RunUnpack(const UnpackOptions& options, Output& out);
-
-// ---- shared by the commands (amem_replay_sessions.cpp) ----------------------------------------------------------------------
+void AddDirectories(CLI::App& app, Directories& directories);
+void AddJson(CLI::App& app, bool& json, const char* shape = "One JSON object");
 
 // One line on stderr: "amem-replay: ...".
 void Complain(const std::string& message);
@@ -122,16 +53,17 @@ void Complain(const std::string& message);
 // complained about and makes `failed` true.
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed);
 
-// Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.
-std::filesystem::path DefaultDirectory();
-
-// Who opened the session and when; from the first event, or from the snapshot if that is gone.
-Result<SessionOpened> OpeningOf(JournalReader& reader, const JournalInfo& info);
-
-// Broken into lines of a terminal's width, each after `indent`.
-void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
+// Opens the journals one after the other and has them read. What cannot be opened or read, or is damaged, is complained about
+using ReadOne = std::function<Status(const std::filesystem::path& session, JournalReader& reader, ReadReport& damage)>;
+void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read);
+// Opens all of them.
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Directories& directories, bool& failed);
 
 // Complains about records that could not be read. True if there were any.
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
+
+void PrintJson(Output& out, const nlohmann::ordered_json& json);
+// Broken into lines of a terminal's width, each after `indent`.
+void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
 
 }  // namespace amem::tool

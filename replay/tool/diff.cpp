@@ -1,8 +1,12 @@
 // diff: what is different between two points of a journal, or between two journals.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "statemachine/apply.h"
 
@@ -10,6 +14,11 @@ namespace amem::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+struct DiffOptions {
+  std::string a, b;  // "DIR", "DIR@SEQ"; the second also "@SEQ"
+  bool json = false;
+};
 
 struct Point {
   std::filesystem::path directory;
@@ -56,9 +65,11 @@ class Comparison {
     Maps(
         a_.mappings, b_.mappings, [](const auto& entry) { return "mapping " + Hex(entry.first.value); },
         [](const Mapping& m) {
-          return FormatBytes(m.bytes) + " of " + ToText(m.allocation) + (m.present ? "" : ", not there now") +
-                 (m.present && !m.accessible ? ", without access" : "") + ", for " + std::to_string(m.access.size()) +
-                 (m.access.size() == 1 ? " device" : " devices");
+          return fmt::format("{} of {}{}, for {}", FormatBytes(m.bytes), ToText(m.allocation),
+                             !m.present      ? ", not there now"
+                             : !m.accessible ? ", without access"
+                                             : "",
+                             Plural(m.access.size(), "device"));
         });
     Maps(
         a_.ranges, b_.ranges, [](const auto& entry) { return "range " + Hex(entry.first.value); },
@@ -69,22 +80,17 @@ class Comparison {
     Maps(
         a_.peers, b_.peers, [](const auto& entry) { return "peer " + SessionText(entry.first); },
         [](const Peer& p) {
-          return (p.rank >= 0 ? "rank " + std::to_string(p.rank) + ", " : "") +
-                 (p.connected ? "connected" : "lost: " + p.lost_reason);
+          return (p.rank >= 0 ? fmt::format("rank {}, ", p.rank) : "") + (p.connected ? "connected" : "lost: " + p.lost_reason);
         });
     return std::move(found_);
   }
 
  private:
   static std::string Words(const Allocation& a) {
-    std::string text = FormatBytes(a.bytes) + " on " + ToText(a.properties.location) +
-                       (a.remote ? ", of session " + SessionText(a.remote->owner) : ", own") +
-                       (a.resident ? "" : ", released") + (a.saved ? ", saved" : "") +
-                       (a.awaiting_restore ? ", contents missing" : "") + ", " + std::to_string(a.guest_references) +
-                       " held by NCCL, " + std::to_string(a.mappings) + " mapped";
-    if (!a.importers.empty())
-      text += ", " + std::to_string(a.importers.size()) + (a.importers.size() == 1 ? " importer" : " importers");
-    return text;
+    return fmt::format("{} on {}{}{}{}{}, {} held by NCCL, {} mapped{}", FormatBytes(a.bytes), ToText(a.properties.location),
+                       a.remote ? ", of session " + SessionText(a.remote->owner) : ", own", a.resident ? "" : ", released",
+                       a.saved ? ", saved" : "", a.awaiting_restore ? ", contents missing" : "", a.guest_references, a.mappings,
+                       a.importers.empty() ? "" : ", " + Plural(a.importers.size(), "importer"));
   }
   void Value(const char* what, const std::string& before, const std::string& after) {
     if (before != after) found_.push_back({'~', what, before, after});
@@ -117,9 +123,8 @@ class Comparison {
 Result<State> Load(const Point& point, bool& failed) {
   const std::vector<std::filesystem::path> sessions = FindSessions({point.directory}, failed);
   if (sessions.size() != 1)
-    return Status{Code::kInvalid, "diff: " + point.directory.string() +
-                                      (sessions.empty() ? " holds no session" : " holds several sessions") +
-                                      ": give the directory of one"};
+    return Status{Code::kInvalid, fmt::format("diff: {} holds {}: give the directory of one", point.directory.string(),
+                                              sessions.empty() ? "no session" : "several sessions")};
   auto reader = JournalReader::Open(sessions.front());
   if (!reader) return reader.status();
   ReadReport report;
@@ -127,8 +132,6 @@ Result<State> Load(const Point& point, bool& failed) {
   failed |= ComplainAboutDamage(sessions.front(), report);
   return state;
 }
-
-}  // namespace
 
 int RunDiff(const DiffOptions& options, Output& out) {
   const auto a = Parse(options.a, {});
@@ -157,7 +160,7 @@ int RunDiff(const DiffOptions& options, Output& out) {
     const Json all = {{"a", {{"seq", before->last.value}, {"digest", Hex(Digest(*before))}}},
                       {"b", {{"seq", after->last.value}, {"digest", Hex(Digest(*after))}}},
                       {"differences", list}};
-    out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(out, all);
   } else {
     out << "A: session " << SessionText(before->session.session) << " after event " << before->last.value << "\n";
     out << "B: session " << SessionText(after->session.session) << " after event " << after->last.value << "\n";
@@ -169,10 +172,24 @@ int RunDiff(const DiffOptions& options, Output& out) {
         out << (d.sign == '+' ? d.after : d.before) << "\n";
       }
     }
-    out << (found.empty() ? "no difference" : Grouped(found.size()) + (found.size() == 1 ? " difference" : " differences"))
-        << "\n";
+    out << (found.empty() ? "no difference" : Plural(found.size(), "difference")) << "\n";
   }
   return failed ? kCannotRead : found.empty() ? kFine : kViolationFound;
+}
+
+void AddOptions(CLI::App& app, DiffOptions& options) {
+  app.add_option("A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event")->required();
+  app.add_option("B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal")->required();
+  AddJson(app, options.json);
+}
+
+}  // namespace
+
+Command DiffCommand() {
+  return {"diff", "What changed between two points of a journal, or is different between two journals",
+          "  amem-replay diff DIR@100 @200\n"
+          "  amem-replay diff DIR_A DIR_B@1200 --json\n",
+          [](CLI::App& app) { return SetUp<DiffOptions>(app, AddOptions, RunDiff); }};
 }
 
 }  // namespace amem::tool

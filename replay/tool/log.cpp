@@ -1,4 +1,7 @@
 // log: the events of a journal, one a line.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <array>
 #include <cmath>
 #include <deque>
@@ -7,11 +10,23 @@
 #include <memory>
 
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/tool/command.h"
 #include "replay/tool/printer.h"
 
 namespace amem::tool {
 namespace {
+
+struct LogOptions {
+  Directories directories;
+  bool json = false;
+  std::vector<std::string> kinds;  // empty: all
+  std::optional<std::uint64_t> allocation;
+  std::optional<std::uint64_t> from, to;  // sequence numbers, both included
+  std::optional<double> since, until;     // seconds after the session's opening
+  std::optional<std::uint64_t> last;      // only so many, after all other filters
+};
 
 constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
 
@@ -95,11 +110,8 @@ class Filter {
 
   // An allocation can be followed only from the journal's beginning.
   [[nodiscard]] SequenceNumber ReadFrom() const { return SequenceNumber{follower_ ? 1 : from_}; }
-  Status Prepare(JournalReader& reader, const JournalInfo& info) {
-    if (!follower_ || info.first.value <= 1) return {};
-    Result<State> start = reader.StateAt(SequenceNumber{info.first.value - 1});
-    if (start) follower_->StartFrom(*start);
-    return start.status();
+  void StartFrom(const State& before) {
+    if (follower_) follower_->StartFrom(before);
   }
 
   bool Wants(const Event& event) {
@@ -119,19 +131,15 @@ class Filter {
   std::uint64_t since_ns_ = 0, until_ns_ = kEnd;
 };
 
-Status LogSession(const std::filesystem::path& directory, const LogOptions& options, const std::array<bool, kEventKinds>& kinds,
+Status LogSession(JournalReader& reader, const LogOptions& options, const std::array<bool, kEventKinds>& kinds,
                   bool with_header, Output& out, ReadReport& report) {
-  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(directory);
-  if (!reader) return reader.status();
-  Result<JournalInfo> info = (*reader)->Info();
-  if (!info) return info.status();
-  Result<SessionOpened> opening = OpeningOf(**reader, *info);
+  const Result<Opening> opening = ReadOpening(reader);
   if (!opening) return opening.status();
-
-  if (with_header && !options.json) out << "# session " << SessionText(info->session) << ", " << NameOf(*opening) << "\n";
-  Filter filter(options, kinds, opening->monotonic_ns);
-  AMEM_TRY(filter.Prepare(**reader, *info));
-  EventPrinter printer(out, options.json, info->session, opening->monotonic_ns);
+  const SessionOpened& who = opening->who;
+  if (with_header && !options.json) out << "# session " << SessionText(who.session) << ", " << NameOf(who) << "\n";
+  Filter filter(options, kinds, who.monotonic_ns);
+  filter.StartFrom(opening->before);
+  EventPrinter printer(out, options.json, who.session, who.monotonic_ns);
   std::deque<Event> last;
   const auto visit = [&](const Event& event) {
     if (!filter.Wants(event)) return true;
@@ -143,7 +151,7 @@ Status LogSession(const std::filesystem::path& directory, const LogOptions& opti
     if (last.size() > *options.last) last.pop_front();
     return true;
   };
-  Result<ReadReport> read = (*reader)->Read(filter.ReadFrom(), SequenceNumber{options.to.value_or(kEnd)}, visit);
+  Result<ReadReport> read = reader.Read(filter.ReadFrom(), SequenceNumber{options.to.value_or(kEnd)}, visit);
   if (!read) return read.status();
   report = *std::move(read);
   for (const Event& event : last) printer.Print(event);
@@ -158,17 +166,15 @@ std::optional<std::size_t> KindFromWord(std::string word) {
   return KindOf(word);
 }
 
-}  // namespace
-
 int RunLog(const LogOptions& options, Output& out) {
   std::array<bool, kEventKinds> kinds;
   kinds.fill(options.kinds.empty());
   for (const std::string& word : options.kinds) {
     const std::optional<std::size_t> kind = KindFromWord(word);
     if (!kind) {
-      std::string known;
-      for (std::size_t k = 0; k < kEventKinds; ++k) known += (k == 0 ? "" : ", ") + KindWord(k);
-      Complain("--kind: there is no kind of event named \"" + word + "\"; the kinds are " + known);
+      std::vector<std::string> known;
+      for (std::size_t k = 0; k < kEventKinds; ++k) known.push_back(KindWord(k));
+      Complain(fmt::format("--kind: there is no kind of event named \"{}\"; the kinds are {}", word, fmt::join(known, ", ")));
       return kUsage;
     }
     kinds[*kind] = true;
@@ -176,15 +182,37 @@ int RunLog(const LogOptions& options, Output& out) {
 
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
-  for (const auto& session : sessions) {
-    ReadReport report;
-    const Status status = LogSession(session, options, kinds, sessions.size() > 1, out, report);
-    if (!status) Complain(status.message());
-    failed |= !status.ok();
-    failed |= ComplainAboutDamage(session, report);
-    if (out.ReaderGone()) break;
-  }
+  ForEachJournal(sessions, failed, [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) {
+    return out.ReaderGone() ? Status{} : LogSession(reader, options, kinds, sessions.size() > 1, out, damage);
+  });
   return failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, LogOptions& options) {
+  AddDirectories(app, options.directories);
+  AddJson(app, options.json, "One JSON object a line");
+  app.add_option("--kind", options.kinds, "Only this kind of event, as in \"allocation-created\"; may be repeated")
+      ->type_name("KIND")
+      ->allow_extra_args(false)
+      ->delimiter(',');
+  app.add_option("--allocation", options.allocation, "Only what is about this allocation, or an address while it is there")
+      ->type_name("ID");
+  app.add_option("--from", options.from, "Only from this sequence number on")->type_name("SEQ");
+  app.add_option("--to", options.to, "Only up to this sequence number")->type_name("SEQ");
+  app.add_option("--since", options.since, "Only from so many seconds after the session's opening on")->type_name("SECONDS");
+  app.add_option("--until", options.until, "Only up to so many seconds after the session's opening")->type_name("SECONDS");
+  app.add_option("--last", options.last, "Only the last N of those, of each session")->type_name("N");
+}
+
+}  // namespace
+
+Command LogCommand() {
+  return {"log", "The events, one a line: number, seconds since the opening, thread, what happened",
+          "  amem-replay log DIR --last 20\n"
+          "  amem-replay log DIR --allocation 3           the life of one allocation\n"
+          "  amem-replay log DIR --kind step-failed --kind cycle-failed\n"
+          "  amem-replay log DIR --json --since 12.5 --until 13\n",
+          [](CLI::App& app) { return SetUp<LogOptions>(app, AddOptions, RunLog); }};
 }
 
 }  // namespace amem::tool

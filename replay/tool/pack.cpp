@@ -1,9 +1,21 @@
 // pack and unpack: a job's journals as one file, for a bug report.
 #include "replay/job/pack.h"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
+namespace {
+
+struct PackCommandOptions {
+  Directories directories;
+  std::filesystem::path file;
+  bool anonymous = false;
+};
 
 int RunPack(const PackCommandOptions& options, Output& out) {
   bool failed = false;
@@ -15,11 +27,21 @@ int RunPack(const PackCommandOptions& options, Output& out) {
     return kCannotRead;
   }
   for (const std::string& damage : packed->damage) Complain("left out: " + damage);
-  out << options.file.string() << ": " << Grouped(packed->sessions) << (packed->sessions == 1 ? " session, " : " sessions, ")
-      << Grouped(packed->events) << " events, " << FormatBytes(packed->file_bytes)
-      << (options.anonymous ? ", without host names, GPU ids and paths" : "") << "\n";
+  out << fmt::format("{}: {}, {} events, {}{}\n", options.file.string(), Plural(packed->sessions, "session"),
+                     Grouped(packed->events), FormatBytes(packed->file_bytes),
+                     options.anonymous ? ", without host names, GPU ids and paths" : "");
   return failed || !packed->damage.empty() ? kCannotRead : kFine;
 }
+
+void AddOptions(CLI::App& app, PackCommandOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_option("-o,--output", options.file, "The file to write")->type_name("FILE")->required();
+  app.add_flag("--anonymous", options.anonymous, "Without host names, GPU ids and paths");
+}
+
+struct UnpackOptions {
+  std::filesystem::path file, directory;
+};
 
 int RunUnpack(const UnpackOptions& options, Output& out) {
   const Result<Unpacked> unpacked = Unpack(options.file, options.directory);
@@ -30,6 +52,26 @@ int RunUnpack(const UnpackOptions& options, Output& out) {
   for (const std::string& damage : unpacked->damage) Complain("not in it: " + damage);
   for (const auto& session : unpacked->sessions) out << session.string() << "\n";
   return unpacked->damage.empty() ? kFine : kCannotRead;
+}
+
+void AddOptions(CLI::App& app, UnpackOptions& options) {
+  app.add_option("FILE", options.file, "What `amem-replay pack` wrote")->required();
+  app.add_option("-o,--output", options.directory, "Where the sessions' directories go")->type_name("DIR")->required();
+}
+
+}  // namespace
+
+Command PackCommand() {
+  return {"pack", "A job's journals as one compressed file, for a bug report; every command reads it like a directory",
+          "  amem-replay pack /tmp/amem-1000/journal -o job.amem\n"
+          "  amem-replay pack hostA/journal hostB/journal -o job.amem --anonymous\n"
+          "  amem-replay why job.amem\n",
+          [](CLI::App& app) { return SetUp<PackCommandOptions>(app, AddOptions, RunPack); }};
+}
+
+Command UnpackCommand() {
+  return {"unpack", "Directories of journals from a packed file", "  amem-replay unpack job.amem -o journals\n",
+          [](CLI::App& app) { return SetUp<UnpackOptions>(app, AddOptions, RunUnpack); }};
 }
 
 }  // namespace amem::tool

@@ -2,20 +2,22 @@
 #include "replay/tool/report.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <thread>
 
+#include "journal/base/clock.h"
 #include "journal/base/unique_fd.h"
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/latest_job.h"
+#include "replay/job/names.h"
 #include "replay/report/report_json.h"
 #include "replay/tool/command.h"
 
@@ -70,7 +72,7 @@ Status Write(int descriptor, std::string_view text) {
 // Beside its place first, so that nobody meets half a page.
 Status WriteFile(const std::filesystem::path& path, std::string_view text) {
   std::filesystem::path unfinished = path;
-  unfinished += ".unfinished-" + std::to_string(::getpid());
+  unfinished += fmt::format(".unfinished-{}", ::getpid());
   Status status;
   {
     const UniqueFd file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
@@ -79,18 +81,7 @@ Status WriteFile(const std::filesystem::path& path, std::string_view text) {
   if (status && ::rename(unfinished.c_str(), path.c_str()) != 0) status = Status{Code::kIo, std::strerror(errno)};
   if (status) return {};
   ::unlink(unfinished.c_str());
-  return {status.code(), "write " + path.string() + ": " + status.message() + "; name a file that can be written with -o"};
-}
-
-std::string Today() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return DateText(static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
-}
-
-std::string Size(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
-  return text;
+  return {status.code(), fmt::format("write {}: {}; name a file that can be written with -o", path.string(), status.message())};
 }
 
 int RunReport(const ReportOptions& options, Output& out) {
@@ -107,13 +98,13 @@ int RunReport(const ReportOptions& options, Output& out) {
     return kCannotRead;
   }
   if (!jobs.earlier.empty()) {
-    job.notes.push_back(Grouped(jobs.earlier.size()) +
-                        " sessions of earlier jobs in the same directories were left aside; --all takes them in.");
+    job.notes.push_back(fmt::format("{} of earlier jobs in the same directories were left aside; --all takes them in.",
+                                    Plural(jobs.earlier.size(), "session")));
   }
   std::uint64_t events = 0;
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
-  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, Today());
+  const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, DateText(RealtimeNs()));
   if (options.output == "-") {
     out << page;
     return failed ? kCannotRead : kFine;
@@ -122,21 +113,27 @@ int RunReport(const ReportOptions& options, Output& out) {
     Complain(written.message());
     return kCannotRead;
   }
-  out << options.output.string() << ": " << sessions << (sessions == 1 ? " session, " : " sessions, ") << Grouped(events)
-      << " events, " << Size(page.size()) << "\n";
+  out << fmt::format("{}: {}, {} events, {:.2f} MB\n", options.output.string(), Plural(sessions, "session"), Grouped(events),
+                     static_cast<double>(page.size()) / 1e6);
   return failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, ReportOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_option("-o,--output", options.output, "The file to write; - for standard output")
+      ->type_name("FILE.html")
+      ->default_val("amem-report.html");
+  app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
 }
 
 }  // namespace
 
-void AddReport(CLI::App* command, std::function<int(Output&)>& run) {
-  const auto options = std::make_shared<ReportOptions>();
-  command->add_option("DIR", options->directories, "Directories of sessions, or directories that hold several")->required();
-  command->add_option("-o,--output", options->output, "The file to write; - for standard output")
-      ->type_name("FILE.html")
-      ->default_val("amem-report.html");
-  command->add_flag("--all", options->all, "All sessions, not only those of the latest job");
-  command->callback([options, &run] { run = [options](Output& out) { return RunReport(*options, out); }; });
+Command ReportCommand() {
+  return {"report", "One page for a browser: memory over time, pauses, allocations, references, events",
+          "  amem-replay report /tmp/amem-1000/journal -o job.html     all sessions of this host\n"
+          "  amem-replay report hostA/journal hostB/journal -o job.html\n"
+          "The file needs no network and no other file. Long journals are summed up; the page says what it leaves out.\n",
+          [](CLI::App& app) { return SetUp<ReportOptions>(app, AddOptions, RunReport); }};
 }
 
 }  // namespace amem::tool

@@ -1,8 +1,13 @@
 // run: does again what journals say, and compares.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
 #include "replay/tool/command.h"
 
@@ -10,6 +15,15 @@ namespace amem::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+struct RunOptions {
+  Directories directories;
+  std::string until;                // "SEQ", or "RANK:SEQ"
+  std::vector<std::string> memory;  // "DEVICE=BYTES"
+  std::string driver = "sim";       // or "cuda"
+  bool processes = false;
+  bool json = false;
+};
 
 // "34G", "512MiB", "1000000": bytes, with a binary unit.
 std::optional<Bytes> ParseBytes(const std::string& text) {
@@ -32,10 +46,8 @@ struct Prepared {
 
 std::optional<SessionId> SessionOfRank(std::span<const std::unique_ptr<JournalReader>> journals, std::int32_t rank) {
   for (const auto& reader : journals) {
-    const auto info = reader->Info();
-    if (!info) continue;
-    const auto opening = OpeningOf(*reader, *info);
-    if (opening && opening->rank == rank) return info->session;
+    const Result<Opening> opening = ReadOpening(*reader);
+    if (opening && opening->who.rank == rank) return opening->info.session;
   }
   return std::nullopt;
 }
@@ -45,14 +57,15 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   for (const std::string& limit : options.memory) {
     const std::size_t equals = limit.rfind('=');
     const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
-    if (!bytes) return "--memory " + limit + ": give DEVICE=BYTES, as in --memory 2=34GiB";
+    if (!bytes) return fmt::format("--memory {}: give DEVICE=BYTES, as in --memory 2=34GiB", limit);
     prepared.options.memory[limit.substr(0, equals)] = *bytes;
   }
   if (options.until.empty()) return {};
   const std::size_t colon = options.until.find(':');
   const std::string rank = colon == std::string::npos ? "" : options.until.substr(0, colon);
   const std::string seq = colon == std::string::npos ? options.until : options.until.substr(colon + 1);
-  const std::string wrong = "--until " + options.until + ": give SEQ for one journal, RANK:SEQ for a job, as in --until 2:115";
+  const std::string wrong =
+      fmt::format("--until {}: give SEQ for one journal, RANK:SEQ for a job, as in --until 2:115", options.until);
   const auto number = [](const std::string& text) {
     return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos;
   };
@@ -60,15 +73,15 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   prepared.options.until = SequenceNumber{std::stoull(seq)};
   if (rank.empty()) return prepared.journals.size() == 1 ? "" : wrong;
   const auto session = SessionOfRank(prepared.journals, static_cast<std::int32_t>(std::stoll(rank)));
-  if (!session) return "--until " + options.until + ": there is no journal of rank " + rank + " here";
+  if (!session) return fmt::format("--until {}: there is no journal of rank {} here", options.until, rank);
   prepared.options.until_session = *session;
   return {};
 }
 
 void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
-  out << "replayed " << Grouped(report.sessions) << (report.sessions == 1 ? " session, " : " sessions, ")
-      << Grouped(report.events) << " events, " << Grouped(report.calls) << " driver calls, " << Grouped(report.steps)
-      << " steps " << where << "; " << Grouped(report.comparisons) << " times the states were compared\n";
+  out << fmt::format("replayed {}, {} events, {} driver calls, {} steps {}; {} times the states were compared\n",
+                     Plural(report.sessions, "session"), Grouped(report.events), Grouped(report.calls), Grouped(report.steps),
+                     where, Grouped(report.comparisons));
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
     out << "device " << d << "  ";
@@ -121,20 +134,10 @@ Json ToJson(const RerunReport& report) {
   return j;
 }
 
-}  // namespace
-
 int RunRun(const RunOptions& options, Output& out) {
   bool failed = false;
   Prepared prepared;
-  for (const auto& session : FindSessions(options.directories, failed)) {
-    auto reader = JournalReader::Open(session);
-    if (!reader) {
-      Complain(reader.status().message());
-      failed = true;
-      continue;
-    }
-    prepared.journals.push_back(*std::move(reader));
-  }
+  prepared.journals = OpenJournals(options.directories, failed);
   if (prepared.journals.empty()) return kCannotRead;
   if (const std::string wrong = Understand(options, prepared); !wrong.empty()) {
     Complain(wrong);
@@ -150,13 +153,11 @@ int RunRun(const RunOptions& options, Output& out) {
   }
   std::string whose;
   for (const auto& reader : prepared.journals) {
-    const auto info = reader->Info();
-    if (!report->difference || !info || info->session != report->difference->session) continue;
-    const auto opening = OpeningOf(*reader, *info);
-    if (opening) whose = NameOf(*opening);
+    const Result<Opening> opening = ReadOpening(*reader);
+    if (report->difference && opening && opening->info.session == report->difference->session) whose = NameOf(opening->who);
   }
   if (options.json) {
-    out << ToJson(*report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(out, ToJson(*report));
   } else {
     const std::string where = prepared.options.cuda ? "on GPUs, one process a session"
                               : options.processes   ? "on the simulator, one process a session"
@@ -164,6 +165,33 @@ int RunRun(const RunOptions& options, Output& out) {
     PrintText(out, *report, where, whose);
   }
   return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, RunOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_option("--until", options.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job")
+      ->type_name("SEQ");
+  app.add_option("--memory", options.memory, "How much a device has once it was paused; by number or UUID, may be repeated")
+      ->type_name("DEVICE=BYTES")
+      ->allow_extra_args(false);
+  app.add_flag("--processes", options.processes, "Each session in a process of its own, as in the job");
+  app.add_option("--driver", options.driver, "What the calls are made to: sim, the simulator (default), or cuda")
+      ->check(CLI::IsMember({"sim", "cuda"}))
+      ->type_name("sim|cuda");
+  AddJson(app, options.json);
+}
+
+}  // namespace
+
+Command RunCommand() {
+  return {"run", "Does again what journals say, and compares each result; on the simulator, which needs no GPU",
+          "  amem-replay run DIR                            all ranks of a job, up to the end\n"
+          "  amem-replay run DIR --until 2:115              up to event 115 of rank 2\n"
+          "  amem-replay run job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
+          "  amem-replay run DIR --processes                one process per rank, descriptors over Unix sockets\n"
+          "  amem-replay run DIR --driver cuda              likewise, on this host's GPUs\n"
+          "A failed resume for want of memory fails again with as little, and not with more.\n",
+          [](CLI::App& app) { return SetUp<RunOptions>(app, AddOptions, RunRun); }};
 }
 
 }  // namespace amem::tool

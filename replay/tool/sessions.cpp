@@ -1,82 +1,65 @@
-// What the commands share: finding sessions, naming them, complaining.
-#include <unistd.h>
+// What the commands share: finding sessions, opening journals, complaining.
+#include "replay/job/sessions.h"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <limits>
+#include <nlohmann/json.hpp>
 
-#include "replay/job/pack.h"
-#include "replay/job/scratch_directory.h"
+#include "replay/job/fold.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
 
+void AddDirectories(CLI::App& app, Directories& directories) {
+  app.add_option("DIR", directories, "Directories of sessions, or directories that hold several")->required();
+}
+
+void AddJson(CLI::App& app, bool& json, const char* shape) { app.add_flag("--json", json, shape); }
+
 void Complain(const std::string& message) { std::fprintf(stderr, "amem-replay: %s\n", message.c_str()); }
 
-namespace {
-
-Result<std::vector<std::filesystem::path>> UnpackSessions(const std::filesystem::path& file, bool& failed) {
-  static ScratchDirectory scratch;  // until the end of the program
-  static int packs = 0;
-  const Result<std::filesystem::path> directory = scratch.Get();
-  if (!directory) return directory.status();
-  Result<Unpacked> unpacked = Unpack(file, *directory / std::to_string(++packs));
-  if (!unpacked) return unpacked.status();
-  for (const std::string& damage : unpacked->damage) Complain(damage);
-  failed |= !unpacked->damage.empty();
-  return std::move(unpacked->sessions);
-}
-
-}  // namespace
-
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
-  std::vector<std::filesystem::path> sessions;
-  for (const auto& directory : directories) {
-    Result<std::vector<std::filesystem::path>> listed =
-        IsPack(directory) ? UnpackSessions(directory, failed) : ListSessions(directory);
-    if (!listed) {
-      Complain(listed.status().message());
-      failed = true;
-      continue;
-    }
-    if (listed->empty()) {
-      Complain(
-          "no session under " + directory.string() +
-          ": give a session's directory (it holds data.mdb) or one that holds several; `amem-replay ls` shows this user's");
-      failed = true;
-    }
-    for (auto& session : *listed) {
-      if (std::find(sessions.begin(), sessions.end(), session) == sessions.end()) sessions.push_back(std::move(session));
-    }
-  }
-  return sessions;
+  static SessionFinder finder;  // what it unpacked is removed when the tool ends
+  SessionFinder::Found found = finder.Find(directories);
+  for (const std::string& problem : found.problems) Complain(problem);
+  failed |= !found.problems.empty();
+  return std::move(found.sessions);
 }
 
-std::filesystem::path DefaultDirectory() {
-  if (const char* set = std::getenv("AMEM_JOURNAL_DIR"); set && *set) return set;
-  return "/tmp/amem-" + std::to_string(::getuid()) + "/journal";
+void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read) {
+  for (const auto& session : sessions) {
+    const Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
+    ReadReport damage;
+    const Status done = reader ? read(session, **reader, damage) : reader.status();
+    if (!done) Complain(done.message());
+    failed |= !done.ok();
+    failed |= ComplainAboutDamage(session, damage);
+  }
 }
 
-Result<SessionOpened> OpeningOf(JournalReader& reader, const JournalInfo& info) {
-  std::optional<SessionOpened> opening;
-  if (info.first.value == 1) {
-    const Result<ReadReport> read = reader.Read(info.first, info.first, [&opening](const Event& event) {
-      if (const auto* e = std::get_if<SessionOpened>(&event.body)) {
-        opening = *e;
-        // Written by a test or an early crash: relative times then count from the first event.
-        if (opening->monotonic_ns == 0) opening->monotonic_ns = event.time_ns;
-      }
-      return false;
-    });
-    if (!read) return read.status();
-  } else if (info.first) {
-    Result<State> state = reader.StateAt(info.first);
-    if (!state) return state.status();
-    opening = state->session;
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Directories& directories, bool& failed) {
+  std::vector<std::unique_ptr<JournalReader>> journals;
+  for (const auto& session : FindSessions(directories, failed)) {
+    Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
+    if (!reader) Complain(reader.status().message());
+    failed |= !reader.ok();
+    if (reader) journals.push_back(*std::move(reader));
   }
-  if (!opening) opening = SessionOpened{.session = info.session, .pid = info.pid};
-  return *std::move(opening);
+  return journals;
+}
+
+bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {
+  if (report.corrupt_records == 0) return false;
+  Complain(fmt::format("{}: {}", session.string(), DamageText(report)));
+  return true;
+}
+
+void PrintJson(Output& out, const nlohmann::ordered_json& json) {
+  // Strings in a journal come from elsewhere; bytes that are not UTF-8 are replaced.
+  out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {
@@ -101,13 +84,6 @@ void PrintParagraph(Output& out, const std::string& text, const std::string& ind
     at = end + 1;
   }
   out << "\n";
-}
-
-bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {
-  if (report.corrupt_records == 0) return false;
-  Complain(session.string() + ": " + Grouped(report.corrupt_records) + " damaged " +
-           (report.corrupt_records == 1 ? "record was" : "records were") + " left out: " + report.corruption);
-  return true;
 }
 
 }  // namespace amem::tool

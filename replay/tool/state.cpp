@@ -1,17 +1,26 @@
 // state: everything AMem knew after one event.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "statemachine/apply.h"
 
 namespace amem::tool {
 namespace {
 
+struct StateOptions {
+  std::filesystem::path directory;
+  std::optional<std::uint64_t> at;
+  bool json = false;
+};
+
 void PrintCycle(Output& out, const State& state) {
   const Cycle& cycle = state.cycle;
-  out << "lifecycle  " << ToText(state.lifecycle) << ", " << state.cycles
-      << (state.cycles == 1 ? " pause begun\n" : " pauses begun\n");
+  out << "lifecycle  " << ToText(state.lifecycle) << ", " << Plural(state.cycles, "pause") << " begun\n";
   const bool running = state.lifecycle == Lifecycle::kPausing || state.lifecycle == Lifecycle::kResuming;
   if (running)
     out << "cycle      " << ToText(cycle.kind) << " " << cycle.number << " of " << cycle.members.size() << " sessions\n";
@@ -79,20 +88,18 @@ void PrintText(Output& out, const State& state) {
   if (!state.legacy.empty()) out << "\nCUMEMALLOC\n";
   for (const auto& [address, legacy] : state.legacy) {
     out << "  " << Hex(address.value) << "  " << FormatBytes(legacy.bytes) << "  "
-        << (legacy.backing ? "in allocation " + std::to_string(legacy.backing.value) : "kept by the driver: " + legacy.why)
+        << (legacy.backing ? fmt::format("in allocation {}", legacy.backing.value) : "kept by the driver: " + legacy.why)
         << "\n";
   }
 }
-
-}  // namespace
 
 int RunState(const StateOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions({options.directory}, failed);
   if (failed) return kCannotRead;
   if (sessions.size() > 1) {
-    Complain(options.directory.string() + " holds " + std::to_string(sessions.size()) +
-             " sessions and state is about one: give the directory of a session, for example " + sessions.front().string());
+    Complain(fmt::format("{} holds {} sessions and state is about one: give the directory of a session, for example {}",
+                         options.directory.string(), sessions.size(), sessions.front().string()));
     return kUsage;
   }
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
@@ -109,11 +116,26 @@ int RunState(const StateOptions& options, Output& out) {
     return kCannotRead;
   }
   if (options.json) {
-    out << ToJson(*state).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(out, ToJson(*state));
   } else {
     PrintText(out, *state);
   }
   return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, StateOptions& options) {
+  app.add_option("DIR", options.directory, "The directory of one session")->required();
+  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
+  AddJson(app, options.json);
+}
+
+}  // namespace
+
+Command StateCommand() {
+  return {"state", "What AMem knew after an event: allocations, mappings, references, where a cycle stood",
+          "  amem-replay state DIR\n"
+          "  amem-replay state DIR --at 1200 --json\n",
+          [](CLI::App& app) { return SetUp<StateOptions>(app, AddOptions, RunState); }};
 }
 
 }  // namespace amem::tool

@@ -1,16 +1,27 @@
 // tail: what live sessions do, as they do it. Their processes are not touched: only their journals are read.
-#include <unistd.h>
+#include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <chrono>
 #include <memory>
 #include <thread>
 
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
+#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "replay/tool/printer.h"
 
 namespace amem::tool {
 namespace {
+
+struct TailOptions {
+  std::string what;  // a pid or a directory
+  std::uint64_t last = 10;
+  std::uint32_t interval_ms = 200;
+  bool json = false;
+};
 
 constexpr int kLooksBeforeForgotten = 5;  // at a journal that has ended
 
@@ -19,16 +30,14 @@ class Follower {
   static Result<std::unique_ptr<Follower>> Open(const std::filesystem::path& session) {
     auto reader = JournalReader::Open(session);
     if (!reader) return reader.status();
-    auto info = (*reader)->Info();
-    if (!info) return info.status();
-    auto opening = OpeningOf(**reader, *info);
+    auto opening = ReadOpening(**reader);
     if (!opening) return opening.status();
-    return std::unique_ptr<Follower>(new Follower(*std::move(reader), *info, *std::move(opening)));
+    return std::unique_ptr<Follower>(new Follower(*std::move(reader), std::move(opening->info), std::move(opening->who)));
   }
 
   void Begin(Output& out, bool json, bool several, std::uint64_t last) {
-    const std::string name = who_.rank < 0 ? "pid " + std::to_string(who_.pid) : "rank " + std::to_string(who_.rank);
-    printer_ = std::make_unique<EventPrinter>(out, json, info_.session, who_.monotonic_ns, several ? name + " " : "");
+    printer_ =
+        std::make_unique<EventPrinter>(out, json, info_.session, who_.monotonic_ns, several ? ShortNameOf(who_) + " " : "");
     next_ = info_.last.value >= last ? info_.last.value - last + 1 : 1;
     if (!json) out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
   }
@@ -73,7 +82,7 @@ std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& faile
   const auto parsed = std::from_chars(what.data(), what.data() + what.size(), pid);
   const bool is_pid = parsed.ec == std::errc() && parsed.ptr == what.data() + what.size();
   const std::vector<std::filesystem::path> sessions =
-      FindSessions({is_pid ? DefaultDirectory() : std::filesystem::path(what)}, failed);
+      FindSessions({is_pid ? DefaultJournalDirectory() : std::filesystem::path(what)}, failed);
   std::vector<std::unique_ptr<Follower>> followers;
   for (const auto& session : sessions) {
     auto follower = Follower::Open(session);
@@ -88,16 +97,14 @@ std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& faile
     if (wanted) followers.push_back(*std::move(follower));
   }
   if (followers.empty() && !failed) {
-    Complain(is_pid
-                 ? "process " + what + " has no journal in " + DefaultDirectory().string() +
-                       ": set AMEM_JOURNAL_DIR as for that process, or give the directory; `amem-replay ls` lists what is there"
-                 : "no session under " + what + " is live: `amem-replay log` shows what the dead ones did");
+    Complain(is_pid ? fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
+                                  "directory; `amem-replay ls` lists what is there",
+                                  what, DefaultJournalDirectory().string())
+                    : fmt::format("no session under {} is live: `amem-replay log` shows what the dead ones did", what));
     failed = true;
   }
   return followers;
 }
-
-}  // namespace
 
 int RunTail(const TailOptions& options, Output& out) {
   bool failed = false;
@@ -125,6 +132,23 @@ int RunTail(const TailOptions& options, Output& out) {
     if (!followers.empty()) std::this_thread::sleep_for(pause);
   }
   return failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, TailOptions& options) {
+  app.add_option("PID|DIR", options.what, "A process, the directory of a session, or one that holds several")->required();
+  app.add_option("--last", options.last, "Begin with the last N events")->type_name("N");
+  app.add_option("--interval", options.interval_ms, "Look every so many milliseconds")->type_name("MS");
+  AddJson(app, options.json, "One JSON object a line");
+}
+
+}  // namespace
+
+Command TailCommand() {
+  return {"tail", "What live sessions do, as they do it; ends when they do",
+          "  amem-replay tail 4711                            the session of that process\n"
+          "  amem-replay tail /tmp/amem-1000/journal          all that live\n"
+          "  amem-replay tail DIR --json | grep step-failed\n",
+          [](CLI::App& app) { return SetUp<TailOptions>(app, AddOptions, RunTail); }};
 }
 
 }  // namespace amem::tool

@@ -1,14 +1,23 @@
 // top: what holds the most memory, by call site, peer, size or age.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "replay/job/event_json.h"
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "replay/tool/symbols.h"
 
 namespace amem::tool {
 namespace {
+
+struct TopOptions {
+  Directories directories;
+  std::string by = "site";  // "site", "peer", "size", "age"
+  std::optional<std::uint64_t> at;
+  std::size_t limit = 20;
+  bool json = false;
+};
 
 struct Sum {
   std::uint64_t count = 0;
@@ -83,8 +92,8 @@ class Grouper {
   }
   [[nodiscard]] std::string Peer(SessionId session) const {
     const auto peer = state_.peers.find(session);
-    if (peer == state_.peers.end()) return "session " + SessionText(session);
-    return peer->second.rank >= 0 ? "rank " + std::to_string(peer->second.rank) : "pid " + std::to_string(peer->second.pid);
+    if (peer == state_.peers.end()) return ShortNameOf({.session = session});
+    return ShortNameOf({.session = session, .pid = peer->second.pid, .rank = peer->second.rank});
   }
   void Add(const std::string& key, std::uint64_t order, const Allocation& a) {
     Sum& sum = groups_[key];
@@ -119,31 +128,23 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
 }
 
-}  // namespace
-
 int RunTop(const TopOptions& options, Output& out) {
   bool failed = false;
   Groups groups;
   std::string note;
-  for (const auto& session : FindSessions(options.directories, failed)) {
-    auto reader = JournalReader::Open(session);
-    ReadReport report;
-    std::optional<SequenceNumber> at;
-    if (options.at) at = SequenceNumber{*options.at};
-    const auto state = reader ? (*reader)->StateAt(at, &report) : Result<State>(reader.status());
-    const auto times = !state                ? Result<Times>(state.status())
-                       : options.by == "age" ? ReadTimes(**reader)
-                                             : Result<Times>(Times{});
-    if (!times) {
-      Complain(times.status().message());
-      failed = true;
-      continue;
-    }
-    failed |= ComplainAboutDamage(session, report);
-    Grouper grouper(options.by, *state, *times, groups);
-    grouper.Run();
-    if (options.by == "site" && note.empty()) note = grouper.note();
-  }
+  std::optional<SequenceNumber> at;
+  if (options.at) at = SequenceNumber{*options.at};
+  ForEachJournal(FindSessions(options.directories, failed), failed,
+                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
+                   const Result<State> state = reader.StateAt(at, &damage);
+                   if (!state) return state.status();
+                   const Result<Times> times = options.by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
+                   if (!times) return times.status();
+                   Grouper grouper(options.by, *state, *times, groups);
+                   grouper.Run();
+                   if (options.by == "site" && note.empty()) note = grouper.note();
+                   return {};
+                 });
   std::vector<std::pair<std::string, Sum>> sorted(groups.begin(), groups.end());
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
     return options.by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
@@ -152,12 +153,29 @@ int RunTop(const TopOptions& options, Output& out) {
     auto list = nlohmann::ordered_json::array();
     for (const auto& [key, sum] : sorted)
       list.push_back({{options.by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
-    out << list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(out, list);
   } else if (!sorted.empty()) {
     PrintText(out, options.by, sorted, options.limit);
     if (!note.empty()) out << "\n" << note << "\n";
   }
   return failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, TopOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_option("--by", options.by, "site, peer, size or age")->check(CLI::IsMember({"site", "peer", "size", "age"}));
+  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
+  app.add_option("--limit", options.limit, "So many lines")->type_name("N");
+  AddJson(app, options.json, "One JSON array");
+}
+
+}  // namespace
+
+Command TopCommand() {
+  return {"top", "What holds the most memory, by call site, peer, size or age",
+          "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
+          "  amem-replay top DIR --by peer --at 1200\n",
+          [](CLI::App& app) { return SetUp<TopOptions>(app, AddOptions, RunTop); }};
 }
 
 }  // namespace amem::tool

@@ -1,24 +1,25 @@
 // trace: a job as a file for ui.perfetto.dev or chrome://tracing.
 #include "replay/report/trace.h"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <fstream>
 
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
+namespace {
+
+struct TraceOptions {
+  Directories directories;
+  std::filesystem::path file;
+};
 
 int RunTrace(const TraceOptions& options, Output& out) {
   bool failed = false;
-  std::vector<std::unique_ptr<JournalReader>> journals;
-  for (const auto& session : FindSessions(options.directories, failed)) {
-    auto reader = JournalReader::Open(session);
-    if (!reader) {
-      Complain(reader.status().message());
-      failed = true;
-      continue;
-    }
-    journals.push_back(*std::move(reader));
-  }
+  const std::vector<std::unique_ptr<JournalReader>> journals = OpenJournals(options.directories, failed);
   if (journals.empty()) return kCannotRead;
   std::ofstream file(options.file, std::ios::binary | std::ios::trunc);
   const Result<TraceSummary> summary = WriteTrace(
@@ -29,10 +30,22 @@ int RunTrace(const TraceOptions& options, Output& out) {
                      : summary.status().message());
     return kCannotRead;
   }
-  out << options.file.string() << ": " << Grouped(summary->sessions) << (summary->sessions == 1 ? " session, " : " sessions, ")
-      << Grouped(summary->slices) << " slices, " << Grouped(summary->arrows)
-      << " references; open it in https://ui.perfetto.dev\n";
-  return failed ? kCannotRead : kFine;
+  for (const std::string& incomplete : summary->incomplete) Complain(incomplete);
+  out << fmt::format("{}: {}, {} slices, {} references; open it in https://ui.perfetto.dev\n", options.file.string(),
+                     Plural(summary->sessions, "session"), Grouped(summary->slices), Grouped(summary->arrows));
+  return failed || !summary->incomplete.empty() ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, TraceOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_option("-o,--output", options.file, "The file to write")->type_name("FILE")->required();
+}
+
+}  // namespace
+
+Command TraceCommand() {
+  return {"trace", "A job as a trace for ui.perfetto.dev or chrome://tracing", "  amem-replay trace DIR -o job.trace.json\n",
+          [](CLI::App& app) { return SetUp<TraceOptions>(app, AddOptions, RunTrace); }};
 }
 
 }  // namespace amem::tool

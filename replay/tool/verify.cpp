@@ -1,10 +1,14 @@
 // verify: is what the journals say possible, and do the journals of a job agree with each other?
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
-#include "journal/base/clock.h"
+#include "replay/job/clock.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 #include "replay/job/postmortem.h"
 #include "replay/tool/command.h"
 
@@ -13,32 +17,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string BootOfThisHost() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
-}
-
-Result<JournalFindings> Verify(const std::filesystem::path& session, const std::string& boot) {
-  const std::uint64_t began = MonotonicNs();
-  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
-  if (!reader) return reader.status();
-  Result<JournalFindings> found = VerifyJournal(**reader);
-  const bool of_this_boot = found.ok() && !boot.empty() && found->state.session.boot_id == boot;
-  if (of_this_boot) found->as_of_ns = std::max(found->as_of_ns, began);
-  return found;
-}
+struct VerifyOptions {
+  Directories directories;
+  bool json = false;
+};
 
 // Names sessions in lines about them.
 class Names {
  public:
   explicit Names(const std::vector<JournalFindings>& journals) {
-    for (const JournalFindings& journal : journals) names_[journal.info.session] = amem::NameOf(journal);
+    for (const JournalFindings& journal : journals) names_[journal.info.session] = NameOf(journal);
   }
   std::string Of(const Violation& violation) const {
     const auto name = names_.find(violation.session);
     std::string text = name == names_.end() ? "session " + SessionText(violation.session) : name->second;
-    if (violation.seq) text += ", event " + std::to_string(violation.seq.value);
+    if (violation.seq) text += fmt::format(", event {}", violation.seq.value);
     return text;
   }
 
@@ -56,7 +49,7 @@ Json ToJson(const std::vector<Violation>& violations) {
 
 Json ToJson(const JournalFindings& journal) {
   return {{"session", SessionText(journal.info.session)},
-          {"name", amem::NameOf(journal)},
+          {"name", NameOf(journal)},
           {"directory", journal.info.directory.string()},
           {"status", ToText(journal.info.status)},
           {"events", journal.events},
@@ -70,9 +63,8 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
   std::uint64_t events = 0;
   for (const JournalFindings& journal : journals) {
     events += journal.events;
-    out << "session " << SessionText(journal.info.session) << "  " << amem::NameOf(journal) << ", "
-        << ToText(journal.info.status) << ", " << Grouped(journal.events) << " events"
-        << (journal.whole ? "" : " checked, then no further") << "\n";
+    out << "session " << SessionText(journal.info.session) << "  " << NameOf(journal) << ", " << ToText(journal.info.status)
+        << ", " << Grouped(journal.events) << " events" << (journal.whole ? "" : " checked, then no further") << "\n";
   }
   for (const Violation& note : job.notes) out << "note: " << names.Of(note) << ": " << note.text << "\n";
   for (const Violation& violation : job.violations)
@@ -81,33 +73,29 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
       << " references=" << job.references << " violations=" << job.violations.size() << "\n";
 }
 
-void PrintJson(Output& out, const std::vector<JournalFindings>& journals, const JobFindings& job) {
+Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job) {
   Json list = Json::array();
   for (const JournalFindings& journal : journals) list.push_back(ToJson(journal));
-  const Json all = {{"ok", job.violations.empty()},
-                    {"journals", std::move(list)},
-                    {"references", job.references},
-                    {"violations", ToJson(job.violations)},
-                    {"notes", ToJson(job.notes)}};
-  out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  return {{"ok", job.violations.empty()},
+          {"journals", std::move(list)},
+          {"references", job.references},
+          {"violations", ToJson(job.violations)},
+          {"notes", ToJson(job.notes)}};
 }
-
-}  // namespace
 
 int RunVerify(const VerifyOptions& options, Output& out) {
   bool failed = false;
-  const std::string boot = BootOfThisHost();
   std::vector<JournalFindings> journals;
-  for (const auto& session : FindSessions(options.directories, failed)) {
-    Result<JournalFindings> found = Verify(session, boot);
-    if (!found) {
-      Complain(found.status().message());
-      failed = true;
-      continue;
-    }
-    failed |= ComplainAboutDamage(session, found->report);
-    journals.push_back(*std::move(found));
-  }
+  ForEachJournal(FindSessions(options.directories, failed), failed,
+                 [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) -> Status {
+                   const ThisHost began = ThisHost::Now();
+                   Result<JournalFindings> found = VerifyJournal(reader);
+                   if (!found) return found.status();
+                   SetPresent(*found, began, session);
+                   damage = found->report;
+                   journals.push_back(*std::move(found));
+                   return {};
+                 });
 
   JobFindings job = VerifyJob(journals);
   for (const JournalFindings& journal : journals) {
@@ -120,11 +108,25 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   std::stable_sort(job.violations.begin(), job.violations.end(), order);
   std::stable_sort(job.notes.begin(), job.notes.end(), order);
   if (options.json) {
-    PrintJson(out, journals, job);
+    PrintJson(out, ToJson(journals, job));
   } else if (!journals.empty()) {
     PrintText(out, journals, job);
   }
   return !job.violations.empty() ? kViolationFound : failed ? kCannotRead : kFine;
+}
+
+void AddOptions(CLI::App& app, VerifyOptions& options) {
+  AddDirectories(app, options.directories);
+  AddJson(app, options.json);
+}
+
+}  // namespace
+
+Command VerifyCommand() {
+  return {"verify", "Checks journals, and the references between all journals given, best all of a job",
+          "  amem-replay verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
+          "  amem-replay verify hostA/journal hostB/journal --json\n",
+          [](CLI::App& app) { return SetUp<VerifyOptions>(app, AddOptions, RunVerify); }};
 }
 
 }  // namespace amem::tool

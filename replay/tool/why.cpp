@@ -1,4 +1,7 @@
 // why: what went wrong with the last pause or resume of a job, and what to do.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "replay/diagnosis/diagnosis.h"
@@ -6,10 +9,17 @@
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
 #include "replay/job/latest_job.h"
+#include "replay/job/names.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
 namespace {
+
+struct WhyOptions {
+  Directories directories;
+  bool all = false;  // all sessions given, not only those of the latest job
+  bool json = false;
+};
 
 // "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
 void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
@@ -19,13 +29,13 @@ void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
     const Evidence& e = evidence[i];
     if (first == 0) first = e.wall_ns;
     if (said[i]) continue;
-    std::string who = e.rank < 0 ? SessionText(e.session) : "rank " + std::to_string(e.rank);
-    std::string events = e.seq ? "event " + std::to_string(e.seq.value) : "";
+    std::string who = e.rank < 0 ? SessionText(e.session) : fmt::format("rank {}", e.rank);
+    std::string events = e.seq ? fmt::format("event {}", e.seq.value) : "";
     for (std::size_t other = i + 1; other < evidence.size(); ++other) {
       if (evidence[other].text != e.text || evidence[other].role != e.role || evidence[other].rank < 0) continue;
       said[other] = true;
-      who += "," + std::to_string(evidence[other].rank);
-      if (evidence[other].seq) events += "," + std::to_string(evidence[other].seq.value);
+      who += fmt::format(",{}", evidence[other].rank);
+      if (evidence[other].seq) events += fmt::format(",{}", evidence[other].seq.value);
     }
     out << "  ";
     out.Left(who, 12).Left(" " + events, 22);
@@ -54,8 +64,6 @@ void PrintText(Output& out, const Verdict& verdict) {
   for (const std::string& damage : verdict.damage) PrintParagraph(out, "Not readable: " + damage + ".", "  ");
 }
 
-}  // namespace
-
 int RunWhy(const WhyOptions& options, Output& out) {
   bool failed = false;
   std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
@@ -71,16 +79,32 @@ int RunWhy(const WhyOptions& options, Output& out) {
     return kCannotRead;
   }
   if (!jobs.earlier.empty()) {
-    verdict->notes.push_back(std::to_string(jobs.earlier.size()) +
-                             " sessions of earlier jobs in the same directories were left aside (--all takes them in)");
+    verdict->notes.push_back(fmt::format(
+        "{} sessions of earlier jobs in the same directories were left aside (--all takes them in)", jobs.earlier.size()));
   }
   for (const std::string& damage : verdict->damage) Complain(damage);
   if (options.json) {
-    out << ToJson(*verdict).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(out, ToJson(*verdict));
   } else {
     PrintText(out, *verdict);
   }
   return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy() ? kFine : kViolationFound;
+}
+
+void AddOptions(CLI::App& app, WhyOptions& options) {
+  AddDirectories(app, options.directories);
+  app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
+  AddJson(app, options.json);
+}
+
+}  // namespace
+
+Command WhyCommand() {
+  return {"why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
+          "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
+          "  amem-replay why hostA/journal hostB/journal\n"
+          "  amem-replay why --json DIR | jq -r .kind\n",
+          [](CLI::App& app) { return SetUp<WhyOptions>(app, AddOptions, RunWhy); }};
 }
 
 }  // namespace amem::tool

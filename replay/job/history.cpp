@@ -1,38 +1,54 @@
 #include "replay/job/history.h"
 
-#include <time.h>
-
 #include <algorithm>
-#include <fstream>
+#include <array>
 
 namespace amem {
 namespace {
-
-std::uint64_t MonotonicNow() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
 
 bool IsArrival(PhaseKind phase) { return phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive; }
 
-// Follows a session through its pauses and resumes, event by event.
-class HistoryBuilder {
+// Follows a session through its pauses and resumes, event by event. Behind damage the state is not known any more, but what
+// pauses and resumes did still is; behind a wrong order nothing is believed.
+class HistoryBuilder final : public FoldObserver {
  public:
   explicit HistoryBuilder(JournalHistory& history) : history_(history) {}
 
-  void Take(const Event& event, const State& before) {
-    const Moment before_it = now_;
-    now_ = {event.seq, event.time_ns};
-    history_.times.push_back(event.time_ns);
-    history_.kinds.push_back(static_cast<std::uint8_t>(event.body.index()));
-    if (Open() && Last().begun) NoteSilence(before_it);
-    std::visit([&](const auto& body) { On(body, before); }, event.body);
+  void Begin(const State& before) override { state_ = &before; }
+  void Before(const Event& event, const State&) override { Take(event); }
+  bool Behind(const Event& event) override {
+    if (!whole_) whole_ = history_;
+    Take(event);
+    return true;
+  }
+  // Whether the break was damage is known only at the end.
+  void Finish(JournalFindings& found) {
+    if (!whole_) return;
+    if (found.report.corrupt_records == 0) {
+      history_ = *std::move(whole_);
+    } else {
+      found.last_ns = history_.last.time_ns;
+    }
   }
 
  private:
+  void Take(const Event& event) {
+    const Moment before_it = now_;
+    now_ = {event.seq, event.time_ns};
+    if (!history_.first) history_.first = now_;
+    if (before_it && event.seq.value != before_it.seq.value + 1) {  // `times` has no gaps
+      history_.times.clear();
+      history_.kinds.clear();
+    }
+    history_.last = now_;
+    history_.times.push_back(event.time_ns);
+    history_.kinds.push_back(static_cast<std::uint8_t>(event.body.index()));
+    if (Open() && Last().begun) NoteSilence(before_it);
+    std::visit([&](const auto& body) { On(body, *state_); }, event.body);
+  }
+
   template <class Body>
   void On(const Body&, const State&) {}
 
@@ -137,27 +153,10 @@ class HistoryBuilder {
   [[nodiscard]] bool Open() const { return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen; }
 
   JournalHistory& history_;
+  std::optional<JournalHistory> whole_;  // as it was before the first event behind a break
+  const State* state_ = nullptr;         // before the event
   Moment now_;
 };
-
-// Behind damage the state is not known any more, but what pauses and resumes did still is.
-Status ReadOn(JournalReader& reader, HistoryBuilder& builder, JournalHistory& history) {
-  if (history.findings.whole || history.findings.report.corrupt_records == 0) return {};
-  history.times.clear();
-  history.kinds.clear();
-  const Result<ReadReport> rest = reader.Read(SequenceNumber{history.last.seq.value + 1}, kToTheEnd, [&](const Event& event) {
-    history.last = {event.seq, event.time_ns};
-    builder.Take(event, history.findings.state);
-    return true;
-  });
-  if (!rest) return rest.status();
-  history.findings.last_ns = history.last.time_ns;
-  if (rest->corrupt_records > history.findings.report.corrupt_records) {
-    history.findings.report.corrupt_records = rest->corrupt_records;
-    history.findings.report.corruption = rest->corruption;
-  }
-  return {};
-}
 
 }  // namespace
 
@@ -177,13 +176,10 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
     history.kinds.reserve(info->events);
   }
   HistoryBuilder builder(history);
-  Result<JournalFindings> found = VerifyJournal(reader, [&](const Event& event, const State& before) {
-    history.last = {event.seq, event.time_ns};
-    builder.Take(event, before);
-  });
+  Result<JournalFindings> found = VerifyJournal(reader, std::array<FoldObserver*, 1>{&builder});
   if (!found) return found.status();
+  builder.Finish(*found);
   history.findings = *std::move(found);
-  AMEM_TRY(ReadOn(reader, builder, history));
   const Result<ReadReport> last = reader.Read(history.last.seq, history.last.seq, [&](const Event& event) {
     history.last_text = ToText(event.body);
     return false;
@@ -193,23 +189,11 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
 }
 
 Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory) {
-  const std::uint64_t began = MonotonicNow();
+  const ThisHost began = ThisHost::Now();
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
   Result<JournalHistory> history = ReadHistory(**reader);
-  if (!history) return history.status();
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  JournalFindings& found = history->findings;
-  if (!boot.empty() && found.state.session.boot_id == boot) found.as_of_ns = std::max(found.as_of_ns, began);
-  // A journal that was packed while its process lived (pack.h): what was the present then.
-  std::string word;
-  std::uint64_t as_of_ns = 0;
-  if (std::ifstream(session_directory / "status") >> word >> as_of_ns && word == "live") {
-    found.info.status = SessionStatus::kLive;
-    found.as_of_ns = std::max(found.last_ns, as_of_ns);
-    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with("crashed: "); });
-  }
+  if (history) SetPresent(history->findings, began, session_directory);
   return history;
 }
 
@@ -217,7 +201,7 @@ void CountTheDying(std::vector<JournalHistory>& journals) {
   for (JournalHistory& j : journals) {
     if (j.findings.info.status != SessionStatus::kLive) continue;
     j.dying = std::ranges::any_of(journals, [&](const JournalHistory& other) {
-      if (other.who().boot_id != j.who().boot_id) return false;
+      if (!SameBoot(other.who(), j.who())) return false;
       for (std::size_t i = 0; i < other.lost.size(); ++i) {
         const PeerLost& lost = other.lost[i];
         if (lost.peer == j.session() && lost.reason == kPeerDied && other.lost_at[i].time_ns >= j.last.time_ns) return true;

@@ -85,6 +85,7 @@ struct JournalHistory {
   std::vector<Moment> lost_at;    // parallel to `lost`
   std::vector<PeerLost> lost;     // peers that closed or died, as seen here
   std::optional<Moment> broken_at;
+  Moment first;                      // event that could be read
   std::vector<std::uint64_t> times;  // of all events (of a damaged journal: behind the damage), the last of which is `last`
   std::vector<std::uint8_t> kinds;   // likewise
   Moment last;                       // event that could be read
@@ -98,7 +99,7 @@ struct JournalHistory {
   };
   [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const;
 
-  [[nodiscard]] const SessionOpened& who() const { return findings.state.session; }
+  [[nodiscard]] const SessionOpened& who() const { return findings.who; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }
 };
 
@@ -107,8 +108,8 @@ Result<JournalHistory> ReadHistory(JournalReader& reader);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
 Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory);
 
-// A process that is killed lives on for a moment, while the driver takes down its memory, and so its journal says. When others
-// saw it die after its last event, its status becomes that of the dead, and `dying` is set.
+// A process that is killed lives on for a moment, while the driver takes down its memory, and so its journal still counts as
+// live. When others saw it die after its last event, its status becomes that of the dead, and `dying` is set.
 void CountTheDying(std::vector<JournalHistory>& journals);
 
 }  // namespace amem

@@ -1,6 +1,9 @@
 #include "replay/job/postmortem.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "replay/job/event_json.h"
@@ -15,20 +18,21 @@ namespace {
 // checked after each event, one of twice as many after every second one, and so on, and in any case at the end.
 constexpr std::size_t kObjectsPerEvent = 8;
 
+// How the note begins that SetPresent takes back.
+constexpr std::string_view kCrashedNote = "crashed: ";
+
 // A message in flight when the receiver closed is not a disagreement.
 constexpr std::uint64_t kInFlight_ns = 1'000'000'000;
 
 // ---- one journal -----------------------------------------------------------------------------------------------------------
 
-// Folds the events of one journal and collects who holds what.
-class Fold {
+// Collects what the session made and holds, and checks the state while it is folded.
+class JournalCheck final : public FoldObserver {
  public:
-  Fold(JournalFindings& found, const Observer& observe) : found_(found), observe_(observe) {}
+  explicit JournalCheck(JournalFindings& found) : found_(found) {}
 
-  // A journal whose beginning was dropped goes on from the state of its snapshot.
-  void StartFrom(State state) {
-    found_.state = std::move(state);
-    for (const auto& [id, a] : found_.state.allocations) {
+  void Begin(const State& before) override {
+    for (const auto& [id, a] : before.allocations) {
       if (a.remote) {
         found_.imports[id] = {.remote = *a.remote, .bytes = a.bytes, .properties = a.properties};
       } else {
@@ -40,55 +44,49 @@ class Fold {
     }
   }
 
-  bool Take(const Event& event) {
-    const SequenceNumber expected{found_.state.last.value + 1};
-    if (event.seq != expected) {
-      gap_ = Violation{found_.info.session, event.seq, GapText(expected, event.seq)};
-      return false;
-    }
+  void Before(const Event& event, const State& before) override {
+    if (first_ns_ == 0) first_ns_ = event.time_ns;
     Collect(event);
-    if (observe_) observe_(event, found_.state);
-    const std::vector<AllocationId> touched = ReleasedBy(event);
-    if (Status applied = Apply(found_.state, event); !applied) {
-      Violate(event.seq, ToText(event.body) + ": " + applied.message());
-      return false;
-    }
-    for (AllocationId id : touched) EndIfGone(id, event);
-    ++found_.events;
-    found_.last_ns = event.time_ns;
-    ++unchecked_;
-    const State& now = found_.state;
-    const std::size_t objects = now.allocations.size() + now.ranges.size() + now.mappings.size();
-    return unchecked_ * kObjectsPerEvent >= objects ? Check() : true;
+    released_ = ReleasedBy(event, before);
   }
 
-  bool Check() {
+  Status After(const Event& event, const State& after) override {
+    for (AllocationId id : released_) EndIfGone(id, event, after);
+    ++unchecked_;
+    const std::size_t objects = after.allocations.size() + after.ranges.size() + after.mappings.size();
+    if (unchecked_ * kObjectsPerEvent < objects) return {};
     unchecked_ = 0;
-    const Status status = CheckInvariants(found_.state);
-    if (!status) Violate(found_.state.last, "after this event: " + status.message());
-    return status.ok();
+    return CheckInvariants(after);
   }
 
   // Records that could not be read leave a gap too; that is damage, which the report tells, not a wrong order.
-  void Finish() {
-    if (gap_ && found_.report.corrupt_records == 0) found_.violations.push_back(*gap_);
-    found_.whole = !gap_ && found_.violations.empty() && Check();
+  void Finish(Folded folded) {
+    using Kind = Folded::Break::Kind;
+    found_.info = std::move(folded.info);
+    found_.report = std::move(folded.damage);
+    found_.events = folded.events;
+    found_.last_ns = found_.as_of_ns = folded.last_ns;
+    found_.state = std::move(folded.state);
+    found_.who = Completed(found_.state.session, found_.info, first_ns_);
+    found_.whole = !folded.broken;
+    if (!folded.broken) {
+      const Status sound = CheckInvariants(found_.state);
+      found_.whole = sound.ok();
+      if (!sound) ViolateState(found_.state.last, sound);
+    } else if (folded.broken->kind == Kind::kState) {
+      ViolateState(folded.broken->at, folded.broken->why);
+    } else if (folded.broken->kind == Kind::kOrder) {
+      Violate(folded.broken->at, folded.broken->why.message());
+    } else if (found_.report.corrupt_records == 0) {
+      Violate(folded.broken->at, folded.broken->why.message() + "; what follows was not checked");
+    }
   }
 
  private:
   void Violate(SequenceNumber seq, std::string text) {
     found_.violations.push_back({found_.info.session, seq, std::move(text)});
   }
-
-  static std::string GapText(SequenceNumber expected, SequenceNumber got) {
-    if (got.value < expected.value) {
-      return "event " + std::to_string(got.value) + " comes where " + std::to_string(expected.value) + " was expected";
-    }
-    const std::string missing = got.value - expected.value == 1 ? "event " + std::to_string(expected.value) + " is"
-                                                                : "events " + std::to_string(expected.value) + " to " +
-                                                                      std::to_string(got.value - 1) + " are";
-    return missing + " missing before this one; what follows was not checked";
-  }
+  void ViolateState(SequenceNumber seq, const Status& sound) { Violate(seq, "after this event: " + sound.message()); }
 
   void Collect(const Event& event) {
     if (const auto* e = std::get_if<AllocationCreated>(&event.body)) {
@@ -122,32 +120,31 @@ class Fold {
   }
 
   // The allocations that `event` may be the end of; asked before the event is applied.
-  [[nodiscard]] std::vector<AllocationId> ReleasedBy(const Event& event) const {
+  static std::vector<AllocationId> ReleasedBy(const Event& event, const State& before) {
     std::vector<AllocationId> ids;
     if (const auto* released = std::get_if<AllocationReleased>(&event.body)) {
       ids.push_back(released->allocation);
     } else if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
       if (unmapped->allocation) ids.push_back(unmapped->allocation);
-      const auto end = found_.state.mappings.lower_bound(unmapped->address + unmapped->bytes);
-      for (auto it = found_.state.mappings.lower_bound(unmapped->address); it != end; ++it)
-        ids.push_back(it->second.allocation);
+      const auto end = before.mappings.lower_bound(unmapped->address + unmapped->bytes);
+      for (auto it = before.mappings.lower_bound(unmapped->address); it != end; ++it) ids.push_back(it->second.allocation);
     }
     return ids;
   }
 
-  void EndIfGone(AllocationId id, const Event& event) {
+  void EndIfGone(AllocationId id, const Event& event, const State& after) {
     const auto import = found_.imports.find(id);
     if (import == found_.imports.end() || import->second.dropped) return;
     // A part of a slab lives until its address range is freed, too; its owner is told before.
-    const auto a = found_.state.allocations.find(id);
-    if (a != found_.state.allocations.end() && (a->second.guest_references > 0 || a->second.mappings > 0)) return;
+    const auto a = after.allocations.find(id);
+    if (a != after.allocations.end() && (a->second.guest_references > 0 || a->second.mappings > 0)) return;
     import->second.dropped = event.seq;
     import->second.dropped_ns = event.time_ns;
   }
 
   JournalFindings& found_;
-  const Observer& observe_;
-  std::optional<Violation> gap_;
+  std::vector<AllocationId> released_;
+  std::uint64_t first_ns_ = 0;
   std::uint64_t unchecked_ = 0;  // events since the invariants were checked
 };
 
@@ -166,13 +163,13 @@ class Job {
     }
     for (const auto& [absent, count] : absent_) {
       Note(absent.first, {},
-           Plural(count, "reference") + " shared with session " + SessionText(absent.second) +
-               " could not be compared: its journal was not given");
+           fmt::format("{} shared with session {} could not be compared: its journal was not given", Plural(count, "reference"),
+                       SessionText(absent.second)));
     }
     for (const auto& [pair, count] : crashed_holding_) {
       Note(pair.first, {},
-           "crashed while holding " + Plural(count, "allocation") + " of " + NameOf(*by_session_.at(pair.second)) +
-               ", which dropped the references by itself");
+           fmt::format("crashed while holding {} of {}, which dropped the references by itself", Plural(count, "allocation"),
+                       NameOf(*by_session_.at(pair.second))));
     }
     return std::move(found_);
   }
@@ -193,9 +190,7 @@ class Job {
   }
 
   // Times of two journals can be compared only on one boot of one host.
-  static bool SameClock(const Journal& a, const Journal& b) {
-    return !a.state.session.boot_id.empty() && a.state.session.boot_id == b.state.session.boot_id;
-  }
+  static bool SameClock(const Journal& a, const Journal& b) { return SameBoot(a.who, b.who); }
   // `b` was not read up to `when`, a time of `a`: a live process went on, or folding stopped.
   static bool NotReadUpTo(const Journal& b, const Journal& a, std::uint64_t when) {
     return !b.whole || (b.info.status == SessionStatus::kLive && SameClock(a, b) && when > b.as_of_ns);
@@ -211,7 +206,7 @@ class Job {
   static bool BeginningDropped(const Journal& journal) { return journal.info.first.value > 1; }
 
   static std::string Remote(const Journal& owner, AllocationId allocation) {
-    return "allocation " + std::to_string(allocation.value) + " of " + NameOf(owner);
+    return fmt::format("allocation {} of {}", allocation.value, NameOf(owner));
   }
 
   void CheckImport(const Journal& importer, AllocationId id, const ImportRecord& import) {
@@ -234,13 +229,13 @@ class Job {
     const bool forgotten = BeginningDropped(owner) && import.dropped;  // both its events are before the owner's snapshot
     if (forgotten || Broken(owner) || NotReadUpTo(owner, importer, import.time_ns)) return;
     Violate(importer, import.seq,
-            "allocation " + std::to_string(id.value) + " was imported from " + Remote(owner, import.remote.allocation) +
-                ", whose journal has no reference added by this session as " + std::to_string(id.value));
+            fmt::format("allocation {} was imported from {}, whose journal has no reference added by this session as {}",
+                        id.value, Remote(owner, import.remote.allocation), id.value));
   }
 
   void CompareWithOwner(const Journal& importer, AllocationId id, const ImportRecord& import, const Journal& owner) {
     const std::string what =
-        "allocation " + std::to_string(id.value) + " was imported from " + Remote(owner, import.remote.allocation);
+        fmt::format("allocation {} was imported from {}", id.value, Remote(owner, import.remote.allocation));
     const auto own = owner.own.find(import.remote.allocation);
     if (own == owner.own.end()) {
       if (!BeginningDropped(owner)) Violate(importer, import.seq, what + ", which never created it");
@@ -248,13 +243,12 @@ class Job {
     }
     if (own->second.bytes != import.bytes) {
       Violate(importer, import.seq,
-              what + " as " + std::to_string(import.bytes) + " bytes, but was created with " +
-                  std::to_string(own->second.bytes) + " (event " + std::to_string(own->second.seq.value) + " there)");
+              fmt::format("{} as {} bytes, but was created with {} (event {} there)", what, import.bytes, own->second.bytes,
+                          own->second.seq.value));
     }
     if (!own->second.multicast && own->second.properties != import.properties) {
-      Violate(
-          importer, import.seq,
-          what + " with other properties than it was created with (event " + std::to_string(own->second.seq.value) + " there)");
+      Violate(importer, import.seq,
+              fmt::format("{} with other properties than it was created with (event {} there)", what, own->second.seq.value));
     }
   }
 
@@ -265,8 +259,8 @@ class Job {
       if (Crashed(owner) || Broken(owner) || EndedBefore(owner, importer, import.dropped_ns)) return;
       if (NotReadUpTo(owner, importer, import.dropped_ns + kInFlight_ns)) return;
       Violate(owner, reference.seq,
-              "allocation " + std::to_string(import.remote.allocation.value) + " is still referenced by " + NameOf(importer) +
-                  ", which let go of it (event " + std::to_string(import.dropped.value) + " there)");
+              fmt::format("allocation {} is still referenced by {}, which let go of it (event {} there)",
+                          import.remote.allocation.value, NameOf(importer), import.dropped.value));
     } else if (!import.dropped && reference.dropped) {
       CheckDroppedWhileHeld(importer, id, import, owner, reference);
     }
@@ -281,10 +275,9 @@ class Job {
     }
     if (Broken(importer) || NotReadUpTo(importer, owner, reference.dropped_ns)) return;
     Violate(importer, import.seq,
-            "allocation " + std::to_string(id.value) + " is still held, but " + NameOf(owner) +
-                " dropped its reference to allocation " + std::to_string(import.remote.allocation.value) +
-                (reference.by_peer_loss ? " when it lost this peer" : "") + " (event " +
-                std::to_string(reference.dropped.value) + " there)");
+            fmt::format("allocation {} is still held, but {} dropped its reference to allocation {}{} (event {} there)",
+                        id.value, NameOf(owner), import.remote.allocation.value,
+                        reference.by_peer_loss ? " when it lost this peer" : "", reference.dropped.value));
   }
 
   void CheckReference(const Journal& owner, const ReferenceKey& key, const std::vector<ReferenceRecord>& records) {
@@ -302,48 +295,47 @@ class Job {
     if (matches || reference.dropped || Crashed(*importer) || Broken(*importer)) return;
     if (NotReadUpTo(*importer, owner, reference.time_ns)) return;
     Violate(owner, reference.seq,
-            "allocation " + std::to_string(key.allocation.value) + " is referenced by " + NameOf(*importer) + " as " +
-                std::to_string(key.as.value) + ", whose journal has no such import");
+            fmt::format("allocation {} is referenced by {} as {}, whose journal has no such import", key.allocation.value,
+                        NameOf(*importer), key.as.value));
   }
 
   std::map<SessionId, const Journal*> by_session_;
-  std::map<std::pair<SessionId, SessionId>, std::uint64_t> absent_;           // (who says so, whose journal is absent)
+  std::map<std::pair<SessionId, SessionId>, std::uint64_t> absent_;           // (session with the journal, session without)
   std::map<std::pair<SessionId, SessionId>, std::uint64_t> crashed_holding_;  // (importer, owner)
   JobFindings found_;
 };
 
 }  // namespace
 
-Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& observe) {
-  Result<JournalInfo> info = reader.Info();
-  if (!info) return info.status();
+Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others) {
   JournalFindings found;
-  found.info = *std::move(info);
-
-  Fold fold(found, observe);
-  if (found.info.first.value > 1) {
-    Result<State> start = reader.StateAt(SequenceNumber{found.info.first.value - 1});
-    if (!start) {
-      return start.status().Within("verify: the journal begins with event " + std::to_string(found.info.first.value) +
-                                   ", and the state before it cannot be read");
-    }
-    fold.StartFrom(*std::move(start));
-  }
-  Result<ReadReport> report = reader.Read(SequenceNumber{found.state.last.value + 1}, kToTheEnd,
-                                          [&fold](const Event& event) { return fold.Take(event); });
-  if (!report) return report.status();
-  found.report = *std::move(report);
-  fold.Finish();
-  found.as_of_ns = found.last_ns;
+  JournalCheck check(found);
+  std::vector<FoldObserver*> observers = {&check};
+  observers.insert(observers.end(), others.begin(), others.end());
+  Result<Folded> folded = FoldJournal(reader, observers);
+  if (!folded) return folded.status();
+  if (folded->broken && folded->broken->kind == Folded::Break::Kind::kBeginning) return folded->broken->why.Within("verify");
+  check.Finish(*std::move(folded));
   if (found.info.status == SessionStatus::kCrashed) {
     found.notes.push_back({found.info.session, found.state.last,
-                           std::string("crashed: the process is dead and the journal was not closed") +
-                               (found.report.torn_tail ? "; its last append was cut short" : "")});
+                           fmt::format("{}the process is dead and the journal was not closed{}", kCrashedNote,
+                                       found.report.torn_tail ? "; its last append was cut short" : "")});
   }
   if (!found.state.broken.empty()) {
     found.notes.push_back({found.info.session, found.state.last, "broken: " + found.state.broken});
   }
   return found;
+}
+
+void SetPresent(JournalFindings& found, const ThisHost& began, const std::filesystem::path& session_directory) {
+  if (began.Wrote(found.who)) found.as_of_ns = std::max(found.as_of_ns, began.now_ns);
+  std::string word;
+  std::uint64_t packed_ns = 0;
+  if (std::ifstream(session_directory / "status") >> word >> packed_ns && word == "live") {
+    found.info.status = SessionStatus::kLive;
+    found.as_of_ns = std::max(found.last_ns, packed_ns);
+    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with(kCrashedNote); });
+  }
 }
 
 JobFindings VerifyJob(std::span<const JournalFindings> journals) {
@@ -354,6 +346,6 @@ JobFindings VerifyJob(std::span<const JournalFindings> journals) {
 
 JobFindings VerifyJob(std::span<const JournalFindings* const> journals) { return Job(journals).Run(); }
 
-std::string NameOf(const JournalFindings& journal) { return NameOf(Completed(journal.state.session, journal.info, 0)); }
+std::string NameOf(const JournalFindings& journal) { return NameOf(journal.who); }
 
 }  // namespace amem

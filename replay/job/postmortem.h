@@ -4,17 +4,19 @@
 // import must have its reference at the owner, and the other way round, with the same bytes and properties, and both sides must
 // agree on which of them are gone. What a crash explains is a note, not a violation.
 //
-// Plain functions over readers; no clock, nothing is written. Safe on journals of live processes.
+// Plain functions over readers; nothing is written. Safe on journals of live processes.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
+#include "replay/job/fold.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -64,11 +66,12 @@ struct OwnRecord {  // an allocation (or multicast object) made by this session
 // What was found in one journal, and the facts that VerifyJob compares with the others.
 struct JournalFindings {
   JournalInfo info;
+  SessionOpened who;  // wrote it; as far as the state does not say, from the journal's files
   ReadReport report;  // what could not be read; not a violation, but nothing is proved about it
   std::uint64_t events = 0;
   std::uint64_t last_ns = 0;   // time of the last event
-  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns; whoever knows
-                               // the clock of the host sets the time at which reading began
+  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns, SetPresent the
+                               // time at which reading began
   bool whole = false;          // folded to its end; false after the first violation of order
   State state;                 // after the last event that could be applied
   std::vector<Violation> violations;
@@ -78,12 +81,14 @@ struct JournalFindings {
   std::map<ReferenceKey, std::vector<ReferenceRecord>> references;
 };
 
-// Folds every event through Apply, checks the invariants (of a large state not after each event, but always at the end), and
-// looks for gaps in the sequence. Folding stops at the first violation of order: what came after it would be its consequences.
-// A failure means that the journal could not be read at all.
-// `observe` is called for every event that can follow, with the state before it.
-using Observer = std::function<void(const Event& event, const State& before)>;
-Result<JournalFindings> VerifyJournal(JournalReader& reader, const Observer& observe = {});
+// Folds the journal, checks the invariants (of a large state not after each event, but always at the end), and looks for gaps
+// in the sequence. What comes after the first violation of order would be its consequences, and is not checked. A failure means
+// that the journal could not be read at all. `others` observe the same fold.
+Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others = {});
+
+// Until when a live journal tells what happened: until `began`, when reading began, if it is of this boot; of a journal that
+// was packed while its process lived (pack.h), until it was packed.
+void SetPresent(JournalFindings& found, const ThisHost& began, const std::filesystem::path& session_directory);
 
 struct JobFindings {
   std::vector<Violation> violations;

@@ -317,10 +317,9 @@ Json EventsJson(const JobTimeline& job) {
 Json VerdictJson(const JobTimeline& job, const Verdict& v, Names& names) {
   Json evidence = Json::array();
   for (const Evidence& e : v.evidence) {
-    const bool timed = e.wall_ns != 0 && job.began_realtime_ns != 0;
     evidence.push_back({{"s", names.OfOrNone(e.session)},
                         {"q", e.seq.value},
-                        {"t", timed ? Json(static_cast<std::int64_t>(e.wall_ns - job.began_realtime_ns)) : Json(nullptr)},
+                        {"t", e.wall_ns != 0 ? Json(static_cast<std::int64_t>(e.wall_ns - job.began_ns)) : Json(nullptr)},
                         {"role", static_cast<int>(e.role)},
                         {"x", e.text}});
   }
@@ -434,7 +433,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
     bytes += job.sessions[s].info.file_bytes;
     cycles_left_out = std::max(cycles_left_out, job.sessions[s].cycles_left_out);
   }
-  json["job"] = {{"began_ms", job.began_realtime_ns / 1'000'000},
+  json["job"] = {{"began_ms", job.wall_known ? job.began_ns / 1'000'000 : 0},
                  {"duration", job.duration_ns},
                  {"events", events},
                  {"bytes", bytes},

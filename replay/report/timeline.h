@@ -133,7 +133,7 @@ struct SessionTimeline {
 // why; the list of events goes on. A failure means that nothing could be read.
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits);
 
-// Fewer allocations, for who must make room later: those there at the end stay longest, then the largest.
+// Leaves out allocations until `limit` are left: those that are there at the end stay longest, then the largest.
 void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
 
 // The same pause or resume in all sessions that took part: (session, cycle in it) by index.
@@ -146,12 +146,13 @@ struct JobCycle {
 struct JobTimeline {
   std::vector<SessionTimeline> sessions;  // by rank, then by the time of their opening
   std::vector<std::int64_t> offsets_ns;   // add to a time of that session: nanoseconds since the job's first event
-  std::uint64_t began_realtime_ns = 0;    // wall clock of the first event; 0 unknown
+  std::uint64_t began_ns = 0;             // the job's first event on the common clock (job/clock.h)
+  bool wall_known = false;                // that clock counts from 1970
   std::uint64_t duration_ns = 0;
   std::vector<JobCycle> cycles;    // by time
   std::vector<std::string> notes;  // about the clocks
 };
-// Puts the sessions of a job on one clock. One boot of one host has one; others are related by their wall clocks.
+// Puts the sessions of a job on one clock, and the parts of one pause or resume together.
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);
 
 }  // namespace amem

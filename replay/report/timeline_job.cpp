@@ -1,64 +1,38 @@
 // Many sessions on one clock, and their pauses and resumes put together.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <string>
 
+#include "replay/job/clock.h"
 #include "replay/report/timeline.h"
 
 namespace amem {
 namespace {
 
-using std::to_string;
-
 // Clocks of two hosts are set to within this, or not at all.
 constexpr std::int64_t kSkew_ns = 2'000'000'000;
 
-std::string ClockOf(const SessionOpened& who) { return who.host + '\n' + who.boot_id; }
-
-struct Clock {
-  std::optional<std::int64_t> to_realtime;  // add to a monotonic time
-  std::uint64_t first_ns = ~std::uint64_t{0};
-};
-
-std::map<std::string, Clock> ClocksOf(const std::vector<SessionTimeline>& sessions) {
-  std::map<std::string, Clock> clocks;
-  for (const SessionTimeline& s : sessions) {
-    Clock& clock = clocks[ClockOf(s.who)];
-    if (s.who.realtime_ns != 0 && s.first_ns <= clock.first_ns) {
-      clock.to_realtime = static_cast<std::int64_t>(s.who.realtime_ns) - static_cast<std::int64_t>(s.who.monotonic_ns);
-    }
-    if (s.events != 0) clock.first_ns = std::min(clock.first_ns, s.first_ns);
-  }
-  return clocks;
-}
-
 void SetClocks(JobTimeline& job) {
-  const auto clocks = ClocksOf(job.sessions);
-  const bool all_known =
-      std::all_of(clocks.begin(), clocks.end(), [](const auto& c) { return c.second.to_realtime.has_value(); });
-  const auto shift = [&](const Clock& clock) {  // of a clock to the job's, before the origin is known
-    return all_known ? *clock.to_realtime : -static_cast<std::int64_t>(clock.first_ns);
-  };
-  std::int64_t origin = std::numeric_limits<std::int64_t>::max(), end = std::numeric_limits<std::int64_t>::min();
+  std::vector<JobClock::Journal> journals;
+  for (const SessionTimeline& s : job.sessions) journals.push_back({&s.who, s.first_ns});
+  const JobClock clock(journals);
+  std::int64_t end = clock.began_ns();
   for (const SessionTimeline& s : job.sessions) {
-    const std::int64_t offset = shift(clocks.at(ClockOf(s.who)));
-    job.offsets_ns.push_back(offset);
-    if (s.events == 0) continue;
-    origin = std::min(origin, static_cast<std::int64_t>(s.first_ns) + offset);
-    end = std::max(end, static_cast<std::int64_t>(s.last_ns) + offset);
+    job.offsets_ns.push_back(clock.OffsetOf(s.who) - clock.began_ns());
+    if (s.events != 0) end = std::max(end, static_cast<std::int64_t>(s.last_ns) + clock.OffsetOf(s.who));
   }
-  if (origin > end) origin = end = 0;
-  for (std::int64_t& offset : job.offsets_ns) offset -= origin;
-  job.duration_ns = static_cast<std::uint64_t>(end - origin);
-  if (all_known) job.began_realtime_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(origin, 0));
-  if (clocks.size() < 2) return;
-  job.notes.push_back(all_known ? "The journals come from " + to_string(clocks.size()) +
-                                      " clocks (hosts or boots), put together by their wall clocks: times of different hosts "
-                                      "may be off by as much as those differ."
-                                : "The journals come from " + to_string(clocks.size()) +
-                                      " clocks (hosts or boots), and not all know their wall clock: each host's times count "
-                                      "from its own first event.");
+  job.duration_ns = static_cast<std::uint64_t>(end - clock.began_ns());
+  job.began_ns = static_cast<std::uint64_t>(clock.began_ns());
+  job.wall_known = clock.boots_without_wall_clock() < clock.boots();
+  if (clock.boots() < 2) return;
+  job.notes.push_back(
+      fmt::format("The journals come from {} clocks (hosts or boots), put together by their wall clocks: times of "
+                  "different hosts may be off by as much as those differ.",
+                  clock.boots()));
+  if (const std::size_t unknown = clock.boots_without_wall_clock(); unknown != 0)
+    job.notes.push_back(
+        fmt::format("{} of them did not note the wall clock; there, times count from the job's first event.", unknown));
 }
 
 class Grouping {
@@ -100,7 +74,7 @@ class Grouping {
       const SessionId me = job_.sessions[s].info.session;
       if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
     }
-    const bool one_clock = ClockOf(job_.sessions[s].who) == ClockOf(job_.sessions[other].who);
+    const bool one_clock = SameBoot(job_.sessions[s].who, job_.sessions[other].who);
     const std::int64_t slack = one_clock ? 0 : kSkew_ns;
     return Begin(s, c) <= End(other, number) + slack && Begin(other, number) <= End(s, c) + slack;
   }
@@ -126,7 +100,7 @@ class Grouping {
       }
       if (At(s, c).begun) return;  // it names all
     }
-    // It never began, so nobody recorded who was waited for: the others of the group that were there.
+    // It never began, so no journal says for whom the others waited: presumably for the rest of the group.
     const auto& [first, number] = cycle.parts.front();
     for (std::size_t s = 0; s < job_.sessions.size(); ++s) {
       const SessionTimeline& other = job_.sessions[s];

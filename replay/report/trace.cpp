@@ -1,14 +1,21 @@
 #include "replay/report/trace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
+#include <array>
+#include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
-#include "replay/job/event_json.h"
-#include "statemachine/apply.h"
+#include "replay/job/clock.h"
+#include "replay/job/fold.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 
 namespace amem {
 namespace {
@@ -17,33 +24,26 @@ constexpr std::uint64_t kSamples = 2000;           // of the counters, of each s
 constexpr std::uint64_t kOtherHosts = 10'000'000;  // more than any pid: added where two hosts have the same
 constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so that it can be seen and clicked
 
-// JSON by hand: a million small objects of a fixed shape.
+// The frame of JSON is written by hand, for a million small objects of a fixed shape. Strings come from elsewhere, so all but
+// the plainest are left to the JSON library, which escapes control bytes and replaces what is not UTF-8.
 void AppendText(std::string& out, std::string_view text) {
-  out += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20) out += c;
+  const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, plain)) {
+    fmt::format_to(std::back_inserter(out), "\"{}\"", text);
+  } else {
+    out += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
-  out += '"';
 }
-void AppendMicroseconds(std::string& out, std::uint64_t ns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%llu.%03u", static_cast<unsigned long long>(ns / 1000), static_cast<unsigned>(ns % 1000));
-  out += text;
+template <class... Values>
+void Append(std::string& out, fmt::format_string<Values...> format, Values&&... values) {
+  fmt::format_to(std::back_inserter(out), format, std::forward<Values>(values)...);
 }
+void AppendMicroseconds(std::string& out, std::uint64_t ns) { Append(out, "{}.{:03}", ns / 1000, ns % 1000); }
 
-// Perfetto takes numbers of up to 64 bits for an arrow's id, and nothing else; as text, so that no reader of JSON rounds them.
-std::string Hexadecimal(std::uint64_t number) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(number));
-  return text;
-}
 std::string Mebibytes(Bytes bytes) {
   constexpr Bytes kMiB = Bytes{1} << 20;
   if (bytes % kMiB == 0) return std::to_string(bytes / kMiB);
-  char text[40];
-  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(bytes) / static_cast<double>(kMiB));
-  return text;
+  return fmt::format("{:.3f}", static_cast<double>(bytes) / static_cast<double>(kMiB));
 }
 
 // What the counters show.
@@ -77,7 +77,7 @@ class TraceWriter {
   }
   void SortIndex(std::uint64_t process, std::int64_t index) {
     Begin('M', "process_sort_index", process, 0, 0);
-    buffer_ += ",\"args\":{\"sort_index\":" + std::to_string(index) + "}";
+    Append(buffer_, R"(,"args":{{"sort_index":{}}})", index);
     End();
   }
   void Slice(std::uint64_t process, std::uint32_t thread, std::string_view name, std::string_view category, std::uint64_t from,
@@ -98,20 +98,22 @@ class TraceWriter {
   }
   void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::uint64_t id, std::uint64_t at) {
     Begin(phase, "reference", process, thread, at);
-    buffer_ += ",\"cat\":\"reference\",\"id\":\"" + Hexadecimal(id) + '"';
+    // As text, so that no reader of JSON rounds it. Perfetto takes numbers of up to 64 bits for an arrow's id, and nothing
+    // else.
+    Append(buffer_, R"(,"cat":"reference","id":"{:#x}")", id);
     if (phase == 'f') buffer_ += ",\"bp\":\"e\"";
     End();
     summary_.arrows += phase == 'f' ? 1 : 0;
   }
   void Counter(std::uint64_t process, std::uint64_t at, const TracedMemory& memory) {
     Begin('C', "memory (MiB)", process, 0, at);
-    buffer_ += ",\"args\":{\"held\":" + Mebibytes(memory.held) + ",\"released\":" + Mebibytes(memory.released) + "}";
+    Append(buffer_, R"(,"args":{{"held":{},"released":{}}})", Mebibytes(memory.held), Mebibytes(memory.released));
     End();
     ++summary_.samples;
   }
   void Counter(std::uint64_t process, std::uint64_t at, std::string_view name, Bytes bytes) {
     Begin('C', name, process, 0, at);
-    buffer_ += ",\"args\":{\"value\":" + Mebibytes(bytes) + "}";
+    Append(buffer_, R"(,"args":{{"value":{}}})", Mebibytes(bytes));
     End();
   }
 
@@ -119,17 +121,15 @@ class TraceWriter {
   void Begin(char phase, std::string_view name, std::uint64_t process, std::uint32_t thread, std::uint64_t at) {
     if (!first_) buffer_ += ",\n";
     first_ = false;
-    buffer_ += "{\"ph\":\"";
-    buffer_ += phase;
-    buffer_ += "\",\"name\":";
+    Append(buffer_, R"({{"ph":"{}","name":)", phase);
     AppendText(buffer_, name);
-    buffer_ += ",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(thread) + ",\"ts\":";
+    Append(buffer_, R"(,"pid":{},"tid":{},"ts":)", process, thread);
     AppendMicroseconds(buffer_, at);
   }
   void Category(std::string_view category, SequenceNumber seq, std::string_view detail) {
     buffer_ += ",\"cat\":";
     AppendText(buffer_, category);
-    buffer_ += ",\"args\":{\"event\":" + std::to_string(seq.value);
+    Append(buffer_, R"(,"args":{{"event":{})", seq.value);
     if (!detail.empty()) {
       buffer_ += ",\"detail\":";
       AppendText(buffer_, detail);
@@ -149,49 +149,49 @@ class TraceWriter {
   bool first_ = true;
 };
 
-// The same number for the owner's event and the importer's.
-std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
-  std::uint64_t number = 1469598103934665603ULL;  // FNV-1a, word by word
-  for (const std::uint64_t word : {owner.value, allocation.value, by.value, as.value}) {
-    number = (number ^ word) * 1099511628211ULL;
-    number ^= number >> 32;
+// Numbers for arrows: the same for the owner's event and the importer's.
+class ArrowIds {
+ public:
+  std::uint64_t Of(SessionId owner, AllocationId allocation, SessionId by, AllocationId as) {
+    return ids_.try_emplace({owner, allocation, by, as}, ids_.size() + 1).first->second;
   }
-  return number;
-}
+
+ private:
+  std::map<std::tuple<SessionId, AllocationId, SessionId, AllocationId>, std::uint64_t> ids_;
+};
 
 // One session's events, as slices.
-class SessionTrace {
+class SessionTrace final : public FoldObserver {
  public:
-  SessionTrace(TraceWriter& out, std::uint64_t process, std::uint64_t offset, std::uint64_t base, State state,
+  // `origin_ns`: the time of this journal that is 0 in the trace.
+  SessionTrace(TraceWriter& out, ArrowIds& arrows, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns,
                std::uint64_t sample_every_ns)
-      : out_(out),
-        process_(process),
-        offset_(offset),
-        base_(base),
-        state_(std::move(state)),
-        sample_every_ns_(sample_every_ns) {}
+      : out_(out), arrows_(arrows), process_(process), who_(who), origin_ns_(origin_ns), sample_every_ns_(sample_every_ns) {}
 
-  bool Take(const Event& event) {
-    const std::uint64_t now = event.time_ns + offset_ > base_ ? event.time_ns + offset_ - base_ : 0;
+  void Begin(const State& before) override { state_ = &before; }
+  void Before(const Event& event, const State&) override {
+    next_ = static_cast<std::uint64_t>(std::max<std::int64_t>(static_cast<std::int64_t>(event.time_ns) - origin_ns_, 0));
     // Before a silence: what changed last did not change at its end.
-    if (now >= next_sample_ && unsampled_) Sample();
-    now_ = now;
+    if (next_ >= next_sample_ && unsampled_) Sample();
+  }
+  Status After(const Event& event, const State&) override {
+    now_ = next_;
     event_ = &event;
-    if (!Apply(state_, event).ok()) return false;
     unsampled_ = true;
     std::visit([this](const auto& body) { On(body); }, event.body);
     drawn_[event.thread] = now_;
     if (now_ >= next_sample_) Sample();
-    return true;
+    return {};
   }
-  // What is still open ends with the journal.
-  void Finish() {
+  // What is still open ends with the journal, which left this state.
+  void Finish(const State& state) {
+    state_ = &state;
     CloseStep("open at the end of the journal");
     ClosePhase("");
     CloseCycle("open at the end of the journal");
     Sample(true);
     for (const auto& [thread, drawn] : drawn_) {
-      const bool main = std::cmp_equal(thread, state_.session.pid);
+      const bool main = std::cmp_equal(thread, who_.pid);
       out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
     }
   }
@@ -209,7 +209,7 @@ class SessionTrace {
   void On(const PhaseBegun& e) {
     ClosePhase("");
     const std::string_view name = ToText(e.phase);  // "pause: save"
-    phase_ = Begin(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
+    phase_ = Start(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
   }
   void On(const PhaseDecided& e) {
     if (!e.passed) Fail("vote failed", e.message);
@@ -218,7 +218,7 @@ class SessionTrace {
   }
   void On(const CycleBegun& e) {
     ClosePhase("");
-    cycle_ = Begin(std::string(ToText(e.kind)) + " " + std::to_string(e.cycle));
+    cycle_ = Start(fmt::format("{} {}", ToText(e.kind), e.cycle));
   }
   void On(const CycleDone&) { CloseCycle(""); }
   void On(const CycleFailed& e) {
@@ -226,7 +226,7 @@ class SessionTrace {
     ClosePhase(e.message);
     CloseCycle(e.message);
   }
-  void On(const StepBegun& e) { step_ = Begin(ToText(e.step)); }
+  void On(const StepBegun& e) { step_ = Start(ToText(e.step)); }
   void On(const StepDone&) { CloseStep(""); }
   void On(const StepFailed& e) {
     Fail("step failed", e.message);
@@ -236,15 +236,14 @@ class SessionTrace {
   void On(const SessionBroken& e) { Fail("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
     exporters_.insert(event_->thread);
-    Reference('s', "export allocation " + std::to_string(e.allocation.value),
-              ArrowId(state_.session.session, e.allocation, e.by, e.as));
+    Reference('s', fmt::format("export allocation {}", e.allocation.value), arrows_.Of(who_.session, e.allocation, e.by, e.as));
   }
   void On(const Imported& e) {
-    Reference('f', "import allocation " + std::to_string(e.allocation.value),
-              ArrowId(e.remote.owner, e.remote.allocation, state_.session.session, e.allocation));
+    Reference('f', fmt::format("import allocation {}", e.allocation.value),
+              arrows_.Of(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
   }
 
-  Open Begin(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
+  Open Start(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
   // Ends with its event and begins no sooner than the one before: slices that cross are dropped by viewers.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
     const std::uint64_t from = std::max(drawn_[event_->thread], now_ - std::min(now_, kShortest_ns));
@@ -269,7 +268,7 @@ class SessionTrace {
     Sample();
   }
   void Sample(bool last = false) {
-    const TracedMemory memory(Measure(state_));
+    const TracedMemory memory(Measure(*state_));
     if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
     sampled_ = memory;
     unsampled_ = false;
@@ -287,10 +286,13 @@ class SessionTrace {
   }
 
   TraceWriter& out_;
-  const std::uint64_t process_, offset_, base_;
-  State state_;
+  ArrowIds& arrows_;
+  const std::uint64_t process_;
+  const SessionOpened& who_;
+  const std::int64_t origin_ns_;
   const std::uint64_t sample_every_ns_;
-  std::uint64_t now_ = 0, next_sample_ = 0;
+  const State* state_ = nullptr;
+  std::uint64_t now_ = 0, next_ = 0, next_sample_ = 0;  // of the last event, of the one to come, of the counters
   const Event* event_ = nullptr;
   bool unsampled_ = false;
   std::optional<TracedMemory> sampled_;
@@ -301,65 +303,48 @@ class SessionTrace {
 
 struct Part {
   JournalReader* reader = nullptr;
-  JournalInfo info;
-  SessionOpened who;
-  State start;
-  std::uint64_t first_ns = 0, last_ns = 0, offset = 0;
+  Opening opening;
 };
 
-Result<Part> Look(JournalReader& reader) {
-  Part part;
-  part.reader = &reader;
-  auto info = reader.Info();
-  if (!info) return info.status();
-  part.info = *std::move(info);
-  if (part.info.first.value > 1) {
-    auto start = reader.StateAt(SequenceNumber{part.info.first.value - 1});
-    if (!start) return start.status();
-    part.start = *std::move(start);
-    part.who = part.start.session;
+Result<std::vector<Part>> PartsOf(std::span<const std::unique_ptr<JournalReader>> journals) {
+  std::vector<Part> parts;
+  for (const auto& reader : journals) {
+    Result<Opening> opening = ReadOpening(*reader);
+    if (!opening) return opening.status();
+    parts.push_back({reader.get(), *std::move(opening)});
   }
-  for (const SequenceNumber seq : {part.info.first, part.info.last}) {
-    const auto read = reader.Read(seq, seq, [&](const Event& event) {
-      if (const auto* opened = std::get_if<SessionOpened>(&event.body)) part.who = *opened;
-      if (part.first_ns == 0) part.first_ns = event.time_ns;
-      part.last_ns = event.time_ns;
-      return false;
-    });
-    if (!read) return read.status();
-  }
-  part.offset = part.who.monotonic_ns == 0 ? 0 : part.who.realtime_ns - part.who.monotonic_ns;
-  return part;
+  std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.opening.who.rank; });
+  return parts;
 }
 
 }  // namespace
 
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
                                 const std::function<void(std::string_view)>& write) {
-  std::vector<Part> parts;
-  std::map<std::string, std::uint64_t> offsets;  // by boot: to the wall clock
-  std::uint64_t base = ~std::uint64_t{0};        // wall clock of the first event
-  for (const auto& reader : journals) {
-    auto part = Look(*reader);
-    if (!part) return part.status();
-    part->offset = offsets.try_emplace(part->who.boot_id, part->offset).first->second;
-    base = std::min(base, part->first_ns + part->offset);
-    parts.push_back(*std::move(part));
-  }
-  std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.who.rank; });
+  const Result<std::vector<Part>> parts = PartsOf(journals);
+  if (!parts) return parts.status();
+  std::vector<JobClock::Journal> times;
+  for (const Part& part : *parts) times.push_back({&part.opening.who, part.opening.first_ns});
+  const JobClock clock(times);
   TraceSummary summary;
   TraceWriter out(write, summary);
+  ArrowIds arrows;
   std::set<std::uint64_t> processes;
-  for (Part& part : parts) {
-    std::uint64_t process = static_cast<std::uint64_t>(std::max(part.who.pid, 0));  // which viewers show beside the name
+  for (const auto& [reader, opening] : *parts) {
+    std::uint64_t process = static_cast<std::uint64_t>(std::max(opening.who.pid, 0));  // which viewers show beside the name
     while (!processes.insert(process).second) process += kOtherHosts;
-    out.Name(process, {}, (part.who.rank >= 0 ? "rank " + std::to_string(part.who.rank) + " on " : "") + part.who.host);
-    out.SortIndex(process, part.who.rank);
-    SessionTrace session(out, process, part.offset, base, std::move(part.start), (part.last_ns - part.first_ns) / kSamples);
-    const auto read = part.reader->Read(part.info.first, kToTheEnd, [&](const Event& event) { return session.Take(event); });
-    if (!read) return read.status();
-    session.Finish();
+    out.Name(process, {}, NameOf(opening.who));
+    out.SortIndex(process, opening.who.rank);
+    SessionTrace session(out, arrows, process, opening.who, clock.began_ns() - clock.OffsetOf(opening.who),
+                         (opening.last_ns - std::min(opening.last_ns, opening.first_ns)) / kSamples);
+    const Result<Folded> folded = FoldJournal(*reader, std::array<FoldObserver*, 1>{&session});
+    if (!folded) return folded.status();
+    session.Finish(folded->state);
     ++summary.sessions;
+    const std::string where = opening.info.directory.string();
+    if (const std::string damage = DamageText(folded->damage); !damage.empty())
+      summary.incomplete.push_back(where + ": " + damage);
+    if (folded->broken) summary.incomplete.push_back(where + ": drawn only up to where " + ToText(*folded->broken));
   }
   out.Finish();
   return summary;

@@ -9,7 +9,9 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "journal/journal.h"
 
@@ -17,8 +19,9 @@ namespace amem {
 
 struct TraceSummary {
   std::uint64_t sessions = 0, slices = 0, arrows = 0, samples = 0;
+  std::vector<std::string> incomplete;  // journals that are not drawn whole, and why
 };
-// `write` gets the text piece by piece.
+// `write` gets the text piece by piece: JSON in UTF-8, whatever bytes the journals have in their strings.
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
                                 const std::function<void(std::string_view)>& write);
 

@@ -319,6 +319,19 @@ TEST(Timeline, hosts_are_put_on_one_clock_by_their_wall_clocks) {
   EXPECT_EQ(job.notes.size(), 1U) << "said on the page";
 }
 
+TEST(Timeline, a_host_without_a_wall_clock_begins_with_the_job_and_the_page_says_so) {
+  std::uint64_t clock = 1'000'000'000, other_clock = 77'000'000'000'000;
+  test::Story a(0xa, 0, &clock), b(0xb, 1, &other_clock);
+  auto& opened = std::get<SessionOpened>(b.events()[0].body);
+  opened.boot_id = "boot-2";
+  opened.realtime_ns = 0;
+  const JobTimeline job = JoinTimelines({Timeline(a.events()), Timeline(b.events())});
+  EXPECT_EQ(static_cast<std::int64_t>(job.sessions[1].first_ns) + job.offsets_ns[1], 0);
+  EXPECT_TRUE(job.wall_known);
+  ASSERT_EQ(job.notes.size(), 2U);
+  EXPECT_NE(job.notes[1].find("did not note the wall clock"), std::string::npos) << job.notes[1];
+}
+
 // ---- allocations and references --------------------------------------------------------------------------------------------
 
 TEST(Timeline, of_many_allocations_those_alive_stay_and_the_rest_is_summed_up) {

@@ -174,9 +174,54 @@ TEST(Trace, processes_have_their_pids_and_two_hosts_may_have_the_same) {
     if (e["name"] == "process_name") processes[e["args"]["name"]] = e["pid"];
   }
   ASSERT_EQ(processes.size(), 3U);
-  EXPECT_EQ(processes["rank 0 on alpha"], 17);
-  EXPECT_EQ(processes["rank 1 on alpha"], 42);
-  EXPECT_NE(processes["rank 2 on alpha"], 42);
+  EXPECT_EQ(processes["rank 0 (pid 17 on host alpha)"], 17);
+  EXPECT_EQ(processes["rank 1 (pid 42 on host alpha)"], 42);
+  ASSERT_TRUE(processes.contains("rank 2 (pid 42 on host alpha)"));
+  EXPECT_NE(processes["rank 2 (pid 42 on host alpha)"], 42);
+}
+
+TEST(Trace, strings_of_a_journal_may_hold_any_bytes) {
+  std::uint64_t clock = 0;
+  test::Story story(5, 0, &clock);
+  std::get<SessionOpened>(story.events().front().body).host = "a\tb\x01\"\\\xff\u00fc";
+  story.Then(SessionBroken{"line one\nline two\xc3"});
+  std::set<std::string> texts;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["name"] == "process_name") texts.insert(e["args"]["name"]);
+    if (e["ph"] == "i") texts.insert(e["args"]["detail"]);
+  }
+  const std::set<std::string> expected = {"rank 0 (pid 1000 on host a\tb\x01\"\\\ufffd\u00fc)", "line one\nline two\ufffd"};
+  EXPECT_EQ(texts, expected) << "control bytes stay, bytes that are not UTF-8 are replaced";
+}
+
+TEST(Trace, of_a_journal_that_stops_making_sense_says_where_it_ends) {
+  std::uint64_t clock = 0;
+  test::Story story(5, 0, &clock);
+  for (int i = 0; i < 5; ++i) story.Create();
+  story.events().erase(story.events().begin() + 3);
+  std::vector<std::unique_ptr<JournalReader>> readers;
+  readers.push_back(std::make_unique<test::MemoryReader>(story.events(), story.id(), SessionStatus::kClosed));
+  const auto summary = WriteTrace(readers, [](std::string_view) {});
+  ASSERT_TRUE(summary.ok()) << summary.status().message();
+  ASSERT_EQ(summary->incomplete.size(), 1U);
+  EXPECT_NE(summary->incomplete[0].find("drawn only up to where event 4 is missing"), std::string::npos)
+      << summary->incomplete[0];
+}
+
+TEST(Trace, of_two_boots_begins_with_the_first_event_of_either) {
+  std::uint64_t clock = 90'000'000'000'000, later_clock = 1'000'000'000;  // the later boot's clock began anew
+  test::Story a(5, 0, &clock), b(6, 1, &later_clock);
+  auto& opened = std::get<SessionOpened>(b.events().front().body);
+  opened.boot_id = "boot-2";
+  opened.realtime_ns += 60'000'000'000;
+  a.Then(SessionBroken{"first"});
+  b.Then(SessionBroken{"second"});
+  std::map<std::string, std::int64_t> at;
+  for (const Json& e : Trace({{0, a.events()}, {1, b.events()}})) {
+    if (e["ph"] == "i") at[e["args"]["detail"]] = Nanoseconds(e["ts"]);
+  }
+  EXPECT_EQ(at["first"], 1'000'000);
+  EXPECT_EQ(at["second"], 60'001'000'000);
 }
 
 }  // namespace

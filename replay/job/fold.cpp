@@ -1,0 +1,95 @@
+#include "replay/job/fold.h"
+
+#include <fmt/format.h>
+
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
+#include "statemachine/apply.h"
+
+namespace amem {
+namespace {
+
+using Kind = Folded::Break::Kind;
+
+Status OutOfSequence(std::uint64_t expected, std::uint64_t got) {
+  if (got < expected) return {Code::kInvalid, fmt::format("event {} comes where {} was expected", got, expected)};
+  if (got - expected == 1) return {Code::kInvalid, fmt::format("event {} is missing", expected)};
+  return {Code::kInvalid, fmt::format("events {} to {} are missing", expected, got - 1)};
+}
+
+class Folding {
+ public:
+  Folding(Folded& out, std::span<FoldObserver* const> observers) : out_(out), observers_(observers) {}
+
+  void Begin(Result<State> before) {
+    if (before) {
+      out_.state = *std::move(before);
+    } else {
+      Break(Kind::kBeginning, out_.info.first, before.status());
+    }
+    for (FoldObserver* observer : observers_) observer->Begin(out_.state);
+  }
+
+  bool Take(const Event& event) {
+    if (!out_.broken && event.seq.value != out_.state.last.value + 1)
+      Break(Kind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
+    return out_.broken ? Behind(event) : Follow(event);
+  }
+
+ private:
+  bool Follow(const Event& event) {
+    for (FoldObserver* observer : observers_) observer->Before(event, out_.state);
+    if (const Status applied = Apply(out_.state, event); !applied) {
+      Break(Kind::kOrder, event.seq, applied.Within(ToText(event.body)));
+      return true;
+    }
+    ++out_.events;
+    out_.last_ns = event.time_ns;
+    for (FoldObserver* observer : observers_) {
+      const Status sound = observer->After(event, out_.state);
+      if (!sound && !out_.broken) Break(Kind::kState, event.seq, sound);
+    }
+    return true;
+  }
+
+  bool Behind(const Event& event) {
+    bool go_on = false;
+    for (FoldObserver* observer : observers_) go_on |= observer->Behind(event);
+    return go_on;
+  }
+
+  void Break(Kind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
+
+  Folded& out_;
+  std::span<FoldObserver* const> observers_;
+};
+
+}  // namespace
+
+Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers) {
+  Result<JournalInfo> info = reader.Info();
+  if (!info) return info.status();
+  Folded folded{.info = *std::move(info)};
+  Folding folding(folded, observers);
+  folding.Begin(StateBefore(reader, folded.info));
+  Result<ReadReport> read = reader.Read(SequenceNumber{folded.state.last.value + 1}, kToTheEnd,
+                                        [&folding](const Event& event) { return folding.Take(event); });
+  if (!read) return read.status();
+  folded.damage = *std::move(read);
+  return folded;
+}
+
+std::string ToText(const Folded::Break& broken) {
+  const std::string& why = broken.why.message();
+  if (broken.kind == Kind::kOrder) return fmt::format("event {} does not fit what came before it: {}", broken.at.value, why);
+  if (broken.kind == Kind::kState) return fmt::format("event {} left an impossible state: {}", broken.at.value, why);
+  return why;
+}
+
+std::string DamageText(const ReadReport& report) {
+  if (report.corrupt_records == 0) return {};
+  const std::string records = Plural(report.corrupt_records, "damaged record was", "damaged records were");
+  return fmt::format("{} left out: {}", records, report.corruption);
+}
+
+}  // namespace amem

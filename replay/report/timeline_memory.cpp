@@ -1,0 +1,101 @@
+// The sums of memory held along a timeline.
+#include <algorithm>
+
+#include "replay/report/timeline_parts.h"
+
+namespace amem {
+
+// What an event touches, by its kind.
+struct HeldCounter::Looker {
+  HeldCounter& c;
+  const State& before;
+
+  template <class Other>
+  void operator()(const Other&) const {
+    c.recount_ = true;
+  }
+  void operator()(const SessionClosed&) const {}
+  void operator()(const GroupChanged&) const {}
+  void operator()(const LibraryAttached&) const {}
+  void operator()(const DriverSymbolBound&) const {}
+  void operator()(const RangeReserved&) const {}
+  void operator()(const RangeFreed& e) const { c.Touch(e.allocation, before); }
+  void operator()(const AllocationCreated& e) const { c.Touch(e.allocation, before); }
+  void operator()(const AllocationRetained&) const {}
+  void operator()(const AllocationReleased& e) const { c.Touch(e.allocation, before); }
+  void operator()(const Mapped&) const {}
+  void operator()(const Unmapped& e) const {
+    if (e.allocation) return c.Touch(e.allocation, before);
+    const auto end = before.mappings.lower_bound(e.address + e.bytes);
+    for (auto it = before.mappings.lower_bound(e.address); it != end; ++it) c.Touch(it->second.allocation, before);
+  }
+  void operator()(const AccessSet&) const {}
+  void operator()(const Exported&) const {}
+  void operator()(const Imported& e) const { c.Touch(e.allocation, before); }
+  void operator()(const ReferenceAdded&) const {}
+  void operator()(const ReferenceDropped& e) const { c.Touch(e.allocation, before); }
+  void operator()(const PeerConnected&) const {}
+  void operator()(const HostAllocated& e) const { c.Add(MemoryClass::kHost, e.bytes); }
+  void operator()(const HostFreed& e) const {
+    if (const auto it = before.host.find(e.address); it != before.host.end()) c.Remove(MemoryClass::kHost, it->second.bytes);
+  }
+  void operator()(const AsyncAllocated& e) const {
+    (*this)(AsyncFreed{e.address});  // a pool may give an address out again
+    c.Add(MemoryClass::kPool, e.bytes);
+  }
+  void operator()(const AsyncFreed& e) const {
+    if (const auto it = before.async.find(e.address); it != before.async.end()) c.Remove(MemoryClass::kPool, it->second);
+  }
+  void operator()(const LegacyAllocated& e) const {
+    if (!e.backing) c.Add(MemoryClass::kDriver, e.bytes);
+  }
+  void operator()(const LegacyFreed& e) const {
+    const auto it = before.legacy.find(e.address);
+    if (it != before.legacy.end() && !it->second.backing) c.Remove(MemoryClass::kDriver, it->second.bytes);
+  }
+  void operator()(const LegacyExported&) const {}
+  void operator()(const LegacyImported&) const {}
+  void operator()(const LegacyClosed&) const {}
+  void operator()(const PassedThrough&) const {}
+  void operator()(const CycleBegun&) const {}
+  void operator()(const StepBegun&) const {}
+  void operator()(const StepDone& e) const { c.Touch(e.step.allocation, before); }
+  void operator()(const StepFailed&) const {}
+  void operator()(const PhaseBegun&) const {}
+  void operator()(const PhaseDecided&) const {}
+  void operator()(const CycleDone&) const {}
+  void operator()(const CycleFailed&) const {}
+  void operator()(const SlabOpened&) const {}
+  void operator()(const Placed& e) const { c.Touch(e.allocation, before); }
+  void operator()(const Backed& e) const { c.Touch(e.allocation, before); }
+  void operator()(const PartCleared&) const {}
+};
+
+void HeldCounter::Before(const Event& event, const State& before) {
+  touched_.clear();
+  recount_ = false;
+  std::visit(Looker{*this, before}, static_cast<const EventVariant&>(event.body));
+  for (const AllocationId id : touched_) Count(id, before, false);
+}
+
+void HeldCounter::After(const State& after) {
+  if (recount_) return Recount(after);
+  for (const AllocationId id : touched_) Count(id, after, true);
+}
+
+void HeldCounter::Touch(AllocationId id, const State& state) {
+  if (!id || std::find(touched_.begin(), touched_.end(), id) != touched_.end()) return;
+  touched_.push_back(id);
+  // What ends with a part of a slab may change why the slab is kept.
+  if (const auto it = state.allocations.find(id); it != state.allocations.end() && it->second.placed())
+    Touch(it->second.slab, state);
+}
+
+void HeldCounter::Count(AllocationId id, const State& state, bool add) {
+  const auto it = state.allocations.find(id);
+  if (it == state.allocations.end()) return;
+  const Share share = ShareOf(it->second);
+  add ? Add(share.as, share.bytes) : Remove(share.as, share.bytes);
+}
+
+}  // namespace amem

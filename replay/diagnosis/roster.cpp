@@ -2,15 +2,12 @@
 
 #include <algorithm>
 
-#include "replay/job/opening.h"
-
 namespace amem {
-
 namespace {
 
 std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals) {
   std::vector<JobClock::Journal> all;
-  for (const JournalHistory& j : journals) all.push_back({&j.who(), j.times.empty() ? 0 : j.times.front()});
+  for (const JournalHistory& j : journals) all.push_back({&j.who(), j.first.time_ns});
   return all;
 }
 
@@ -19,7 +16,7 @@ std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals
 Roster::Roster(std::span<const JournalHistory> journals) : journals_(journals), clock_(ForClock(journals)) {
   for (const JournalHistory& j : journals_) {
     by_session_[j.session()] = &j;
-    names_.Add(Completed(j.who(), j.findings.info, 0));
+    names_.Add(j.who());
   }
   for (const JournalHistory& j : journals_) names_.AddPeersOf(j.findings.state);
 }

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <set>
 
 #include "journal/journal.h"
 #include "replay/diagnosis/verdict.h"
@@ -249,18 +248,23 @@ TEST(VerdictKind, died_while_paused_and_the_next_resume_of_the_others_failed) {
   EXPECT_HAS(verdict.summary, "After that resume 1 failed on rank 0: rank 1 has died.");
 }
 
+// A rank that imports memory of the importer's.
+Story ThirdRank(CycleJob& job) {
+  Story third(0xca7, 2, &job.clock);
+  const AllocationId own = job.importer.Create(), held = third.NextId();
+  job.importer.Then(PeerConnected{.peer = third.id(), .host = "alpha", .pid = 1002, .group = 7, .rank = 2});
+  job.importer.Then(Exported{.allocation = own});
+  job.importer.Then(ReferenceAdded{.allocation = own, .by = third.id(), .as = held});
+  third.Then(PeerConnected{.peer = job.importer.id(), .host = "alpha", .pid = 1001, .group = 7, .rank = 1});
+  third.Then(
+      Imported{.allocation = held, .remote = {job.importer.id(), own}, .bytes = 2 * kMiB, .properties = Story::Properties()});
+  return third;
+}
+
 // Of two sessions that notice a death, the first one dates it, whatever the order of the journals.
 TEST(VerdictKind, died_when_the_first_of_two_witnesses_noticed_it) {
   CycleJob job;
-  Story third(0xca7, 2, &job.clock);
-  const AllocationId held = third.NextId();
-  job.importer.Then(PeerConnected{.peer = third.id(), .host = "alpha", .pid = 1002, .group = 7, .rank = 2});
-  third.Then(PeerConnected{.peer = job.importer.id(), .host = "alpha", .pid = 1001, .group = 7, .rank = 1});
-  const AllocationId second = job.importer.Create();
-  job.importer.Then(Exported{.allocation = second});
-  job.importer.Then(ReferenceAdded{.allocation = second, .by = third.id(), .as = held});
-  third.Then(Imported{
-      .allocation = held, .remote = {job.importer.id(), second}, .bytes = 2 * kMiB, .properties = Story::Properties()});
+  Story third = ThirdRank(job);
   job.BeginAll(CycleKind::kPause);
   const SequenceNumber first = job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
   job.clock += kSecond;
@@ -308,6 +312,20 @@ TEST(VerdictKind, never_arrived_names_the_rank_and_the_call_that_is_missing) {
   EXPECT_EQ(verdict.remedy.cycle, CycleKind::kPause);
   EXPECT_EQ(verdict.headline, "Rank 1 did not join pause 1");
   EXPECT_HAS(verdict.summary, "Rank 1 (pid 1001 on host alpha) did not call ncclPause");
+}
+
+TEST(VerdictKind, never_arrived_names_all_ranks_that_are_missing) {
+  CycleJob job;
+  Story third = ThirdRank(job);
+  job.Arrive(job.owner, CycleKind::kPause);
+  std::vector<JournalHistory> journals = job.Read(kLive, kLive, 3 * kSecond);
+  journals.push_back(test::History(third, kLive, job.clock + 3 * kSecond));
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
+  EXPECT_EQ(verdict.remedy.process, "ranks 1 and 2");
+  EXPECT_EQ(verdict.headline, "Ranks 1 and 2 did not join pause 1");
+  EXPECT_HAS(verdict.summary, "Rank 1 (pid 1001 on host alpha) did not call ncclPause");
+  EXPECT_HAS(verdict.summary, "Rank 2 (pid 1002 on host alpha) did not call ncclPause");
 }
 
 TEST(VerdictKind, never_arrived_of_a_rank_without_a_journal_says_so) {

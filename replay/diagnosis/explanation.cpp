@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "replay/driver/result_names.h"
-#include "replay/job/opening.h"
 
 namespace amem {
 
@@ -67,7 +66,7 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   remedy.outlook = outlook;
   remedy.process = roster.names().ShortName(cause.session);
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
-  if (cause.journal != nullptr) remedy.pid = Completed(cause.journal->who(), cause.journal->findings.info, 0).pid;
+  if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
 }
 
 std::string Explanation::Cycle() const {

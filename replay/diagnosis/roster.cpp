@@ -3,7 +3,6 @@
 #include <algorithm>
 
 namespace amem {
-
 namespace {
 
 std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals) {

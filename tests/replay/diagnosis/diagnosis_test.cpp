@@ -3,61 +3,24 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
-#include "replay/diagnosis/verdict_json.h"
-#include "replay/job/event_json.h"
-#include "tests/replay/job/memory_reader.h"
-#include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/diagnosis/scripted_cycles.h"
 
 namespace amem {
 namespace {
 
+using test::CycleJob;
+using test::History;
 using test::Job;
 using test::kMiB;
+using test::kSecond;
 using test::MemoryReader;
 using test::Story;
 
-constexpr std::uint64_t kSecond = 1'000'000'000;
-
-JournalHistory History(Story& story, SessionStatus status, std::uint64_t as_of_ns = 0) {
-  MemoryReader reader(story.events(), story.id(), status);
-  Result<JournalHistory> history = ReadHistory(reader);
-  EXPECT_TRUE(history.ok()) << history.status().message();
-  EXPECT_TRUE(history->findings.violations.empty()) << history->findings.violations[0].text;
-  if (as_of_ns != 0) history->findings.as_of_ns = as_of_ns;
-  return *std::move(history);
-}
-
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-#define EXPECT_HAS(text, part) EXPECT_TRUE(Has(text, part)) << (text)
-
-// Two ranks that share memory, in a pause.
-struct PausingJob : Job {
-  PausingJob() { Share(); }
-  void Come(Story& story) { story.Then(PhaseBegun{PhaseKind::kPauseArrive}); }
-  void Begin(Story& story) { story.Then(CycleBegun{CycleKind::kPause, 1, {importer.id(), owner.id()}}); }
-  void Phase(Story& story, PhaseKind phase, const std::vector<Step>& steps) {
-    story.Then(PhaseBegun{phase});
-    for (const Step& step : steps) {
-      story.Then(StepBegun{step});
-      story.Then(StepDone{step});
-    }
-  }
-  void Decide(Story& story, PhaseKind phase, SessionId culprit = {}, const std::string& message = {}) {
-    story.Then(PhaseDecided{phase, !culprit, culprit, message});
-  }
-  Verdict Live(std::uint64_t waited_ns) {
-    const std::vector<JournalHistory> journals = {History(owner, SessionStatus::kLive, clock + waited_ns),
-                                                  History(importer, SessionStatus::kLive, clock + waited_ns)};
-    return Diagnose(journals);
-  }
-  static std::vector<Step> Quiesce() { return {{StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{0}}}; }
-};
+const Step kQuiesce{StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{0}};
 
 TEST(Diagnosis, a_live_job_that_waits_for_a_rank_names_it_and_since_when) {
-  PausingJob job;
-  job.Come(job.owner);
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
   const Verdict verdict = job.Live(40 * kSecond);
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
   EXPECT_EQ(verdict.rank, 1);
@@ -68,21 +31,21 @@ TEST(Diagnosis, a_live_job_that_waits_for_a_rank_names_it_and_since_when) {
 }
 
 TEST(Diagnosis, waiting_for_less_than_a_second_is_nothing) {
-  PausingJob job;
-  job.Come(job.owner);
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
   const Verdict verdict = job.Live(kSecond / 2);
   EXPECT_TRUE(verdict.healthy()) << verdict.summary;
   EXPECT_HAS(verdict.summary, "under way");
 }
 
 TEST(Diagnosis, a_live_job_that_waits_for_a_step_names_rank_step_and_allocation) {
-  PausingJob job;
+  CycleJob job;
   for (Story* story : {&job.owner, &job.importer}) {
-    job.Come(*story);
-    job.Begin(*story);
-    job.Phase(*story, PhaseKind::kPauseArrive, PausingJob::Quiesce());
+    job.Arrive(*story, CycleKind::kPause);
+    job.Begin(*story, CycleKind::kPause);
+    job.Work(*story, PhaseKind::kPauseArrive, {kQuiesce});
     job.Decide(*story, PhaseKind::kPauseArrive);
-    job.Phase(*story, PhaseKind::kPauseSave, {});
+    job.Work(*story, PhaseKind::kPauseSave, {});
   }
   job.Decide(job.owner, PhaseKind::kPauseSave);
   job.Decide(job.importer, PhaseKind::kPauseSave);
@@ -108,30 +71,30 @@ TEST(Diagnosis, a_live_job_that_waits_for_a_step_names_rank_step_and_allocation)
 }
 
 TEST(Diagnosis, a_rank_that_is_slow_is_not_blamed_while_it_moves) {
-  PausingJob job;
+  CycleJob job;
   for (Story* story : {&job.owner, &job.importer}) {
-    job.Come(*story);
-    job.Begin(*story);
+    job.Arrive(*story, CycleKind::kPause);
+    job.Begin(*story, CycleKind::kPause);
   }
-  job.Phase(job.owner, PhaseKind::kPauseArrive, PausingJob::Quiesce());
+  job.Work(job.owner, PhaseKind::kPauseArrive, {kQuiesce});
   job.clock += 30 * kSecond;
-  job.Phase(job.importer, PhaseKind::kPauseArrive, PausingJob::Quiesce());
+  job.Work(job.importer, PhaseKind::kPauseArrive, {kQuiesce});
   EXPECT_TRUE(job.Live(kSecond / 10).healthy());
 }
 
 // The process that a launcher kills after another one failed is no cause.
 TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
-  PausingJob job;
+  CycleJob job;
   for (Story* story : {&job.owner, &job.importer}) {
-    job.Come(*story);
-    job.Begin(*story);
+    job.Arrive(*story, CycleKind::kPause);
+    job.Begin(*story, CycleKind::kPause);
   }
-  const Step quiesce = PausingJob::Quiesce()[0];
+  const Step quiesce = kQuiesce;
   job.importer.Then(PhaseBegun{PhaseKind::kPauseArrive});
   job.importer.Then(StepBegun{quiesce});
   job.importer.Then(StepFailed{quiesce, Code::kDriver, 700, "quiesce device 0: an illegal memory access was encountered"});
   job.importer.Then(PhaseDecided{PhaseKind::kPauseArrive, false, job.importer.id(), "rank 1 failed"});
-  job.Phase(job.owner, PhaseKind::kPauseArrive, PausingJob::Quiesce());
+  job.Work(job.owner, PhaseKind::kPauseArrive, {kQuiesce});
   job.owner.Then(PhaseDecided{PhaseKind::kPauseArrive, false, job.importer.id(), "rank 1 failed"});
   job.owner.Then(PeerLost{job.importer.id(), "died"});
   const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
@@ -147,13 +110,13 @@ TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
 
 // The driver takes down the memory of a killed process before its locks are gone.
 TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_after_it_does_not) {
-  PausingJob job;
+  CycleJob job;
   for (Story* story : {&job.owner, &job.importer}) {
-    job.Come(*story);
-    job.Begin(*story);
+    job.Arrive(*story, CycleKind::kPause);
+    job.Begin(*story, CycleKind::kPause);
   }
   job.importer.Then(PhaseBegun{PhaseKind::kPauseArrive});
-  job.importer.Then(StepBegun{PausingJob::Quiesce()[0]});
+  job.importer.Then(StepBegun{kQuiesce});
   job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
   const auto read = [&] {
     std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kLive, job.clock),
@@ -168,13 +131,13 @@ TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_
   EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_HAS(verdict.summary, "still being taken down");
-  job.importer.Then(StepDone{PausingJob::Quiesce()[0]});
+  job.importer.Then(StepDone{kQuiesce});
   EXPECT_FALSE(read()[1].dying);
 }
 
 TEST(Diagnosis, a_job_killed_while_it_waited_for_a_rank_names_that_rank) {
-  PausingJob job;
-  job.Come(job.owner);
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
   const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
                                                 History(job.importer, SessionStatus::kCrashed)};
   const Verdict verdict = Diagnose(journals);
@@ -218,8 +181,8 @@ TEST(Diagnosis, a_failure_that_was_overcome_is_a_note_of_a_healthy_job) {
 }
 
 TEST(Diagnosis, what_was_damaged_is_said_and_does_not_hide_the_rest) {
-  PausingJob job;
-  job.Come(job.owner);
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
   job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 600 ms for rank 1 (pid 1001 on host alpha) to come"});
   MemoryReader damaged(job.importer.events(), job.importer.id(), SessionStatus::kClosed);
   damaged.report = {.corrupt_records = 1, .corruption = "event 7 is damaged: 32 bytes dropped"};
@@ -231,18 +194,6 @@ TEST(Diagnosis, what_was_damaged_is_said_and_does_not_hide_the_rest) {
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
   ASSERT_EQ(verdict.damage.size(), 1U);
   EXPECT_HAS(verdict.damage[0], "event 7 is damaged");
-}
-
-TEST(Diagnosis, json_has_null_for_what_is_not_known) {
-  Job job;
-  job.Share();
-  job.LetGo();
-  job.Close();
-  const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kClosed)};
-  const std::string json = ToJson(Diagnose(journals)).dump();
-  EXPECT_HAS(json, "\"healthy\":true");
-  EXPECT_HAS(json, "\"allocation\":null");
-  EXPECT_HAS(json, "\"rank\":null");
 }
 
 }  // namespace

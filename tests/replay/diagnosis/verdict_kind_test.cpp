@@ -1,0 +1,545 @@
+// Each kind of verdict on a job that was written event by event: the kind, the rank, the step and the remedy.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "journal/journal.h"
+#include "replay/diagnosis/verdict.h"
+#include "replay/job/scratch_directory.h"
+#include "tests/replay/diagnosis/scripted_cycles.h"
+
+namespace amem {
+namespace {
+
+using test::CycleJob;
+using test::JudgeAlone;
+using test::kMiB;
+using test::kSecond;
+using test::Story;
+using Action = Remedy::Action;
+using Outlook = Remedy::Outlook;
+
+constexpr SessionStatus kLive = SessionStatus::kLive, kClosed = SessionStatus::kClosed, kCrashed = SessionStatus::kCrashed;
+
+TEST(VerdictKind, words_are_stable) {
+  const std::vector<std::pair<VerdictKind, std::string>> words = {{VerdictKind::kHealthy, "healthy"},
+                                                                  {VerdictKind::kStepFailed, "step-failed"},
+                                                                  {VerdictKind::kOutOfMemory, "out-of-memory"},
+                                                                  {VerdictKind::kDied, "rank-died"},
+                                                                  {VerdictKind::kEnded, "ended-without-closing"},
+                                                                  {VerdictKind::kNeverArrived, "never-arrived"},
+                                                                  {VerdictKind::kStalled, "stalled"},
+                                                                  {VerdictKind::kRefused, "refused"},
+                                                                  {VerdictKind::kHalfDone, "half-done"},
+                                                                  {VerdictKind::kBroken, "broken-session"},
+                                                                  {VerdictKind::kReferences, "references-disagree"},
+                                                                  {VerdictKind::kImpossible, "impossible-order"},
+                                                                  {VerdictKind::kUnreadable, "unreadable"}};
+  ASSERT_EQ(words.size(), kVerdictKinds);
+  for (const auto& [kind, word] : words) EXPECT_EQ(ToText(kind), word);
+}
+
+TEST(VerdictKind, healthy_after_a_pause_and_a_resume) {
+  CycleJob job;
+  job.Pause();
+  const Verdict paused = job.Judge(kLive, kLive);
+  EXPECT_TRUE(paused.healthy()) << paused.summary;
+  EXPECT_EQ(paused.totals.released, 2 * kMiB);
+  EXPECT_HAS(paused.summary,
+             "2 sessions live, 2 paused; they hold 0 B of their own memory on devices, and 2 MiB are given back");
+  job.Resume();
+  job.LetGo();
+  job.Close();
+  const Verdict verdict = job.Judge(kClosed, kClosed);
+  EXPECT_TRUE(verdict.healthy()) << verdict.summary;
+  EXPECT_EQ(verdict.headline, "Nothing is wrong: 1 pause and 1 resume of 2 sessions completed");
+  EXPECT_EQ(verdict.remedy, Remedy{});
+  EXPECT_EQ(verdict.session, std::nullopt);
+  EXPECT_TRUE(verdict.evidence.empty());
+}
+
+// ---- a step or a vote failed -----------------------------------------------------------------------------------------------
+
+// The importer's step fails in the first phase of a pause.
+Verdict OfFailedStep(Code code, int driver_result, bool undone = true) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  const SequenceNumber seq = job.importer.Then(StepFailed{step, code, driver_result, "quiesce device 0: it did not work"});
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed", undone);
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, step);
+  EXPECT_EQ(verdict.seq, seq);
+  EXPECT_EQ(verdict.code, code);
+  EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
+  EXPECT_HAS(verdict.headline, "Pause 1 failed on rank 1 at the step \"quiesce device 0\"");
+  EXPECT_HAS(verdict.summary, "Pause 1 of 2 sessions failed");
+  return verdict;
+}
+
+TEST(VerdictKind, step_failed_in_the_driver) {
+  const Verdict verdict = OfFailedStep(Code::kDriver, 719);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+  EXPECT_EQ(verdict.remedy.action, Action::kFindDriverError);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kCallAgain);
+  EXPECT_HAS(verdict.summary, "The driver's answer was CUDA_ERROR_LAUNCH_FAILED (719, unspecified launch failure).");
+  EXPECT_HAS(OfFailedStep(Code::kDriver, 12345).summary, "The driver's answer was CUresult 12345.");
+  EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and undid what was done.");
+}
+
+TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
+  EXPECT_EQ(OfFailedStep(Code::kRefused, 900).remedy.action, Action::kEndCaptures);
+  EXPECT_EQ(OfFailedStep(Code::kIo, 0).remedy.action, Action::kReadMessage);
+  for (const Code code : {Code::kTimeout, Code::kPeerLost}) {
+    const Verdict verdict = OfFailedStep(code, 0);
+    EXPECT_EQ(verdict.remedy.action, Action::kExaminePeer);
+    EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
+  }
+  const Verdict verdict = OfFailedStep(Code::kDriver, 719, false);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
+  EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and could not undo everything: it is neither running nor paused.");
+}
+
+// The culprit of the vote had a failed step of its own, which blames a peer: it was not merely late.
+TEST(VerdictKind, step_failed_for_a_peers_sake_is_not_called_stalled) {
+  const Verdict verdict = OfFailedStep(Code::kPeerLost, 0);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.summary;
+}
+
+TEST(VerdictKind, step_failed_when_only_its_vote_was_no) {
+  CycleJob job;
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  job.PhaseOfAll(PhaseKind::kResumeArrive);
+  job.importer.Then(PhaseBegun{PhaseKind::kResumeCreateOwn});
+  job.GiveUp(CycleKind::kResume, PhaseKind::kResumeCreateOwn, job.importer.id(), "rank 1 failed: no descriptors are left");
+  const Verdict verdict = JudgeAlone(job.importer, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.phase, PhaseKind::kResumeCreateOwn);
+  EXPECT_EQ(verdict.remedy.action, Action::kFollowVote);
+  EXPECT_EQ(verdict.remedy.cycle, CycleKind::kResume);
+  EXPECT_HAS(verdict.summary, "no descriptors are left");
+}
+
+Verdict OfTooLittleMemory(bool undone) {
+  CycleJob job;
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  const Step step = job.WorkInto(job.owner, PhaseKind::kResumeArrive, StepKind::kCheckMemory);
+  EXPECT_EQ(step.bytes, 2 * kMiB);
+  const std::string message = "check memory device 0, 2 MiB: device 0 has 1 MiB free";
+  job.owner.Then(StepFailed{step, Code::kOutOfMemory, 2, message});
+  job.Work(job.importer, PhaseKind::kResumeArrive);
+  job.GiveUp(CycleKind::kResume, PhaseKind::kResumeArrive, job.owner.id(), "rank 0 failed: " + message, undone);
+  return job.Judge(kLive, kLive);
+}
+
+TEST(VerdictKind, out_of_memory_says_how_much_must_be_free_where) {
+  const Verdict verdict = OfTooLittleMemory(true);
+  EXPECT_EQ(verdict.kind, VerdictKind::kOutOfMemory) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 0);
+  EXPECT_EQ(verdict.step->kind, StepKind::kCheckMemory);
+  EXPECT_EQ(verdict.cycle_kind, CycleKind::kResume);
+  EXPECT_EQ(verdict.driver_result, 2);
+  const Remedy& remedy = verdict.remedy;
+  EXPECT_EQ(remedy.action, Action::kFreeMemory);
+  EXPECT_EQ(remedy.outlook, Outlook::kCallAgain);
+  EXPECT_EQ(remedy.process, "rank 0");
+  EXPECT_EQ(remedy.device, DeviceOrdinal{0});
+  EXPECT_EQ(remedy.gpu, "GPU-0");
+  EXPECT_EQ(remedy.bytes, 2 * kMiB);
+  EXPECT_EQ(remedy.cycle, CycleKind::kResume);
+  EXPECT_HAS(verdict.summary, "device 0 has 1 MiB free");
+  EXPECT_HAS(verdict.summary, "AMem itself checked how much memory was free");
+  EXPECT_HAS(verdict.summary, "Now both sessions are paused with their contents kept.");
+  EXPECT_EQ(OfTooLittleMemory(false).remedy.outlook, Outlook::kCannotBeUndone);
+}
+
+TEST(VerdictKind, out_of_memory_is_told_to_the_others_without_its_whole_message_again) {
+  const Verdict verdict = OfTooLittleMemory(true);
+  std::size_t with_message = 0, told = 0;
+  for (const Evidence& evidence : verdict.evidence) {
+    with_message += test::Has(evidence.text, "1 MiB free") ? 1 : 0;
+    told += evidence.text == "was told: rank 0 (pid 1000 on host alpha) failed in phase resume: arrive" ? 1 : 0;
+  }
+  EXPECT_EQ(with_message, 1u);
+  EXPECT_EQ(told, 1u);
+}
+
+// ---- a process ended -------------------------------------------------------------------------------------------------------
+
+TEST(VerdictKind, died_in_a_pause_and_the_others_run_on) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  const SequenceNumber noticed = job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.Decide(job.owner, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 died");
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 died"});
+  const Verdict verdict = job.Judge(kLive, kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, step);
+  EXPECT_EQ(verdict.seq.value, job.importer.events().size());
+  EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfDeath);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kOthersRun);
+  EXPECT_HAS(verdict.summary, "it had begun, and not finished, \"quiesce device 0\"");
+  EXPECT_HAS(verdict.summary, "Rank 0 noticed its end at ");
+  EXPECT_HAS(verdict.summary, "(event " + std::to_string(noticed.value) + ")");
+  EXPECT_HAS(verdict.summary, "Now rank 0 is running and rank 1 has ended.");
+}
+
+// The importer dies in a resume, and the owner cannot go back, or can.
+Verdict OfDeathInResume(bool undone) {
+  CycleJob job;
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  job.importer.Then(PhaseBegun{PhaseKind::kResumeArrive});
+  job.Work(job.owner, PhaseKind::kResumeArrive);
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.Decide(job.owner, PhaseKind::kResumeArrive, job.importer.id(), "rank 1 died");
+  job.owner.Then(CycleFailed{CycleKind::kResume, 1, undone, "rank 1 died"});
+  return job.Judge(kLive, kCrashed);
+}
+
+TEST(VerdictKind, died_in_a_resume_and_the_others_miss_its_memory) {
+  const Verdict verdict = OfDeathInResume(true);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kOthersMissMemory);
+  EXPECT_EQ(OfDeathInResume(false).remedy.outlook, Outlook::kOthersHalfWay);
+}
+
+TEST(VerdictKind, died_while_paused_and_the_others_resumed_without_it) {
+  CycleJob job;
+  job.Pause();
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.Arrive(job.owner, CycleKind::kResume);
+  job.owner.Then(CycleBegun{CycleKind::kResume, 1, {job.owner.id()}});
+  for (const PhaseKind phase : CycleJob::kResumePhases) {
+    job.Work(job.owner, phase);
+    job.Decide(job.owner, phase);
+  }
+  job.owner.Then(CycleDone{CycleKind::kResume, 1, 1000});
+  const Verdict verdict = job.Judge(kLive, kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kOthersResumed);
+  EXPECT_HAS(verdict.headline, "while it was paused");
+  EXPECT_HAS(verdict.summary, "After that rank 0 resumed without it.");
+}
+
+TEST(VerdictKind, died_while_paused_and_the_next_resume_of_the_others_failed) {
+  CycleJob job;
+  job.Pause();
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.Arrive(job.owner, CycleKind::kResume);
+  job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "rank 1 has died"});
+  const Verdict verdict = job.Judge(kLive, kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kOthersMissMemory);
+  EXPECT_EQ(verdict.cycle_kind, CycleKind::kResume);
+  EXPECT_EQ(verdict.cycle, 1u);
+  EXPECT_HAS(verdict.summary, "After that resume 1 failed on rank 0: rank 1 has died.");
+}
+
+// A rank that imports memory of the importer's.
+Story ThirdRank(CycleJob& job) {
+  Story third(0xca7, 2, &job.clock);
+  const AllocationId own = job.importer.Create(), held = third.NextId();
+  job.importer.Then(PeerConnected{.peer = third.id(), .host = "alpha", .pid = 1002, .group = 7, .rank = 2});
+  job.importer.Then(Exported{.allocation = own});
+  job.importer.Then(ReferenceAdded{.allocation = own, .by = third.id(), .as = held});
+  third.Then(PeerConnected{.peer = job.importer.id(), .host = "alpha", .pid = 1001, .group = 7, .rank = 1});
+  third.Then(
+      Imported{.allocation = held, .remote = {job.importer.id(), own}, .bytes = 2 * kMiB, .properties = Story::Properties()});
+  return third;
+}
+
+// Of two sessions that notice a death, the first one dates it, whatever the order of the journals.
+TEST(VerdictKind, died_when_the_first_of_two_witnesses_noticed_it) {
+  CycleJob job;
+  Story third = ThirdRank(job);
+  job.BeginAll(CycleKind::kPause);
+  const SequenceNumber first = job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.clock += kSecond;
+  third.Then(PeerLost{job.importer.id(), kPeerDied});
+  for (const bool owner_first : {true, false}) {
+    std::vector<JournalHistory> journals = job.Read(kLive, kCrashed);
+    journals.insert(owner_first ? journals.end() : journals.begin(), test::History(third, kLive, job.clock));
+    const Verdict verdict = Diagnose(journals);
+    EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+    EXPECT_EQ(verdict.rank, 1);
+    EXPECT_HAS(verdict.summary, "Rank 0 noticed its end at ");
+    EXPECT_HAS(verdict.summary, "(event " + std::to_string(first.value) + ")");
+    EXPECT_FALSE(test::Has(verdict.summary, "Rank 2 noticed"));
+  }
+}
+
+TEST(VerdictKind, ended_outside_of_any_pause_or_resume) {
+  CycleJob job;
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  const Verdict verdict = job.Judge(kLive, kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kEnded);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.cycle_kind, std::nullopt);
+  EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfEnd);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
+  EXPECT_EQ(verdict.headline, "Rank 1 ended without closing its journal, while it was running");
+}
+
+// ---- the others waited -----------------------------------------------------------------------------------------------------
+
+TEST(VerdictKind, never_arrived_names_the_rank_and_the_call_that_is_missing) {
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += kSecond;
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 1000 ms for rank 1 to come"});
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
+  EXPECT_EQ(verdict.code, Code::kTimeout);
+  EXPECT_EQ(verdict.remedy.action, Action::kCallOnEveryRank);
+  EXPECT_EQ(verdict.remedy.process, "rank 1");
+  EXPECT_EQ(verdict.remedy.cycle, CycleKind::kPause);
+  EXPECT_EQ(verdict.headline, "Rank 1 did not join pause 1");
+  EXPECT_HAS(verdict.summary, "Rank 1 (pid 1001 on host alpha) did not call ncclPause");
+}
+
+TEST(VerdictKind, never_arrived_names_all_ranks_that_are_missing) {
+  CycleJob job;
+  Story third = ThirdRank(job);
+  job.Arrive(job.owner, CycleKind::kPause);
+  std::vector<JournalHistory> journals = job.Read(kLive, kLive, 3 * kSecond);
+  journals.push_back(test::History(third, kLive, job.clock + 3 * kSecond));
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
+  EXPECT_EQ(verdict.remedy.process, "ranks 1 and 2");
+  EXPECT_EQ(verdict.headline, "Ranks 1 and 2 did not join pause 1");
+  EXPECT_HAS(verdict.summary, "Rank 1 (pid 1001 on host alpha) did not call ncclPause");
+  EXPECT_HAS(verdict.summary, "Rank 2 (pid 1002 on host alpha) did not call ncclPause");
+}
+
+TEST(VerdictKind, never_arrived_of_a_rank_without_a_journal_says_so) {
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += kSecond;
+  const SequenceNumber gave_up = job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 1000 ms for rank 1 to come"});
+  const Verdict verdict = JudgeAlone(job.owner, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.seq, gave_up);
+  EXPECT_EQ(verdict.remedy.process, "rank 1");
+  ASSERT_FALSE(verdict.notes.empty());
+  EXPECT_HAS(verdict.notes[0], "its journal was not given");
+}
+
+TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.Decide(job.owner, PhaseKind::kPauseArrive, job.importer.id(), "no vote came");
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "no vote came"});
+  job.clock += 30 * kSecond;
+  job.importer.Then(StepDone{step});
+  job.Decide(job.importer, PhaseKind::kPauseArrive, job.importer.id(), "no vote came");
+  job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "no vote came"});
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, step);
+  EXPECT_EQ(verdict.remedy.action, Action::kExamineProcess);
+  EXPECT_EQ(verdict.remedy.process, "rank 1");
+  EXPECT_EQ(verdict.remedy.pid, 1001);
+  EXPECT_HAS(verdict.headline, "which spent 30.0 s at \"quiesce device 0\"");
+  EXPECT_HAS(verdict.summary, "Its longest step, \"quiesce device 0\", took 30.0 s");
+  EXPECT_HAS(verdict.summary, "The others were told: No vote came.");
+}
+
+TEST(VerdictKind, stalled_rank_without_a_journal_is_the_one_whose_vote_is_missing) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  const Verdict verdict = JudgeAlone(job.owner, kLive, job.clock + 5 * kSecond);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_TRUE(verdict.live);
+  EXPECT_EQ(verdict.remedy.action, Action::kExamineProcess);
+  EXPECT_EQ(verdict.remedy.pid, 0);
+  EXPECT_HAS(verdict.summary, "What it does is not known: its journal was not given.");
+}
+
+TEST(VerdictKind, refused_when_nobody_was_missing) {
+  std::uint64_t clock = kSecond;
+  Story story(0x5, 7, &clock);
+  story.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  const SequenceNumber seq = story.Then(CycleFailed{CycleKind::kPause, 1, true, "the groups differ"});
+  const Verdict verdict = JudgeAlone(story, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kRefused);
+  EXPECT_EQ(verdict.rank, 7);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.seq, seq);
+  EXPECT_EQ(verdict.remedy.action, Action::kFollowRefusal);
+  EXPECT_EQ(verdict.remedy.cycle, CycleKind::kPause);
+  EXPECT_HAS(verdict.summary, "The groups differ.");
+}
+
+// ---- sessions and journals -------------------------------------------------------------------------------------------------
+
+TEST(VerdictKind, half_done_after_a_failure_that_could_not_be_undone) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  const SequenceNumber seq = job.owner.Then(CycleFailed{CycleKind::kPause, 1, false, "mapping again failed"});
+  job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 0 failed"});
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kHalfDone);
+  EXPECT_EQ(verdict.rank, 0);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.seq, seq);
+  EXPECT_EQ(verdict.remedy.action, Action::kResumeAgain);
+  EXPECT_HAS(verdict.summary, "Mapping again failed.");
+  EXPECT_HAS(verdict.summary, "Now rank 1 is running and rank 0 is neither running nor paused.");
+}
+
+TEST(VerdictKind, broken_session_is_the_cause_of_what_the_others_waited_for) {
+  CycleJob job;
+  const SequenceNumber seq = job.importer.Then(SessionBroken{"append event: no space left on device"});
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += kSecond;
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 1000 ms for rank 1 to come"});
+  const Verdict verdict = job.Judge(kLive, SessionStatus::kBroken);
+  EXPECT_EQ(verdict.kind, VerdictKind::kBroken) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.seq, seq);
+  EXPECT_EQ(verdict.code, Code::kBroken);
+  EXPECT_EQ(verdict.remedy.action, Action::kRepairJournal);
+  EXPECT_HAS(verdict.summary, "The reason: Append event: no space left on device.");
+}
+
+// The owner's journal does not know the importer's reference, and the importer's resume fails: at a step, or by its vote.
+Verdict OfUnknownReference(bool at_a_step) {
+  CycleJob job;
+  std::vector<Event>& events = job.owner.events();
+  std::erase_if(events, [](const Event& e) { return std::holds_alternative<ReferenceAdded>(e.body); });
+  for (std::size_t i = 0; i < events.size(); ++i) events[i].seq = SequenceNumber{i + 1};
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  job.PhaseOfAll(PhaseKind::kResumeArrive);
+  job.PhaseOfAll(PhaseKind::kResumeCreateOwn);
+  if (at_a_step) {
+    const Step step = job.WorkInto(job.importer, PhaseKind::kResumeImport, StepKind::kImport);
+    job.importer.Then(StepFailed{step, Code::kNotFound, 0, "the owner knows no such reference"});
+  } else {
+    job.importer.Then(PhaseBegun{PhaseKind::kResumeImport});
+  }
+  job.Work(job.owner, PhaseKind::kResumeImport);
+  job.GiveUp(CycleKind::kResume, PhaseKind::kResumeImport, job.importer.id(), "the owner knows no such reference", false);
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kReferences) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.allocation, job.imported);
+  EXPECT_EQ(verdict.phase, PhaseKind::kResumeImport);
+  EXPECT_EQ(verdict.remedy.action, Action::kReportReference);
+  return verdict;
+}
+
+TEST(VerdictKind, references_disagree_and_a_step_failed_because_of_it) {
+  EXPECT_EQ(OfUnknownReference(true).step->kind, StepKind::kImport);
+}
+
+TEST(VerdictKind, references_disagree_and_a_vote_was_no_because_of_it) {
+  const Verdict verdict = OfUnknownReference(false);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_HAS(verdict.summary,
+             "It holds allocation 1 (2 MiB on device 0, which belongs to rank 0 as allocation 1), and the owner's "
+             "journal does not know that reference.");
+}
+
+TEST(VerdictKind, impossible_order_of_events_is_found_at_its_event) {
+  std::uint64_t clock = kSecond;
+  Story story(0x5, 7, &clock);
+  const SequenceNumber seq = story.Then(Unmapped{.address = Address{0x7f0000000000}, .bytes = 2 * kMiB});
+  test::MemoryReader reader(story.events(), story.id(), kClosed);
+  Result<JournalHistory> history = ReadHistory(reader);
+  ASSERT_TRUE(history.ok());
+  const std::vector<JournalHistory> journals = {*std::move(history)};
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kImpossible);
+  EXPECT_EQ(verdict.rank, 7);
+  EXPECT_EQ(verdict.step, std::nullopt);
+  EXPECT_EQ(verdict.seq, seq);
+  EXPECT_EQ(verdict.remedy.action, Action::kReportJournals);
+}
+
+// ---- journals in directories -----------------------------------------------------------------------------------------------
+
+class VerdictOfDirectories : public ::testing::Test {
+ protected:
+  // The journal of a session that closed in order.
+  std::filesystem::path Write(const std::filesystem::path& below) {
+    std::uint64_t clock = kSecond;
+    Story story(0x5, 7, &clock);
+    story.Then(SessionClosed{.reason = "exit"});
+    JournalOptions options;
+    options.directory = *scratch_.Get() / below;
+    auto writer = JournalWriter::Open(options, story.id());
+    EXPECT_TRUE(writer.ok()) << writer.status().message();
+    for (const Event& event : story.events()) EXPECT_TRUE((*writer)->Append(event).ok());
+    EXPECT_TRUE((*writer)->Close().ok());
+    return (*writer)->Directory();
+  }
+  static Result<Verdict> Judge(const std::vector<std::filesystem::path>& sessions) { return Diagnose(sessions); }
+
+  ScratchDirectory scratch_;
+};
+
+TEST_F(VerdictOfDirectories, is_healthy_if_all_could_be_read) {
+  const Result<Verdict> verdict = Judge({Write("a")});
+  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
+  EXPECT_TRUE(verdict->healthy()) << verdict->summary;
+  EXPECT_HAS(verdict->summary, "1 session has ended in order.");
+}
+
+TEST_F(VerdictOfDirectories, is_unreadable_if_a_part_could_not_be_read) {
+  const Result<Verdict> verdict = Judge({Write("a"), *scratch_.Get() / "missing"});
+  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
+  EXPECT_EQ(verdict->kind, VerdictKind::kUnreadable);
+  EXPECT_EQ(verdict->rank, -1);
+  EXPECT_EQ(verdict->step, std::nullopt);
+  EXPECT_EQ(verdict->remedy.action, Action::kGiveWholeJournals);
+  ASSERT_EQ(verdict->damage.size(), 1u);
+  EXPECT_HAS(verdict->damage[0], "missing");
+  EXPECT_HAS(verdict->summary, "missing");
+}
+
+TEST_F(VerdictOfDirectories, leaves_out_a_second_copy_of_a_journal_and_says_so) {
+  const std::filesystem::path journal = Write("a"), copy = *scratch_.Get() / "b" / journal.filename();
+  std::filesystem::create_directories(copy.parent_path());
+  std::filesystem::copy(journal, copy, std::filesystem::copy_options::recursive);
+  const Result<Verdict> verdict = Judge({journal, copy});
+  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
+  EXPECT_EQ(verdict->totals.journals, 1u);
+  ASSERT_EQ(verdict->damage.size(), 1u);
+  EXPECT_HAS(verdict->damage[0], "is another copy of a journal that was given");
+}
+
+TEST_F(VerdictOfDirectories, fails_if_nothing_could_be_read) {
+  EXPECT_HAS(Judge({}).status().message(), "give directories of sessions");
+  const Result<Verdict> verdict = Judge({*scratch_.Get() / "missing"});
+  EXPECT_EQ(verdict.status().code(), Code::kNotFound);
+  EXPECT_HAS(verdict.status().message(), "none of the journals could be read");
+}
+
+}  // namespace
+}  // namespace amem

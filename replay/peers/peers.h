@@ -1,7 +1,7 @@
 // Peers: how sessions of one job find each other, share memory and agree.
 //
 // The coordinator and the session use Peers, the interface; unix/unix_peers.h implements it with Unix sockets, and
-// local/local_peers.h in memory, for tests. All methods may be called from any thread; those that wait say so and have a
+// tests have one in memory. All methods may be called from any thread; those that wait say so and have a
 // deadline.
 #pragma once
 

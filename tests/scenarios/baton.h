@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "replay/peers/local/local_peers.h"
+#include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
 

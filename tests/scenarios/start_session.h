@@ -10,7 +10,7 @@
 
 #include "journal/journal.h"
 #include "replay/driver/simulator/simulator.h"
-#include "replay/peers/local/local_peers.h"
+#include "tests/stand_ins/peers/local_peers.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "replay/session/session.h"
 

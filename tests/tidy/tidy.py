@@ -32,7 +32,6 @@ ROOMS = {room: set(below.split()) for room, below in {
     "replay/driver/simulator": _BASE + "replay/driver",
     "replay/peers": _BASE,
     "replay/peers/unix": _BASE + "replay/peers",
-    "replay/peers/local": _BASE + "replay/peers",
     "replay/ledger": _BASE + "journal replay/driver",
     "replay/cycle": _BASE + "journal replay/driver replay/peers replay/ledger",
     "replay/session": _BASE + "journal replay/driver replay/peers replay/ledger replay/cycle",

@@ -46,7 +46,7 @@ BREACHES = {
                            ("replay/driver/c.cpp", '#include "replay/driver/cuda/core.h"\n'),
                            ("replay/driver/simulator/c.cpp", '#include "replay/driver/cuda/core.h"\n'),
                            ("replay/peers/c.cpp", '#include "replay/driver/driver.h"\n'),
-                           ("replay/peers/unix/c.cpp", '#include "replay/peers/local/local.h"\n'),
+                           ("replay/peers/unix/c.cpp", '#include "replay/ledger/ledger.h"\n'),
                            ("replay/session/c.cpp", '#include "ncclpatch/runtime/options.h"\n'),
                            ("replay/session/c.cpp", '#include "replay/driver/simulator/simulator.h"\n'),
                            ("replay/session/deeper/c.cpp", '#include <replay/job/clock.h>\n'),

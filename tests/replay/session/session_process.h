@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "replay/driver/simulator/simulator.h"
-#include "replay/peers/local/local_peers.h"
+#include "tests/stand_ins/peers/local_peers.h"
 #include "replay/session/session.h"
 
 namespace amem::test {

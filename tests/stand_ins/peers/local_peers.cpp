@@ -1,4 +1,4 @@
-#include "replay/peers/local/local_peers.h"
+#include "tests/stand_ins/peers/local_peers.h"
 
 #include <fmt/format.h>
 

@@ -34,7 +34,7 @@ struct Explanation {
 };
 
 // One for each kind of verdict.
-void ExplainFailedStep(Explanation&);  // kStepFailed and kOutOfMemory: a step, or a vote that was no without one
+void ExplainFailedStep(Explanation&);  // kStepFailed and kOutOfMemory: a failed step, or a vote of no without one
 void ExplainDied(Explanation&);
 void ExplainEnded(Explanation&);
 void ExplainNeverArrived(Explanation&);
@@ -49,7 +49,7 @@ void ExplainImpossible(Explanation&);
 void ExplainConsequences(Explanation&);
 // What the others tried, or completed, after a process had died outside of any attempt.
 void ExplainLaterAttempts(Explanation&);
-// "Now rank 0 is paused with contents kept and rank 1 has ended."; empty when it is not known, or is said already.
+// "Now rank 0 is paused with its contents kept and rank 1 has ended."; empty when it is not known.
 std::string PresentState(const Roster& roster);
 
 // Of a text that may begin with a name of the driver's, which keeps its spelling.

@@ -2,6 +2,7 @@
 // people; everything else is for programs as well.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -247,7 +247,7 @@ class RankSession {
   }
   // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
   Status Check(std::uint64_t version, bool settled) {
-    AMEM_TRY(session_->Inspect([&](const State& state) -> Status {
+    const Status agrees = session_->Inspect([&](const State& state) -> Status {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
       // The simulator's own books: one handle for each allocation that has memory, and no range or mapping besides.
@@ -261,7 +261,8 @@ class RankSession {
         return {Code::kCorrupt, "the driver holds other things than the state says: " + ToText(real)};
       }
       return {};
-    }));
+    });
+    AMEM_TRY(agrees);
     if (session_->paused()) return {};
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));

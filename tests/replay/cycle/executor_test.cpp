@@ -198,8 +198,8 @@ TEST_F(HeldByAPeer, the_copies_end_with_the_phase_when_the_last_of_them_vanishes
     }
     ASSERT_TRUE(executor_.Run(phase).ok());
     Record(PhaseDecided{phase.phase, true, {}, {}});
+    EXPECT_EQ(backup_.Queued(), phase.phase == PhaseKind::kPauseSave);
   }
-  EXPECT_FALSE(backup_.Queued());
   EXPECT_EQ(InUse(), 0U);
   EXPECT_TRUE(sim_->Snapshot().mappings.empty());  // of the mapping that was made for its copy, too
 }

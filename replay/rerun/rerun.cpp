@@ -6,7 +6,10 @@
 #include <cerrno>
 #include <set>
 
+#include "replay/job/clock.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/job/scratch_directory.h"
 #include "replay/peers/unix/socket.h"
 #include "replay/rerun/absent_owner.h"
@@ -33,21 +36,17 @@ bool IsCheckpoint(const EventBody& body) {
          std::holds_alternative<CycleFailed>(body);
 }
 
-std::string NameOf(const SessionOpened& who) {
-  return who.rank < 0 ? "session " + SessionText(who.session) : "rank " + std::to_string(who.rank);
-}
-
 class Host {
  public:
   Host(std::span<const std::unique_ptr<JournalReader>> journals, const RerunOptions& options)
       : journals_(journals), options_(options) {}
 
   Result<RerunReport> Run() {
-    AMEM_TRY(Introduce());
+    AMEM_TRY(FindSessions());
     AMEM_TRY(Limit());
     AMEM_TRY(Build());
     AMEM_TRY(Replay());
-    for (const auto& one : cast_) {
+    for (const auto& one : ranks_) {
       Measure(*one);
       const RerunRank::Counts counts = one->rank->counts();
       report_.events += counts.events;
@@ -60,52 +59,44 @@ class Host {
   }
 
  private:
-  struct One {
+  struct Rank {
     JournalReader* reader = nullptr;
     JournalInfo info;
-    SessionOpened who;
+    SessionOpened opened;
     State start;
+    std::uint64_t first_ns = 0;         // time of its first event
     std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
     std::unique_ptr<RerunRank> rank;
-    RerunSession* session = nullptr;      // the rank, if it lives in this process
+    RerunSession* session = nullptr;      // the rank, if it is replayed in this process
     std::uint64_t events = 0;             // taken
     std::map<std::int32_t, Bytes> holds;  // by device of the host
   };
 
-  // Who there is, and on which devices: a UUID is one device, whoever names it.
-  Status Introduce() {
+  // Finds the sessions and their devices. A UUID is one device for all sessions that name it.
+  Status FindSessions() {
     for (const auto& reader : journals_) {
-      auto one = std::make_unique<One>();
-      const auto info = reader->Info();
-      if (!info) return info.status();
+      auto one = std::make_unique<Rank>();
+      Result<Opening> opening = ReadOpening(*reader);
+      if (!opening) return opening.status();
       one->reader = reader.get();
-      one->info = *info;
-      if (info->first.value > 1) {
-        auto start = reader->StateAt(SequenceNumber{info->first.value - 1});
-        if (!start) return start.status();
-        one->start = *std::move(start);
-        one->who = one->start.session;
-      } else {
-        const auto read = reader->Read(SequenceNumber{1}, SequenceNumber{1}, [&](const Event& event) {
-          if (const auto* opened = std::get_if<SessionOpened>(&event.body)) one->who = *opened;
-          return false;
-        });
-        if (!read) return read.status();
-      }
-      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, info->last);
+      one->info = std::move(opening->info);
+      one->opened = std::move(opening->who);
+      one->start = std::move(opening->before);
+      one->first_ns = opening->first_ns;
+      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, one->info.last);
       AMEM_TRY(FindDevices(*reader, *one));
-      cast_.push_back(std::move(one));
+      ranks_.push_back(std::move(one));
     }
-    report_.sessions = cast_.size();
+    report_.sessions = ranks_.size();
     most_.resize(report_.devices.size());
     return {};
   }
 
   // The ordinals that it uses, also those of peers' memory that it maps.
-  Status FindDevices(JournalReader& reader, One& one) {
-    std::int32_t highest = static_cast<std::int32_t>(one.who.gpu_uuids.size()) - 1;
+  Status FindDevices(JournalReader& reader, Rank& one) {
+    std::int32_t highest = static_cast<std::int32_t>(one.opened.gpu_uuids.size()) - 1;
     std::set<std::int32_t> owns;
     const auto see = [&](const Location& location) {
       if (location.type == LocationType::kDevice) highest = std::max(highest, location.id);
@@ -131,11 +122,11 @@ class Host {
     }
     for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
       const auto index = static_cast<std::size_t>(ordinal);
-      const std::string name =
-          index < one.who.gpu_uuids.size() ? one.who.gpu_uuids[index] : one.who.host + " device " + std::to_string(ordinal);
+      const std::string name = index < one.opened.gpu_uuids.size() ? one.opened.gpu_uuids[index]
+                                                                   : one.opened.host + " device " + std::to_string(ordinal);
       auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
       if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
-      if (owns.contains(ordinal)) at->used_by.push_back(NameOf(one.who));
+      if (owns.contains(ordinal)) at->used_by.push_back(ShortNameOf(one.opened));
       one.devices.push_back(static_cast<std::int32_t>(at - report_.devices.begin()));
     }
     return {};
@@ -164,23 +155,22 @@ class Host {
       return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
     AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
-    for (const auto& one : cast_) {
-      // Only differences of clocks matter: those of one host are one clock.
-      const auto same = std::ranges::find_if(cast_, [&](const auto& other) { return other->who.boot_id == one->who.boot_id; });
-      one->offset = (*same)->who.realtime_ns - (*same)->who.monotonic_ns;
-    }
-    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
-    for (const auto& one : cast_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
+    std::vector<JobClock::Journal> journals;
+    for (const auto& one : ranks_) journals.push_back({&one->opened, one->first_ns});
+    const JobClock clock(journals);
+    for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opened));
+    for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
+    for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
     return {};
   }
 
-  static std::string Beginning(const One& one) {
-    return NameOf(one.who) + (one.info.first.value > 1 ? ", from its snapshot" : "");
+  static std::string Beginning(const Rank& one) {
+    return ShortNameOf(one.opened) + (one.info.first.value > 1 ? ", from its snapshot" : "");
   }
 
   [[nodiscard]] std::set<SessionId> Killed() const {
     std::set<SessionId> killed;
-    for (const auto& one : cast_) {
+    for (const auto& one : ranks_) {
       if (one->info.status == SessionStatus::kCrashed) killed.insert(one->info.session);
     }
     return killed;
@@ -193,7 +183,7 @@ class Host {
     if (!absent_owner) return absent_owner.status();
     absent_owners_driver_ = *std::move(absent_owner);
     absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
-    for (const auto& one : cast_) {
+    for (const auto& one : ranks_) {
       auto driver = Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false});
       if (!driver) return driver.status();
       auto session = std::make_unique<RerunSession>(
@@ -217,11 +207,11 @@ class Host {
     start.cuda = options_.cuda;
     start.visible = options_.cuda_visible_devices;
     if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
-    for (const auto& one : cast_) start.job.insert(one->info.session);
+    for (const auto& one : ranks_) start.job.insert(one->info.session);
     start.killed = Killed();
-    for (const auto& one : cast_) {
+    for (const auto& one : ranks_) {
       start.journal = one->info.directory;
-      start.self = {one->info.session, "this host", 0, one->who.group, one->who.rank};
+      start.self = {one->info.session, "this host", 0, one->opened.group, one->opened.rank};
       start.devices = one->devices;
       auto rank = RerunProcess::Start(start, std::move(one->start));
       if (!rank) return rank.status();
@@ -239,10 +229,10 @@ class Host {
     return absent_owner_.Export(remote, as_imported);
   }
 
-  One* Earliest() {
-    One* first = nullptr;
+  Rank* Earliest() {
+    Rank* first = nullptr;
     std::uint64_t first_ns = 0;
-    for (const auto& one : cast_) {
+    for (const auto& one : ranks_) {
       const Event* event = one->stream->Peek();
       if (event == nullptr) continue;
       const std::uint64_t ns = event->time_ns + one->offset;
@@ -255,9 +245,9 @@ class Host {
   }
 
   Status Replay() {
-    One* before = nullptr;
+    Rank* before = nullptr;
     bool go_on = true;
-    while (One* one = go_on ? Earliest() : nullptr) {
+    while (Rank* one = go_on ? Earliest() : nullptr) {
       if (before != nullptr && before != one) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
       before = one;
       if (go_on) AMEM_TRY(Replay(*one, go_on));
@@ -266,13 +256,13 @@ class Host {
     return go_on ? CompareAtTheEnd() : Status{};
   }
 
-  // One event; what came of it may be known later. `go_on` becomes false after the last.
-  Status Replay(One& one, bool& go_on) {
+  // Replays one event; its outcome may come later. `go_on` becomes false after the last.
+  Status Replay(Rank& one, bool& go_on) {
     const Event event = *one.stream->Peek();
     one.stream->Pop();
     if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
     const bool last =
-        options_.until && event.seq == *options_.until && (one.info.session == options_.until_session || cast_.size() == 1);
+        options_.until && event.seq == *options_.until && (one.info.session == options_.until_session || ranks_.size() == 1);
     const bool now = last || IsCheckpoint(event.body) || std::holds_alternative<StepFailed>(event.body);
     AMEM_TRY(Note(one, one.rank->Take(event, now), go_on));
     if (go_on && IsCheckpoint(event.body)) go_on = Compare(one, event, "after \"" + ToText(event.body) + "\"");
@@ -283,8 +273,8 @@ class Host {
     return {};
   }
 
-  Status Note(const One& one, const RerunRank::Outcome& outcome, bool& go_on) {
-    if (!outcome.failure.ok()) return outcome.failure.Within(NameOf(one.who));
+  Status Note(const Rank& one, const RerunRank::Outcome& outcome, bool& go_on) {
+    if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opened));
     if (outcome.mismatch.ok() && !outcome.reproduced) return {};
     std::optional<Event> event;
     const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
@@ -292,10 +282,11 @@ class Host {
       return false;
     });
     if (!read) return read.status();
-    if (!event) return {Code::kNotFound, NameOf(one.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
+    if (!event)
+      return {Code::kNotFound, ShortNameOf(one.opened) + ": event " + std::to_string(outcome.event.value) + " is gone"};
     if (outcome.reproduced) {
       ++report_.failures_reproduced;
-      if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one.who) + ": " + ToText(event->body));
+      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opened) + ": " + ToText(event->body));
     }
     if (!outcome.mismatch.ok()) {
       Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
@@ -304,7 +295,7 @@ class Host {
     return {};
   }
 
-  bool Compare(const One& one, const Event& at, const std::string& when) {
+  bool Compare(const Rank& one, const Event& at, const std::string& when) {
     ++report_.comparisons;
     const Status same = one.rank->Compare();
     if (!same.ok()) Differ(one, at, "state " + when, "digest " + Hex(Digest(one.rank->recorded())), same.message());
@@ -312,16 +303,16 @@ class Host {
   }
 
   Status CompareAtTheEnd() {
-    for (const auto& one : cast_) {
-      if (!one->stream->status().ok()) return one->stream->status().Within(NameOf(one->who));
-      if (one->rank->recorded().cycle.open_step) continue;  // it died at that: the driver may be a step ahead
+    for (const auto& one : ranks_) {
+      if (!one->stream->status().ok()) return one->stream->status().Within(ShortNameOf(one->opened));
+      if (one->rank->recorded().cycle.open_step) continue;  // it died in this step, and the driver may be a step ahead
       if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
     }
     return {};
   }
 
-  // Somebody else takes what is over the limit, once it was given back.
-  Status TakeMemoryAway(const One& one, const Event& event) {
+  // Once a pause gave a device's memory back, takes away what is over its limit.
+  Status TakeMemoryAway(const Rank& one, const Event& event) {
     const auto* done = std::get_if<CycleDone>(&event.body);
     if (done == nullptr || done->kind != CycleKind::kPause) return {};
     for (std::size_t ordinal = 0; ordinal < one.devices.size(); ++ordinal) {
@@ -329,17 +320,18 @@ class Host {
       const auto index = static_cast<std::size_t>(device);
       const auto limit = report_.devices[index].limit;
       const auto& users = report_.devices[index].used_by;
-      if (!limit || taken_.contains(device) || std::ranges::find(users, NameOf(one.who)) == users.end()) continue;
+      if (!limit || taken_.contains(device) || std::ranges::find(users, ShortNameOf(one.opened)) == users.end()) continue;
       const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
       if (taken.ok()) taken_.insert(device);
-      if (!taken.ok() && taken.code() != Code::kOutOfMemory)  // others hold it still: once more when they have paused
+      // Out of memory: other sessions still hold theirs, and this is tried again when they have paused.
+      if (!taken.ok() && taken.code() != Code::kOutOfMemory)
         return taken.Within("--memory: taking the rest of device " + std::to_string(device));
     }
     return {};
   }
 
-  // What the sessions hold, from their states: the simulated host would look at every process to tell.
-  void Measure(One& one) {
+  // Adds up what the sessions hold by their states; the simulated host would have to look at every process.
+  void Measure(Rank& one) {
     for (const auto& [device, bytes] : one.holds) holds_[device] -= bytes;
     one.holds.clear();
     for (const auto& [id, a] : one.rank->recorded().allocations) {
@@ -358,7 +350,7 @@ class Host {
     return std::holds_alternative<StepDone>(event.body) ? "ok" : ToText(event.body);
   }
 
-  void Differ(const One& one, const Event& event, std::string what, std::string recorded, std::string replayed) {
+  void Differ(const Rank& one, const Event& event, std::string what, std::string recorded, std::string replayed) {
     report_.difference =
         RerunDifference{one.info.session, event.seq, event.time_ns, std::move(what), std::move(recorded), std::move(replayed)};
     const auto* failed = std::get_if<StepFailed>(&event.body);
@@ -384,8 +376,8 @@ class Host {
   const RerunOptions& options_;
   ScratchDirectory scratch_;  // outlives the processes
   RerunReport report_;
-  std::vector<std::unique_ptr<One>> cast_;
-  std::map<SessionId, One*> by_session_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::map<SessionId, Rank*> by_session_;
   std::unique_ptr<Simulator> absent_owners_driver_;
   AbsentOwner absent_owner_;
   std::set<std::int32_t> taken_;

@@ -81,7 +81,8 @@ Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const>
 
 std::string ToText(const Folded::Break& broken) {
   const std::string& why = broken.why.message();
-  if (broken.kind == BreakKind::kOrder) return fmt::format("event {} does not fit what came before it: {}", broken.at.value, why);
+  if (broken.kind == BreakKind::kOrder)
+    return fmt::format("event {} does not fit what came before it: {}", broken.at.value, why);
   if (broken.kind == BreakKind::kState) return fmt::format("event {} left an impossible state: {}", broken.at.value, why);
   return why;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 
 namespace amem {
 namespace {
@@ -193,7 +194,17 @@ Result<JournalHistory> ReadHistory(const std::filesystem::path& session_director
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
   Result<JournalHistory> history = ReadHistory(**reader);
-  if (history) SetPresent(history->findings, began, session_directory);
+  if (!history) return history.status();
+  JournalFindings& found = history->findings;
+  SetPresent(found, began);
+  // A journal that was packed while its process lived (pack.h): the present is the moment of packing.
+  std::string word;
+  std::uint64_t packed_ns = 0;
+  if (std::ifstream(session_directory / "status") >> word >> packed_ns && word == "live") {
+    found.info.status = SessionStatus::kLive;
+    found.as_of_ns = std::max(found.last_ns, packed_ns);
+    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with("crashed: "); });
+  }
   return history;
 }
 

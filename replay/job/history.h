@@ -1,5 +1,5 @@
-// Histories: a journal, boiled down to what a diagnosis needs - its pauses and resumes, each with its first failure and where
-// it stands, besides the checks of postmortem.h.
+// Histories: what a diagnosis needs of a journal - its pauses and resumes, each with its first failure and how far it came,
+// besides the checks of postmortem.h.
 #pragma once
 
 #include <cstdint>

@@ -7,8 +7,8 @@
 
 namespace amem {
 
-// Sessions that were open at the same time are one job's. The latest job is the one whose journals reach furthest; what cannot
-// be looked at is counted to it, so that its damage is reported.
+// Sessions that were open at the same time are one job's. The latest job is the one whose journals reach furthest. Journals
+// that cannot be read count as its own, so that their damage is reported.
 struct JobSelection {
   std::vector<std::filesystem::path> latest;
   std::vector<std::filesystem::path> earlier;

@@ -1,6 +1,7 @@
 #include "replay/job/pack.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 #include <zstd.h>
 
@@ -25,7 +26,7 @@ namespace amem {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using PackJson = nlohmann::json;
 
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
 enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };
@@ -100,9 +101,9 @@ class Packer {
     const auto info = (*reader)->Info();
     if (!info) return info.status();
     const std::string reason = options_.anonymous ? names_.CleanText(info->broken_reason) : info->broken_reason;
-    const Json header = {{"session", info->session.value}, {"pid", info->pid},        {"format", info->format},
-                         {"status", ToText(info->status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
-    out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, Json::error_handler_t::replace)));
+    const PackJson header = {{"session", info->session.value}, {"pid", info->pid},        {"format", info->format},
+                             {"status", ToText(info->status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
+    out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, PackJson::error_handler_t::replace)));
     if (info->first.value > 1) AddSnapshot(session, **reader, SequenceNumber{info->first.value - 1});
     const auto read = (*reader)->Read(info->first, info->last, [&](const Event& event) {
       const auto message = encoder_.Encode(options_.anonymous ? names_.Clean(event) : event);
@@ -153,7 +154,7 @@ class Decompressor {
     BlockHeader header;
     std::memcpy(&header, bytes_.data() + at_, sizeof header);
     if (header.bytes > kLargestBlock) {
-      damage = "a block claims " + std::to_string(header.bytes) + " bytes";
+      damage = fmt::format("a block claims {} bytes", header.bytes);
       return std::nullopt;
     }
     if (!Need(sizeof header + header.bytes, damage)) {
@@ -218,7 +219,7 @@ std::vector<std::byte> Frame(RecordType type, std::uint64_t seq, std::span<const
 // One session's directory while it is filled.
 class SessionUnpacker {
  public:
-  static Result<std::unique_ptr<SessionUnpacker>> Begin(const fs::path& directory, const Json& header) {
+  static Result<std::unique_ptr<SessionUnpacker>> Begin(const fs::path& directory, const PackJson& header) {
     const SessionId session{header.value("session", std::uint64_t{0})};
     auto fresh = NewSessionDirectory::Create(directory, session);
     if (!fresh) return fresh.status();
@@ -255,7 +256,7 @@ class SessionUnpacker {
   }
 
  private:
-  SessionUnpacker(NewSessionDirectory fresh, std::unique_ptr<Store> store, Json header)
+  SessionUnpacker(NewSessionDirectory fresh, std::unique_ptr<Store> store, PackJson header)
       : fresh_(std::move(fresh)), store_(std::move(store)), header_(std::move(header)) {}
 
   Status Flush() {
@@ -269,7 +270,7 @@ class SessionUnpacker {
 
   NewSessionDirectory fresh_;
   std::unique_ptr<Store> store_;
-  Json header_;
+  PackJson header_;
   std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> waiting_;
 };
 
@@ -332,8 +333,8 @@ Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory) {
   while (const auto payload = blocks.Next(kind, damage)) {
     if (kind == Block::kSession) {
       AMEM_TRY(finish());
-      const Json header = Json::parse(reinterpret_cast<const char*>(payload->data()),
-                                      reinterpret_cast<const char*>(payload->data() + payload->size()), nullptr, false);
+      const PackJson header = PackJson::parse(reinterpret_cast<const char*>(payload->data()),
+                                              reinterpret_cast<const char*>(payload->data() + payload->size()), nullptr, false);
       if (!header.is_object()) return Status{Code::kCorrupt, file.string() + ": what should introduce a session is no JSON"};
       auto begun = SessionUnpacker::Begin(directory, header);
       if (!begun) return begun.status();

@@ -1,11 +1,11 @@
 // Packs: the journals of a job in one compressed file, for a bug report or a test.
 //
 //   "AMEMPACK" 1, then one zstd stream of blocks, each behind its kind and length (little endian, 32 bits):
-//     session  JSON: who wrote the journal, its status when it was packed
+//     session  JSON: session, process, and status of the journal when it was packed
 //     snapshot the state before the first event, when older events had been let go
 //     event    as in the journal
 //     damage   text: what could not be read of the journal
-// What belongs to a session follows its block. Facts are packed, not files: what was damaged stays out, and is said.
+// The blocks of a session follow its first one. Facts are packed, not files: damaged records stay out, and the pack says so.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Leaves out what a stranger need not know: host names, GPU and boot ids, paths.
+// Replaces what a bug report need not show: host names, GPU and boot ids, paths.
 #pragma once
 
 #include <map>

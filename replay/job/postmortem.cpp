@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "replay/job/event_json.h"
@@ -17,9 +16,6 @@ namespace {
 // CheckInvariants walks the whole state; after each event of a large job that would be quadratic. A state of so many objects is
 // checked after each event, one of twice as many after every second one, and so on, and in any case at the end.
 constexpr std::size_t kObjectsPerEvent = 8;
-
-// How the note begins that SetPresent takes back.
-constexpr std::string_view kCrashedNote = "crashed: ";
 
 // A message in flight when the receiver closed is not a disagreement.
 constexpr std::uint64_t kInFlight_ns = 1'000'000'000;
@@ -318,7 +314,7 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   check.Finish(*std::move(folded));
   if (found.info.status == SessionStatus::kCrashed) {
     found.notes.push_back({found.info.session, found.state.last,
-                           fmt::format("{}the process is dead and the journal was not closed{}", kCrashedNote,
+                           fmt::format("crashed: the process is dead and the journal was not closed{}",
                                        found.report.torn_tail ? "; its last append was cut short" : "")});
   }
   if (!found.state.broken.empty()) {
@@ -327,15 +323,8 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   return found;
 }
 
-void SetPresent(JournalFindings& found, const ThisHost& began, const std::filesystem::path& session_directory) {
+void SetPresent(JournalFindings& found, const ThisHost& began) {
   if (began.Wrote(found.who)) found.as_of_ns = std::max(found.as_of_ns, began.now_ns);
-  std::string word;
-  std::uint64_t packed_ns = 0;
-  if (std::ifstream(session_directory / "status") >> word >> packed_ns && word == "live") {
-    found.info.status = SessionStatus::kLive;
-    found.as_of_ns = std::max(found.last_ns, packed_ns);
-    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with(kCrashedNote); });
-  }
 }
 
 JobFindings VerifyJob(std::span<const JournalFindings> journals) {

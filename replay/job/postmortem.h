@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
@@ -86,9 +85,8 @@ struct JournalFindings {
 // that the journal could not be read at all. `others` observe the same fold.
 Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others = {});
 
-// Until when a live journal tells what happened: until `began`, when reading began, if it is of this boot; of a journal that
-// was packed while its process lived (pack.h), until it was packed.
-void SetPresent(JournalFindings& found, const ThisHost& began, const std::filesystem::path& session_directory);
+// A live journal of this boot tells what happened until `began`, when reading began.
+void SetPresent(JournalFindings& found, const ThisHost& began);
 
 struct JobFindings {
   std::vector<Violation> violations;

@@ -1,4 +1,4 @@
-// A directory for files that nobody needs afterwards: made when it is first asked for, gone with the object.
+// A directory for temporary files: made when it is first asked for, removed with the object.
 #pragma once
 
 #include <cerrno>

@@ -1,10 +1,8 @@
 #include "replay/job/sessions.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 
 #include "journal/journal.h"
@@ -44,11 +42,6 @@ SessionFinder::Found SessionFinder::Find(std::span<const std::filesystem::path> 
     }
   }
   return found;
-}
-
-std::filesystem::path DefaultJournalDirectory() {
-  if (const char* set = std::getenv("AMEM_JOURNAL_DIR"); set && *set) return set;
-  return fmt::format("/tmp/amem-{}/journal", ::getuid());
 }
 
 }  // namespace amem

@@ -28,7 +28,4 @@ class SessionFinder {
   int packs_ = 0;
 };
 
-// Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.
-std::filesystem::path DefaultJournalDirectory();
-
 }  // namespace amem

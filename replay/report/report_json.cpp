@@ -55,7 +55,7 @@ std::int64_t At(const JobTimeline& job, std::size_t session, std::uint64_t time_
 
 Json ToJson(const Held& held) { return Json(std::vector<Bytes>(held.begin(), held.end())); }
 
-// Differences from point to point: short numbers. A class that is never held is an empty list.
+// Written as differences from point to point, which are short numbers. A class that is never held is an empty list.
 Json SeriesJson(const JobTimeline& job, std::size_t index) {
   const SessionTimeline& s = job.sessions[index];
   Json times = Json::array(), classes = Json::array();
@@ -247,7 +247,7 @@ Json AllocationsJson(const JobTimeline& job, SessionIndex& names) {
   return json;
 }
 
-// What sessions hold of each other: from the importer's journal, or where that is absent from the owner's.
+// The memory that sessions hold of each other: from the importer's journal, or from the owner's where that is absent.
 Json LinksJson(const JobTimeline& job, SessionIndex& names) {
   Json links = Json::array();
   const auto add = [&](std::size_t importer, std::size_t owner, const LinkRecord& l) {
@@ -347,7 +347,7 @@ std::string ForScript(const std::string& json) {
   return out;
 }
 
-// The page with each mark replaced; what was put in is not searched for marks.
+// The page with each mark replaced. Replacements are not searched for marks again.
 std::string Filled(std::string_view page, const std::map<std::string_view, std::string>& marks) {
   std::string out;
   while (!page.empty()) {

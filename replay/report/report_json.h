@@ -19,7 +19,7 @@ struct ReportLimits {         // for the whole job
   std::size_t page_bytes = 4'800'000;
 };
 
-// What each of so many sessions may fill.
+// The limits of each of so many sessions.
 TimelineLimits LimitsOf(std::size_t sessions, const ReportLimits& limits);
 
 // The page: `page` (of replay/report/, see ReportTemplate) with the job's data in its places. `version` and `made_at` (a date

@@ -75,7 +75,7 @@ class TimelineBuilder final : public FoldObserver {
     Note({.time_ns = event.time_ns, .seq = start_->last, .held = memory_.held()});
   }
 
-  // The peak, and what was held before and after each of the latest pauses: however long the job, they are seen.
+  // Adds the peak, and the memory held before and after each of the latest pauses: they are seen however long the job is.
   void AddMoments() {
     std::size_t room = points_ / 4 - 1;
     if (out_.peak.seq) out_.series.push_back(out_.peak);

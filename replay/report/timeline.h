@@ -90,7 +90,7 @@ struct AllocationRecord {
   std::uint64_t most_importers = 0;
   bool resident = true;                 // occupies memory at the end
   KeepReason kept = KeepReason::kNone;  // at the end
-  std::string note;                     // e.g. of a step that failed on it
+  std::string note;                     // the last step that failed on it
 };
 
 // What one session holds of another's memory, in allocations; slabs that they lie in do not count.
@@ -140,7 +140,7 @@ void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
 struct JobCycle {
   CycleKind kind{};
   std::vector<std::pair<std::size_t, std::size_t>> parts;
-  std::vector<SessionId> absent;  // members without a part of their own; if it never began, who was there and did not come
+  std::vector<SessionId> absent;  // members without a part of their own; if it never began, sessions that did not come
 };
 
 struct JobTimeline {

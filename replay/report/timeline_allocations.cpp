@@ -1,4 +1,4 @@
-// The allocations of a timeline, and what sessions hold of each other.
+// The allocations of a timeline, and the memory that sessions hold of each other.
 #include <algorithm>
 #include <iterator>
 #include <tuple>
@@ -22,7 +22,7 @@ void HoldLess(LinkRecord& link, Bytes bytes) {
 
 bool IsSlab(const AllocationRecord& r) { return r.kind == AllocationKind::kSlab || r.kind == AllocationKind::kImportedSlab; }
 
-// Of allocations, when not all can stay: what failed, what is there, what is large, what is new.
+// When not all allocations can stay, the order is: those that failed, those alive at the end, the large, the new.
 bool WorthMore(const AllocationRecord& a, const AllocationRecord& b) {
   const auto key = [](const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); };
   return key(b) < key(a);

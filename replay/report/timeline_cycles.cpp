@@ -102,7 +102,7 @@ void CycleCollector::End(CycleRecord& cycle, const Event& event, Outcome outcome
   }
 }
 
-// The first quarter, the last half, and what failed between them, the newest first.
+// Keeps the first quarter, the last half, and of the cycles between them those that failed, preferring the newest.
 void CycleCollector::Thin(std::size_t limit) {
   std::vector<CycleRecord>& all = out_.cycles;
   if (all.size() <= limit) return;

@@ -5,7 +5,7 @@
 
 namespace amem {
 
-// What an event touches, by its kind.
+// Finds the allocations that an event touches, by its kind.
 struct HeldCounter::Looker {
   HeldCounter& c;
   const State& before;
@@ -86,7 +86,7 @@ void HeldCounter::After(const State& after) {
 void HeldCounter::Touch(AllocationId id, const State& state) {
   if (!id || std::find(touched_.begin(), touched_.end(), id) != touched_.end()) return;
   touched_.push_back(id);
-  // What ends with a part of a slab may change why the slab is kept.
+  // A slab may be kept in a pause because of one of its parts only.
   if (const auto it = state.allocations.find(id); it != state.allocations.end() && it->second.placed())
     Touch(it->second.slab, state);
 }

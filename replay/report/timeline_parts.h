@@ -1,5 +1,5 @@
-// What a timeline is put together from while its journal is folded: pauses and resumes, allocations, memory held. Each follows
-// the events by itself and writes its part of a SessionTimeline.
+// The parts of a timeline: pauses and resumes, allocations, memory held. Each follows the events of a fold by itself and writes
+// its part of a SessionTimeline.
 #pragma once
 
 #include <cstddef>

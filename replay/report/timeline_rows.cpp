@@ -78,13 +78,13 @@ void Absorb(EventRow& row, EventRow&& next) {
   row.count += next.count;
 }
 
-// Counts everything that `drop` says of (index, row); neighbours that are counts become one. An event between two that stay is
-// left: a count of one would take as much room.
+// Replaces the rows for which `drop` is true by counts; neighbouring counts become one. A single event between two rows that
+// stay is kept, because a count of one would take as much room.
 template <class Drop>
 void Collapse(std::vector<EventRow>& rows, const Drop& drop) {
   std::vector<EventRow> kept;
   kept.reserve(rows.size());
-  bool open = false;  // the last kept row takes what is dropped
+  bool open = false;  // the last kept row is a count, which takes more
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const bool counted = !rows[i].event || drop(i, rows[i]);
     if (counted && open) {
@@ -136,7 +136,7 @@ void RowBuilder::Thin(std::vector<EventRow>& rows, std::size_t limit) {
     });
   }
   if (rows.size() <= limit) return;
-  // Nothing but what matters is left: what is oldest goes, behind the first quarter.
+  // Only important rows are left, and still too many: the oldest behind the first quarter go.
   const std::size_t excess = rows.size() - limit + 1, from = std::min(limit / 4, rows.size() - excess);
   Collapse(rows, [&](std::size_t i, const EventRow&) { return i >= from && i < from + excess; });
 }

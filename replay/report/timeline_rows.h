@@ -12,14 +12,14 @@
 
 namespace amem {
 
-// How much a person wants to see it; what comes later in this list goes first when there is no room.
+// How much a person wants to see an event; when there is no room, the last of this list go first.
 enum class Weight : std::uint8_t {
   kFailure = 0,  // something went wrong
   kLandmark,     // the life of the session; cycles begun and ended
   kPhase,        // phases of cycles
   kNear,         // close to a failure
   kBoundary,     // next to a phase's or a cycle's beginning or end
-  kUnusual,      // seldom kinds: peers, symbols, multicast, registrations, what passed through
+  kUnusual,      // seldom kinds: peers, symbols, multicast, registrations, calls that passed through
   kMemory,       // memory made, imported, referenced, freed
   kDetail,       // ranges, mappings, access, exports
   kStep,         // steps of cycles
@@ -43,7 +43,7 @@ class RowBuilder {
   void Add(const Event& event);
   // At most `limit` rows, in order of sequence.
   [[nodiscard]] std::vector<EventRow> Take();
-  // The same with fewer; for who must make room later.
+  // Leaves fewer rows, for a page that has become too large.
   static void Thin(std::vector<EventRow>& rows, std::size_t limit);
 
  private:

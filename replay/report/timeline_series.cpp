@@ -16,7 +16,7 @@ Share ShareOf(const Allocation& a) {
   if (a.placed()) return {};  // a part of a slab, which counts as a whole
   const Bytes bytes = a.resident ? a.bytes : 0;
   if (!a.own()) return {MemoryClass::kImported, bytes};
-  if (a.multicast) return {};  // an object without memory of its own: what is bound to it counts
+  if (a.multicast) return {};  // it has no memory of its own; the allocations bound to it count
   if (!a.on_device()) return {MemoryClass::kHost, bytes};
   return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
 }

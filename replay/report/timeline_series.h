@@ -14,7 +14,7 @@
 
 namespace amem {
 
-// What memory is counted as. Everything is bytes that are occupied now: what a pause released counts as nothing.
+// The classes of memory. Only bytes that are occupied now are counted: memory that a pause released counts as nothing.
 enum class MemoryClass : std::uint8_t {
   kOwn = 0,   // own device memory that a pause releases; of slabs all, also what is free in them
   kOwnKept,   // own device memory that a pause leaves in place (registered with a network card, multicast)
@@ -30,7 +30,7 @@ Held HeldIn(const State& state);      // summed up anew
 Bytes DeviceBytes(const Held& held);  // what occupies this session's device: all but imported and host
 Bytes Sum(const Held& held);
 
-// What one allocation adds to `held` now; used by whoever keeps the sums up to date.
+// What one allocation adds to `held` now, so that the sums can be kept up to date event by event.
 struct Share {
   MemoryClass as = MemoryClass::kOwn;
   Bytes bytes = 0;

@@ -46,7 +46,7 @@ std::string Mebibytes(Bytes bytes) {
   return fmt::format("{:.3f}", static_cast<double>(bytes) / static_cast<double>(kMiB));
 }
 
-// What the counters show.
+// The values of the counters.
 struct TracedMemory {
   TracedMemory() = default;
   explicit TracedMemory(const Holdings& h) : held(h.own_device_resident), pinned(h.host) {
@@ -166,7 +166,7 @@ class SessionTrace final : public FoldObserver {
   void Begin(const State& before) override { state_ = &before; }
   void Before(const Event& event, const State&) override {
     next_ = static_cast<std::uint64_t>(std::max<std::int64_t>(static_cast<std::int64_t>(event.time_ns) - origin_ns_, 0));
-    // Before a silence: what changed last did not change at its end.
+    // A counter is drawn before a silence, too: the last change was not at the silence's end.
     if (next_ >= next_sample_ && unsampled_) Sample();
   }
   Status After(const Event& event, const State&) override {
@@ -239,7 +239,7 @@ class SessionTrace final : public FoldObserver {
   }
 
   Open Start(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
-  // Ends with its event and begins no sooner than the one before: slices that cross are dropped by viewers.
+  // The slice ends with its event and begins no sooner than the slice before ended: viewers drop slices that cross.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
     const std::uint64_t from = std::max(drawn_[event_->thread], now_ - std::min(now_, kShortest_ns));
     out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
@@ -269,7 +269,7 @@ class SessionTrace final : public FoldObserver {
     unsampled_ = false;
     next_sample_ = now_ + sample_every_ns_;
   }
-  // What many jobs never have gets a track only in those that do.
+  // Memory that many jobs never have gets a track only in those that do.
   void Draw(const TracedMemory& memory, bool last) {
     const TracedMemory before = sampled_.value_or(TracedMemory{});
     const auto draw = [&](const char* name, Bytes was, Bytes is) {

@@ -6,7 +6,10 @@
 #include <cerrno>
 #include <set>
 
+#include "replay/job/clock.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/job/scratch_directory.h"
 #include "replay/peers/unix/socket.h"
 #include "replay/rerun/absent_owner.h"
@@ -31,10 +34,6 @@ bool HasNoCall(const EventBody& body) {
 bool IsCheckpoint(const EventBody& body) {
   return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
          std::holds_alternative<CycleFailed>(body);
-}
-
-std::string NameOf(const SessionOpened& opened) {
-  return opened.rank < 0 ? "session " + SessionText(opened.session) : "rank " + std::to_string(opened.rank);
 }
 
 class Host {
@@ -65,6 +64,7 @@ class Host {
     JournalInfo info;
     SessionOpened opened;
     State start;
+    std::uint64_t first_ns = 0;         // time of its first event
     std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
@@ -78,23 +78,14 @@ class Host {
   Status FindSessions() {
     for (const auto& reader : journals_) {
       auto one = std::make_unique<Rank>();
-      const auto info = reader->Info();
-      if (!info) return info.status();
+      Result<Opening> opening = ReadOpening(*reader);
+      if (!opening) return opening.status();
       one->reader = reader.get();
-      one->info = *info;
-      if (info->first.value > 1) {
-        auto start = reader->StateAt(SequenceNumber{info->first.value - 1});
-        if (!start) return start.status();
-        one->start = *std::move(start);
-        one->opened = one->start.session;
-      } else {
-        const auto read = reader->Read(SequenceNumber{1}, SequenceNumber{1}, [&](const Event& event) {
-          if (const auto* opened = std::get_if<SessionOpened>(&event.body)) one->opened = *opened;
-          return false;
-        });
-        if (!read) return read.status();
-      }
-      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, info->last);
+      one->info = std::move(opening->info);
+      one->opened = std::move(opening->who);
+      one->start = std::move(opening->before);
+      one->first_ns = opening->first_ns;
+      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, one->info.last);
       AMEM_TRY(FindDevices(*reader, *one));
       ranks_.push_back(std::move(one));
     }
@@ -135,7 +126,7 @@ class Host {
                                                                    : one.opened.host + " device " + std::to_string(ordinal);
       auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
       if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
-      if (owns.contains(ordinal)) at->used_by.push_back(NameOf(one.opened));
+      if (owns.contains(ordinal)) at->used_by.push_back(ShortNameOf(one.opened));
       one.devices.push_back(static_cast<std::int32_t>(at - report_.devices.begin()));
     }
     return {};
@@ -164,19 +155,17 @@ class Host {
       return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
     AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
-    for (const auto& one : ranks_) {
-      // Only differences of clocks matter; sessions of one boot of a host share a clock.
-      const auto same =
-          std::ranges::find_if(ranks_, [&](const auto& other) { return other->opened.boot_id == one->opened.boot_id; });
-      one->offset = (*same)->opened.realtime_ns - (*same)->opened.monotonic_ns;
-    }
+    std::vector<JobClock::Journal> journals;
+    for (const auto& one : ranks_) journals.push_back({&one->opened, one->first_ns});
+    const JobClock clock(journals);
+    for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opened));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
     return {};
   }
 
   static std::string Beginning(const Rank& one) {
-    return NameOf(one.opened) + (one.info.first.value > 1 ? ", from its snapshot" : "");
+    return ShortNameOf(one.opened) + (one.info.first.value > 1 ? ", from its snapshot" : "");
   }
 
   [[nodiscard]] std::set<SessionId> Killed() const {
@@ -285,7 +274,7 @@ class Host {
   }
 
   Status Note(const Rank& one, const RerunRank::Outcome& outcome, bool& go_on) {
-    if (!outcome.failure.ok()) return outcome.failure.Within(NameOf(one.opened));
+    if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opened));
     if (outcome.mismatch.ok() && !outcome.reproduced) return {};
     std::optional<Event> event;
     const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
@@ -293,10 +282,11 @@ class Host {
       return false;
     });
     if (!read) return read.status();
-    if (!event) return {Code::kNotFound, NameOf(one.opened) + ": event " + std::to_string(outcome.event.value) + " is gone"};
+    if (!event)
+      return {Code::kNotFound, ShortNameOf(one.opened) + ": event " + std::to_string(outcome.event.value) + " is gone"};
     if (outcome.reproduced) {
       ++report_.failures_reproduced;
-      if (report_.reproduced.empty()) report_.reproduced.push_back(NameOf(one.opened) + ": " + ToText(event->body));
+      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opened) + ": " + ToText(event->body));
     }
     if (!outcome.mismatch.ok()) {
       Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
@@ -314,7 +304,7 @@ class Host {
 
   Status CompareAtTheEnd() {
     for (const auto& one : ranks_) {
-      if (!one->stream->status().ok()) return one->stream->status().Within(NameOf(one->opened));
+      if (!one->stream->status().ok()) return one->stream->status().Within(ShortNameOf(one->opened));
       if (one->rank->recorded().cycle.open_step) continue;  // it died in this step, and the driver may be a step ahead
       if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
     }
@@ -330,7 +320,7 @@ class Host {
       const auto index = static_cast<std::size_t>(device);
       const auto limit = report_.devices[index].limit;
       const auto& users = report_.devices[index].used_by;
-      if (!limit || taken_.contains(device) || std::ranges::find(users, NameOf(one.opened)) == users.end()) continue;
+      if (!limit || taken_.contains(device) || std::ranges::find(users, ShortNameOf(one.opened)) == users.end()) continue;
       const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
       if (taken.ok()) taken_.insert(device);
       // Out of memory: other sessions still hold theirs, and this is tried again when they have paused.

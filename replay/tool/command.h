@@ -53,6 +53,9 @@ void Complain(const std::string& message);
 // complained about and makes `failed` true.
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed);
 
+// Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.
+std::filesystem::path DefaultJournalDirectory();
+
 // Opens the journals one after the other and has them read. What cannot be opened or read, or is damaged, is complained about
 using ReadOne = std::function<Status(const std::filesystem::path& session, JournalReader& reader, ReadReport& damage)>;
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read);

@@ -6,7 +6,6 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
-#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "statemachine/apply.h"
 

@@ -1,4 +1,4 @@
-// refs: who references whose memory, as a table, a graph for Graphviz, or JSON.
+// refs: which sessions reference whose memory, as a table, a graph for Graphviz, or JSON.
 #include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ struct Graph {
   std::set<std::pair<SessionId, SessionId>> lost;         // (session, peer that it lost)
 };
 
-// An edge that both sides know is counted as its importer says; the owner's word stands where the importer's is missing.
+// An edge that both journals have is counted as the importer's says, and as the owner's where the importer's is missing.
 void Add(Graph& graph, SessionId self, const State& state) {
   Node& node = graph.nodes[self];
   const Holdings holdings = Measure(state);

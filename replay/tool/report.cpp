@@ -69,7 +69,7 @@ Status Write(int descriptor, std::string_view text) {
   return {};
 }
 
-// Beside its place first, so that nobody meets half a page.
+// The page is written beside its place first, so that no reader finds half a page.
 Status WriteFile(const std::filesystem::path& path, std::string_view text) {
   std::filesystem::path unfinished = path;
   unfinished += fmt::format(".unfinished-{}", ::getpid());

@@ -52,7 +52,7 @@ std::optional<SessionId> SessionOfRank(std::span<const std::unique_ptr<JournalRe
   return std::nullopt;
 }
 
-// Fills the options; an empty text, or what is wrong with them.
+// Fills the options. Returns what is wrong with them, or an empty text.
 std::string Understand(const RunOptions& options, Prepared& prepared) {
   for (const std::string& limit : options.memory) {
     const std::size_t equals = limit.rfind('=');

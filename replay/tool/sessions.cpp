@@ -2,10 +2,12 @@
 #include "replay/job/sessions.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/fold.h"
@@ -27,6 +29,11 @@ std::vector<std::filesystem::path> FindSessions(const Directories& directories, 
   for (const std::string& problem : found.problems) Complain(problem);
   failed |= !found.problems.empty();
   return std::move(found.sessions);
+}
+
+std::filesystem::path DefaultJournalDirectory() {
+  if (const char* set = std::getenv("AMEM_JOURNAL_DIR"); set && *set) return set;
+  return fmt::format("/tmp/amem-{}/journal", ::getuid());
 }
 
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read) {

@@ -9,7 +9,6 @@
 
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "replay/tool/printer.h"
 
@@ -42,7 +41,7 @@ class Follower {
     if (!json) out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
   }
 
-  // Prints what is new. False: the session has ended, and all of it was printed.
+  // Prints new events. False: the session has ended, and all of it was printed.
   Result<bool> Look() {
     const auto any = PrintNew();
     if (!any || *any) return any;
@@ -76,7 +75,7 @@ class Follower {
   std::uint64_t next_ = 1;
 };
 
-// The sessions that a pid or a directory means: of a directory with several, the live ones.
+// Finds the sessions that a pid or a directory stands for. Of a directory with several, those are the live ones.
 std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& failed) {
   std::int32_t pid = 0;
   const auto parsed = std::from_chars(what.data(), what.data() + what.size(), pid);
@@ -118,7 +117,7 @@ int RunTail(const TailOptions& options, Output& out) {
       const Result<bool> lives = followers[i]->Look();
       if (!lives) Complain(lives.status().message());
       failed |= !lives.ok();
-      // What a process appended last may become visible a little after its end.
+      // The last events of a process may become visible a little after its end.
       ended[i] = lives.ok() && *lives ? 0 : ended[i] + 1;
       if (lives.ok() && ended[i] < kLooksBeforeForgotten) {
         ++i;

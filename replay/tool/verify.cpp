@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/clock.h"
@@ -20,23 +19,6 @@ using Json = nlohmann::ordered_json;
 struct VerifyOptions {
   Directories directories;
   bool json = false;
-};
-
-// Names sessions in lines about them.
-class Names {
- public:
-  explicit Names(const std::vector<JournalFindings>& journals) {
-    for (const JournalFindings& journal : journals) names_[journal.info.session] = NameOf(journal);
-  }
-  std::string Of(const Violation& violation) const {
-    const auto name = names_.find(violation.session);
-    std::string text = name == names_.end() ? "session " + SessionText(violation.session) : name->second;
-    if (violation.seq) text += fmt::format(", event {}", violation.seq.value);
-    return text;
-  }
-
- private:
-  std::map<SessionId, std::string> names_;
 };
 
 Json ToJson(const std::vector<Violation>& violations) {
@@ -59,16 +41,19 @@ Json ToJson(const JournalFindings& journal) {
 }
 
 void PrintText(Output& out, const std::vector<JournalFindings>& journals, const JobFindings& job) {
-  const Names names(journals);
+  JobNames names;
+  for (const JournalFindings& journal : journals) names.Add(journal.who);
+  const auto place = [&names](const Violation& v) {
+    return v.seq ? fmt::format("{}, event {}", names.Name(v.session), v.seq.value) : names.Name(v.session);
+  };
   std::uint64_t events = 0;
   for (const JournalFindings& journal : journals) {
     events += journal.events;
     out << "session " << SessionText(journal.info.session) << "  " << NameOf(journal) << ", " << ToText(journal.info.status)
         << ", " << Grouped(journal.events) << " events" << (journal.whole ? "" : " checked, then no further") << "\n";
   }
-  for (const Violation& note : job.notes) out << "note: " << names.Of(note) << ": " << note.text << "\n";
-  for (const Violation& violation : job.violations)
-    out << "VIOLATION: " << names.Of(violation) << ": " << violation.text << "\n";
+  for (const Violation& note : job.notes) out << "note: " << place(note) << ": " << note.text << "\n";
+  for (const Violation& violation : job.violations) out << "VIOLATION: " << place(violation) << ": " << violation.text << "\n";
   out << (job.violations.empty() ? "ok" : "violated") << " journals=" << journals.size() << " events=" << events
       << " references=" << job.references << " violations=" << job.violations.size() << "\n";
 }
@@ -87,11 +72,11 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   bool failed = false;
   std::vector<JournalFindings> journals;
   ForEachJournal(FindSessions(options.directories, failed), failed,
-                 [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) -> Status {
+                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    const ThisHost began = ThisHost::Now();
                    Result<JournalFindings> found = VerifyJournal(reader);
                    if (!found) return found.status();
-                   SetPresent(*found, began, session);
+                   SetPresent(*found, began);
                    damage = found->report;
                    journals.push_back(*std::move(found));
                    return {};

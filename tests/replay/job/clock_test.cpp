@@ -9,8 +9,8 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kSecond = 1'000'000'000;
-constexpr std::uint64_t kNoon = 1'700'000'000 * kSecond;  // wall clock
+constexpr std::uint64_t kSecond_ns = 1'000'000'000;
+constexpr std::uint64_t kNoon_ns = 1'700'000'000 * kSecond_ns;  // wall clock
 
 SessionOpened Opened(const char* host, const char* boot, std::uint64_t monotonic_ns, std::uint64_t realtime_ns) {
   static std::uint64_t session = 0;
@@ -25,19 +25,19 @@ JobClock ClockOf(const std::vector<SessionOpened>& sessions) {
 }
 
 TEST(Clock, sessions_of_one_boot_keep_their_order_although_the_wall_clock_was_set_between) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "boot", 20 * kSecond, kNoon),  // set back by an hour
-                                               Opened("a", "boot", 10 * kSecond, kNoon + 3600 * kSecond)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "boot", 20 * kSecond_ns, kNoon_ns),  // set back by an hour
+                                               Opened("a", "boot", 10 * kSecond_ns, kNoon_ns + 3600 * kSecond_ns)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots(), 1U);
-  EXPECT_EQ(clock.Wall(sessions[1], 10 * kSecond), kNoon + 3600 * kSecond) << "the one that opened first decides";
-  EXPECT_EQ(clock.Wall(sessions[0], 20 * kSecond), kNoon + 3610 * kSecond);
+  EXPECT_EQ(clock.Wall(sessions[1], 10 * kSecond_ns), kNoon_ns + 3600 * kSecond_ns) << "the one that opened first decides";
+  EXPECT_EQ(clock.Wall(sessions[0], 20 * kSecond_ns), kNoon_ns + 3610 * kSecond_ns);
   EXPECT_EQ(clock.Wall(sessions[0], 0), 0U) << "no time stays none";
 }
 
 TEST(Clock, the_order_in_which_journals_are_given_does_not_matter) {
-  std::vector<SessionOpened> sessions = {Opened("a", "one", 10 * kSecond, kNoon), Opened("a", "one", 11 * kSecond, kNoon),
-                                         Opened("a", "two", 7 * kSecond, kNoon + 100 * kSecond),
-                                         Opened("b", "three", 8 * kSecond, 0)};
+  std::vector<SessionOpened> sessions = {
+      Opened("a", "one", 10 * kSecond_ns, kNoon_ns), Opened("a", "one", 11 * kSecond_ns, kNoon_ns),
+      Opened("a", "two", 7 * kSecond_ns, kNoon_ns + 100 * kSecond_ns), Opened("b", "three", 8 * kSecond_ns, 0)};
   const JobClock forwards = ClockOf(sessions);
   std::vector<SessionOpened> reversed(sessions.rbegin(), sessions.rend());
   const JobClock backwards = ClockOf(reversed);
@@ -47,45 +47,47 @@ TEST(Clock, the_order_in_which_journals_are_given_does_not_matter) {
 
 // The monotonic clock begins anew with each boot, so the later boot's times are the smaller ones.
 TEST(Clock, two_boots_of_one_host_are_two_clocks) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "before", 90'000 * kSecond, kNoon),
-                                               Opened("a", "after", 30 * kSecond, kNoon + 600 * kSecond)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "before", 90'000 * kSecond_ns, kNoon_ns),
+                                               Opened("a", "after", 30 * kSecond_ns, kNoon_ns + 600 * kSecond_ns)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots(), 2U);
-  EXPECT_LT(clock.Wall(sessions[0], 90'000 * kSecond), clock.Wall(sessions[1], 30 * kSecond));
-  EXPECT_EQ(clock.Wall(sessions[1], 31 * kSecond), kNoon + 601 * kSecond);
+  EXPECT_LT(clock.Wall(sessions[0], 90'000 * kSecond_ns), clock.Wall(sessions[1], 30 * kSecond_ns));
+  EXPECT_EQ(clock.Wall(sessions[1], 31 * kSecond_ns), kNoon_ns + 601 * kSecond_ns);
   EXPECT_FALSE(SameBoot(sessions[0], sessions[1]));
 }
 
 TEST(Clock, two_hosts_are_put_together_by_their_wall_clocks) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "one", 500 * kSecond, kNoon + 2 * kSecond),
-                                               Opened("b", "two", 9 * kSecond, kNoon)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "one", 500 * kSecond_ns, kNoon_ns + 2 * kSecond_ns),
+                                               Opened("b", "two", 9 * kSecond_ns, kNoon_ns)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots_without_wall_clock(), 0U);
-  EXPECT_EQ(clock.began_ns(), static_cast<std::int64_t>(kNoon)) << "b was first";
-  EXPECT_EQ(clock.Wall(sessions[0], 500 * kSecond) - clock.Wall(sessions[1], 9 * kSecond), 2 * kSecond);
+  EXPECT_EQ(clock.began_ns(), static_cast<std::int64_t>(kNoon_ns)) << "b was first";
+  EXPECT_EQ(clock.Wall(sessions[0], 500 * kSecond_ns) - clock.Wall(sessions[1], 9 * kSecond_ns), 2 * kSecond_ns);
 }
 
 TEST(Clock, journals_without_a_boot_are_told_apart_by_their_hosts) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "", 5 * kSecond, kNoon), Opened("b", "", 50 * kSecond, kNoon)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "", 5 * kSecond_ns, kNoon_ns),
+                                               Opened("b", "", 50 * kSecond_ns, kNoon_ns)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots(), 2U);
-  EXPECT_EQ(clock.Wall(sessions[0], 5 * kSecond), clock.Wall(sessions[1], 50 * kSecond));
+  EXPECT_EQ(clock.Wall(sessions[0], 5 * kSecond_ns), clock.Wall(sessions[1], 50 * kSecond_ns));
   EXPECT_FALSE(SameBoot(sessions[0], sessions[0])) << "it may have been another boot";
 }
 
 TEST(Clock, a_boot_without_a_wall_clock_begins_with_the_job) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "one", 100 * kSecond, kNoon), Opened("b", "two", 7 * kSecond, 0)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "one", 100 * kSecond_ns, kNoon_ns),
+                                               Opened("b", "two", 7 * kSecond_ns, 0)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots_without_wall_clock(), 1U);
-  EXPECT_EQ(clock.Wall(sessions[1], 8 * kSecond), kNoon + kSecond);
+  EXPECT_EQ(clock.Wall(sessions[1], 8 * kSecond_ns), kNoon_ns + kSecond_ns);
 }
 
 TEST(Clock, without_any_wall_clock_all_boots_begin_together) {
-  const std::vector<SessionOpened> sessions = {Opened("a", "one", 100 * kSecond, 0), Opened("b", "two", 7 * kSecond, 0)};
+  const std::vector<SessionOpened> sessions = {Opened("a", "one", 100 * kSecond_ns, 0), Opened("b", "two", 7 * kSecond_ns, 0)};
   const JobClock clock = ClockOf(sessions);
   EXPECT_EQ(clock.boots_without_wall_clock(), 2U);
-  EXPECT_EQ(clock.Wall(sessions[0], 101 * kSecond), clock.Wall(sessions[1], 8 * kSecond));
-  EXPECT_EQ(clock.began_ns(), static_cast<std::int64_t>(7 * kSecond));
+  EXPECT_EQ(clock.Wall(sessions[0], 101 * kSecond_ns), clock.Wall(sessions[1], 8 * kSecond_ns));
+  EXPECT_EQ(clock.began_ns(), static_cast<std::int64_t>(7 * kSecond_ns));
 }
 
 TEST(Clock, this_host_knows_its_own_journals) {

@@ -327,6 +327,18 @@ class Job {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
+// The same moment on another host: its clocks are ahead, and its journal says how they stand to the wall clock.
+Event OnHostOf(int rank, Event event) {
+  const std::uint64_t ahead_ns = static_cast<std::uint64_t>(rank) * 1000 * kSecond;
+  event.time_ns += ahead_ns;
+  if (auto* opened = std::get_if<SessionOpened>(&event.body)) {
+    opened->host = "node-" + std::to_string(rank);
+    opened->boot_id += "-" + opened->host;
+    opened->monotonic_ns += ahead_ns;
+  }
+  return event;
+}
+
 }  // namespace
 
 SessionId ReportJobSession(int rank) { return SessionId{0xa3e0c0de00000100 + static_cast<std::uint64_t>(rank)}; }
@@ -344,7 +356,7 @@ Status WriteReportJob(const ReportJob& job, const std::filesystem::path& directo
   }
   Status failed;
   AMEM_TRY(MakeReportJob(job, [&](int rank, const Event& event) {
-    if (failed.ok()) failed = writers[static_cast<std::size_t>(rank)]->Append(event);
+    if (failed.ok()) failed = writers[static_cast<std::size_t>(rank)]->Append(job.hosts ? OnHostOf(rank, event) : event);
   }));
   AMEM_TRY(failed);
   for (auto& writer : writers) AMEM_TRY(writer->Close());

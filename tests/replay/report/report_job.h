@@ -18,6 +18,7 @@ struct ReportJob {
   int allocations = 240;           // own ones of each rank
   bool fail = false;               // the last resume fails: no memory on rank 2 (or the last one)
   std::uint32_t seed = 1;
+  bool hosts = false;  // as journals: each rank is of a host of its own, whose clock began at another time
 };
 
 // Every event, in its order within its rank; all of them fold.

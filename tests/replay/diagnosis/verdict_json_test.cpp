@@ -10,7 +10,7 @@
 namespace amem {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 
 const std::vector<std::string> kFields = {"healthy",     "kind",       "headline", "summary",    "remedy",        "live",
                                           "session",     "rank",       "process",  "cycle_kind", "cycle",         "phase",
@@ -53,7 +53,7 @@ Verdict Full() {
 
 TEST(VerdictJson, has_every_field_in_its_order) {
   for (const Verdict& verdict : {Full(), Verdict{}}) {
-    const Json json = ToJson(verdict);
+    const Ordered json = ToJson(verdict);
     std::vector<std::string> names;
     for (const auto& [name, value] : json.items()) names.push_back(name);
     EXPECT_EQ(names, kFields);
@@ -61,7 +61,7 @@ TEST(VerdictJson, has_every_field_in_its_order) {
 }
 
 TEST(VerdictJson, has_the_value_of_every_field) {
-  const Json json = ToJson(Full());
+  const Ordered json = ToJson(Full());
   EXPECT_EQ(json["healthy"], false);
   EXPECT_EQ(json["kind"], "out-of-memory");
   EXPECT_EQ(json["headline"], "a headline");
@@ -84,20 +84,20 @@ TEST(VerdictJson, has_the_value_of_every_field) {
   EXPECT_EQ(json["driver_result"], 2);
   EXPECT_EQ(json["seq"], 17);
   EXPECT_EQ(json["realtime_ns"], 1'700'000'000'000'000'000);
-  EXPECT_EQ(json["notes"], Json::array({"a note"}));
-  EXPECT_EQ(json["damage"], Json::array({"a place: damaged"}));
-  EXPECT_EQ(json["totals"], Json({{"journals", 1},
-                                  {"events", 2},
-                                  {"pauses", 3},
-                                  {"resumes", 4},
-                                  {"failures", 5},
-                                  {"references", 6},
-                                  {"held_bytes", 7},
-                                  {"released_bytes", 8}}));
+  EXPECT_EQ(json["notes"], Ordered::array({"a note"}));
+  EXPECT_EQ(json["damage"], Ordered::array({"a place: damaged"}));
+  EXPECT_EQ(json["totals"], Ordered({{"journals", 1},
+                                     {"events", 2},
+                                     {"pauses", 3},
+                                     {"resumes", 4},
+                                     {"failures", 5},
+                                     {"references", 6},
+                                     {"held_bytes", 7},
+                                     {"released_bytes", 8}}));
 }
 
 TEST(VerdictJson, has_null_for_what_is_not_known) {
-  const Json json = ToJson(Verdict{});
+  const Ordered json = ToJson(Verdict{});
   EXPECT_EQ(json["healthy"], true);
   EXPECT_EQ(json["kind"], "healthy");
   EXPECT_EQ(json["live"], false);
@@ -105,17 +105,17 @@ TEST(VerdictJson, has_null_for_what_is_not_known) {
                             "bytes", "code", "driver_result", "seq", "realtime_ns"}) {
     EXPECT_TRUE(json[field].is_null()) << field;
   }
-  for (const char* list : {"evidence", "notes", "damage"}) EXPECT_EQ(json[list], Json::array()) << list;
+  for (const char* list : {"evidence", "notes", "damage"}) EXPECT_EQ(json[list], Ordered::array()) << list;
 }
 
 TEST(VerdictJson, evidence_has_its_role_and_null_for_no_rank_event_or_time) {
-  const Json evidence = ToJson(Full())["evidence"];
-  EXPECT_EQ(evidence[0], Json({{"session", "0000000000c0ffee"},
-                               {"rank", 0},
-                               {"seq", 17},
-                               {"realtime_ns", 1'700'000'000'000'000'000},
-                               {"role", "cause"},
-                               {"text", "step failed"}}));
+  const Ordered evidence = ToJson(Full())["evidence"];
+  EXPECT_EQ(evidence[0], Ordered({{"session", "0000000000c0ffee"},
+                                  {"rank", 0},
+                                  {"seq", 17},
+                                  {"realtime_ns", 1'700'000'000'000'000'000},
+                                  {"role", "cause"},
+                                  {"text", "step failed"}}));
   EXPECT_EQ(evidence[1]["role"], "consequence");
   EXPECT_EQ(evidence[2]["role"], "context");
   for (const char* field : {"rank", "seq", "realtime_ns"}) EXPECT_TRUE(evidence[1][field].is_null()) << field;

@@ -29,7 +29,9 @@ constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so th
 void AppendText(std::string& out, std::string_view text) {
   const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
   if (std::ranges::all_of(text, plain)) {
-    fmt::format_to(std::back_inserter(out), "\"{}\"", text);
+    out += '"';
+    out += text;
+    out += '"';
   } else {
     out += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }

@@ -120,18 +120,33 @@ def draw(runs, path):
 
 
 KEPT = ("program", "mode", "layout", "label", "gpus", "single_process", "slab_mib", "worlds", "gpu", "driver", "nccl_version", "held_mib",
-        "startup", "first", "median", "identical")
+        "startup", "first", "median", "identical", "torch", "nccl", "rows", "stock_ms", "amem_ms", "killed_at", "failed_after_ms", "grown_mib",
+        "seconds_of_an_early_round", "seconds_of_the_last_round", "ms_per_cycle")
+COUNTS = ("own_allocations", "imported_allocations", "slabs", "own_device_bytes")
+
+
+def kept(data):
+    """The numbers that README quotes, without paths, messages and logs."""
+    numbers = {key: data[key] for key in KEPT if key in data}
+    counts = data.get("amem_after_start") or {}
+    numbers.update({key: counts[key] for key in COUNTS if key in counts})
+    if isinstance(data.get("cycles"), list):
+        numbers["cycles"] = [{key: cycle[key] for key in ("cycle", "pause_ms", "resume_ms") if key in cycle} for cycle in data["cycles"]]
+    return numbers
 
 
 def keep(paths, path):
-    steps = []
-    for part in ("bench", "scale"):
-        for run in load(paths, part):
-            data = {key: run[key] for key in KEPT if key in run}
-            data["cycles"] = [{key: cycle[key] for key in ("cycle", "pause_ms", "resume_ms") if key in cycle} for cycle in run["cycles"]]
-            steps.append({"part": part, "data": data})
+    """A line for each step that measured something, and how many steps there were of each outcome."""
+    steps, outcomes = [], {}
+    for name in paths:
+        with open(name) as file:
+            for step in json.load(file).get("steps", []):
+                outcomes[step["outcome"]] = outcomes.get(step["outcome"], 0) + 1
+                numbers = kept(step["data"] or {})
+                if numbers:
+                    steps.append({"part": step["part"], "name": step["name"], "data": numbers})
     with open(path, "w") as file:
-        file.write("{\"steps\": [\n" + ",\n".join(json.dumps(step) for step in steps) + "\n]}\n")
+        file.write(f"{{\"outcomes\": {json.dumps(outcomes)}, \"steps\": [\n" + ",\n".join(json.dumps(step) for step in steps) + "\n]}\n")
 
 
 def main():

@@ -34,6 +34,16 @@ struct Unlisted {  // only a snapshot or the digest has a use for it
   const T& field;
 };
 
+// clang does not deduce the arguments of aggregates before version 17.
+template <class T>
+Hexadecimal(const T&) -> Hexadecimal<T>;
+template <class T>
+IfAny(const T&) -> IfAny<T>;
+template <class T>
+OrNull(const T&) -> OrNull<T>;
+template <class T>
+Unlisted(const T&) -> Unlisted<T>;
+
 // name, field, name, field ...: fields by reference, wrappers by value. A field without a name is a struct whose own fields
 // stand in its place.
 template <class... Parts>

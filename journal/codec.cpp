@@ -7,7 +7,7 @@
 #include <cstring>
 #include <exception>
 
-#include "journal/codec_values.h"
+#include "journal/codec_events.h"
 #include "journal/journal.capnp.h"
 
 namespace amem {
@@ -41,13 +41,6 @@ static_assert(0 AMEM_EVENT_KINDS(AMEM_COUNT) == kEventKinds, "a kind of event is
 AMEM_EVENT_KINDS(AMEM_SAME_NUMBER)
 #undef AMEM_SAME_NUMBER
 
-// These are defined in codec_memory.cpp and codec_cycle.cpp. A header could not declare them without including Cap'n Proto's.
-#define AMEM_DECLARE(Type, NAME)                      \
-  void Put(wire::Type::Builder to, const Type& from); \
-  Type Get(wire::Type::Reader from);
-AMEM_EVENT_KINDS(AMEM_DECLARE)
-#undef AMEM_DECLARE
-
 }  // namespace codec
 
 namespace {
@@ -55,16 +48,23 @@ namespace {
 struct PutBody {
   wire::Event::Builder to;
 #define AMEM_PUT(Type, NAME) \
-  void operator()(const Type& from) { codec::Put(to.init##Type(), from); }
+  void operator()(const Type& from) { codec::Carry(to.init##Type(), from); }
   AMEM_EVENT_KINDS(AMEM_PUT)
 #undef AMEM_PUT
 };
+
+template <class T>
+T Made(auto message) {
+  T value;
+  codec::Carry(message, value);
+  return value;
+}
 
 EventBody GetBody(wire::Event::Reader from) {
   switch (from.which()) {
 #define AMEM_GET(Type, NAME) \
   case wire::Event::NAME:    \
-    return codec::Get(from.get##Type());
+    return Made<Type>(from.get##Type());
     AMEM_EVENT_KINDS(AMEM_GET)
 #undef AMEM_GET
   }
@@ -77,14 +77,6 @@ void Put(wire::Event::Builder to, const Event& from) {
   to.setTimeNs(from.time_ns);
   to.setThread(from.thread);
   std::visit(PutBody{to}, from.body);
-}
-void Put(wire::Journal::Builder to, const FileMeta& from) {
-  const auto& [format, least_reader, session, pid, realtime_ns] = from;
-  to.setFormat(format);
-  to.setLeastReader(least_reader);
-  to.setSession(session.value);
-  to.setPid(pid);
-  to.setRealtimeNs(realtime_ns);
 }
 
 constexpr std::size_t kScratchWords = 2048;
@@ -158,7 +150,7 @@ std::span<const std::byte> Encoder::Encode(const Event& event) {
   return Build<wire::Event>([&](wire::Event::Builder to) { Put(to, event); });
 }
 std::span<const std::byte> Encoder::Encode(const FileMeta& meta) {
-  return Build<wire::Journal>([&](wire::Journal::Builder to) { Put(to, meta); });
+  return Build<wire::Journal>([&](wire::Journal::Builder to) { codec::Carry(to, meta); });
 }
 
 Result<Event> DecodeEvent(std::span<const std::byte> message) {
@@ -168,9 +160,7 @@ Result<Event> DecodeEvent(std::span<const std::byte> message) {
 }
 
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message) {
-  return Parse<FileMeta, wire::Journal>(message, [](wire::Journal::Reader from) {
-    return FileMeta{from.getFormat(), from.getLeastReader(), SessionId{from.getSession()}, from.getPid(), from.getRealtimeNs()};
-  });
+  return Parse<FileMeta, wire::Journal>(message, [](wire::Journal::Reader from) { return Made<FileMeta>(from); });
 }
 
 }  // namespace amem

@@ -1,7 +1,8 @@
-// The values inside events as parts of messages. Templates, so that no header needs Cap'n Proto's: `to` is a builder, and
-// `from` a reader, of the struct in journal.capnp that has the value's name.
+// How fields and values become parts of messages, in both directions. Templates, so that no header needs Cap'n Proto's: a
+// message is a builder, which is written, or a reader, which is read, of the struct in journal.capnp that has the value's name.
 #pragma once
 
+#include <concepts>
 #include <cstring>
 #include <string>
 
@@ -9,95 +10,138 @@
 
 namespace amem::codec {
 
-inline void PutText(auto to, const std::string& from) { std::memcpy(to.begin(), from.data(), from.size()); }
-inline std::string GetText(auto from) { return {from.begin(), from.size()}; }
-
-// An empty text is left out, because that is its default.
-#define AMEM_PUT_TEXT(builder, Name, value)                                                            \
-  do {                                                                                                 \
-    if (!(value).empty()) PutText((builder).init##Name(static_cast<unsigned>((value).size())), value); \
-  } while (false)
+template <class T, class Kind>
+concept Of = std::same_as<std::remove_const_t<T>, Kind>;
 
 // Ends the decoding of a message; Parse() in codec.cpp returns it as the reason.
 [[noreturn]] inline void Reject(std::string message) { throw Status{Code::kCorrupt, std::move(message)}; }
 
+// ---- values that are a number in a message -------------------------------------------------------------------------------
+
+template <class T>
+auto Number(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return static_cast<std::underlying_type_t<T>>(value);
+  } else if constexpr (requires { value.value; }) {  // an id
+    return value.value;
+  } else {
+    return value;
+  }
+}
+
 template <class Enum>
-Enum GetEnum(std::uint8_t value, Enum last, const char* name) {
-  if (value > static_cast<std::uint8_t>(last))
-    Reject("it has " + std::string(name) + " " + std::to_string(value) + ", and this build knows none above " +
+void TakeEnum(std::uint8_t from, Enum& to, Enum last, const char* name) {
+  if (from > static_cast<std::uint8_t>(last))
+    Reject("it has " + std::string(name) + " " + std::to_string(from) + ", and this build knows none above " +
            std::to_string(static_cast<unsigned>(last)));
-  return static_cast<Enum>(value);
+  to = static_cast<Enum>(from);
 }
-inline CycleKind GetCycleKind(std::uint8_t v) { return GetEnum(v, CycleKind::kResume, "cycle kind"); }
-inline PhaseKind GetPhaseKind(std::uint8_t v) { return GetEnum(v, PhaseKind::kResumeOpen, "phase kind"); }
-inline StepKind GetStepKind(std::uint8_t v) { return GetEnum(v, StepKind::kBeginRestore, "step kind"); }
-inline Code GetCode(std::uint8_t v) { return GetEnum(v, Code::kBroken, "error class"); }
-
-template <class Enum>
-std::uint8_t Number(Enum value) {
-  static_assert(sizeof(Enum) == 1);
-  return static_cast<std::uint8_t>(value);
+inline void Take(std::uint8_t from, CycleKind& to) { TakeEnum(from, to, CycleKind::kResume, "cycle kind"); }
+inline void Take(std::uint8_t from, PhaseKind& to) { TakeEnum(from, to, PhaseKind::kResumeOpen, "phase kind"); }
+inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kBeginRestore, "step kind"); }
+inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kBroken, "error class"); }
+template <class T>
+void Take(auto from, T& to) {
+  to = static_cast<T>(from);
 }
 
-inline void PutSite(auto to, const CallSite& from) {
-  static_assert(std::tuple_size_v<decltype(from.frames)> == 5, "journal.capnp has five frames");
-  const auto& [frames] = from;
-  to.setFrame0(frames[0]);
-  to.setFrame1(frames[1]);
-  to.setFrame2(frames[2]);
-  to.setFrame3(frames[3]);
-  to.setFrame4(frames[4]);
-}
-inline CallSite GetSite(auto from) {
-  return {{from.getFrame0(), from.getFrame1(), from.getFrame2(), from.getFrame3(), from.getFrame4()}};
-}
-// Nothing is written for a call site that is all zero.
-#define AMEM_PUT_SITE(builder, value)                                \
-  do {                                                               \
-    if ((value) != CallSite{}) PutSite((builder).initSite(), value); \
-  } while (false)
+// ---- fields --------------------------------------------------------------------------------------------------------------
 
-inline void PutProperties(auto to, const AllocationProperties& from) {
-  const auto& [type, handle_types, location, compression, gpu_direct_rdma, usage, reserved] = from;
-  to.setType(type);
-  to.setHandleTypes(handle_types);
-  to.setLocationType(static_cast<std::uint32_t>(location.type));
-  to.setLocationId(location.id);
-  to.setCompression(compression);
-  to.setGpuDirectRdma(gpu_direct_rdma);
-  to.setUsage(usage);
-  to.setReserved(reserved);
+// An empty text and a call site that is all zero are left out, because those are the defaults.
+template <class T>
+bool IsDefault(const T& value) {
+  if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, CallSite>) return value == T{};
+  return false;
 }
-inline AllocationProperties GetProperties(auto from) {
-  return {from.getType(),
-          from.getHandleTypes(),
-          Location{static_cast<LocationType>(from.getLocationType()), from.getLocationId()},
-          from.getCompression(),
-          from.getGpuDirectRdma(),
-          from.getUsage(),
-          from.getReserved()};
+
+// Writes or reads one field: a list or text, whose size the message must know, a struct, or a number.
+#define AMEM_FIELD(Name)                                                                              \
+  if constexpr (requires { typename decltype(message)::Reads; }) {                                    \
+    if constexpr (requires { Carry(message.get##Name(), Name##_); }) {                                \
+      Carry(message.get##Name(), Name##_);                                                            \
+    } else {                                                                                          \
+      Take(message.get##Name(), Name##_);                                                             \
+    }                                                                                                 \
+  } else if constexpr (requires { Name##_.size(); }) {                                                \
+    if (!IsDefault(Name##_)) Put(message.init##Name(static_cast<unsigned>(Name##_.size())), Name##_); \
+  } else if constexpr (requires { Carry(message.init##Name(), Name##_); }) {                          \
+    if (!IsDefault(Name##_)) Carry(message.init##Name(), Name##_);                                    \
+  } else {                                                                                            \
+    message.set##Name(Number(Name##_));                                                               \
+  }
+
+// The preprocessor does not recurse: each scan by AMEM_EXPAND expands a list by one more name, and it scans often enough
+// for 80.
+#define AMEM_PARENTHESES ()
+#define AMEM_EXPAND(...) AMEM_EXPAND_4(AMEM_EXPAND_4(AMEM_EXPAND_4(AMEM_EXPAND_4(__VA_ARGS__))))
+#define AMEM_EXPAND_4(...) AMEM_EXPAND_1(AMEM_EXPAND_1(AMEM_EXPAND_1(AMEM_EXPAND_1(__VA_ARGS__))))
+#define AMEM_EXPAND_1(...) __VA_ARGS__
+
+// A_, B_, C_ of A, B, C.
+#define AMEM_NAMES(Name, ...) Name##_ __VA_OPT__(, AMEM_NAMES_AGAIN AMEM_PARENTHESES(__VA_ARGS__))
+#define AMEM_NAMES_AGAIN() AMEM_NAMES
+#define AMEM_FIELDS(Name, ...) AMEM_FIELD(Name) __VA_OPT__(AMEM_FIELDS_AGAIN AMEM_PARENTHESES(__VA_ARGS__))
+#define AMEM_FIELDS_AGAIN() AMEM_FIELDS
+
+// Writes or reads a struct whose fields have these names in the schema, in the struct's order. It is taken apart with a
+// structured binding: a field that is added to the struct and forgotten here does not compile.
+#define AMEM_CARRY(Kind, ...)                             \
+  inline void Carry(auto message, Of<Kind> auto& value) { \
+    auto& [AMEM_EXPAND(AMEM_NAMES(__VA_ARGS__))] = value; \
+    AMEM_EXPAND(AMEM_FIELDS(__VA_ARGS__))                 \
+  }
+
+// ---- structs -------------------------------------------------------------------------------------------------------------
+
+inline void Carry(auto message, Of<CallSite> auto& value) {
+  auto& [frames] = value;
+  auto& [Frame0_, Frame1_, Frame2_, Frame3_, Frame4_] = frames;
+  AMEM_EXPAND(AMEM_FIELDS(Frame0, Frame1, Frame2, Frame3, Frame4))
 }
-inline void PutAccess(auto to, const AccessDescriptor& from) {
-  const auto& [location, flags] = from;
-  const auto& [type, id] = location;
-  to.setLocationType(static_cast<std::uint32_t>(type));
-  to.setLocationId(id);
-  to.setFlags(flags);
+inline void Carry(auto message, Of<Location> auto& value) {  // its two fields are part of the message around it
+  auto& [LocationType_, LocationId_] = value;
+  AMEM_EXPAND(AMEM_FIELDS(LocationType, LocationId))
 }
-inline AccessDescriptor GetAccess(auto from) {
-  return {Location{static_cast<LocationType>(from.getLocationType()), from.getLocationId()}, from.getFlags()};
+inline void Carry(auto message, Of<AllocationProperties> auto& value) {
+  auto& [Type_, HandleTypes_, location, Compression_, GpuDirectRdma_, Usage_, Reserved_] = value;
+  Carry(message, location);
+  AMEM_EXPAND(AMEM_FIELDS(Type, HandleTypes, Compression, GpuDirectRdma, Usage, Reserved))
 }
-inline void PutStep(auto to, const Step& from) {
-  const auto& [kind, allocation, address, bytes, device] = from;
-  to.setKind(Number(kind));
-  to.setAllocation(allocation.value);
-  to.setAddress(address.value);
-  to.setBytes(bytes);
-  to.setDevice(device.value);
+inline void Carry(auto message, Of<AccessDescriptor> auto& value) {
+  auto& [location, Flags_] = value;
+  Carry(message, location);
+  AMEM_FIELD(Flags)
 }
-inline Step GetStep(auto from) {
-  return {GetStepKind(from.getKind()), AllocationId{from.getAllocation()}, Address{from.getAddress()}, from.getBytes(),
-          DeviceOrdinal{from.getDevice()}};
+AMEM_CARRY(RemoteAllocation, Owner, Allocation)
+AMEM_CARRY(Step, Kind, Allocation, Address, Bytes, Device)
+AMEM_CARRY(ByteRange, Offset, Bytes)
+
+// ---- texts and lists -----------------------------------------------------------------------------------------------------
+
+inline void Put(auto to, const std::string& from) { std::memcpy(to.begin(), from.data(), from.size()); }
+inline void Take(auto from, std::string& to) { to.assign(from.begin(), from.size()); }
+
+template <class T>
+void Put(auto to, const std::vector<T>& from) {
+  for (unsigned i = 0; i < to.size(); ++i) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      Put(to.init(i, static_cast<unsigned>(from[i].size())), from[i]);
+    } else if constexpr (requires { to.set(i, Number(from[i])); }) {
+      to.set(i, Number(from[i]));
+    } else {
+      Carry(to[i], from[i]);
+    }
+  }
+}
+template <class T>
+void Take(auto from, std::vector<T>& to) {
+  for (const auto element : from) {
+    if constexpr (requires { Carry(element, to.emplace_back()); }) {
+      Carry(element, to.emplace_back());
+    } else {
+      Take(element, to.emplace_back());
+    }
+  }
 }
 
 }  // namespace amem::codec

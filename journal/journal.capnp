@@ -6,8 +6,8 @@
 #   * A new kind of event must go to the end of the union in Event and of EventBody (statemachine/event.h): its place in both
 #     must be the same number. A reader that must not skip it needs kJournalFormat and kJournalLeastReader to rise.
 #   * Ordinals, names of union members and values of enums must not be reused.
-# codec_memory.cpp and codec_cycle.cpp take every C++ struct apart with a structured binding, so that a field that is added there
-# and not here does not compile.
+# codec_events.h takes every C++ struct apart with a structured binding, so that a field that is added there and not here does not
+# compile.
 @0xd3a7be2f6c1e90b5;
 
 using Cxx = import "/capnp/c++.capnp";

@@ -1,6 +1,8 @@
 // Events, states and numbers in words for people, generated from their values.
 #include <array>
 #include <charconv>
+#include <iterator>
+#include <span>
 
 #include "statemachine/event.h"
 #include "statemachine/state.h"
@@ -59,6 +61,17 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "backed",
     "part cleared",
 };
+
+template <class Enum>
+constexpr std::size_t Index(Enum value) {
+  return static_cast<std::size_t>(value);
+}
+
+// The name of an enumerator, of names in the order of its enumeration.
+template <class Enum>
+std::string_view NameIn(std::span<const std::string_view> names, Enum value) {
+  return Index(value) < names.size() ? names[Index(value)] : "unknown";
+}
 
 using std::to_string;
 
@@ -254,33 +267,11 @@ std::string FormatBytes(Bytes bytes) {
 }
 
 std::string_view ToText(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "ok";
-    case Code::kInvalid:
-      return "invalid";
-    case Code::kNotFound:
-      return "not found";
-    case Code::kOutOfMemory:
-      return "out of memory";
-    case Code::kDriver:
-      return "driver error";
-    case Code::kIo:
-      return "I/O error";
-    case Code::kCorrupt:
-      return "corrupt";
-    case Code::kTimeout:
-      return "timed out";
-    case Code::kPeerLost:
-      return "peer lost";
-    case Code::kRefused:
-      return "refused";
-    case Code::kUnsupported:
-      return "not supported";
-    case Code::kBroken:
-      return "broken";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"ok",           "invalid",   "not found",     "out of memory",
+                                                "driver error", "I/O error", "corrupt",       "timed out",
+                                                "peer lost",    "refused",   "not supported", "broken"};
+  static_assert(std::size(kNames) == Index(Code::kBroken) + 1);
+  return NameIn(kNames, code);
 }
 
 std::string_view KindName(std::size_t kind) { return kind < kEventKinds ? kKindNames[kind] : "unknown"; }
@@ -295,63 +286,19 @@ std::optional<std::size_t> KindOf(std::string_view name) {
 std::string_view ToText(CycleKind kind) { return kind == CycleKind::kPause ? "pause" : "resume"; }
 
 std::string_view ToText(PhaseKind phase) {
-  switch (phase) {
-    case PhaseKind::kPauseArrive:
-      return "pause: arrive";
-    case PhaseKind::kPauseSave:
-      return "pause: save";
-    case PhaseKind::kPauseDropImports:
-      return "pause: drop imports";
-    case PhaseKind::kPauseReleaseOwn:
-      return "pause: release";
-    case PhaseKind::kPauseGone:
-      return "pause: all gone";
-    case PhaseKind::kResumeArrive:
-      return "resume: arrive";
-    case PhaseKind::kResumeCreateOwn:
-      return "resume: create own";
-    case PhaseKind::kResumeImport:
-      return "resume: import and restore";
-    case PhaseKind::kResumeVerify:
-      return "resume: verify";
-    case PhaseKind::kResumeOpen:
-      return "resume: open";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {
+      "pause: arrive",  "pause: save",        "pause: drop imports",        "pause: release", "pause: all gone",
+      "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify", "resume: open"};
+  static_assert(std::size(kNames) == Index(PhaseKind::kResumeOpen) + 1);
+  return NameIn(kNames, phase);
 }
 
 std::string_view ToText(StepKind kind) {
-  switch (kind) {
-    case StepKind::kQuiesce:
-      return "quiesce";
-    case StepKind::kSave:
-      return "save";
-    case StepKind::kUnmap:
-      return "unmap";
-    case StepKind::kReleaseImport:
-      return "release import";
-    case StepKind::kReleaseOwn:
-      return "release own";
-    case StepKind::kCheckMemory:
-      return "check memory";
-    case StepKind::kCreate:
-      return "create";
-    case StepKind::kMap:
-      return "map";
-    case StepKind::kSetAccess:
-      return "set access";
-    case StepKind::kRestore:
-      return "restore";
-    case StepKind::kImport:
-      return "import";
-    case StepKind::kVerify:
-      return "verify";
-    case StepKind::kScan:
-      return "find contents";
-    case StepKind::kBeginRestore:
-      return "begin restore";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"quiesce",      "save",   "unmap",         "release import", "release own",
+                                                "check memory", "create", "map",           "set access",     "restore",
+                                                "import",       "verify", "find contents", "begin restore"};
+  static_assert(std::size(kNames) == Index(StepKind::kBeginRestore) + 1);
+  return NameIn(kNames, kind);
 }
 
 std::string ToText(const Step& step) {
@@ -397,35 +344,15 @@ std::string ToText(const CallSite& site) {
 std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
 
 std::string_view ToText(KeepReason reason) {
-  switch (reason) {
-    case KeepReason::kNone:
-      return "released";
-    case KeepReason::kHostMemory:
-      return "host memory";
-    case KeepReason::kRegistered:
-      return "registered with a network card";
-    case KeepReason::kMulticast:
-      return "multicast";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"released", "host memory", "registered with a network card", "multicast"};
+  static_assert(std::size(kNames) == Index(KeepReason::kMulticast) + 1);
+  return NameIn(kNames, reason);
 }
 
 std::string_view ToText(Lifecycle lifecycle) {
-  switch (lifecycle) {
-    case Lifecycle::kNew:
-      return "new";
-    case Lifecycle::kRunning:
-      return "running";
-    case Lifecycle::kPausing:
-      return "pausing";
-    case Lifecycle::kPaused:
-      return "paused";
-    case Lifecycle::kResuming:
-      return "resuming";
-    case Lifecycle::kClosed:
-      return "closed";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"new", "running", "pausing", "paused", "resuming", "closed"};
+  static_assert(std::size(kNames) == Index(Lifecycle::kClosed) + 1);
+  return NameIn(kNames, lifecycle);
 }
 
 }  // namespace amem

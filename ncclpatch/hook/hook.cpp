@@ -164,7 +164,6 @@ std::vector<ElfImage> LoadedNccls() {
 
 void SetReport(Report report) { g_report.store(report, std::memory_order_release); }
 void Enable() { g_enabled.store(true, std::memory_order_release); }
-bool enabled() { return g_enabled.load(std::memory_order_acquire); }
 
 bool IsNccl(const ElfImage& image) {
   if (std::strncmp(image.soname(), "libnccl.so", 10) == 0) return true;

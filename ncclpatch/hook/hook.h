@@ -20,7 +20,6 @@ void SetReport(Report report);
 // From here on a libnccl that calls dlsym or dlvsym through AMem's versions gets AMem's functions. Before, every caller gets
 // libc's answers.
 void Enable();
-bool enabled();
 
 // Whether an object is NCCL: it has the soname libnccl.so.*, or defines NCCL's entry points (a build under another name).
 bool IsNccl(const ElfImage& image);

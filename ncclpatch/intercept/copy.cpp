@@ -11,12 +11,6 @@ namespace {
 
 constinit log::Limited g_refused_copies;
 
-template <std::size_t N>
-struct Text {
-  char data[N];
-  constexpr Text(const char (&text)[N]) { std::copy_n(text, N, data); }  // NOLINT(google-explicit-constructor)
-};
-
 struct Touch {
   Session& session;
   bool operator()(CUdeviceptr address, Bytes bytes) const { return session.TouchesPaused(Address{address}, bytes); }

@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,6 +17,13 @@
 #include "replay/session/session.h"
 
 namespace amem::intercept {
+
+// A text as an argument of a template: the name of a driver function.
+template <std::size_t N>
+struct Text {
+  char data[N];
+  constexpr Text(const char (&text)[N]) { std::copy_n(text, N, data); }  // NOLINT(google-explicit-constructor)
+};
 
 // The handles that NCCL holds: an allocation id under a tag. A driver's handle is a host pointer, whose top bits are clear.
 inline constexpr std::uint64_t kTagMask = 0xFFFF'0000'0000'0000, kHandleTag = 0xA3E3'0000'0000'0000;

@@ -9,58 +9,34 @@ namespace {
 
 constinit log::Limited g_refused_launches;
 
-template <class Function, class... A>
-CUresult Launch(const char* call, Function* real, A... arguments) {
-  Session* session = Runtime::Get().started();
-  if (session == nullptr) return real(arguments...);
-  const auto entered = session->EnterLaunch();
-  if (entered.owns_lock()) [[likely]]
-    return real(arguments...);
-  g_refused_launches.Error(
-      fmt::format("{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first", call));
-  return CUDA_ERROR_ILLEGAL_STATE;
-}
-
-struct LaunchKernel {
-  static constexpr const char *kName = "cuLaunchKernel", *kExported = kName;
-  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
-                            void**);
+template <Text Name, class F>
+struct Launch {
+  static constexpr const char *kName = Name.data, *kExported = kName;
+  using Function = F;
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return Launch(kName, real, arguments...);
+    Session* session = Runtime::Get().started();
+    if (session == nullptr) return real(arguments...);
+    const auto entered = session->EnterLaunch();
+    if (entered.owns_lock()) [[likely]]
+      return real(arguments...);
+    g_refused_launches.Error(
+        fmt::format("{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first", kName));
+    return CUDA_ERROR_ILLEGAL_STATE;
   }
 };
 
-struct LaunchKernelEx {
-  static constexpr const char *kName = "cuLaunchKernelEx", *kExported = kName;
-  using Function = CUresult(const CUlaunchConfig*, CUfunction, void**, void**);
-  template <class... A>
-  static CUresult Call(Function* real, A... arguments) {
-    return Launch(kName, real, arguments...);
-  }
-};
-
-struct LaunchCooperativeKernel {
-  static constexpr const char *kName = "cuLaunchCooperativeKernel", *kExported = kName;
-  using Function = CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**);
-  template <class... A>
-  static CUresult Call(Function* real, A... arguments) {
-    return Launch(kName, real, arguments...);
-  }
-};
-
-struct GraphLaunch {
-  static constexpr const char *kName = "cuGraphLaunch", *kExported = kName;
-  using Function = CUresult(CUgraphExec, CUstream);
-  template <class... A>
-  static CUresult Call(Function* real, A... arguments) {
-    return Launch(kName, real, arguments...);
-  }
-};
+using LaunchKernel = Launch<"cuLaunchKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                                       unsigned, CUstream, void**, void**)>;
+using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**)>;
+using LaunchCooperativeKernel = Launch<"cuLaunchCooperativeKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned,
+                                                                             unsigned, unsigned, unsigned, CUstream, void**)>;
+using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream)>;
 
 }  // namespace
 
 std::span<const replacements::Replacement> LaunchReplacements() {
   return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, GraphLaunch>();
 }
+
 }  // namespace amem::intercept

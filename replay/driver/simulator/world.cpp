@@ -403,16 +403,6 @@ Bytes SimulatorWorld::InUse(std::int32_t device) {
   return device >= 0 && device < table_->devices ? table_->used[device] : 0;
 }
 
-std::uint32_t SimulatorWorld::References(Key key) {
-  const Guard guard(*table_);
-  table_->Refresh();
-  std::uint32_t sum = 0;
-  if (const Entry* entry = table_->Find(key)) {
-    for (const std::uint16_t count : entry->references) sum += count;
-  }
-  return sum;
-}
-
 std::uint32_t SimulatorWorld::Members() {
   const Guard guard(*table_);
   table_->ReapTheDead();

@@ -56,8 +56,7 @@ class SimulatorWorld {
   void MarkExported(Key key);  // from now on open descriptors hold it, too
 
   [[nodiscard]] Bytes InUse(std::int32_t device);
-  [[nodiscard]] std::uint32_t References(Key key);  // of all members
-  [[nodiscard]] std::uint32_t Members();            // attached and alive
+  [[nodiscard]] std::uint32_t Members();  // attached and alive
 
   // For tests: takes the lock and never gives it back, as a process killed at that instant would.
   void LockForEver();

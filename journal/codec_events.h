@@ -1,0 +1,79 @@
+// The fields of everything that a message can hold, for writing and reading alike.
+#pragma once
+
+#include "journal/codec.h"
+#include "journal/codec_values.h"
+
+namespace amem::codec {
+
+AMEM_CARRY(FileMeta, Format, LeastReader, Session, Pid, RealtimeNs)
+
+// ---- life of a session ---------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(SessionOpened, Session, Host, Pid, BootId, AmemVersion, DriverVersion, NcclVersion, GpuUuids, Group, Rank,
+           RealtimeNs, MonotonicNs, Layout, Content)
+AMEM_CARRY(SessionClosed, Reason)
+AMEM_CARRY(SessionBroken, Reason)
+AMEM_CARRY(GroupChanged, Group)
+AMEM_CARRY(LibraryAttached, Path, BuildId, Way, NcclVersion, LoadAddress)
+AMEM_CARRY(DriverSymbolBound, Name, CudaVersion, Replaced)
+
+// ---- address ranges, allocations, mappings -------------------------------------------------------------------------------
+
+AMEM_CARRY(RangeReserved, Address, Bytes, Alignment, Hint, Flags, Site, Allocation)
+AMEM_CARRY(RangeFreed, Address, Bytes, Allocation)
+AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created)
+AMEM_CARRY(AllocationRetained, Allocation, Address)
+AMEM_CARRY(AllocationReleased, Allocation)
+AMEM_CARRY(Mapped, Address, Bytes, Offset, Allocation, Flags)
+AMEM_CARRY(Unmapped, Address, Bytes, Allocation)
+AMEM_CARRY(AccessSet, Address, Bytes, Access, Allocation)
+
+// ---- sharing -------------------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(Exported, Allocation, HandleType)
+AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created)
+AMEM_CARRY(ReferenceAdded, Allocation, By, As)
+AMEM_CARRY(ReferenceDropped, Allocation, By, As)
+AMEM_CARRY(PeerConnected, Peer, Host, Pid, Group, Rank)
+AMEM_CARRY(PeerLost, Peer, Reason)
+
+// ---- other kinds of memory -----------------------------------------------------------------------------------------------
+
+AMEM_CARRY(HostAllocated, Address, Bytes, Flags, Registered)
+AMEM_CARRY(HostFreed, Address)
+AMEM_CARRY(LegacyAllocated, Address, Bytes, Backing, Offset, Why, Site)
+AMEM_CARRY(LegacyFreed, Address)
+AMEM_CARRY(LegacyExported, Address, Backing)
+AMEM_CARRY(LegacyImported, Address, Allocation)
+AMEM_CARRY(LegacyClosed, Address)
+AMEM_CARRY(AsyncAllocated, Address, Bytes)
+AMEM_CARRY(AsyncFreed, Address)
+AMEM_CARRY(MulticastCreated, Allocation, Bytes, Devices, HandleTypes, Flags, Handle)
+AMEM_CARRY(MulticastDeviceAdded, Multicast, Device)
+AMEM_CARRY(MulticastBound, Multicast, MulticastOffset, Allocation, AllocationOffset, Bytes, Address)
+AMEM_CARRY(MulticastUnbound, Multicast, Device, MulticastOffset, Bytes)
+AMEM_CARRY(Registered, Address, Bytes, How)
+AMEM_CARRY(Deregistered, Address, Bytes)
+AMEM_CARRY(PassedThrough, Name, Detail, Result)
+
+// ---- pause and resume ----------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(CycleBegun, Kind, Cycle, Members)
+AMEM_CARRY(StepBegun, Step)
+AMEM_CARRY(StepDone, Step)
+AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message)
+AMEM_CARRY(PhaseBegun, Phase)
+AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message)
+AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs)
+AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message)
+AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
+
+// ---- slabs ---------------------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(SlabOpened, Slab, Address, Dirty)
+AMEM_CARRY(Placed, Allocation, Slab, Offset, Touched)
+AMEM_CARRY(Backed, Allocation, Handle)
+AMEM_CARRY(PartCleared, Slab, Offset, Bytes)
+
+}  // namespace amem::codec

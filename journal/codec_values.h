@@ -54,20 +54,24 @@ bool IsDefault(const T& value) {
   return false;
 }
 
-// Writes or reads one field: a list or text, whose size the message must know, a struct, or a number.
-#define AMEM_FIELD(Name)                                                                              \
-  if constexpr (requires { typename decltype(message)::Reads; }) {                                    \
-    if constexpr (requires { Carry(message.get##Name(), Name##_); }) {                                \
-      Carry(message.get##Name(), Name##_);                                                            \
-    } else {                                                                                          \
-      Take(message.get##Name(), Name##_);                                                             \
-    }                                                                                                 \
-  } else if constexpr (requires { Name##_.size(); }) {                                                \
-    if (!IsDefault(Name##_)) Put(message.init##Name(static_cast<unsigned>(Name##_.size())), Name##_); \
-  } else if constexpr (requires { Carry(message.init##Name(), Name##_); }) {                          \
-    if (!IsDefault(Name##_)) Carry(message.init##Name(), Name##_);                                    \
-  } else {                                                                                            \
-    message.set##Name(Number(Name##_));                                                               \
+// Writes or reads one field: a list or text, whose size the message must know, a struct, or a number. (clang 14 does not let a
+// structured binding into a requires-expression, hence the reference.)
+#define AMEM_FIELD(Name)                                                                          \
+  {                                                                                               \
+    auto& field = Name##_;                                                                        \
+    if constexpr (requires { typename decltype(message)::Reads; }) {                              \
+      if constexpr (requires { Carry(message.get##Name(), field); }) {                            \
+        Carry(message.get##Name(), field);                                                        \
+      } else {                                                                                    \
+        Take(message.get##Name(), field);                                                         \
+      }                                                                                           \
+    } else if constexpr (requires { field.size(); }) {                                            \
+      if (!IsDefault(field)) Put(message.init##Name(static_cast<unsigned>(field.size())), field); \
+    } else if constexpr (requires { Carry(message.init##Name(), field); }) {                      \
+      if (!IsDefault(field)) Carry(message.init##Name(), field);                                  \
+    } else {                                                                                      \
+      message.set##Name(Number(field));                                                           \
+    }                                                                                             \
   }
 
 // The preprocessor does not recurse: each scan by AMEM_EXPAND expands a list by one more name, and it scans often enough

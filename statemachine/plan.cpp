@@ -153,8 +153,8 @@ Plan PlanPause(const State& state) {
 namespace {
 
 // Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
-// copy that nobody else sees. So it is where an undo has failed, and from the phase before the release on: when whoever counts
-// the votes dies, some may have heard that it passed, and others not.
+// copy that nobody else sees. Imports are in doubt after a failed undo, and from the phase before the release on: when the
+// session that counts the votes dies, some members may have heard that the phase passed, and others not.
 bool ImportsInDoubt(const State& state) {
   if (state.lifecycle == Lifecycle::kResuming) return !state.cycle.phase;  // begun with imports in place
   if (state.lifecycle != Lifecycle::kPausing || !state.cycle.phase) return false;

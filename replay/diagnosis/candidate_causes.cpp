@@ -44,29 +44,25 @@ class Search {
 
  private:
   CandidateCause& Add(CandidateCause::Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns) {
-    CandidateCause candidate;
-    candidate.weight = weight;
-    candidate.kind = kind;
-    candidate.session = j.session();
-    candidate.journal = &j;
-    candidate.wall_ns = roster_.Wall(j, time_ns);
-    candidate.live = Live(j);
-    if (!j.attempts.empty()) candidate.attempt = &j.attempts.back();
-    return candidates_.emplace_back(std::move(candidate));
+    return candidates_.emplace_back(CandidateCause{.weight = weight,
+                                                   .kind = kind,
+                                                   .session = j.session(),
+                                                   .wall_ns = roster_.Wall(j, time_ns),
+                                                   .journal = &j,
+                                                   .attempt = j.attempts.empty() ? nullptr : &j.attempts.back(),
+                                                   .live = Live(j)});
   }
 
   // A session that `witness` waited for, as its event `seq` shows.
   CandidateCause& AddAbsence(CandidateCause::Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
                              SequenceNumber seq) {
-    CandidateCause candidate;
-    candidate.weight = weight;
-    candidate.kind = kind;
-    candidate.session = session;
-    candidate.journal = roster_.Find(session);
-    candidate.attempt = &witness.attempts.back();
-    candidate.witness = &witness;
-    candidate.witness_seq = seq;
-    return candidates_.emplace_back(std::move(candidate));
+    return candidates_.emplace_back(CandidateCause{.weight = weight,
+                                                   .kind = kind,
+                                                   .session = session,
+                                                   .journal = roster_.Find(session),
+                                                   .attempt = &witness.attempts.back(),
+                                                   .witness = &witness,
+                                                   .witness_seq = seq});
   }
 
   void FailedStep(const JournalHistory& j) {

@@ -3,19 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <set>
-#include <thread>
 
 #include "replay/diagnosis/candidate_causes.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_text.h"
+#include "replay/job/sessions.h"
 
 namespace amem {
 namespace {
-
-constexpr std::size_t kReadersMax = 16;  // threads
 
 void Count(const Roster& roster, Verdict& verdict) {
   Verdict::Totals& totals = verdict.totals;
@@ -38,11 +35,8 @@ void Count(const Roster& roster, Verdict& verdict) {
 
 void NoteDamage(const Roster& roster, Verdict& verdict) {
   for (const JournalHistory& j : roster.journals()) {
-    const ReadReport& report = j.findings.report;
-    if (report.corrupt_records == 0) continue;
-    verdict.damage.push_back(fmt::format("{}: {} left out: {}", j.findings.info.directory.string(),
-                                         Plural(report.corrupt_records, "damaged record was", "damaged records were"),
-                                         report.corruption));
+    const std::string damage = DamageText(j.findings.report);
+    if (!damage.empty()) verdict.damage.push_back(fmt::format("{}: {}", j.findings.info.directory.string(), damage));
   }
 }
 
@@ -119,17 +113,7 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
 
 Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
   std::vector<std::optional<Result<JournalHistory>>> read(sessions.size());
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < sessions.size(); i = next++) read[i] = ReadHistory(sessions[i]);
-  };
-  {
-    std::vector<std::jthread> readers;
-    const std::size_t count =
-        std::min({sessions.size(), std::size_t{std::max(1U, std::thread::hardware_concurrency())}, kReadersMax});
-    for (std::size_t i = 1; i < count; ++i) readers.emplace_back(work);
-    work();
-  }
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadHistory(sessions[i]); });
   std::vector<JournalHistory> journals;
   std::vector<std::string> unread;
   for (std::size_t i = 0; i < sessions.size(); ++i) {

@@ -1,7 +1,8 @@
 #include "replay/job/event_json.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "statemachine/apply.h"
@@ -211,11 +212,7 @@ Json CountsByKind(const State& state) {
 
 }  // namespace
 
-std::string SessionText(SessionId session) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(session.value));
-  return text;
-}
+std::string SessionText(SessionId session) { return fmt::format("{:016x}", session.value); }
 
 std::string KindWord(std::size_t kind) {
   std::string word(KindName(kind));

@@ -64,17 +64,12 @@ class HistoryBuilder final : public FoldObserver {
   void On(const PhaseBegun& e, const State& before) {
     if (!(Open() && Last().begun) && IsArrival(e.phase)) {
       const CycleKind kind = KindOfPhase(e.phase);
-      Attempt& attempt = history_.attempts.emplace_back();
-      attempt.kind = kind;
-      attempt.cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
-      attempt.arrived = now_;
+      const std::uint64_t cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
+      history_.attempts.push_back({.kind = kind, .cycle = cycle, .arrived = now_});
       return;
     }
     if (!Open()) return;
-    Attempt::PhaseTaken phase;
-    phase.phase = e.phase;
-    phase.begun = now_;
-    Last().phases.push_back(phase);
+    Last().phases.push_back({.phase = e.phase, .begun = now_});
   }
   void On(const CycleBegun& e, const State&) {
     if (!Open() || Last().begun) history_.attempts.emplace_back();
@@ -97,12 +92,8 @@ class HistoryBuilder final : public FoldObserver {
     Attempt& attempt = Last();
     attempt.open_step.reset();
     if (attempt.failed_step) return;
-    Attempt::Failure failure;
-    failure.step = e.step;
-    failure.code = e.code;
-    failure.driver_result = e.driver_result;
-    failure.message = e.message;
-    failure.at = now_;
+    Attempt::Failure failure{
+        .step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now_};
     if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
     if (const auto it = before.allocations.find(e.step.allocation); it != before.allocations.end()) {
       failure.allocation_bytes = it->second.bytes;
@@ -128,11 +119,7 @@ class HistoryBuilder final : public FoldObserver {
     Finish(Attempt::End::kDone);
   }
   void On(const CycleFailed& e, const State&) {
-    if (!Open()) {  // of a build that did not record arrivals
-      Attempt& attempt = history_.attempts.emplace_back();
-      attempt.kind = e.kind;
-      attempt.cycle = e.cycle;
-    }
+    if (!Open()) history_.attempts.push_back({.kind = e.kind, .cycle = e.cycle});  // of a build that did not record arrivals
     Last().failure = e.message;
     Last().undone = e.undone;
     Finish(Attempt::End::kFailed);

@@ -31,6 +31,7 @@ using PackJson = nlohmann::json;
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
 enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };
 constexpr std::uint32_t kLargestBlock = std::uint32_t{1} << 30;
+constexpr int kLevel = 9;  // of zstd, 1 to 19
 constexpr std::size_t kEventsPerTransaction = 20'000;
 
 struct BlockHeader {
@@ -42,12 +43,20 @@ Status Failure(const std::string& doing, const fs::path& file) {
   return {Code::kIo, doing + " " + file.string() + ": " + std::strerror(errno)};
 }
 
+// The beginning of a pack, of whatever version; nullopt: it is none.
+std::optional<std::array<char, kMagic.size()>> ReadMagic(std::ifstream& in) {
+  std::array<char, kMagic.size()> magic{};
+  if (!in.read(magic.data(), magic.size()) || std::memcmp(magic.data(), kMagic.data(), 8) != 0) return std::nullopt;
+  return magic;
+}
+
 // ---- writing ---------------------------------------------------------------------------------------------------------------
 
 class Compressor {
  public:
-  Compressor(std::ofstream& file, int level) : file_(file), context_(ZSTD_createCCtx()), out_(ZSTD_CStreamOutSize()) {
-    ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, level);
+  explicit Compressor(std::ofstream& file)
+      : file_(file), context_(ZSTD_createCCtx(), &ZSTD_freeCCtx), out_(ZSTD_CStreamOutSize()) {
+    ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, kLevel);
     ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_checksumFlag, 1);
     pending_.reserve(kPendingBytes * 2);
   }
@@ -65,10 +74,6 @@ class Compressor {
 
  private:
   static constexpr std::size_t kPendingBytes = std::size_t{1} << 18;
-  struct Free {
-    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
-  };
-
   void Push(ZSTD_EndDirective how) {
     ZSTD_inBuffer in{pending_.data(), pending_.size(), 0};
     std::size_t left = 1;
@@ -82,7 +87,7 @@ class Compressor {
   }
 
   std::ofstream& file_;
-  std::unique_ptr<ZSTD_CCtx, Free> context_;
+  std::unique_ptr<ZSTD_CCtx, decltype(&ZSTD_freeCCtx)> context_;
   std::vector<char> out_;
   std::vector<std::byte> pending_;
   bool good_ = true;
@@ -143,7 +148,8 @@ class Packer {
 
 class Decompressor {
  public:
-  explicit Decompressor(std::ifstream& file) : file_(file), context_(ZSTD_createDCtx()), in_(ZSTD_DStreamInSize()) {}
+  explicit Decompressor(std::ifstream& file)
+      : file_(file), context_(ZSTD_createDCtx(), &ZSTD_freeDCtx), in_(ZSTD_DStreamInSize()) {}
 
   // The next block's payload, valid until the next call; nullopt at the end, and then `damage` is empty or says what is wrong.
   std::optional<std::span<const std::byte>> Next(Block& kind, std::string& damage) {
@@ -168,9 +174,6 @@ class Decompressor {
   }
 
  private:
-  struct Free {
-    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
-  };
   [[nodiscard]] std::size_t have() const { return bytes_.size() - at_; }
 
   bool Need(std::size_t bytes, std::string& damage) {
@@ -202,7 +205,7 @@ class Decompressor {
   }
 
   std::ifstream& file_;
-  std::unique_ptr<ZSTD_DCtx, Free> context_;
+  std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context_;
   std::vector<char> in_;
   ZSTD_inBuffer source_{nullptr, 0, 0};
   bool expects_more_ = true;
@@ -283,7 +286,7 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   if (!out) return Failure("write", unfinished);
   out.write(kMagic.data(), kMagic.size());
   Packed packed;
-  Compressor compressor(out, options.level);
+  Compressor compressor(out);
   Packer packer(compressor, options, packed);
   for (const fs::path& session : sessions) {
     if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
@@ -306,17 +309,16 @@ bool IsPack(const fs::path& file) {
   std::error_code failed;
   if (!fs::is_regular_file(file, failed)) return false;
   std::ifstream in(file, std::ios::binary);
-  std::array<char, kMagic.size()> magic{};
-  return in.read(magic.data(), magic.size()) && std::memcmp(magic.data(), kMagic.data(), 8) == 0;
+  return ReadMagic(in).has_value();
 }
 
 Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory) {
   std::ifstream in(file, std::ios::binary);
-  std::array<char, kMagic.size()> magic{};
-  if (!in.read(magic.data(), magic.size()) || std::memcmp(magic.data(), kMagic.data(), 8) != 0) {
+  const auto magic = ReadMagic(in);
+  if (!magic) {
     return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem-replay pack DIR -o FILE`"};
   }
-  if (magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
+  if (*magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
   Unpacked unpacked;
   Decompressor blocks(in);
   std::unique_ptr<SessionUnpacker> session;

@@ -20,7 +20,6 @@ namespace amem {
 
 struct PackOptions {
   bool anonymous = false;  // host names, GPU ids and paths become "host-1", "gpu-1" and file names
-  int level = 9;           // of zstd, 1 to 19
 };
 struct Packed {
   std::uint64_t sessions = 0, events = 0;

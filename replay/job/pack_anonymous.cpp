@@ -53,14 +53,14 @@ Event Anonymizer::Clean(Event event) {
   if (auto* opened = std::get_if<SessionOpened>(&event.body)) Clean(*opened);
   if (auto* library = std::get_if<LibraryAttached>(&event.body)) Clean(*library);
   if (auto* peer = std::get_if<PeerConnected>(&event.body)) peer->host = Host(peer->host);
-  if (auto* lost = std::get_if<PeerLost>(&event.body)) lost->reason = CleanText(std::move(lost->reason));
-  if (auto* closed = std::get_if<SessionClosed>(&event.body)) closed->reason = CleanText(std::move(closed->reason));
-  if (auto* broken = std::get_if<SessionBroken>(&event.body)) broken->reason = CleanText(std::move(broken->reason));
-  if (auto* passed = std::get_if<PassedThrough>(&event.body)) passed->detail = CleanText(std::move(passed->detail));
-  if (auto* legacy = std::get_if<LegacyAllocated>(&event.body)) legacy->why = CleanText(std::move(legacy->why));
-  if (auto* failed = std::get_if<StepFailed>(&event.body)) failed->message = CleanText(std::move(failed->message));
-  if (auto* decided = std::get_if<PhaseDecided>(&event.body)) decided->message = CleanText(std::move(decided->message));
-  if (auto* cycle = std::get_if<CycleFailed>(&event.body)) cycle->message = CleanText(std::move(cycle->message));
+  std::visit(
+      [this](auto& e) {  // texts for people
+        if constexpr (requires { e.reason; }) e.reason = CleanText(std::move(e.reason));
+        if constexpr (requires { e.message; }) e.message = CleanText(std::move(e.message));
+        if constexpr (requires { e.detail; }) e.detail = CleanText(std::move(e.detail));
+        if constexpr (requires { e.why; }) e.why = CleanText(std::move(e.why));
+      },
+      static_cast<EventVariant&>(event.body));
   return event;
 }
 

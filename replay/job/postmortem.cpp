@@ -165,7 +165,7 @@ class Job {
     for (const auto& [pair, count] : crashed_holding_) {
       Note(pair.first, {},
            fmt::format("crashed while holding {} of {}, which dropped the references by itself", Plural(count, "allocation"),
-                       NameOf(*by_session_.at(pair.second))));
+                       NameOf(by_session_.at(pair.second)->who)));
     }
     return std::move(found_);
   }
@@ -202,7 +202,7 @@ class Job {
   static bool BeginningDropped(const Journal& journal) { return journal.info.first.value > 1; }
 
   static std::string Remote(const Journal& owner, AllocationId allocation) {
-    return fmt::format("allocation {} of {}", allocation.value, NameOf(owner));
+    return fmt::format("allocation {} of {}", allocation.value, NameOf(owner.who));
   }
 
   void CheckImport(const Journal& importer, AllocationId id, const ImportRecord& import) {
@@ -256,7 +256,7 @@ class Job {
       if (NotReadUpTo(owner, importer, import.dropped_ns + kInFlight_ns)) return;
       Violate(owner, reference.seq,
               fmt::format("allocation {} is still referenced by {}, which let go of it (event {} there)",
-                          import.remote.allocation.value, NameOf(importer), import.dropped.value));
+                          import.remote.allocation.value, NameOf(importer.who), import.dropped.value));
     } else if (!import.dropped && reference.dropped) {
       CheckDroppedWhileHeld(importer, id, import, owner, reference);
     }
@@ -272,7 +272,7 @@ class Job {
     if (Broken(importer) || NotReadUpTo(importer, owner, reference.dropped_ns)) return;
     Violate(importer, import.seq,
             fmt::format("allocation {} is still held, but {} dropped its reference to allocation {}{} (event {} there)",
-                        id.value, NameOf(owner), import.remote.allocation.value,
+                        id.value, NameOf(owner.who), import.remote.allocation.value,
                         reference.by_peer_loss ? " when it lost this peer" : "", reference.dropped.value));
   }
 
@@ -292,7 +292,7 @@ class Job {
     if (NotReadUpTo(*importer, owner, reference.time_ns)) return;
     Violate(owner, reference.seq,
             fmt::format("allocation {} is referenced by {} as {}, whose journal has no such import", key.allocation.value,
-                        NameOf(*importer), key.as.value));
+                        NameOf(importer->who), key.as.value));
   }
 
   std::map<SessionId, const Journal*> by_session_;
@@ -334,7 +334,5 @@ JobFindings VerifyJob(std::span<const JournalFindings> journals) {
 }
 
 JobFindings VerifyJob(std::span<const JournalFindings* const> journals) { return Job(journals).Run(); }
-
-std::string NameOf(const JournalFindings& journal) { return NameOf(journal.who); }
 
 }  // namespace amem

@@ -98,7 +98,4 @@ struct JobFindings {
 JobFindings VerifyJob(std::span<const JournalFindings> journals);
 JobFindings VerifyJob(std::span<const JournalFindings* const> journals);
 
-// Of the process that wrote it (names.h).
-std::string NameOf(const JournalFindings& journal);
-
 }  // namespace amem

@@ -31,9 +31,15 @@ class ScratchDirectory {
     }
     return path_;
   }
+  // A path in it that nothing else has.
+  Result<std::filesystem::path> New() {
+    const Result<std::filesystem::path> directory = Get();
+    return directory ? *directory / std::to_string(++paths_) : directory;
+  }
 
  private:
   std::filesystem::path path_;
+  int paths_ = 0;
 };
 
 }  // namespace amem

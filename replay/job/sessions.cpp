@@ -3,32 +3,32 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
+#include <thread>
 
 #include "journal/journal.h"
 #include "replay/job/pack.h"
 
 namespace amem {
 
-void SessionFinder::Add(std::vector<std::filesystem::path> sessions, Found& found) {
-  for (auto& session : sessions) {
-    if (std::ranges::find(found.sessions, session) == found.sessions.end()) found.sessions.push_back(std::move(session));
-  }
-}
+namespace {
 
-void SessionFinder::Unpack(const std::filesystem::path& pack, Found& found) {
-  const Result<std::filesystem::path> directory = scratch_.Get();
-  Result<Unpacked> unpacked = directory ? amem::Unpack(pack, *directory / std::to_string(++packs_)) : directory.status();
+void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, FoundSessions& found) {
+  const Result<std::filesystem::path> directory = scratch.New();
+  Result<Unpacked> unpacked = directory ? Unpack(pack, *directory) : directory.status();
   if (!unpacked) return found.problems.push_back(unpacked.status().message());
   std::ranges::move(unpacked->damage, std::back_inserter(found.problems));
-  Add(std::move(unpacked->sessions), found);
+  std::ranges::move(unpacked->sessions, std::back_inserter(found.sessions));
 }
 
-SessionFinder::Found SessionFinder::Find(std::span<const std::filesystem::path> places) {
-  Found found;
+}  // namespace
+
+FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
+  FoundSessions found;
   for (const auto& place : places) {
     if (IsPack(place)) {
-      Unpack(place, found);
+      AddPack(place, scratch, found);
     } else if (Result<std::vector<std::filesystem::path>> listed = ListSessions(place)) {
       if (listed->empty()) {
         found.problems.push_back(
@@ -36,12 +36,26 @@ SessionFinder::Found SessionFinder::Find(std::span<const std::filesystem::path> 
                         "holds several; `amem-replay ls` shows this user's",
                         place.string()));
       }
-      Add(*std::move(listed), found);
+      for (auto& session : *listed) {
+        if (std::ranges::find(found.sessions, session) == found.sessions.end()) found.sessions.push_back(std::move(session));
+      }
     } else {
       found.problems.push_back(listed.status().message());
     }
   }
   return found;
+}
+
+void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read) {
+  constexpr std::size_t kThreadsMost = 16;
+  const std::size_t enough = std::min({count, kThreadsMost, std::size_t{std::max(1U, std::thread::hardware_concurrency())}});
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < count; i = next++) read(i);
+  };
+  std::vector<std::jthread> threads;
+  while (threads.size() + 1 < enough) threads.emplace_back(work);
+  work();
 }
 
 }  // namespace amem

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
@@ -347,24 +349,16 @@ std::string ForScript(const std::string& json) {
   return out;
 }
 
-// The page with each mark replaced. Replacements are not searched for marks again.
-std::string Filled(std::string_view page, const std::map<std::string_view, std::string>& marks) {
+// The page with its marks replaced, which are given in its order. Replacements are not searched for marks again.
+std::string Filled(std::string_view page, std::span<const std::pair<std::string_view, std::string>> marks) {
   std::string out;
-  while (!page.empty()) {
-    std::size_t at = page.size();
-    const std::pair<const std::string_view, std::string>* next = nullptr;
-    for (const auto& mark : marks) {
-      if (const std::size_t found = page.find(mark.first); found < at) {
-        at = found;
-        next = &mark;
-      }
-    }
-    out += page.substr(0, at);
-    if (next == nullptr) break;
-    out += next->second;
-    page.remove_prefix(at + next->first.size());
+  for (const auto& [mark, text] : marks) {
+    const std::size_t at = page.find(mark);
+    if (at == page.npos) continue;
+    out.append(page.substr(0, at)).append(text);
+    page.remove_prefix(at + mark.size());
   }
-  return out;
+  return out.append(page);
 }
 
 void Shrink(JobTimeline& job, std::size_t divisor) {
@@ -378,12 +372,10 @@ void Shrink(JobTimeline& job, std::size_t divisor) {
 
 TimelineLimits LimitsOf(std::size_t sessions, const ReportLimits& limits) {
   const std::size_t n = std::max<std::size_t>(sessions, 1);
-  TimelineLimits each;
-  each.points = std::clamp<std::size_t>(12'000 / n, 60, 1500);
-  each.rows = std::clamp<std::size_t>(limits.rows / n, 100, 8000);
-  each.allocations = std::clamp<std::size_t>(limits.allocations / n, 50, 8000);
-  each.cycles = std::clamp<std::size_t>(1600 / n, 8, 200);
-  return each;
+  return {.points = std::clamp<std::size_t>(12'000 / n, 60, 1500),
+          .rows = std::clamp<std::size_t>(limits.rows / n, 100, 8000),
+          .allocations = std::clamp<std::size_t>(limits.allocations / n, 50, 8000),
+          .cycles = std::clamp<std::size_t>(1600 / n, 8, 200)};
 }
 
 std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::string_view version, std::string_view made_at) {
@@ -430,9 +422,11 @@ std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& ve
     Shrink(job, 2);
     data = ForScript(ReportJson(job, verdict, version, made_at));
   }
-  return Filled(page, {{"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
-                       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
-                       {"@DATA@", std::move(data)}});
+  const std::pair<std::string_view, std::string> marks[] = {
+      {"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
+      {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
+      {"@DATA@", std::move(data)}};
+  return Filled(page, marks);
 }
 
 }  // namespace amem

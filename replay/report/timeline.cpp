@@ -110,39 +110,14 @@ class TimelineBuilder final : public FoldObserver {
 }  // namespace
 
 std::string_view ToText(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::kDone:
-      return "done";
-    case Outcome::kUndone:
-      return "failed, undone";
-    case Outcome::kNotUndone:
-      return "failed, not undone";
-    case Outcome::kOpen:
-      return "not finished";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 4> kWords = {"done", "failed, undone", "failed, not undone", "not finished"};
+  return kWords.at(static_cast<std::size_t>(outcome));
 }
 
 std::string_view ToText(AllocationKind kind) {
-  switch (kind) {
-    case AllocationKind::kOwn:
-      return "own";
-    case AllocationKind::kImported:
-      return "imported";
-    case AllocationKind::kMulticast:
-      return "multicast";
-    case AllocationKind::kHost:
-      return "pinned host";
-    case AllocationKind::kPool:
-      return "pool";
-    case AllocationKind::kDriver:
-      return "cuMemAlloc";
-    case AllocationKind::kSlab:
-      return "slab";
-    case AllocationKind::kImportedSlab:
-      return "imported slab";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 8> kWords = {"own",  "imported",   "multicast", "pinned host",
+                                                      "pool", "cuMemAlloc", "slab",      "imported slab"};
+  return kWords.at(static_cast<std::size_t>(kind));
 }
 
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits) {

@@ -27,6 +27,16 @@ bool WorthMore(const AllocationRecord& a, const AllocationRecord& b) {
   const auto key = [](const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); };
   return key(b) < key(a);
 }
+// Leaves so many of them, in any order. Returns the bytes of the others.
+Bytes KeepTheBest(std::vector<AllocationRecord>& records, std::size_t limit) {
+  if (records.size() <= limit) return 0;
+  const auto cut = records.begin() + static_cast<std::ptrdiff_t>(limit);
+  std::nth_element(records.begin(), cut, records.end(), WorthMore);
+  Bytes left_out = 0;
+  for (auto it = cut; it != records.end(); ++it) left_out += it->bytes;
+  records.erase(cut, records.end());
+  return left_out;
+}
 bool Earlier(const AllocationRecord& a, const AllocationRecord& b) {
   return std::tie(a.created, a.id, a.address) < std::tie(b.created, b.id, b.address);
 }
@@ -203,22 +213,11 @@ void AllocationCollector::Ended(AllocationRecord record, const Event& event) {
   ended_.push_back(std::move(record));
   if (ended_.size() >= 2 * limit_) Thin(limit_);
 }
-void AllocationCollector::Thin(std::size_t limit) {
-  if (ended_.size() <= limit) return;
-  const auto cut = ended_.begin() + static_cast<std::ptrdiff_t>(limit);
-  std::nth_element(ended_.begin(), cut, ended_.end(), WorthMore);
-  for (auto it = cut; it != ended_.end(); ++it) out_.allocations_left_out_bytes += it->bytes;
-  ended_.erase(cut, ended_.end());
-}
+void AllocationCollector::Thin(std::size_t limit) { out_.allocations_left_out_bytes += KeepTheBest(ended_, limit); }
 
 void ThinAllocations(SessionTimeline& timeline, std::size_t limit) {
-  std::vector<AllocationRecord>& all = timeline.allocations;
-  if (all.size() <= limit) return;
-  const auto cut = all.begin() + static_cast<std::ptrdiff_t>(limit);
-  std::nth_element(all.begin(), cut, all.end(), WorthMore);
-  for (auto it = cut; it != all.end(); ++it) timeline.allocations_left_out_bytes += it->bytes;
-  all.erase(cut, all.end());
-  std::sort(all.begin(), all.end(), Earlier);
+  timeline.allocations_left_out_bytes += KeepTheBest(timeline.allocations, limit);
+  std::sort(timeline.allocations.begin(), timeline.allocations.end(), Earlier);
 }
 
 }  // namespace amem

@@ -5,6 +5,19 @@
 
 namespace amem {
 
+namespace {
+
+// Kinds of events that leave the memory held as it is.
+template <class Body>
+constexpr bool ChangesNothing() {
+  return kIsOneOf<Body, SessionClosed, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved, AllocationRetained,
+                  Mapped, AccessSet, Exported, ReferenceAdded, PeerConnected, LegacyExported, LegacyImported, LegacyClosed,
+                  PassedThrough, CycleBegun, StepBegun, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed,
+                  SlabOpened, PartCleared>;
+}
+
+}  // namespace
+
 // Finds the allocations that an event touches, by its kind.
 struct HeldCounter::Looker {
   HeldCounter& c;
@@ -12,29 +25,18 @@ struct HeldCounter::Looker {
 
   template <class Other>
   void operator()(const Other&) const {
-    c.recount_ = true;
+    c.recount_ = !ChangesNothing<Other>();
   }
-  void operator()(const SessionClosed&) const {}
-  void operator()(const GroupChanged&) const {}
-  void operator()(const LibraryAttached&) const {}
-  void operator()(const DriverSymbolBound&) const {}
-  void operator()(const RangeReserved&) const {}
   void operator()(const RangeFreed& e) const { c.Touch(e.allocation, before); }
   void operator()(const AllocationCreated& e) const { c.Touch(e.allocation, before); }
-  void operator()(const AllocationRetained&) const {}
   void operator()(const AllocationReleased& e) const { c.Touch(e.allocation, before); }
-  void operator()(const Mapped&) const {}
   void operator()(const Unmapped& e) const {
     if (e.allocation) return c.Touch(e.allocation, before);
     const auto end = before.mappings.lower_bound(e.address + e.bytes);
     for (auto it = before.mappings.lower_bound(e.address); it != end; ++it) c.Touch(it->second.allocation, before);
   }
-  void operator()(const AccessSet&) const {}
-  void operator()(const Exported&) const {}
   void operator()(const Imported& e) const { c.Touch(e.allocation, before); }
-  void operator()(const ReferenceAdded&) const {}
   void operator()(const ReferenceDropped& e) const { c.Touch(e.allocation, before); }
-  void operator()(const PeerConnected&) const {}
   void operator()(const HostAllocated& e) const { c.Add(MemoryClass::kHost, e.bytes); }
   void operator()(const HostFreed& e) const {
     if (const auto it = before.host.find(e.address); it != before.host.end()) c.Remove(MemoryClass::kHost, it->second.bytes);
@@ -53,22 +55,9 @@ struct HeldCounter::Looker {
     const auto it = before.legacy.find(e.address);
     if (it != before.legacy.end() && !it->second.backing) c.Remove(MemoryClass::kDriver, it->second.bytes);
   }
-  void operator()(const LegacyExported&) const {}
-  void operator()(const LegacyImported&) const {}
-  void operator()(const LegacyClosed&) const {}
-  void operator()(const PassedThrough&) const {}
-  void operator()(const CycleBegun&) const {}
-  void operator()(const StepBegun&) const {}
   void operator()(const StepDone& e) const { c.Touch(e.step.allocation, before); }
-  void operator()(const StepFailed&) const {}
-  void operator()(const PhaseBegun&) const {}
-  void operator()(const PhaseDecided&) const {}
-  void operator()(const CycleDone&) const {}
-  void operator()(const CycleFailed&) const {}
-  void operator()(const SlabOpened&) const {}
   void operator()(const Placed& e) const { c.Touch(e.allocation, before); }
   void operator()(const Backed& e) const { c.Touch(e.allocation, before); }
-  void operator()(const PartCleared&) const {}
 };
 
 void HeldCounter::Before(const Event& event, const State& before) {

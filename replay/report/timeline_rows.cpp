@@ -10,46 +10,21 @@ constexpr std::size_t kBeforeFailure = 60, kAfterFailure = 20;  // rows listed a
 constexpr std::size_t kAtBoundary = 3;                          // ... and on each side of a phase's beginning or end
 constexpr std::size_t kAtEnds = 40;                             // ... at the beginning and the end of a journal
 
-struct Weigh {
-  Weight operator()(const SessionBroken&) const { return Weight::kFailure; }
-  Weight operator()(const StepFailed&) const { return Weight::kFailure; }
-  Weight operator()(const CycleFailed&) const { return Weight::kFailure; }
-  Weight operator()(const PeerLost&) const { return Weight::kFailure; }
-  Weight operator()(const PhaseDecided& e) const { return e.passed ? Weight::kPhase : Weight::kFailure; }
-  Weight operator()(const PhaseBegun&) const { return Weight::kPhase; }
-  Weight operator()(const CycleBegun&) const { return Weight::kLandmark; }
-  Weight operator()(const CycleDone&) const { return Weight::kLandmark; }
-  Weight operator()(const SessionOpened&) const { return Weight::kLandmark; }
-  Weight operator()(const SessionClosed&) const { return Weight::kLandmark; }
-  Weight operator()(const LibraryAttached&) const { return Weight::kLandmark; }
-  Weight operator()(const GroupChanged&) const { return Weight::kLandmark; }
-  Weight operator()(const StepBegun&) const { return Weight::kStep; }
-  Weight operator()(const StepDone&) const { return Weight::kStep; }
-  Weight operator()(const AllocationCreated&) const { return Weight::kMemory; }
-  Weight operator()(const AllocationReleased&) const { return Weight::kMemory; }
-  Weight operator()(const Imported&) const { return Weight::kMemory; }
-  Weight operator()(const ReferenceAdded&) const { return Weight::kMemory; }
-  Weight operator()(const ReferenceDropped&) const { return Weight::kMemory; }
-  Weight operator()(const HostAllocated&) const { return Weight::kMemory; }
-  Weight operator()(const HostFreed&) const { return Weight::kMemory; }
-  Weight operator()(const LegacyAllocated&) const { return Weight::kMemory; }
-  Weight operator()(const LegacyFreed&) const { return Weight::kMemory; }
-  Weight operator()(const AsyncAllocated&) const { return Weight::kMemory; }
-  Weight operator()(const AsyncFreed&) const { return Weight::kMemory; }
-  Weight operator()(const RangeReserved&) const { return Weight::kDetail; }
-  Weight operator()(const RangeFreed&) const { return Weight::kDetail; }
-  Weight operator()(const Mapped&) const { return Weight::kDetail; }
-  Weight operator()(const Unmapped&) const { return Weight::kDetail; }
-  Weight operator()(const AccessSet&) const { return Weight::kDetail; }
-  Weight operator()(const Exported&) const { return Weight::kDetail; }
-  Weight operator()(const AllocationRetained&) const { return Weight::kDetail; }
-  Weight operator()(const Placed&) const { return Weight::kDetail; }
-  Weight operator()(const PartCleared&) const { return Weight::kDetail; }
-  template <class Other>
-  Weight operator()(const Other&) const {
-    return Weight::kUnusual;
-  }
-};
+template <class Body>
+Weight WeightOfBody(const Body&) {
+  if (kIsOneOf<Body, SessionBroken, StepFailed, CycleFailed, PeerLost>) return Weight::kFailure;
+  if (kIsOneOf<Body, PhaseBegun>) return Weight::kPhase;
+  if (kIsOneOf<Body, CycleBegun, CycleDone, SessionOpened, SessionClosed, LibraryAttached, GroupChanged>)
+    return Weight::kLandmark;
+  if (kIsOneOf<Body, StepBegun, StepDone>) return Weight::kStep;
+  if (kIsOneOf<Body, AllocationCreated, AllocationReleased, Imported, ReferenceAdded, ReferenceDropped, HostAllocated,
+               HostFreed, LegacyAllocated, LegacyFreed, AsyncAllocated, AsyncFreed>)
+    return Weight::kMemory;
+  if (kIsOneOf<Body, RangeReserved, RangeFreed, Mapped, Unmapped, AccessSet, Exported, AllocationRetained, Placed, PartCleared>)
+    return Weight::kDetail;
+  return Weight::kUnusual;
+}
+Weight WeightOfBody(const PhaseDecided& e) { return e.passed ? Weight::kPhase : Weight::kFailure; }
 
 void Raise(EventRow& row, Weight weight) {
   if (row.event) row.weight = std::min(row.weight, weight);
@@ -99,7 +74,9 @@ void Collapse(std::vector<EventRow>& rows, const Drop& drop) {
 
 }  // namespace
 
-Weight WeightOf(const EventBody& body) { return std::visit(Weigh{}, static_cast<const EventVariant&>(body)); }
+Weight WeightOf(const EventBody& body) {
+  return std::visit([](const auto& e) { return WeightOfBody(e); }, static_cast<const EventVariant&>(body));
+}
 
 RowBuilder::RowBuilder(std::size_t limit) : limit_(std::max<std::size_t>(limit, 4 * kAtEnds)) {}
 

@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "statemachine/event.h"
 
 namespace amem {
+
+// Whether an event's body is of one of these kinds.
+template <class Body, class... Kinds>
+inline constexpr bool kIsOneOf = (std::is_same_v<Body, Kinds> || ...);
 
 // How much a person wants to see an event; when there is no room, the last of this list go first.
 enum class Weight : std::uint8_t {

@@ -38,13 +38,6 @@ SeriesBuilder::SeriesBuilder(std::size_t limit)
   buckets_.reserve(limit_);
 }
 
-void SeriesBuilder::Bucket::Add(const SeriesPoint& point) {
-  if (count == 0 || Sum(point.held) < Sum(lowest.held)) lowest = point;
-  if (count == 0 || Sum(point.held) > Sum(highest.held)) highest = point;
-  last = point;
-  ++count;
-}
-
 void SeriesBuilder::Bucket::Add(const Bucket& later) {
   if (Sum(later.lowest.held) < Sum(lowest.held)) lowest = later.lowest;
   if (Sum(later.highest.held) > Sum(highest.held)) highest = later.highest;
@@ -57,11 +50,10 @@ void SeriesBuilder::Add(const SeriesPoint& point) {
   if (changes_ != 0 && point.held == last_.held) return;
   last_ = point;
   ++changes_;
-  if (buckets_.empty() || buckets_.back().count >= width_) {
-    if (buckets_.size() == limit_) Halve();
-    if (buckets_.empty() || buckets_.back().count >= width_) buckets_.emplace_back();
-  }
-  buckets_.back().Add(point);
+  const auto full = [this] { return buckets_.empty() || buckets_.back().count >= width_; };
+  const Bucket one{point, point, point, 1};
+  if (full() && buckets_.size() == limit_) Halve();
+  full() ? buckets_.push_back(one) : buckets_.back().Add(one);
 }
 
 void SeriesBuilder::Halve() {

@@ -59,7 +59,6 @@ class SeriesBuilder {
   struct Bucket {
     SeriesPoint lowest, highest, last;
     std::uint64_t count = 0;
-    void Add(const SeriesPoint& point);
     void Add(const Bucket& later);
   };
   void Halve();

@@ -26,15 +26,10 @@ constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so th
 
 // The frame of JSON is written by hand, for a million small objects of a fixed shape. Strings come from elsewhere, so all but
 // the plainest are left to the JSON library, which escapes control bytes and replaces what is not UTF-8.
-void AppendText(std::string& out, std::string_view text) {
+std::string Quoted(std::string_view text) {
   const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
-  if (std::ranges::all_of(text, plain)) {
-    out += '"';
-    out += text;
-    out += '"';
-  } else {
-    out += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  }
+  if (std::ranges::all_of(text, plain)) return fmt::format("\"{}\"", text);
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 template <class... Values>
 void Append(std::string& out, fmt::format_string<Values...> format, Values&&... values) {
@@ -72,9 +67,7 @@ class TraceWriter {
   }
   void Name(std::uint64_t process, std::optional<std::uint32_t> thread, std::string_view name) {
     Begin('M', thread ? "thread_name" : "process_name", process, thread.value_or(0), 0);
-    buffer_ += ",\"args\":{\"name\":";
-    AppendText(buffer_, name);
-    buffer_ += '}';
+    Append(buffer_, R"(,"args":{{"name":{}}})", Quoted(name));
     End();
   }
   void SortIndex(std::uint64_t process, std::int64_t index) {
@@ -122,19 +115,12 @@ class TraceWriter {
   void Begin(char phase, std::string_view name, std::uint64_t process, std::uint32_t thread, std::uint64_t at) {
     if (!first_) buffer_ += ",\n";
     first_ = false;
-    Append(buffer_, R"({{"ph":"{}","name":)", phase);
-    AppendText(buffer_, name);
-    Append(buffer_, R"(,"pid":{},"tid":{},"ts":)", process, thread);
+    Append(buffer_, R"({{"ph":"{}","name":{},"pid":{},"tid":{},"ts":)", phase, Quoted(name), process, thread);
     AppendMicroseconds(buffer_, at);
   }
   void Category(std::string_view category, SequenceNumber seq, std::string_view detail) {
-    buffer_ += ",\"cat\":";
-    AppendText(buffer_, category);
-    Append(buffer_, R"(,"args":{{"event":{})", seq.value);
-    if (!detail.empty()) {
-      buffer_ += ",\"detail\":";
-      AppendText(buffer_, detail);
-    }
+    Append(buffer_, R"(,"cat":{},"args":{{"event":{})", Quoted(category), seq.value);
+    if (!detail.empty()) Append(buffer_, R"(,"detail":{})", Quoted(detail));
     buffer_ += '}';
   }
   void End() {

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "replay/peers/unix/socket.h"
-#include "replay/rerun/worker.h"
 #include "statemachine/apply.h"
 
 namespace amem {
@@ -29,10 +28,6 @@ Status StatusOf(const RerunJson& answer, const char* key) {
 }
 
 }  // namespace
-
-struct RerunProcess::Answer {
-  RerunJson json;
-};
 
 Result<std::unique_ptr<RerunProcess>> RerunProcess::Start(const RerunProcessOptions& options, State start) {
   std::array<int, 2> sockets{};
@@ -56,7 +51,7 @@ RerunProcess::~RerunProcess() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-Result<RerunProcess::Answer> RerunProcess::Ask(const std::string& question) {
+Result<RerunJson> RerunProcess::Ask(const std::string& question) {
   const auto failed = [&](const std::string& why) {
     ::kill(pid_, SIGKILL);
     return Status{Code::kPeerLost, "the process " + std::to_string(pid_) + " that replays it " + why};
@@ -70,16 +65,16 @@ Result<RerunProcess::Answer> RerunProcess::Ask(const std::string& question) {
   std::vector<char> bytes(std::size_t{1} << 16);
   const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got <= 0) return failed("has ended");
-  Answer answer{RerunJson::parse(bytes.data(), bytes.data() + got, nullptr, false)};
-  if (answer.json.is_discarded()) return failed("gave an answer that cannot be read");
-  const auto counts = answer.json.value("counts", std::vector<std::uint64_t>{});
+  const RerunJson answer = RerunJson::parse(bytes.data(), bytes.data() + got, nullptr, false);
+  if (answer.is_discarded()) return failed("gave an answer that cannot be read");
+  const auto counts = answer.value("counts", std::vector<std::uint64_t>{});
   if (counts.size() == 4) counts_ = {counts[0], counts[1], counts[2], counts[3]};
   return answer;
 }
 
 Status RerunProcess::AskFor(const std::string& question) {
   const auto answer = Ask(question);
-  return answer ? StatusOf(answer->json, "failure") : answer.status();
+  return answer ? StatusOf(*answer, "failure") : answer.status();
 }
 
 Status RerunProcess::BuildOwn() { return AskFor(R"({"do":"own"})"); }
@@ -100,7 +95,7 @@ RerunRank::Outcome RerunProcess::Settle() {
     outcome.failure = answer.status();
     return outcome;
   }
-  const RerunJson& json = answer->json;
+  const RerunJson& json = *answer;
   outcome.failure = StatusOf(json, "failure");
   outcome.event = SequenceNumber{json.value("event", std::uint64_t{0})};
   outcome.mismatch = StatusOf(json, "mismatch");

@@ -9,11 +9,12 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "journal/base/unique_fd.h"
-#include "replay/rerun/process_options.h"
 #include "replay/rerun/rank.h"
+#include "replay/rerun/worker.h"
 
 namespace amem {
 
@@ -33,8 +34,7 @@ class RerunProcess final : public RerunRank {
 
  private:
   RerunProcess(pid_t pid, UniqueFd socket, State start) : pid_(pid), socket_(std::move(socket)), recorded_(std::move(start)) {}
-  struct Answer;
-  Result<Answer> Ask(const std::string& question);
+  Result<nlohmann::json> Ask(const std::string& question);
   Status AskFor(const std::string& question);
 
   const pid_t pid_;

@@ -23,18 +23,18 @@ namespace {
 constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
 constexpr std::uint64_t kMeasureEvery = 512;  // events of one session
 
-// Kinds that the driver has no call for.
-bool HasNoCall(const EventBody& body) {
-  return std::holds_alternative<HostAllocated>(body) || std::holds_alternative<LegacyAllocated>(body) ||
-         std::holds_alternative<AsyncAllocated>(body) || std::holds_alternative<MulticastCreated>(body) ||
-         std::holds_alternative<MulticastBound>(body) || std::holds_alternative<Registered>(body) ||
-         std::holds_alternative<PassedThrough>(body);
+template <class... Kinds>
+bool IsOneOf(const EventBody& body) {
+  return (std::holds_alternative<Kinds>(body) || ...);
 }
 
-bool IsCheckpoint(const EventBody& body) {
-  return std::holds_alternative<PhaseDecided>(body) || std::holds_alternative<CycleDone>(body) ||
-         std::holds_alternative<CycleFailed>(body);
+// Kinds that the driver has no call for.
+bool HasNoCall(const EventBody& body) {
+  return IsOneOf<HostAllocated, LegacyAllocated, AsyncAllocated, MulticastCreated, MulticastBound, Registered, PassedThrough>(
+      body);
 }
+
+bool IsCheckpoint(const EventBody& body) { return IsOneOf<PhaseDecided, CycleDone, CycleFailed>(body); }
 
 class Host {
  public:
@@ -61,10 +61,7 @@ class Host {
  private:
   struct Rank {
     JournalReader* reader = nullptr;
-    JournalInfo info;
-    SessionOpened opened;
-    State start;
-    std::uint64_t first_ns = 0;         // time of its first event
+    Opening opening;
     std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
@@ -81,11 +78,9 @@ class Host {
       Result<Opening> opening = ReadOpening(*reader);
       if (!opening) return opening.status();
       one->reader = reader.get();
-      one->info = std::move(opening->info);
-      one->opened = std::move(opening->who);
-      one->start = std::move(opening->before);
-      one->first_ns = opening->first_ns;
-      one->stream = std::make_unique<EventStream>(*reader, SequenceNumber{one->start.last.value + 1}, one->info.last);
+      one->opening = *std::move(opening);
+      one->stream =
+          std::make_unique<EventStream>(*reader, SequenceNumber{one->opening.before.last.value + 1}, one->opening.info.last);
       AMEM_TRY(FindDevices(*reader, *one));
       ranks_.push_back(std::move(one));
     }
@@ -96,12 +91,12 @@ class Host {
 
   // The ordinals that it uses, also those of peers' memory that it maps.
   Status FindDevices(JournalReader& reader, Rank& one) {
-    std::int32_t highest = static_cast<std::int32_t>(one.opened.gpu_uuids.size()) - 1;
+    std::int32_t highest = static_cast<std::int32_t>(one.opening.who.gpu_uuids.size()) - 1;
     std::set<std::int32_t> owns;
     const auto see = [&](const Location& location) {
       if (location.type == LocationType::kDevice) highest = std::max(highest, location.id);
     };
-    const auto read = reader.Read(one.info.first, one.info.last, [&](const Event& event) {
+    const auto read = reader.Read(one.opening.info.first, one.opening.info.last, [&](const Event& event) {
       if (const auto* created = std::get_if<AllocationCreated>(&event.body)) {
         see(created->properties.location);
         owns.insert(created->properties.location.id);
@@ -113,20 +108,21 @@ class Host {
       return true;
     });
     if (!read) return read.status();
-    for (const auto& [id, a] : one.start.allocations) {
+    for (const auto& [id, a] : one.opening.before.allocations) {
       see(a.properties.location);
       if (a.own()) owns.insert(a.properties.location.id);
     }
-    for (const auto& [address, m] : one.start.mappings) {
+    for (const auto& [address, m] : one.opening.before.mappings) {
       for (const AccessDescriptor& a : m.access) see(a.location);
     }
     for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
       const auto index = static_cast<std::size_t>(ordinal);
-      const std::string name = index < one.opened.gpu_uuids.size() ? one.opened.gpu_uuids[index]
-                                                                   : one.opened.host + " device " + std::to_string(ordinal);
+      const std::string name = index < one.opening.who.gpu_uuids.size()
+                                   ? one.opening.who.gpu_uuids[index]
+                                   : one.opening.who.host + " device " + std::to_string(ordinal);
       auto at = std::ranges::find(report_.devices, name, &RerunDevice::name);
       if (at == report_.devices.end()) at = report_.devices.insert(at, RerunDevice{name, {}, 0, {}});
-      if (owns.contains(ordinal)) at->used_by.push_back(ShortNameOf(one.opened));
+      if (owns.contains(ordinal)) at->used_by.push_back(ShortNameOf(one.opening.who));
       one.devices.push_back(static_cast<std::int32_t>(at - report_.devices.begin()));
     }
     return {};
@@ -156,22 +152,22 @@ class Host {
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
     AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
     std::vector<JobClock::Journal> journals;
-    for (const auto& one : ranks_) journals.push_back({&one->opened, one->first_ns});
+    for (const auto& one : ranks_) journals.push_back({&one->opening.who, one->opening.first_ns});
     const JobClock clock(journals);
-    for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opened));
+    for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opening.who));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
     return {};
   }
 
   static std::string Beginning(const Rank& one) {
-    return ShortNameOf(one.opened) + (one.info.first.value > 1 ? ", from its snapshot" : "");
+    return ShortNameOf(one.opening.who) + (one.opening.info.first.value > 1 ? ", from its snapshot" : "");
   }
 
   [[nodiscard]] std::set<SessionId> Killed() const {
     std::set<SessionId> killed;
     for (const auto& one : ranks_) {
-      if (one->info.status == SessionStatus::kCrashed) killed.insert(one->info.session);
+      if (one->opening.info.status == SessionStatus::kCrashed) killed.insert(one->opening.info.session);
     }
     return killed;
   }
@@ -188,11 +184,11 @@ class Host {
       if (!driver) return driver.status();
       auto session = std::make_unique<RerunSession>(
           *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
-      if (one->start.last) session->StartFrom(std::move(one->start));
+      if (one->opening.before.last) session->StartFrom(std::move(one->opening.before));
       session->SetKilled(Killed());
       one->session = session.get();
       one->rank = std::move(session);
-      by_session_[one->info.session] = one.get();
+      by_session_[one->opening.info.session] = one.get();
     }
     return {};
   }
@@ -207,13 +203,13 @@ class Host {
     start.cuda = options_.cuda;
     start.visible = options_.cuda_visible_devices;
     if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
-    for (const auto& one : ranks_) start.job.insert(one->info.session);
+    for (const auto& one : ranks_) start.job.insert(one->opening.info.session);
     start.killed = Killed();
     for (const auto& one : ranks_) {
-      start.journal = one->info.directory;
-      start.self = {one->info.session, "this host", 0, one->opened.group, one->opened.rank};
+      start.journal = one->opening.info.directory;
+      start.self = {one->opening.info.session, "this host", 0, one->opening.who.group, one->opening.who.rank};
       start.devices = one->devices;
-      auto rank = RerunProcess::Start(start, std::move(one->start));
+      auto rank = RerunProcess::Start(start, std::move(one->opening.before));
       if (!rank) return rank.status();
       one->rank = *std::move(rank);
     }
@@ -221,25 +217,18 @@ class Host {
   }
 
   Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
-    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end()) {
-      auto shared = owner->second->session->Share(remote.allocation);
-      if (!shared) return shared.status();
-      return std::move(shared->descriptor);
-    }
+    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end())
+      return DescriptorOf(owner->second->session->Share(remote.allocation));
     return absent_owner_.Export(remote, as_imported);
   }
 
+  static std::uint64_t TimeOfNext(const Rank& one) { return one.stream->Peek()->time_ns + one.offset; }
+
   Rank* Earliest() {
     Rank* first = nullptr;
-    std::uint64_t first_ns = 0;
     for (const auto& one : ranks_) {
-      const Event* event = one->stream->Peek();
-      if (event == nullptr) continue;
-      const std::uint64_t ns = event->time_ns + one->offset;
-      if (first == nullptr || ns < first_ns) {
-        first = one.get();
-        first_ns = ns;
-      }
+      if (one->stream->Peek() == nullptr) continue;
+      if (first == nullptr || TimeOfNext(*one) < TimeOfNext(*first)) first = one.get();
     }
     return first;
   }
@@ -261,8 +250,8 @@ class Host {
     const Event event = *one.stream->Peek();
     one.stream->Pop();
     if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
-    const bool last =
-        options_.until && event.seq == *options_.until && (one.info.session == options_.until_session || ranks_.size() == 1);
+    const bool last = options_.until && event.seq == *options_.until &&
+                      (one.opening.info.session == options_.until_session || ranks_.size() == 1);
     const bool now = last || IsCheckpoint(event.body) || std::holds_alternative<StepFailed>(event.body);
     AMEM_TRY(Note(one, one.rank->Take(event, now), go_on));
     if (go_on && IsCheckpoint(event.body)) go_on = Compare(one, event, "after \"" + ToText(event.body) + "\"");
@@ -274,7 +263,7 @@ class Host {
   }
 
   Status Note(const Rank& one, const RerunRank::Outcome& outcome, bool& go_on) {
-    if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opened));
+    if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opening.who));
     if (outcome.mismatch.ok() && !outcome.reproduced) return {};
     std::optional<Event> event;
     const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
@@ -283,10 +272,10 @@ class Host {
     });
     if (!read) return read.status();
     if (!event)
-      return {Code::kNotFound, ShortNameOf(one.opened) + ": event " + std::to_string(outcome.event.value) + " is gone"};
+      return {Code::kNotFound, ShortNameOf(one.opening.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
     if (outcome.reproduced) {
       ++report_.failures_reproduced;
-      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opened) + ": " + ToText(event->body));
+      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opening.who) + ": " + ToText(event->body));
     }
     if (!outcome.mismatch.ok()) {
       Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
@@ -304,7 +293,7 @@ class Host {
 
   Status CompareAtTheEnd() {
     for (const auto& one : ranks_) {
-      if (!one->stream->status().ok()) return one->stream->status().Within(ShortNameOf(one->opened));
+      if (!one->stream->status().ok()) return one->stream->status().Within(ShortNameOf(one->opening.who));
       if (one->rank->recorded().cycle.open_step) continue;  // it died in this step, and the driver may be a step ahead
       if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
     }
@@ -320,7 +309,7 @@ class Host {
       const auto index = static_cast<std::size_t>(device);
       const auto limit = report_.devices[index].limit;
       const auto& users = report_.devices[index].used_by;
-      if (!limit || taken_.contains(device) || std::ranges::find(users, ShortNameOf(one.opened)) == users.end()) continue;
+      if (!limit || taken_.contains(device) || std::ranges::find(users, ShortNameOf(one.opening.who)) == users.end()) continue;
       const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
       if (taken.ok()) taken_.insert(device);
       // Out of memory: other sessions still hold theirs, and this is tried again when they have paused.
@@ -352,7 +341,7 @@ class Host {
 
   void Differ(const Rank& one, const Event& event, std::string what, std::string recorded, std::string replayed) {
     report_.difference =
-        RerunDifference{one.info.session, event.seq, event.time_ns, std::move(what), std::move(recorded), std::move(replayed)};
+        RerunDifference{one.opening.info.session, event.seq, std::move(what), std::move(recorded), std::move(replayed)};
     const auto* failed = std::get_if<StepFailed>(&event.body);
     if (failed == nullptr) return;
     if (failed->code != Code::kOutOfMemory) {

@@ -50,7 +50,6 @@ struct RerunDevice {
 struct RerunDifference {
   SessionId session;
   SequenceNumber seq;
-  std::uint64_t time_ns = 0;
   std::string what;  // "result of step \"check memory device 2\"", "digest after ..."
   std::string recorded, replayed;
 };

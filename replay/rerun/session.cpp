@@ -7,6 +7,11 @@ std::string Side(const Status& status) { return status.ok() ? "ok" : status.mess
 
 }  // namespace
 
+Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared) {
+  if (!shared) return shared.status();
+  return std::move(shared->descriptor);
+}
+
 DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
   const auto it = handles_.find(allocation);
   return it == handles_.end() ? DriverHandle{} : it->second;
@@ -148,7 +153,8 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
     }
   }
   outcome.mismatch = Apply(recorded_, event);
-  for (const AllocationId id : touched) ReleaseIfGone(id);
+  for (const AllocationId id : touched)
+    if (!recorded_.allocations.contains(id)) static_cast<void>(Drop(id));
   return outcome;
 }
 
@@ -157,10 +163,6 @@ bool RerunSession::CameTooLate(const StepFailed& failed) const {
   if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport || !step_result_.ok()) return false;
   const auto a = recorded_.allocations.find(failed.step.allocation);
   return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
-}
-
-void RerunSession::ReleaseIfGone(AllocationId allocation) {
-  if (!recorded_.allocations.contains(allocation)) static_cast<void>(Drop(allocation));
 }
 
 // Makes the driver's call that `event` records.

@@ -18,6 +18,9 @@ namespace amem {
 // Gets the descriptor of an allocation from its owner.
 using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remote, const Allocation& as_imported)>;
 
+// The descriptor alone.
+Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared);
+
 class RerunSession final : public RerunRank, private StepSide {
  public:
   // On the simulator every address must be where it was, and the simulator's own mappings are compared, too.
@@ -56,7 +59,6 @@ class RerunSession final : public RerunRank, private StepSide {
   Status Drop(AllocationId allocation);  // its handle, if it has one
   Status Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported);
   Status Place(bool own);
-  void ReleaseIfGone(AllocationId allocation);
   [[nodiscard]] bool IsMapped(Address address, Bytes bytes) const;  // in the simulator
 
   Simulator* simulator_ = nullptr;  // the driver, if it is one

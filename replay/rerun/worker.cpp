@@ -129,16 +129,9 @@ class RerunWorker final : public PeerDelegate {
   }
 
   Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
-    if (remote.owner == options_.self.session) {
-      auto shared = session_->Share(remote.allocation);
-      if (!shared) return shared.status();
-      return std::move(shared->descriptor);
-    }
-    if (options_.job.contains(remote.owner)) {
-      auto shared = peers_->Import(Token{remote.owner, remote.allocation, options_.secret}, AllocationId{++imports_});
-      if (!shared) return shared.status();
-      return std::move(shared->descriptor);
-    }
+    if (remote.owner == options_.self.session) return DescriptorOf(session_->Share(remote.allocation));
+    if (options_.job.contains(remote.owner))
+      return DescriptorOf(peers_->Import({remote.owner, remote.allocation, options_.secret}, AllocationId{++imports_}));
     return absent_owner_.Export(remote, as_imported);
   }
 

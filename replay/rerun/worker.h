@@ -1,11 +1,33 @@
 // The process of one session of a rerun: replays its journal as far as it is told. Questions and answers are packets of JSON.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "journal/base/unique_fd.h"
-#include "replay/rerun/process_options.h"
+#include "replay/peers/peers.h"
 #include "statemachine/state.h"
 
 namespace amem {
+
+// What the process is told at its start.
+struct RerunProcessOptions {
+  std::filesystem::path journal;      // the session's directory
+  PeerIdentity self;                  // of the session that is replayed
+  std::set<SessionId> job;            // sessions with a process of this rerun; memory of others is made up
+  std::set<SessionId> killed;         // those of them that were killed
+  Secret secret{};                    // of this rerun
+  std::filesystem::path scratch;      // of this rerun: sockets, and the simulated host
+  std::vector<std::int32_t> devices;  // numbers on the host, by the session's ordinals
+  std::int32_t devices_of_host = 0;   // the simulated one has one more, for absent owners
+  Bytes capacity = 0;                 // of each simulated device
+  bool cuda = false;
+  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, as it was set for the whole rerun
+};
 
 // Answers until the other end closes. `start` is the state after which the replay begins.
 void ServeRerun(const RerunProcessOptions& options, State start, UniqueFd socket);

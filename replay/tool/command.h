@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/latest_job.h"
 #include "replay/tool/output.h"
 
 namespace CLI {
@@ -46,12 +47,15 @@ using Directories = std::vector<std::filesystem::path>;
 void AddDirectories(CLI::App& app, Directories& directories);
 void AddJson(CLI::App& app, bool& json, const char* shape = "One JSON object");
 
-// One line on stderr: "amem-replay: ...".
-void Complain(const std::string& message);
+// One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it.
+Exit Complain(const std::string& message, Exit code = kCannotRead);
 
 // The session directories that `directories` name, each once; packs are unpacked until the tool ends. What cannot be listed is
 // complained about and makes `failed` true.
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed);
+
+// Of those the latest job's, or `all`.
+JobSelection SelectSessions(const Directories& directories, bool all, bool& failed);
 
 // Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.
 std::filesystem::path DefaultJournalDirectory();

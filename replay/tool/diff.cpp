@@ -136,17 +136,13 @@ Result<State> Load(const Point& point, bool& failed) {
 int RunDiff(const DiffOptions& options, Output& out) {
   const auto a = Parse(options.a, {});
   const auto b = a ? Parse(options.b, a->directory) : std::nullopt;
-  if (!a || !b || a->directory.empty()) {
-    Complain(
-        "diff: a point is DIR, DIR@SEQ, or for the second @SEQ of the same journal, as in `amem-replay diff DIR@100 @200`");
-    return kUsage;
-  }
+  if (!a || !b || a->directory.empty())
+    return Complain(
+        "diff: a point is DIR, DIR@SEQ, or for the second @SEQ of the same journal, as in `amem-replay diff DIR@100 @200`",
+        kUsage);
   bool failed = false;
   const Result<State> before = Load(*a, failed), after = Load(*b, failed);
-  if (!before || !after) {
-    Complain((before ? after : before).status().message());
-    return kCannotRead;
-  }
+  if (!before || !after) return Complain((before ? after : before).status().message());
   const std::vector<Difference> found = Comparison(*before, *after).Run();
   if (options.json) {
     Json list = Json::array();

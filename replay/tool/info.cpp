@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
@@ -113,6 +114,21 @@ void PrintText(Output& out, const Facts& facts) {
   Line(out, "broken", info.broken_reason.empty() ? facts.state.broken : info.broken_reason);
 }
 
+// Shows the facts of each journal, or all of them as one JSON array.
+int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool failed, bool tell_damage, Output& out,
+            const std::function<void(const Facts&)>& show) {
+  Json list = Json::array();
+  ForEachJournal(sessions, failed, [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) {
+    const Result<Facts> facts = Gather(session, reader);
+    if (!facts) return facts.status();
+    if (tell_damage) damage = facts->report;
+    json ? list.push_back(ToJson(*facts)) : show(*facts);
+    return Status{};
+  });
+  if (json) PrintJson(out, list);
+  return failed ? kCannotRead : kFine;
+}
+
 struct InfoOptions {
   Directories directories;
   bool json = false;
@@ -120,24 +136,12 @@ struct InfoOptions {
 
 int RunInfo(const InfoOptions& options, Output& out) {
   bool failed = false;
-  Json list = Json::array();
   bool first = true;
-  ForEachJournal(FindSessions(options.directories, failed), failed,
-                 [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) -> Status {
-                   const Result<Facts> facts = Gather(session, reader);
-                   if (!facts) return facts.status();
-                   damage = facts->report;
-                   if (options.json) {
-                     list.push_back(ToJson(*facts));
-                   } else {
-                     if (!first) out << "\n";
-                     PrintText(out, *facts);
-                   }
-                   first = false;
-                   return {};
-                 });
-  if (options.json) PrintJson(out, list);
-  return failed ? kCannotRead : kFine;
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  return ShowAll(sessions, options.json, failed, true, out, [&](const Facts& facts) {
+    if (!std::exchange(first, false)) out << "\n";
+    PrintText(out, facts);
+  });
 }
 
 void AddOptions(CLI::App& app, InfoOptions& options) {
@@ -162,22 +166,10 @@ int RunList(const ListOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions =
       FindSessions({options.directory.empty() ? DefaultJournalDirectory() : options.directory}, failed);
-  Json list = Json::array();
   if (!options.json && !sessions.empty()) {
     out << "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST\n";
   }
-  ForEachJournal(sessions, failed, [&](const std::filesystem::path& session, JournalReader& reader, ReadReport&) -> Status {
-    const Result<Facts> facts = Gather(session, reader);
-    if (!facts) return facts.status();
-    if (options.json) {
-      list.push_back(ToJson(*facts));
-    } else {
-      PrintRow(out, *facts);
-    }
-    return {};
-  });
-  if (options.json) PrintJson(out, list);
-  return failed ? kCannotRead : kFine;
+  return ShowAll(sessions, options.json, failed, false, out, [&out](const Facts& facts) { PrintRow(out, facts); });
 }
 
 void AddOptions(CLI::App& app, ListOptions& options) {

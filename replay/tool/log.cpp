@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <deque>
@@ -57,13 +58,12 @@ class AllocationFollower {
     --after;
     return address.value - after->first.value < after->second;
   }
-  bool Forget(Address address) { return places_.erase(address) != 0; }
 
   bool About(const Mapped& e) {
     if (e.allocation == wanted_) places_[e.address] = e.bytes;
     return e.allocation == wanted_;
   }
-  bool About(const Unmapped& e) { return Forget(e.address); }
+  bool About(const Unmapped& e) { return places_.erase(e.address) != 0; }
   bool About(const AccessSet& e) {
     const auto next = places_.lower_bound(e.address);  // one call may cover several mappings
     return Inside(e.address) || (next != places_.end() && next->first.value - e.address.value < e.bytes);
@@ -76,18 +76,18 @@ class AllocationFollower {
   bool About(const LegacyExported& e) { return e.backing == wanted_; }
   bool About(const LegacyImported& e) { return e.allocation == wanted_; }
   bool About(const LegacyClosed& e) { return Inside(e.address); }
-  bool About(const MulticastDeviceAdded& e) { return e.multicast == wanted_; }
   bool About(const MulticastBound& e) { return e.multicast == wanted_ || e.allocation == wanted_ || Inside(e.address); }
   bool About(const MulticastUnbound& e) { return e.multicast == wanted_; }
   bool About(const Registered& e) { return Inside(e.address); }
   bool About(const Deregistered& e) { return Inside(e.address); }
-  bool About(const StepBegun& e) { return e.step.allocation == wanted_; }
-  bool About(const StepDone& e) { return e.step.allocation == wanted_; }
-  bool About(const StepFailed& e) { return e.step.allocation == wanted_; }
   template <class Body>
   bool About(const Body& e) {
     if constexpr (requires { e.allocation; }) {
       return e.allocation == wanted_;
+    } else if constexpr (requires { e.step.allocation; }) {
+      return e.step.allocation == wanted_;
+    } else if constexpr (requires { e.multicast; }) {
+      return e.multicast == wanted_;
     } else {
       return false;
     }
@@ -160,9 +160,8 @@ Status LogSession(JournalReader& reader, const LogOptions& options, const std::a
 
 // A kind as KindName writes it, blanks or hyphens between the words.
 std::optional<std::size_t> KindFromWord(std::string word) {
-  for (char& c : word) {
-    if (c == '-' || c == '_') c = ' ';
-  }
+  std::ranges::replace_if(
+      word, [](char c) { return c == '-' || c == '_'; }, ' ');
   return KindOf(word);
 }
 
@@ -174,8 +173,9 @@ int RunLog(const LogOptions& options, Output& out) {
     if (!kind) {
       std::vector<std::string> known;
       for (std::size_t k = 0; k < kEventKinds; ++k) known.push_back(KindWord(k));
-      Complain(fmt::format("--kind: there is no kind of event named \"{}\"; the kinds are {}", word, fmt::join(known, ", ")));
-      return kUsage;
+      return Complain(
+          fmt::format("--kind: there is no kind of event named \"{}\"; the kinds are {}", word, fmt::join(known, ", ")),
+          kUsage);
     }
     kinds[*kind] = true;
   }

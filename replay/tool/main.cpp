@@ -63,10 +63,7 @@ int Main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   Output out(STDOUT_FILENO);
   const int code = Run(argc, argv, out);
-  if (const Status written = out.Finish(); !written) {
-    Complain(written.message());
-    return kCannotRead;
-  }
+  if (const Status written = out.Finish(); !written) return Complain(written.message());
   return code;
 }
 

@@ -22,10 +22,7 @@ int RunPack(const PackCommandOptions& options, Output& out) {
   const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
   if (sessions.empty()) return kCannotRead;
   const Result<Packed> packed = Pack(sessions, options.file, {.anonymous = options.anonymous});
-  if (!packed) {
-    Complain(packed.status().message());
-    return kCannotRead;
-  }
+  if (!packed) return Complain(packed.status().message());
   for (const std::string& damage : packed->damage) Complain("left out: " + damage);
   out << fmt::format("{}: {}, {} events, {}{}\n", options.file.string(), Plural(packed->sessions, "session"),
                      Grouped(packed->events), FormatBytes(packed->file_bytes),
@@ -45,10 +42,7 @@ struct UnpackOptions {
 
 int RunUnpack(const UnpackOptions& options, Output& out) {
   const Result<Unpacked> unpacked = Unpack(options.file, options.directory);
-  if (!unpacked) {
-    Complain(unpacked.status().message());
-    return kCannotRead;
-  }
+  if (!unpacked) return Complain(unpacked.status().message());
   for (const std::string& damage : unpacked->damage) Complain("not in it: " + damage);
   for (const auto& session : unpacked->sessions) out << session.string() << "\n";
   return unpacked->damage.empty() ? kFine : kCannotRead;

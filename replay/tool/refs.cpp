@@ -45,19 +45,19 @@ void Add(Graph& graph, SessionId self, const State& state) {
     if (!peer.connected) graph.lost.emplace(self, session);
   }
   std::map<std::pair<SessionId, SessionId>, Edge> imports, exports;
+  const auto count = [](Edge& edge, Bytes bytes) {
+    ++edge.allocations;
+    edge.bytes += bytes;
+  };
   for (const auto& [id, a] : state.allocations) {
     if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
     if (a.remote) {
       graph.nodes.try_emplace(a.remote->owner);
-      Edge& edge = imports[{a.remote->owner, self}];
-      ++edge.allocations;
-      edge.bytes += a.bytes;
+      count(imports[{a.remote->owner, self}], a.bytes);
     }
-    for (const auto& [importer, count] : a.importers) {
+    for (const auto& [importer, times] : a.importers) {
       graph.nodes.try_emplace(importer.by);
-      Edge& edge = exports[{self, importer.by}];
-      ++edge.allocations;
-      edge.bytes += a.bytes;
+      count(exports[{self, importer.by}], a.bytes);
     }
   }
   for (const auto& [key, edge] : imports) {

@@ -1,23 +1,18 @@
 // report: one page for a browser that works without a network: memory over time, pauses, allocations, references, events.
 #include "replay/tool/report.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <memory>
-#include <thread>
+#include <fstream>
 
 #include "journal/base/clock.h"
-#include "journal/base/unique_fd.h"
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/job/latest_job.h"
 #include "replay/job/names.h"
+#include "replay/job/sessions.h"
 #include "replay/report/report_json.h"
 #include "replay/tool/command.h"
 
@@ -30,26 +25,13 @@ struct ReportOptions {
   bool all = false;  // all sessions given, not only those of the latest job
 };
 
-Result<SessionTimeline> ReadSession(const std::filesystem::path& session, const TimelineLimits& limits) {
-  auto reader = JournalReader::Open(session);
-  if (!reader) return reader.status();
-  return ReadTimeline(**reader, limits);
-}
-
-// Side by side: each journal is its own files.
 std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
   const TimelineLimits limits = LimitsOf(sessions.size(), {});
   std::vector<Result<SessionTimeline>> read(sessions.size(), Status{});
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < sessions.size(); i = next++) read[i] = ReadSession(sessions[i], limits);
-  };
-  {
-    std::vector<std::jthread> threads;
-    const std::size_t enough = std::min<std::size_t>(sessions.size(), std::max(1U, std::thread::hardware_concurrency()));
-    while (threads.size() + 1 < enough) threads.emplace_back(work);
-    work();
-  }
+  SideBySide(sessions.size(), [&](std::size_t i) {
+    const auto reader = JournalReader::Open(sessions[i]);
+    read[i] = reader ? ReadTimeline(**reader, limits) : reader.status();
+  });
   std::vector<SessionTimeline> timelines;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (!read[i]) Complain(read[i].status().message());
@@ -59,44 +41,26 @@ std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& s
   return timelines;
 }
 
-Status Write(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return {Code::kIo, std::strerror(errno)};
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return {};
-}
-
 // The page is written beside its place first, so that no reader finds half a page.
 Status WriteFile(const std::filesystem::path& path, std::string_view text) {
-  std::filesystem::path unfinished = path;
-  unfinished += fmt::format(".unfinished-{}", ::getpid());
-  Status status;
-  {
-    const UniqueFd file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    status = file ? Write(file.get(), text) : Status{Code::kIo, std::strerror(errno)};
-  }
-  if (status && ::rename(unfinished.c_str(), path.c_str()) != 0) status = Status{Code::kIo, std::strerror(errno)};
-  if (status) return {};
+  const std::string unfinished = fmt::format("{}.unfinished-{}", path.string(), ::getpid());
+  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (file && ::rename(unfinished.c_str(), path.c_str()) == 0) return {};
+  const std::string why = std::strerror(errno);
   ::unlink(unfinished.c_str());
-  return {status.code(), fmt::format("write {}: {}; name a file that can be written with -o", path.string(), status.message())};
+  return {Code::kIo, fmt::format("write {}: {}; name a file that can be written with -o", path.string(), why)};
 }
 
 int RunReport(const ReportOptions& options, Output& out) {
   bool failed = false;
-  JobSelection jobs;
-  jobs.latest = FindSessions(options.directories, failed);
-  if (!options.all) jobs = SelectLatestJob(jobs.latest);
+  const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
   std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
   if (timelines.empty()) return kCannotRead;
   JobTimeline job = JoinTimelines(std::move(timelines));
   Result<Verdict> verdict = Diagnose(jobs.latest);
-  if (!verdict) {
-    Complain(verdict.status().message());
-    return kCannotRead;
-  }
+  if (!verdict) return Complain(verdict.status().message());
   if (!jobs.earlier.empty()) {
     job.notes.push_back(fmt::format("{} of earlier jobs in the same directories were left aside; --all takes them in.",
                                     Plural(jobs.earlier.size(), "session")));
@@ -109,10 +73,7 @@ int RunReport(const ReportOptions& options, Output& out) {
     out << page;
     return failed ? kCannotRead : kFine;
   }
-  if (const Status written = WriteFile(options.output, page); !written) {
-    Complain(written.message());
-    return kCannotRead;
-  }
+  if (const Status written = WriteFile(options.output, page); !written) return Complain(written.message());
   out << fmt::format("{}: {}, {} events, {:.2f} MB\n", options.output.string(), Plural(sessions, "session"), Grouped(events),
                      static_cast<double>(page.size()) / 1e6);
   return failed ? kCannotRead : kFine;

@@ -139,18 +139,12 @@ int RunRun(const RunOptions& options, Output& out) {
   Prepared prepared;
   prepared.journals = OpenJournals(options.directories, failed);
   if (prepared.journals.empty()) return kCannotRead;
-  if (const std::string wrong = Understand(options, prepared); !wrong.empty()) {
-    Complain(wrong);
-    return kUsage;
-  }
+  if (const std::string wrong = Understand(options, prepared); !wrong.empty()) return Complain(wrong, kUsage);
   prepared.options.processes = options.processes;
   prepared.options.cuda = options.driver == "cuda";
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) prepared.options.cuda_visible_devices = visible;
   const Result<RerunReport> report = Rerun(prepared.journals, prepared.options);
-  if (!report) {
-    Complain(report.status().message());
-    return report.status().code() == Code::kInvalid ? kUsage : kCannotRead;
-  }
+  if (!report) return Complain(report.status().message(), report.status().code() == Code::kInvalid ? kUsage : kCannotRead);
   std::string whose;
   for (const auto& reader : prepared.journals) {
     const Result<Opening> opening = ReadOpening(*reader);

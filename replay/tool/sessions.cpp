@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "replay/job/fold.h"
 #include "replay/tool/command.h"
@@ -21,14 +21,22 @@ void AddDirectories(CLI::App& app, Directories& directories) {
 
 void AddJson(CLI::App& app, bool& json, const char* shape) { app.add_flag("--json", json, shape); }
 
-void Complain(const std::string& message) { std::fprintf(stderr, "amem-replay: %s\n", message.c_str()); }
+Exit Complain(const std::string& message, Exit code) {
+  std::fprintf(stderr, "amem-replay: %s\n", message.c_str());
+  return code;
+}
 
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
-  static SessionFinder finder;  // what it unpacked is removed when the tool ends
-  SessionFinder::Found found = finder.Find(directories);
+  static ScratchDirectory unpacked;  // removed when the tool ends
+  FoundSessions found = amem::FindSessions(directories, unpacked);
   for (const std::string& problem : found.problems) Complain(problem);
   failed |= !found.problems.empty();
   return std::move(found.sessions);
+}
+
+JobSelection SelectSessions(const Directories& directories, bool all, bool& failed) {
+  std::vector<std::filesystem::path> sessions = FindSessions(directories, failed);
+  return all ? JobSelection{.latest = std::move(sessions), .earlier = {}} : SelectLatestJob(sessions);
 }
 
 std::filesystem::path DefaultJournalDirectory() {
@@ -71,24 +79,13 @@ void PrintJson(Output& out, const nlohmann::ordered_json& json) {
 
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {
   constexpr std::size_t kWidth = 100;
-  std::size_t at = 0, column = 0;
-  while (at < text.size()) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    const std::size_t word = end - at;
-    if (column != 0 && column + 1 + word > kWidth) {
-      out << "\n";
-      column = 0;
-    }
-    if (column == 0) {
-      out << indent;
-      column = indent.size();
-    } else {
-      out << " ";
-      ++column;
-    }
-    out << std::string_view(text).substr(at, word);
-    column += word;
-    at = end + 1;
+  std::istringstream words(text);
+  std::size_t column = 0;
+  for (std::string word; std::getline(words, word, ' ');) {
+    const bool fits = column != 0 && column + 1 + word.size() <= kWidth;
+    if (column != 0 && !fits) out << "\n";
+    out << (fits ? " " : indent) << word;
+    column = (fits ? column + 1 : indent.size()) + word.size();
   }
   out << "\n";
 }

@@ -97,29 +97,18 @@ int RunState(const StateOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions({options.directory}, failed);
   if (failed) return kCannotRead;
-  if (sessions.size() > 1) {
-    Complain(fmt::format("{} holds {} sessions and state is about one: give the directory of a session, for example {}",
-                         options.directory.string(), sessions.size(), sessions.front().string()));
-    return kUsage;
-  }
+  if (sessions.size() > 1)
+    return Complain(fmt::format("{} holds {} sessions and state is about one: give the directory of a session, for example {}",
+                                options.directory.string(), sessions.size(), sessions.front().string()),
+                    kUsage);
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
-  if (!reader) {
-    Complain(reader.status().message());
-    return kCannotRead;
-  }
+  if (!reader) return Complain(reader.status().message());
   std::optional<SequenceNumber> at;
   if (options.at) at = SequenceNumber{*options.at};
   ReadReport report;
   const Result<State> state = (*reader)->StateAt(at, &report);
-  if (!state) {
-    Complain(state.status().message());
-    return kCannotRead;
-  }
-  if (options.json) {
-    PrintJson(out, ToJson(*state));
-  } else {
-    PrintText(out, *state);
-  }
+  if (!state) return Complain(state.status().message());
+  options.json ? PrintJson(out, ToJson(*state)) : PrintText(out, *state);
   return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
 }
 

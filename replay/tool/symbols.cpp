@@ -1,89 +1,55 @@
 #include "replay/tool/symbols.h"
 
-#include <elf.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gelf.h>
 
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <optional>
+#include <memory>
+#include <span>
+
+#include "journal/base/unique_fd.h"
 
 namespace amem::tool {
 namespace {
 
-// Parts of an ELF file, read one by one: libnccl is 200 MB.
-class ElfFile {
- public:
-  explicit ElfFile(const std::string& path) : file_(path, std::ios::binary) {
-    const auto header = At<Elf64_Ehdr>(0);
-    if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return;
-    if (header->e_shentsize != sizeof(Elf64_Shdr)) return;
-    for (std::uint64_t i = 0; i < header->e_shnum; ++i) {
-      if (const auto section = At<Elf64_Shdr>(header->e_shoff + i * sizeof(Elf64_Shdr))) sections_.push_back(*section);
+// Hands out the sections that can be read, with their contents. Only those are read: libnccl is 200 MB.
+template <class Wanted, class Visit>
+void ForEachSection(Elf* elf, const Wanted& wanted, const Visit& visit) {
+  if (elf_kind(elf) != ELF_K_ELF) return;
+  for (Elf_Scn* section = nullptr; (section = elf_nextscn(elf, section)) != nullptr;) {
+    GElf_Shdr header;
+    if (gelf_getshdr(section, &header) == nullptr || !wanted(header.sh_type)) continue;
+    if (Elf_Data* data = elf_getdata(section, nullptr)) visit(header, data);
+  }
+}
+
+std::string BuildId(Elf* elf) {
+  std::string id;
+  const auto is_note = [](GElf_Word type) { return type == SHT_NOTE; };
+  ForEachSection(elf, is_note, [&id](const GElf_Shdr&, Elf_Data* data) {
+    GElf_Nhdr note;
+    std::size_t name = 0, description = 0;
+    for (std::size_t at = 0; (at = gelf_getnote(data, at, &note, &name, &description)) != 0;) {
+      if (note.n_type != NT_GNU_BUILD_ID || !id.empty()) continue;
+      const std::span bytes(static_cast<const unsigned char*>(data->d_buf) + description, note.n_descsz);
+      id = fmt::format("{:02x}", fmt::join(bytes, ""));
     }
-  }
+  });
+  return id;
+}
 
-  [[nodiscard]] std::string BuildId() {
-    for (const Elf64_Shdr& section : sections_) {
-      if (section.sh_type != SHT_NOTE || section.sh_size > kLargestTable) continue;
-      const std::string notes = Bytes(section.sh_offset, section.sh_size);
-      Elf64_Nhdr note{};
-      for (std::size_t at = 0; at + sizeof note <= notes.size();) {
-        std::memcpy(&note, notes.data() + at, sizeof note);
-        const std::size_t name = at + sizeof note, description = name + ((note.n_namesz + 3U) & ~3U);
-        if (note.n_type == NT_GNU_BUILD_ID && description + note.n_descsz <= notes.size()) {
-          std::string id;
-          for (std::size_t i = 0; i < note.n_descsz; ++i) {
-            char hex[3];
-            std::snprintf(hex, sizeof hex, "%02x", static_cast<unsigned char>(notes[description + i]));
-            id += hex;
-          }
-          return id;
-        }
-        at = description + ((note.n_descsz + 3U) & ~3U);
-      }
+template <class Visit>
+void ForEachFunction(Elf* elf, const Visit& visit) {
+  const auto has_symbols = [](GElf_Word type) { return type == SHT_SYMTAB || type == SHT_DYNSYM; };
+  ForEachSection(elf, has_symbols, [&](const GElf_Shdr& header, Elf_Data* data) {
+    GElf_Sym symbol;
+    for (int i = 0; gelf_getsym(data, i, &symbol) != nullptr; ++i) {
+      if (GELF_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_value == 0) continue;
+      if (const char* name = elf_strptr(elf, header.sh_link, symbol.st_name)) visit(symbol.st_value, symbol.st_size, name);
     }
-    return {};
-  }
-
-  template <class Visit>
-  void Functions(const Visit& visit) {
-    for (const Elf64_Shdr& section : sections_) {
-      const bool symbols = section.sh_type == SHT_SYMTAB || section.sh_type == SHT_DYNSYM;
-      if (!symbols || section.sh_link >= sections_.size() || section.sh_size > kLargestTable) continue;
-      const Elf64_Shdr& names = sections_[section.sh_link];
-      if (names.sh_size > kLargestTable) continue;
-      const std::string table = Bytes(section.sh_offset, section.sh_size), text = Bytes(names.sh_offset, names.sh_size);
-      Elf64_Sym symbol{};
-      for (std::size_t at = 0; at + sizeof symbol <= table.size(); at += sizeof symbol) {
-        std::memcpy(&symbol, table.data() + at, sizeof symbol);
-        if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_value == 0 || symbol.st_name >= text.size()) continue;
-        visit(symbol.st_value, symbol.st_size, std::string(text.c_str() + symbol.st_name));
-      }
-    }
-  }
-
- private:
-  static constexpr std::uint64_t kLargestTable = std::uint64_t{256} << 20;
-  template <class Part>
-  std::optional<Part> At(std::uint64_t offset) {
-    Part part;
-    file_.clear();
-    file_.seekg(static_cast<std::streamoff>(offset));
-    if (!file_.read(reinterpret_cast<char*>(&part), sizeof part)) return std::nullopt;
-    return part;
-  }
-  std::string Bytes(std::uint64_t offset, std::uint64_t size) {
-    std::string bytes(size, '\0');
-    file_.clear();
-    file_.seekg(static_cast<std::streamoff>(offset));
-    file_.read(bytes.data(), static_cast<std::streamsize>(size));
-    bytes.resize(static_cast<std::size_t>(file_.gcount()));
-    return bytes;
-  }
-
-  std::ifstream file_;
-  std::vector<Elf64_Shdr> sections_;
-};
+  });
+}
 
 }  // namespace
 
@@ -92,17 +58,19 @@ Symbols::Symbols(const std::vector<LibraryAttached>& libraries) {
 }
 
 void Symbols::Read(const LibraryAttached& library) {
-  ElfFile file(library.path);
-  const std::string build = file.BuildId();
+  elf_version(EV_CURRENT);
+  const UniqueFd file(::open(library.path.c_str(), O_RDONLY | O_CLOEXEC));
+  const std::unique_ptr<Elf, decltype(&elf_end)> elf(elf_begin(file.get(), ELF_C_READ, nullptr), &elf_end);  // null: unreadable
+  const std::string build = BuildId(elf.get());
   if (build == library.build_id) {
-    file.Functions([this](std::uint64_t begin, std::uint64_t size, std::string name) {
-      functions_.emplace(begin, Function{begin + size, std::move(name)});
+    ForEachFunction(elf.get(), [this](std::uint64_t begin, std::uint64_t size, const char* name) {
+      functions_.emplace(begin, Function{begin + size, name});
     });
   }
   if (!functions_.empty()) return;
-  note_ = std::filesystem::path(library.path).filename().string() + ", build " + library.build_id +
-          ": no symbols for its call sites here" +
-          (build.empty() || build == library.build_id ? "" : " (the library at that path is another build)");
+  note_ = fmt::format("{}, build {}: no symbols for its call sites here{}",
+                      std::filesystem::path(library.path).filename().string(), library.build_id,
+                      build.empty() || build == library.build_id ? "" : " (the library at that path is another build)");
 }
 
 std::string Symbols::Name(const CallSite& site) const {
@@ -110,16 +78,12 @@ std::string Symbols::Name(const CallSite& site) const {
   for (const std::uint64_t frame : site.frames) {
     if (frame == 0) break;
     if (!text.empty()) text += " < ";
-    char offset[32];
-    auto at = functions_.upper_bound(frame);
-    const bool named = at != functions_.begin() && frame < std::prev(at)->second.end;
-    if (named) {
-      --at;
-      std::snprintf(offset, sizeof offset, "+0x%llx", static_cast<unsigned long long>(frame - at->first));
-      text += at->second.name + offset;
+    const auto after = functions_.upper_bound(frame);
+    if (after != functions_.begin() && frame < std::prev(after)->second.end) {
+      const auto& [begin, function] = *std::prev(after);
+      text += fmt::format("{}+{:#x}", function.name, frame - begin);
     } else {
-      std::snprintf(offset, sizeof offset, "+%llx", static_cast<unsigned long long>(frame));
-      text += (text.empty() ? "libnccl" : "") + std::string(offset);
+      text += fmt::format("{}+{:x}", text.empty() ? "libnccl" : "", frame);
     }
   }
   return text.empty() ? "unknown" : text;

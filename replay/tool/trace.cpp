@@ -25,11 +25,9 @@ int RunTrace(const TraceOptions& options, Output& out) {
   const Result<TraceSummary> summary = WriteTrace(
       journals, [&file](std::string_view text) { file.write(text.data(), static_cast<std::streamsize>(text.size())); });
   file.close();
-  if (!summary || !file) {
-    Complain(summary ? "write " + options.file.string() + ": it failed; is the disk full, the directory there?"
-                     : summary.status().message());
-    return kCannotRead;
-  }
+  if (!summary || !file)
+    return Complain(summary ? "write " + options.file.string() + ": it failed; is the disk full, the directory there?"
+                            : summary.status().message());
   for (const std::string& incomplete : summary->incomplete) Complain(incomplete);
   out << fmt::format("{}: {}, {} slices, {} references; open it in https://ui.perfetto.dev\n", options.file.string(),
                      Plural(summary->sessions, "session"), Grouped(summary->slices), Grouped(summary->arrows));

@@ -31,7 +31,7 @@ Json ToJson(const std::vector<Violation>& violations) {
 
 Json ToJson(const JournalFindings& journal) {
   return {{"session", SessionText(journal.info.session)},
-          {"name", NameOf(journal)},
+          {"name", NameOf(journal.who)},
           {"directory", journal.info.directory.string()},
           {"status", ToText(journal.info.status)},
           {"events", journal.events},
@@ -49,7 +49,7 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
   std::uint64_t events = 0;
   for (const JournalFindings& journal : journals) {
     events += journal.events;
-    out << "session " << SessionText(journal.info.session) << "  " << NameOf(journal) << ", " << ToText(journal.info.status)
+    out << "session " << SessionText(journal.info.session) << "  " << NameOf(journal.who) << ", " << ToText(journal.info.status)
         << ", " << Grouped(journal.events) << " events" << (journal.whole ? "" : " checked, then no further") << "\n";
   }
   for (const Violation& note : job.notes) out << "note: " << place(note) << ": " << note.text << "\n";

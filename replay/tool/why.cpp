@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
-#include "replay/job/latest_job.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 
@@ -22,12 +22,11 @@ struct WhyOptions {
 };
 
 // "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
-void PrintEvidence(Output& out, const std::vector<Evidence>& evidence) {
-  std::uint64_t first = 0;
+// Times count from `first`.
+void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint64_t first) {
   std::vector<bool> said(evidence.size());
   for (std::size_t i = 0; i < evidence.size(); ++i) {
     const Evidence& e = evidence[i];
-    if (first == 0) first = e.wall_ns;
     if (said[i]) continue;
     std::string who = e.rank < 0 ? SessionText(e.session) : fmt::format("rank {}", e.rank);
     std::string events = e.seq ? fmt::format("event {}", e.seq.value) : "";
@@ -52,12 +51,10 @@ void PrintText(Output& out, const Verdict& verdict) {
     PrintParagraph(out, "To do: " + remedy + ".", "");
   }
   if (!verdict.evidence.empty()) {
-    std::uint64_t first = 0;
-    for (const Evidence& e : verdict.evidence) {
-      if (first == 0) first = e.wall_ns;
-    }
+    const auto timed = std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return e.wall_ns != 0; });
+    const std::uint64_t first = timed == verdict.evidence.end() ? 0 : timed->wall_ns;
     out << "\nEvidence (times count from " << WallText(first) << "; `amem-replay log DIR --from SEQ` shows what is around)\n";
-    PrintEvidence(out, verdict.evidence);
+    PrintEvidence(out, verdict.evidence, first);
   }
   if (!verdict.notes.empty() || !verdict.damage.empty()) out << "\n";
   for (const std::string& note : verdict.notes) PrintParagraph(out, "Note: " + note + ".", "  ");
@@ -66,28 +63,15 @@ void PrintText(Output& out, const Verdict& verdict) {
 
 int RunWhy(const WhyOptions& options, Output& out) {
   bool failed = false;
-  std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
-  JobSelection jobs;
-  if (options.all) {
-    jobs.latest = std::move(sessions);
-  } else {
-    jobs = SelectLatestJob(sessions);
-  }
+  const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
   Result<Verdict> verdict = Diagnose(jobs.latest);
-  if (!verdict) {
-    Complain(verdict.status().message());
-    return kCannotRead;
-  }
+  if (!verdict) return Complain(verdict.status().message());
   if (!jobs.earlier.empty()) {
     verdict->notes.push_back(fmt::format(
         "{} sessions of earlier jobs in the same directories were left aside (--all takes them in)", jobs.earlier.size()));
   }
   for (const std::string& damage : verdict->damage) Complain(damage);
-  if (options.json) {
-    PrintJson(out, ToJson(*verdict));
-  } else {
-    PrintText(out, *verdict);
-  }
+  options.json ? PrintJson(out, ToJson(*verdict)) : PrintText(out, *verdict);
   return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy() ? kFine : kViolationFound;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "replay/job/names.h"
 #include "statemachine/apply.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/replay/job/scripted_journal.h"
@@ -50,7 +51,7 @@ TEST(Postmortem, journal_of_a_whole_life_has_no_violation) {
   EXPECT_EQ(found.events, job.importer.events().size());
   ASSERT_EQ(found.imports.size(), 1u);
   EXPECT_TRUE(found.imports.begin()->second.dropped);
-  EXPECT_EQ(NameOf(found), "rank 1 (pid 1001 on host alpha)");
+  EXPECT_EQ(NameOf(found.who), "rank 1 (pid 1001 on host alpha)");
 }
 
 TEST(Postmortem, wrong_order_is_found_at_its_event) {

@@ -10,9 +10,9 @@
 
 #include "journal/journal.h"
 #include "replay/driver/simulator/simulator.h"
-#include "tests/stand_ins/peers/local_peers.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "replay/session/session.h"
+#include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
 

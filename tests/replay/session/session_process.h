@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "replay/driver/simulator/simulator.h"
-#include "tests/stand_ins/peers/local_peers.h"
 #include "replay/session/session.h"
+#include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
 

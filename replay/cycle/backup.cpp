@@ -215,9 +215,18 @@ Status Backup::Restore(std::span<const Item> items) {
   return {};
 }
 
+// One mark for all batches: recording one in every stream, and waiting for it there, costs as much as a small copy.
 Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
-  return InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); });
+  AMEM_TRY(InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); }));
+  const auto mark = driver_.Mark(device);
+  if (!mark.ok()) return mark.status();
+  for (const Item& item : items) {
+    Saved& saved = saved_.at({item.allocation, item.offset});
+    saved.mark = *mark;
+    saved.restoring = true;
+  }
+  return {};
 }
 
 Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
@@ -229,15 +238,7 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
       AMEM_TRY(queue.Add(item.address + piece.offset, piece));
     }
   }
-  AMEM_TRY(queue.Flush());
-  const auto mark = driver_.Mark(device);
-  if (!mark.ok()) return mark.status();
-  for (const Item& item : items) {
-    Saved& saved = saved_.at({item.allocation, item.offset});
-    saved.mark = *mark;
-    saved.restoring = true;
-  }
-  return {};
+  return queue.Flush();
 }
 
 Status Backup::AwaitRestored(AllocationId allocation) {

@@ -168,11 +168,11 @@ class Planted(unittest.TestCase):
 
     def test_measures_count_sources_written_by_hand(self):
         with tempfile.TemporaryDirectory() as root:
-            for path, text in [("journal/a.cpp", "int x;\n" * 7 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
+            for path, text in [("journal/a.cpp", "// Why.\n\n#include <new>\n" + "int x;\n" * 4 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
                                ("tests/a_test.cpp", "int x;\n" * 4), ("tests/go", "#!/bin/bash\n"), ("tests/data", "x\n"), ("run", "#!x\n")]:
                 write(root, path, text)
             text = tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES)
-        self.assertRegex(text, r"production lines +10\ntest lines +5\ntests : production +0\.50\n")
+        self.assertRegex(text, r"production lines +10\n +of them code +7\ntest lines +5\ntests : production +0\.50\n")
         self.assertRegex(text, r"lines of a function +median 3, p90 3, max 3: Long \(journal/a.cpp:8\)")
 
     def test_symbols_of_the_simulator_are_strays(self):

@@ -421,8 +421,10 @@ Json Summarize(const std::vector<Json>& ranks) {
     row["freed_mib"] = Over(
         ranks, [&](const Json& rank) { return rank["cycles"][i]["freed_mib"]; }, false);
     if (const auto votes = VotesMs(ranks, i)) row["votes_ms"] = *votes;
-    row["identical"] =
-        std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].value("identical", true); });
+    if (ranks[0]["cycles"][i].contains("identical")) {  // the raw driver calls have no results to compare
+      row["identical"] =
+          std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].at("identical").get<bool>(); });
+    }
     for (const char* key : {"amem_paused", "amem_resumed"}) {
       if (ranks[0]["cycles"][i].contains(key)) row[key] = ranks[0]["cycles"][i][key];
     }
@@ -438,8 +440,10 @@ Json Summarize(const std::vector<Json>& ranks) {
     for (std::size_t i = 1; i < cycles; ++i) values.push_back(run["cycles"][i][key].get<double>());
     if (!values.empty()) run["median"][key] = Median(values);
   }
-  run["identical"] =
-      std::all_of(run["cycles"].begin(), run["cycles"].end(), [](const Json& row) { return row["identical"].get<bool>(); });
+  if (run["first"].contains("identical")) {
+    run["identical"] =
+        std::all_of(run["cycles"].begin(), run["cycles"].end(), [](const Json& row) { return row["identical"].get<bool>(); });
+  }
   const double after_first = run["cycles"][0]["held_after_mib"];
   const double after_last = run["cycles"][cycles - 1]["held_after_mib"];
   run["memory_after_cycles"] = {{"first_mib", after_first}, {"last_mib", after_last}, {"equal", after_first == after_last}};

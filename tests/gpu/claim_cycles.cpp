@@ -13,10 +13,7 @@ namespace {
 // AMem's account of a pause against the driver's: what it says it gave back must be free, and what it did not give back must
 // have a reason. `freed_mib` is what cuMemGetInfo showed, over the devices of this process.
 void CheckStatistics(Rank& rank, const Json& stats, double freed_mib, std::size_t devices, int cycle, const std::string& when) {
-  if (!stats.is_object() || !stats.contains("released_bytes")) {
-    rank.details["statistics"] = "name no released bytes; cuMemGetInfo alone was looked at";
-    return;
-  }
+  if (!stats.is_object() || !stats.contains("released_bytes")) throw Failure(when + ": the statistics name no released bytes");
   const double released_mib = stats["released_bytes"].get<double>() / (1 << 20);
   // In the first cycle AMem may load a kernel or take scratch memory of its own, on each device; and the page tables of pinned
   // host memory lie there too, 8 bytes for 4 KiB.

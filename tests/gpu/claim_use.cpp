@@ -199,7 +199,9 @@ void WorkInFlight(Rank& rank) {
   rank.child.Barrier("before the pause");
   work.Poison(world, Op::kAllReduce, count);
   for (int i = 0; i < 30; ++i) rank.nccl.Check(work.Launch(world, Op::kAllReduce, count), "all-reduce before the pause");
-  // Work is still running. AMem may wait for it, or refuse; it must not pull the memory away under it.
+  const bool running = Cuda::Get().StreamQuery(work.lanes()[0].stream) == CUDA_ERROR_NOT_READY;
+  if (rank.child.Maximum(running ? 0 : 1) != 0) throw Skip("the collectives ended before the pause began on some rank");
+  // AMem may wait for the work, or refuse; it must not pull the memory away under it.
   const ncclResult_t paused = rank.amem.Pause(nullptr);
   const double worst = rank.child.Maximum(paused != 0 ? 1 : 0);
   rank.details["ncclPause with work in flight"] = paused == 0 ? "waited" : "refused: " + rank.amem.LastError();

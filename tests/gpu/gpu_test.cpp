@@ -187,6 +187,16 @@ int RunRank(const Options& options, int region_fd, int rank_number) {
   });
 }
 
+bool Names(const Test& test, const std::string& part) { return std::string(test.name).find(part) != std::string::npos; }
+
+// A part of --only that selects nothing: most likely a slip.
+std::string UnknownTest(const Options& options) {
+  for (const std::string& part : options.only) {
+    if (std::none_of(Tests().begin(), Tests().end(), [&](const Test& test) { return Names(test, part); })) return part;
+  }
+  return "";
+}
+
 // ---- the parent ----------------------------------------------------------------------------------------------------------
 
 struct Row {
@@ -302,6 +312,10 @@ int Main(int argc, char** argv) {
   }
   if (RefusedForNvls("amem-gpu-test")) return kExitUsage;
   if (child) return RunRank(options, region_fd, rank);
+  if (const std::string unknown = UnknownTest(options); !unknown.empty()) {
+    fprintf(stderr, "amem-gpu-test: --only %s: no test has that in its name (--list prints them)\n", unknown.c_str());
+    return kExitUsage;
+  }
 
   int devices = 0;
   try {
@@ -314,8 +328,8 @@ int Main(int argc, char** argv) {
   const double budget_ends = options.budget_s > 0 ? Now() + options.budget_s : 0;
   std::vector<Row> rows;
   for (const Test& test : Tests()) {
-    const auto wanted = [&](const std::string& part) { return std::string(test.name).find(part) != std::string::npos; };
     if (test.golden == options.golden.empty()) continue;
+    const auto wanted = [&](const std::string& part) { return Names(test, part); };
     if (!options.only.empty() && std::none_of(options.only.begin(), options.only.end(), wanted)) continue;
     printf("[ run  ] %s (%d GPUs)\n", test.name, options.gpus);
     fflush(stdout);

@@ -163,7 +163,11 @@ TEST_F(Programs, every_mode_gives_numbers_for_each_cycle) {
     ASSERT_EQ(ran.code, 0) << mode << "\n" << ran.output;
     const auto run = Json("run.json");
     ASSERT_EQ(run["cycles"].size(), 3U) << mode;
-    EXPECT_TRUE(run["identical"].get<bool>()) << mode;
+    if (mode.starts_with("floor")) {
+      EXPECT_FALSE(run.contains("identical")) << "nothing was compared";
+    } else {
+      EXPECT_TRUE(run["identical"].get<bool>()) << mode;
+    }
     EXPECT_TRUE(run["memory_after_cycles"]["equal"].get<bool>()) << mode;
     EXPECT_GT(run["median"]["freed_mib"].get<double>(), 0.0) << mode;
     EXPECT_EQ(run["median"]["freed_mib"], run["held_mib"]) << mode;
@@ -203,7 +207,9 @@ TEST_F(Programs, floor_makes_the_reference_workloads_allocations) {
 TEST_F(Programs, tests_pass_on_a_library_that_behaves) {
   const Ran ran = Tests("before_any,twice,reference,communicators,user,refused,flight,thread,one_process,legacy,RTLD");
   EXPECT_EQ(ran.code, 0) << ran.output;
-  EXPECT_NE(ran.output.find("12 passed, 0 FAILED, 0 skipped"), std::string::npos) << ran.output;
+  EXPECT_NE(ran.output.find("11 passed, 0 FAILED, 1 skipped"), std::string::npos) << ran.output;
+  // On the stand-in work has ended when its launch returns, so there is none in flight to look at.
+  EXPECT_NE(ran.output.find("the collectives ended before the pause began"), std::string::npos) << ran.output;
 }
 
 TEST_F(Programs, test_of_an_absent_rank_passes_when_the_others_give_up) { EXPECT_EQ(Tests("absent").code, 0); }
@@ -294,6 +300,18 @@ TEST_F(Programs, one_command_runs_everything_and_leaves_results) {
   EXPECT_EQ(skipped, 6);  // native, the stand-in's journals, and four parts (two layouts) with more GPUs than there are
   EXPECT_TRUE(std::filesystem::exists(directory_ / "out/summary.txt"));
   EXPECT_TRUE(std::filesystem::exists(directory_ / "out/summary.md"));
+}
+
+TEST_F(Programs, a_run_that_tried_nothing_fails) {
+  const std::string command = "python3 -B " AMEM_GPU_SOURCES "/run_gpu_tests --build " AMEM_BUILD " --nccl " PAUSING_NCCL
+                              " --patched " PAUSING_NCCL " --gpus 2 --only test --out " +
+                              (directory_ / "out").string();
+  const Ran misspelt = Run(command + " --tests twcie");
+  EXPECT_EQ(misspelt.code, 1) << misspelt.output;
+  EXPECT_NE(misspelt.output.find("--only twcie: no test has that in its name"), std::string::npos) << misspelt.output;
+  const Ran no_time = Run(command + " --budget 5");
+  EXPECT_EQ(no_time.code, 1) << no_time.output;
+  EXPECT_NE(no_time.output.find("nothing was run"), std::string::npos) << no_time.output;
 }
 
 }  // namespace

@@ -1,0 +1,78 @@
+"""The bars that measured numbers are held to. Each function takes what amem-gpu-bench wrote and returns what is wrong, in words;
+nothing when the bar is met. Times of the simulated driver mean nothing, so `timed` is false there."""
+import statistics
+
+VOTES_MS = 3.0          # all votes of a pause and its resume
+FLOOR_TIMES = 1.5       # the direct layout against the raw driver calls for the same allocations, contents apart
+STARTUP_PERCENT = 5.0   # to the end of the first collectives, slower than stock
+STEADY_PERCENT = 5.0    # the median collective, slower than stock
+LEGACY_TIMES = 1.5      # NCCL_CUMEM_ENABLE=0 against 1
+
+
+def timed(machine):
+    return not machine.get("gpu", "").startswith("Simulated")
+
+
+def of_cycles(data, timed=True):
+    """One run of the benchmark: results and memory after its cycles, and its votes."""
+    wrong = []
+    if not data.get("cycles"):
+        return wrong
+    if data["mode"] not in ("floor", "floor-slab") and data.get("identical") is not True:
+        wrong.append("results are not bit-identical over the cycles")
+    memory = data.get("memory_after_cycles")
+    if memory and not memory["equal"]:
+        wrong.append(f"{memory['first_mib']:.0f} MiB are held after the first cycle and {memory['last_mib']:.0f} after the last")
+    if data["mode"] == "amem":
+        if not data["median"].get("freed_mib", 0) > 0:
+            wrong.append("a pause frees nothing")
+        votes = data["median"].get("votes_ms")
+        if timed and votes is not None and votes > VOTES_MS:
+            wrong.append(f"the votes of a cycle take {votes:.2f} ms (bar: {VOTES_MS:g} ms)")
+    return wrong
+
+
+def contents_apart(data):
+    """(pause, resume) of the median cycle in milliseconds, without what copying took beside the driver's calls; None if unknown."""
+    found = [((row.get("amem_resumed") or {}).get("contents") or {}) for row in data.get("cycles", [])]
+    saves = [c["save_copy_ms"] for c in found if "save_copy_ms" in c]
+    restores = [c["restore_ms"] for c in found if "restore_ms" in c]
+    if not saves or not restores:
+        return None
+    return data["median"]["pause_ms"] - statistics.median(saves), data["median"]["resume_ms"] - statistics.median(restores)
+
+
+def against_floor(data, floor):
+    apart = contents_apart(data)
+    if apart is None:
+        return ["the statistics do not say what copying took"]
+    wrong = []
+    for what, value in zip(("pause", "resume"), apart):
+        bar = FLOOR_TIMES * floor["median"][what + "_ms"]
+        if value > bar:
+            wrong.append(f"a {what} takes {value:.1f} ms, contents apart (bar: {FLOOR_TIMES:g} times the raw driver calls, {bar:.1f} ms)")
+    return wrong
+
+
+def startup(stock_ms, amem_ms):
+    stock, amem = statistics.median(stock_ms), statistics.median(amem_ms)
+    slower = 100 * (amem / stock - 1)
+    return [f"start-up is {slower:.1f} % slower than stock (bar: {STARTUP_PERCENT:g} %)"] if slower > STARTUP_PERCENT else []
+
+
+def steady(rows):
+    """Of all collectives together: single small ones differ by more from one run of the same library to the next."""
+    wrong = []
+    for key, when in (("amem_before_us", "before cycles"), ("amem_after_us", "after cycles")):
+        slower = 100 * (statistics.median(row[key] / row["stock_before_us"] for row in rows) - 1)
+        if slower > STEADY_PERCENT:
+            wrong.append(f"the median collective is {slower:.1f} % slower than stock {when} (bar: {STEADY_PERCENT:g} %)")
+    return wrong
+
+
+def of_run(counts, wanted_tests):
+    """A run that tried nothing shows nothing."""
+    if counts["pass"] + counts["FAIL"] == 0:
+        what = f"no test has a name with {wanted_tests} in it, or " if wanted_tests else ""
+        return [f"nothing was run: {what}everything was skipped (see --only, --tests, --gpus and --budget)"]
+    return []

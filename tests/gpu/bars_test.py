@@ -1,0 +1,60 @@
+"""Each bar of bars.py is met by a good run and missed by one that is bad in that respect alone."""
+import copy
+import unittest
+
+import bars
+
+GOOD = {"mode": "amem", "identical": True, "memory_after_cycles": {"first_mib": 9.0, "last_mib": 9.0, "equal": True},
+        "median": {"pause_ms": 160.0, "resume_ms": 300.0, "freed_mib": 5.0, "votes_ms": 0.5},
+        "cycles": [{"amem_resumed": {"contents": {"save_copy_ms": 20.0, "restore_ms": 22.0}}}] * 3}
+FLOOR = {"mode": "floor", "cycles": [{}], "median": {"pause_ms": 100.0, "resume_ms": 200.0}}
+
+
+def changed(**values):
+    data = copy.deepcopy(GOOD)
+    for path, value in values.items():
+        *folders, name = path.split("__")
+        place = data
+        for folder in folders:
+            place = place[folder]
+        place[name] = value
+    return data
+
+
+class Bars(unittest.TestCase):
+    def test_a_run_is_held_to_results_memory_and_votes(self):
+        self.assertEqual(bars.of_cycles(GOOD), [])
+        for bad, word in ((changed(identical=False), "bit-identical"), (changed(identical=None), "bit-identical"),
+                          (changed(memory_after_cycles__equal=False, memory_after_cycles__last_mib=10.0), "10 after the last"),
+                          (changed(median__freed_mib=0), "frees nothing"), (changed(median__votes_ms=3.1), "3.10 ms")):
+            found = bars.of_cycles(bad)
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(word, found[0])
+        self.assertEqual(bars.of_cycles(changed(median__votes_ms=50.0), timed=False), [])
+        self.assertEqual(bars.of_cycles(FLOOR), [])
+
+    def test_the_direct_layout_is_held_to_the_raw_calls_without_contents(self):
+        self.assertEqual(bars.against_floor(GOOD, FLOOR), [])
+        self.assertEqual(len(bars.against_floor(changed(median__pause_ms=171.0), FLOOR)), 1)
+        self.assertEqual(len(bars.against_floor(changed(median__resume_ms=323.0), FLOOR)), 1)
+        self.assertIn("do not say", bars.against_floor(changed(cycles=[]), FLOOR)[0])
+
+    def test_start_up_and_single_collectives_are_held_to_stock(self):
+        self.assertEqual(bars.startup([100, 100, 200], [104, 90, 300]), [])
+        self.assertIn("6.0 %", bars.startup([100], [106])[0])
+        row = {"stock_before_us": 10.0, "amem_before_us": 10.4, "amem_after_us": 9.0}
+        self.assertEqual(bars.steady([row]), [])
+        self.assertEqual(len(bars.steady([dict(row, amem_after_us=10.6)])), 1)
+
+    def test_a_run_without_a_result_is_none(self):
+        self.assertEqual(bars.of_run({"pass": 1, "FAIL": 0, "SKIPPED": 3}, ""), [])
+        self.assertEqual(bars.of_run({"pass": 0, "FAIL": 1, "SKIPPED": 3}, ""), [])
+        self.assertIn("x", bars.of_run({"pass": 0, "FAIL": 0, "SKIPPED": 3}, "x")[0])
+
+    def test_the_simulated_driver_is_not_timed(self):
+        self.assertFalse(bars.timed({"gpu": "Simulated GPU"}))
+        self.assertTrue(bars.timed({"gpu": "NVIDIA H200"}))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -422,8 +422,8 @@ Json Summarize(const std::vector<Json>& ranks) {
         ranks, [&](const Json& rank) { return rank["cycles"][i]["freed_mib"]; }, false);
     if (const auto votes = VotesMs(ranks, i)) row["votes_ms"] = *votes;
     if (ranks[0]["cycles"][i].contains("identical")) {  // the raw driver calls have no results to compare
-      row["identical"] =
-          std::all_of(ranks.begin(), ranks.end(), [&](const Json& rank) { return rank["cycles"][i].at("identical").get<bool>(); });
+      row["identical"] = std::all_of(ranks.begin(), ranks.end(),
+                                     [&](const Json& rank) { return rank["cycles"][i].at("identical").get<bool>(); });
     }
     for (const char* key : {"amem_paused", "amem_resumed"}) {
       if (ranks[0]["cycles"][i].contains(key)) row[key] = ranks[0]["cycles"][i][key];

@@ -7,6 +7,8 @@ FLOOR_TIMES = 1.5       # the direct layout against the raw driver calls for the
 STARTUP_PERCENT = 5.0   # to the end of the first collectives, slower than stock
 STEADY_PERCENT = 5.0    # the median collective, slower than stock
 LEGACY_TIMES = 1.5      # NCCL_CUMEM_ENABLE=0 against 1
+REGISTERED_PERCENT = 5.0  # collectives on registered memory, slower than stock, all sizes together
+LEFT_MIB = 4.0          # more memory held than with stock, once communicators and registrations are gone
 
 
 def timed(machine):
@@ -67,6 +69,33 @@ def steady(rows):
         slower = 100 * (statistics.median(row[key] / row["stock_before_us"] for row in rows) - 1)
         if slower > STEADY_PERCENT:
             wrong.append(f"the median collective is {slower:.1f} % slower than stock {when} (bar: {STEADY_PERCENT:g} %)")
+    return wrong
+
+
+def legacy(data, of_cumem):
+    """Runs with NCCL_CUMEM_ENABLE=0 and with 1."""
+    wrong = []
+    for what in ("pause_ms", "resume_ms"):
+        times = data["median"][what] / of_cumem["median"][what]
+        if times > LEGACY_TIMES:
+            wrong.append(f"a {what[:-3]} takes {times:.2f} times that with NCCL_CUMEM_ENABLE=1 (bar: {LEGACY_TIMES:g})")
+    return wrong
+
+
+def registration(data, stock):
+    """What registration_job.py wrote under AMem and without it."""
+    wrong = []
+    for kind, own in data["kinds"].items():
+        other = stock["kinds"][kind]
+        if own["kernels"] != other["kernels"]:
+            wrong.append(f"{kind}: NCCL launched {', '.join(own['kernels'])}, and without AMem {', '.join(other['kernels'])}")
+        for key, when in (("us", "before cycles"), ("us_after", "after cycles")):
+            slower = [100 * (own[key][name] / other["us"][name] - 1) for name in own.get(key, {})]
+            if slower and statistics.median(slower) > REGISTERED_PERCENT:
+                wrong.append(f"{kind}: collectives are {statistics.median(slower):.1f} % slower than stock {when} "
+                             f"(bar: {REGISTERED_PERCENT:g} %)")
+        if own["left_mib"] > other["left_mib"] + LEFT_MIB:
+            wrong.append(f"{kind}: {own['left_mib']:.0f} MiB are left, and without AMem {other['left_mib']:.0f}")
     return wrong
 
 

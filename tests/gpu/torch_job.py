@@ -5,8 +5,8 @@ Start it with nothing but LD_PRELOAD of a patched libnccl.so.2 (or of libamem_nc
 
     LD_PRELOAD=DIR/libnccl.so.2 NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 4 torch_job.py --cycles 20
 
-ncclPause and ncclResume are found through ctypes, as a PyNccl wrapper finds them. Every collective's result must be equal to
-the last bit before and after each cycle; a CUDA graph that was captured before the first pause must replay after each resume.
+ncclPause and ncclResume are found through ctypes, as a PyNccl wrapper finds them. The data are whole numbers, so every result is
+known exactly; it is checked before the first cycle and after each, in outputs that were poisoned. A CUDA graph that was captured before the first pause must replay after each resume.
 Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
@@ -85,6 +85,9 @@ def arguments():
     return parser.parse_args()
 
 
+POISON = -7.0  # no input and no sum of inputs has this value
+
+
 def result_of(op, group, members, source):
     """One collective; the tensor it made. `source` is this rank's data, its length divides by the size of the group."""
     size = len(members)
@@ -93,20 +96,20 @@ def result_of(op, group, members, source):
         dist.all_reduce(out, group=group)
     elif op == "all_gather":
         part = source[: source.numel() // size]
-        out = torch.empty(part.numel() * size, device=source.device)
+        out = torch.full((part.numel() * size,), POISON, device=source.device)
         dist.all_gather_into_tensor(out, part.contiguous(), group=group)
     elif op == "reduce_scatter":
-        out = torch.empty(source.numel() // size, device=source.device)
+        out = torch.full((source.numel() // size,), POISON, device=source.device)
         dist.reduce_scatter_tensor(out, source, group=group)
     elif op == "broadcast":
         out = source.clone()
         dist.broadcast(out, src=members[0], group=group)
     elif op == "all_to_all":
-        out = torch.empty_like(source)
+        out = torch.full_like(source, POISON)
         dist.all_to_all_single(out, source, group=group)
     elif op == "ring":
         me = members.index(dist.get_rank())
-        out = torch.empty_like(source)
+        out = torch.full_like(source, POISON)
         if size == 1:
             return source.clone()
         work = dist.batch_isend_irecv([
@@ -121,6 +124,25 @@ def result_of(op, group, members, source):
 
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "ring")
+
+
+def expected_of(op, members, sources):
+    """What that collective must give this rank; `sources` are the data of all members, in their order."""
+    size, me = len(members), members.index(dist.get_rank())
+    part = sources[0].numel() // size
+    if op == "all_reduce":
+        return sum(sources)
+    if op == "all_gather":
+        return torch.cat([source[:part] for source in sources])
+    if op == "reduce_scatter":
+        return sum(source[me * part : (me + 1) * part] for source in sources)
+    if op == "broadcast":
+        return sources[0].clone()
+    if op == "all_to_all":
+        return torch.cat([source[me * part : (me + 1) * part] for source in sources])
+    if op == "ring":
+        return sources[(me - 1) % size].clone()
+    raise ValueError(op)
 
 
 def make_groups(rank, size):
@@ -139,20 +161,17 @@ def make_groups(rank, size):
     return groups
 
 
-def run_all(groups, sources, check=None):
-    """Every op on every group at every size. Without `check` the results are returned; with it they are compared to it."""
-    results = {}
+def run_all(groups, sources):
+    """Every op on every group at every size, against what it must give; what is wrong, in words. `sources`: all ranks' data."""
     different = []
     for name, group, members in groups:
         for op in OPS:
-            for count, source in sources.items():
-                source = source[: count // len(members) * len(members)]
-                out = result_of(op, group, members, source)
-                if check is None:
-                    results[name, op, count] = out
-                elif not torch.equal(out, check[name, op, count]):  # equal to the last bit: there is no NaN in the data
+            for count in sources:
+                data = [sources[count][rank][: count // len(members) * len(members)] for rank in members]
+                out = result_of(op, group, members, data[members.index(dist.get_rank())])
+                if not torch.equal(out, expected_of(op, members, data)):
                     different.append(f"{op} of {count} on {name}")
-    return results if check is None else different
+    return different
 
 
 class Graph:
@@ -221,26 +240,27 @@ def job(options, rank, size, report):
     report["gpu"] = None if cpu else torch.cuda.get_device_name()
 
     counts = [int(item) for item in options.elements.split(",")]
-    generator = torch.Generator().manual_seed(1234 + rank)
-    longest = torch.rand(max(counts), generator=generator).to("cpu" if cpu else "cuda") - 0.5
-    sources = {count: longest[:count] for count in counts}
+    longest = []  # of each rank: whole numbers, so that sums are exact in any order, and every rank knows every result
+    for one in range(size):
+        generator = torch.Generator().manual_seed(1234 + one)
+        longest.append(torch.randint(1, 1 << 12, (max(counts),), generator=generator).to(torch.float32).to("cpu" if cpu else "cuda"))
+    sources = {count: [data[:count] for data in longest] for count in counts}
     synchronize(options.device)
     before = free_bytes(options.device)
     start = time.monotonic()
     groups = make_groups(rank, size)
-    reference = run_all(groups, sources)
+    different = run_all(groups, sources)
     synchronize(options.device)
     report["first_results_ms"] = round(1e3 * (time.monotonic() - start), 1)
-    report["results_per_cycle"] = len(reference)
+    report["results_per_cycle"] = len(groups) * len(OPS) * len(counts)
+    if different:
+        raise RuntimeError(f"results are wrong even without a pause: {different[:3]}")
     graph = None
     if not cpu and not options.no_graph:
         graph = Graph(262144, rank, size)
         wrong = graph.replay(3)
         if wrong:
             raise RuntimeError("before any pause: " + wrong)
-    different = run_all(groups, sources, reference)
-    if different:
-        raise RuntimeError(f"the job is not reproducible even without a pause: {different[:3]}")
     report["nccl_and_torch_hold_mib"] = round((before - free_bytes(options.device)) / MIB, 1)
 
     cycles = []
@@ -263,7 +283,7 @@ def job(options, rank, size, report):
             wrong = graph.replay(cycle)
             if wrong:
                 problems.append(wrong)
-        problems += run_all(groups, sources, reference)
+        problems += run_all(groups, sources)
         if not cpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Plants one plausible bug at a time and asks the tests whether they notice.
+
+    plant.py [--only WORD,...] [--scratch DIR] [--json FILE]   plants, builds, tests; prints what nobody noticed
+    plant.py --check                                           only that each bug can still be planted (quick; part of the tests)
+
+Every bug of bugs.py names a file, a text that stands in it exactly once, what replaces it, and the test programs that should notice.
+Where the text is gone, or stands there twice, the bug fails loudly: it must be written anew for the code of today. A bug that does
+not compile proves nothing, and fails as well. The tree itself is never changed; the bugs are planted in a copy.
+
+Exit code 0: all were noticed but those that bugs.py says nobody notices, with a reason each; 1: not so; 2: wrong usage.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True
+from bugs import BUGS  # noqa: E402
+
+NOTICED, UNNOTICED, BROKEN = "noticed", "UNNOTICED", "BROKEN"
+
+
+def planted(bug, root):
+    """The file's text with the bug in it; ValueError when the bug does not apply."""
+    with open(os.path.join(root, bug.file), encoding="utf-8") as source:
+        text = source.read()
+    times = text.count(bug.text)
+    if times != 1:
+        raise ValueError(f"{bug.file} has the text {times} times: {bug.text!r}")
+    if bug.text == bug.replacement:
+        raise ValueError("it changes nothing")
+    return text.replace(bug.text, bug.replacement)
+
+
+def check(bugs, root):
+    problems = []
+    names = [bug.name for bug in bugs]
+    for bug in bugs:
+        try:
+            planted(bug, root)
+        except (OSError, ValueError) as error:
+            problems.append(f"{bug.name}: {error}")
+        if names.count(bug.name) > 1:
+            problems.append(f"{bug.name}: two bugs have this name")
+    return problems
+
+
+class Scratch:
+    """A copy of the tree with a build of its own."""
+
+    def __init__(self, directory, jobs):
+        self.directory, self.build, self.jobs = directory, os.path.join(directory, "build"), jobs
+        files = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, check=True, text=True).stdout
+        for path in filter(None, files.split("\0")):
+            target = os.path.join(directory, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            source = os.path.join(ROOT, path)
+            if not os.path.exists(target) or open(target, "rb").read() != open(source, "rb").read():
+                shutil.copy2(source, target)
+
+    def run(self, command, limit):
+        """(exit code or None at the time limit, output)"""
+        try:
+            done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, errors="replace", timeout=limit,
+                                  check=False, env={**os.environ, "CCACHE_BASEDIR": self.directory, "CCACHE_NOHASHDIR": "1"})
+        except subprocess.TimeoutExpired as error:
+            return None, str(error)
+        return done.returncode, done.stdout + done.stderr
+
+    def configure(self, more):
+        code, output = self.run(["cmake", "--preset", "debug", "-B", self.build, *more], 300)
+        if code != 0:
+            raise SystemExit(f"plant.py: configuring {self.directory} failed:\n{output}")
+
+    def make(self, targets):
+        return self.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets], 3600)
+
+    def try_bug(self, bug):
+        path = os.path.join(self.directory, bug.file)
+        with open(path, encoding="utf-8") as source:
+            original = source.read()
+        try:
+            with open(path, "w", encoding="utf-8") as target:
+                target.write(planted(bug, self.directory))
+            code, output = self.make(bug.programs)
+            if code != 0:
+                return BROKEN, "it does not compile: " + next((line for line in output.splitlines() if "error" in line), "?")
+            for program in bug.programs:
+                command = [os.path.join(self.build, "bin", program), "--gtest_brief=1", f"--gtest_filter={bug.tests}"]
+                code, output = self.run(command, bug.limit_s)
+                if code != 0:
+                    failed = [line for line in output.splitlines() if line.startswith("[  FAILED  ]")]
+                    return NOTICED, (failed or [f"{program} ended with {code}" if code is not None else f"{program} hangs"])[0]
+            return UNNOTICED, ""
+        finally:
+            with open(path, "w", encoding="utf-8") as target:
+                target.write(original)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="plant nothing; only see that each bug applies")
+    parser.add_argument("--only", default="", help="bugs whose name or file has one of these in it, comma separated")
+    parser.add_argument("--scratch", default=os.path.join(ROOT, "build", "bugs"), help="where the copy is made (default: build/bugs)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--cmake", action="append", default=[], help="an argument for cmake, such as -DCUDA_ROOT=DIR")
+    parser.add_argument("--json", default="", help="results go there")
+    options = parser.parse_args()
+    words = [word for word in options.only.split(",") if word]
+    bugs = [bug for bug in BUGS if not words or any(word in bug.name or word in bug.file for word in words)]
+    if not bugs:
+        print(f"plant.py: no bug has {options.only} in its name or file", file=sys.stderr)
+        return 2
+    problems = check(bugs, ROOT)
+    for problem in problems:
+        print(f"{BROKEN}: {problem}")
+    if options.check or problems:
+        print(f"{len(bugs)} bugs, {len(problems)} of them cannot be planted")
+        return 1 if problems else 0
+    scratch = Scratch(os.path.abspath(options.scratch), options.jobs)
+    scratch.configure(options.cmake)
+    rows, count = [], {NOTICED: 0, UNNOTICED: 0, BROKEN: 0}
+    for bug in bugs:
+        began = time.monotonic()
+        outcome, why = scratch.try_bug(bug)
+        count[outcome] += 1
+        rows.append({"bug": bug.name, "file": bug.file, "outcome": outcome, "why": why or bug.unnoticed,
+                     "seconds": round(time.monotonic() - began, 1)})
+        print(f"{outcome:9} {rows[-1]['seconds']:6.1f} s  {bug.name} ({bug.file}) {rows[-1]['why']}", flush=True)
+    print(f"{len(bugs)} bugs: {count[NOTICED]} noticed, {count[UNNOTICED]} not, {count[BROKEN]} broken")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    excused = {bug.name for bug in bugs if bug.unnoticed}
+    return 1 if any(row["outcome"] == BROKEN or (row["outcome"] == UNNOTICED and row["bug"] not in excused) for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -37,8 +37,8 @@ TEST_F(Pointers, are_freed_while_paused) {
   void* freed = AllocateAnother();
   ASSERT_TRUE(session().Pause().ok());
   EXPECT_EQ(Free(freed), 0);
-  EXPECT_EQ(session().CopyState().MappingAt(Address{reinterpret_cast<std::uint64_t>(freed)}),
-            session().CopyState().mappings.end());
+  const State state = session().CopyState();
+  EXPECT_EQ(state.MappingAt(Address{reinterpret_cast<std::uint64_t>(freed)}), state.mappings.end());
 }
 
 TEST_F(Pointers, to_memory_of_a_pool_are_freed_by_cudaFree_too) {

@@ -22,7 +22,7 @@ AMEM_CARRY(DriverSymbolBound, Name, CudaVersion, Replaced)
 
 AMEM_CARRY(RangeReserved, Address, Bytes, Alignment, Hint, Flags, Site, Allocation)
 AMEM_CARRY(RangeFreed, Address, Bytes, Allocation)
-AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created)
+AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created, Tag)
 AMEM_CARRY(AllocationRetained, Allocation, Address)
 AMEM_CARRY(AllocationReleased, Allocation)
 AMEM_CARRY(Mapped, Address, Bytes, Offset, Allocation, Flags)
@@ -32,7 +32,7 @@ AMEM_CARRY(AccessSet, Address, Bytes, Access, Allocation)
 // ---- sharing -------------------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(Exported, Allocation, HandleType)
-AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created)
+AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created, Tag)
 AMEM_CARRY(ReferenceAdded, Allocation, By, As)
 AMEM_CARRY(ReferenceDropped, Allocation, By, As)
 AMEM_CARRY(PeerConnected, Peer, Host, Pid, Group, Rank)

@@ -39,6 +39,7 @@ void TakeEnum(std::uint8_t from, Enum& to, Enum last, const char* name) {
 inline void Take(std::uint8_t from, CycleKind& to) { TakeEnum(from, to, CycleKind::kResume, "cycle kind"); }
 inline void Take(std::uint8_t from, PhaseKind& to) { TakeEnum(from, to, PhaseKind::kResumeOpen, "phase kind"); }
 inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kBeginRestore, "step kind"); }
+inline void Take(std::uint8_t from, MemoryTag& to) { TakeEnum(from, to, MemoryTag::kUserReleased, "memory tag"); }
 inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kBroken, "error class"); }
 template <class T>
 void Take(auto from, T& to) {

@@ -177,6 +177,7 @@ struct AllocationCreated {
   handle @4 :UInt64;
   site @5 :CallSite;
   created @6 :UInt64;
+  tag @7 :MemoryTag;
 }
 struct AllocationRetained {
   allocation @0 :UInt64;
@@ -219,6 +220,7 @@ struct Imported {
   handle @5 :UInt64;
   site @6 :CallSite;
   created @7 :UInt64;
+  tag @8 :MemoryTag;
 }
 struct ReferenceAdded {
   allocation @0 :UInt64;
@@ -324,12 +326,13 @@ struct PassedThrough {
 }
 
 # ---- pause and resume ----------------------------------------------------------------------------------------------------
-# The numbers of these four must be those of the enums of the same name in event.h and types.h; a reader rejects others.
+# The numbers of these five must be those of the enums of the same name in event.h and types.h; a reader rejects others.
 
 using CycleKind = UInt8;
 using PhaseKind = UInt8;
 using StepKind = UInt8;
 using Code = UInt8;
+using MemoryTag = UInt8;
 
 struct Step {
   kind @0 :StepKind;

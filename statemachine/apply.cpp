@@ -70,7 +70,8 @@ Status Fold::Running(const std::string& doing) const {
 
 Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
   const std::string doing = std::string(verb) + " " + ToText(id);
-  AMEM_TRY(Running(doing));
+  // A multicast object takes no part in a pause, and the driver has made it already.
+  if (!a.multicast) AMEM_TRY(Running(doing));
   if (!id) return Bad(doing + ": zero is no id");
   if (a.bytes == 0) return Bad(doing + ": its size is zero");
   if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");

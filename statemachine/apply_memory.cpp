@@ -87,6 +87,7 @@ Status Fold::operator()(const AllocationCreated& e) {
   a.flags = e.flags;
   a.site = e.site;
   a.created = e.created ? e.created : seq_;
+  a.tag = e.tag;
   return Add("create", e.allocation, std::move(a));
 }
 

@@ -63,31 +63,37 @@ Status Fold::operator()(const MulticastCreated& e) {
   return {};
 }
 
+Multicast* Fold::FindMulticast(AllocationId id) {
+  if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end()) return &it->second;
+  const Allocation* a = Find(id);
+  return a == nullptr || a->own() || a->on_device() || a->placed() ? nullptr : &s_.multicasts[id];
+}
+
 Status Fold::operator()(const MulticastDeviceAdded& e) {
-  const auto it = s_.multicasts.find(e.multicast);
-  if (it == s_.multicasts.end())
+  Multicast* object = FindMulticast(e.multicast);
+  if (object == nullptr)
     return Bad("add device to multicast object " + std::to_string(e.multicast.value) + ": it does not exist");
-  it->second.added.push_back(e.device);
+  object->added.push_back(e.device);
   return {};
 }
 
 Status Fold::operator()(const MulticastBound& e) {
   const std::string doing = "bind memory to multicast object " + std::to_string(e.multicast.value);
-  const auto it = s_.multicasts.find(e.multicast);
-  if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
   AllocationId id = e.allocation;
   if (!id) {
     if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
   }
   Allocation* a = id ? Find(id) : nullptr;
   if (e.allocation && a == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
+  Multicast* object = FindMulticast(e.multicast);
+  if (object == nullptr) return Bad(doing + ": it does not exist");
   if (a != nullptr && a->placed()) {  // the slab's memory is what is bound
     Allocation* whole = Find(a->slab);
     AMEM_CHECK(whole != nullptr, id, a->slab);
     ++whole->multicast_bindings;
   }
   if (a != nullptr) ++a->multicast_bindings;
-  it->second.bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
+  object->bindings[e.multicast_offset].push_back(MulticastBinding{id, e.address, e.allocation_offset, e.bytes});
   return {};
 }
 
@@ -106,6 +112,9 @@ Status Fold::operator()(const MulticastUnbound& e) {
   if (Allocation* a = mine->allocation ? Find(mine->allocation) : nullptr; a != nullptr) AMEM_TRY(CountUnbound(*a));
   list.erase(mine);
   if (list.empty()) it->second.bindings.erase(at);
+  const Allocation* object = Find(e.multicast);
+  const bool imported = object != nullptr && !object->own();
+  if (imported && it->second.bindings.empty() && it->second.added.empty()) s_.multicasts.erase(it);
   return {};
 }
 
@@ -119,19 +128,22 @@ Status Fold::CountUnbound(Allocation& a) {
 }
 
 Status Fold::operator()(const Registered& e) {
-  if (const auto again = s_.registrations.find(e.address); again != s_.registrations.end()) {
-    ++again->second.count;
-    return {};
-  }
-  Registration r{e.bytes, e.how, 1, {}};
-  auto it = s_.MappingAt(e.address);
-  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
+  const auto again = s_.registrations.find(e.address);
+  Registration r = again == s_.registrations.end() ? Registration{0, e.how, 0, {}} : again->second;
+  // Again from the same address, and further: what lies in the part that is new.
+  const Address from = e.address + std::min(r.bytes, e.bytes);
+  auto it = s_.MappingAt(from);
+  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(from);
+  std::vector<AllocationId> more;
   for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
     AMEM_CHECK(Find(it->second.allocation) != nullptr, it->first, it->second.allocation);
-    r.allocations.push_back(it->second.allocation);
+    if (r.bytes == 0 || it->first >= from) more.push_back(it->second.allocation);
   }
-  for (const AllocationId id : r.allocations) ++Find(id)->registrations;
-  s_.registrations.emplace(e.address, std::move(r));
+  for (const AllocationId id : more) ++Find(id)->registrations;
+  r.allocations.insert(r.allocations.end(), more.begin(), more.end());
+  r.bytes = std::max(r.bytes, e.bytes);
+  ++r.count;
+  s_.registrations.insert_or_assign(e.address, std::move(r));
   return {};
 }
 

@@ -15,6 +15,7 @@ Status Fold::operator()(const Imported& e) {
   a.properties = e.properties;
   a.site = e.site;
   a.created = e.created ? e.created : seq_;
+  a.tag = e.tag;
   a.remote = e.remote;
   if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
   return Add("import", e.allocation, std::move(a));

@@ -78,6 +78,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
   h.AddAll(a.bytes, a.properties, a.flags, a.site, a.created, a.remote.has_value(), a.multicast, a.guest_references, a.mappings,
            a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
   if (a.placed()) h.AddAll(a.slab, a.offset, a.reserved, a.touched);
+  if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
   if (a.remote) h.Add(*a.remote);
   for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
 }

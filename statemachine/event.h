@@ -90,6 +90,7 @@ struct AllocationCreated {
   DriverHandle handle;  // for reading along with other tools; never used in a redo
   CallSite site;
   SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
+  MemoryTag tag{};
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
 struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
@@ -139,6 +140,7 @@ struct Imported {  // `allocation` is the new local id
   DriverHandle handle;
   CallSite site;
   SequenceNumber created;  // as in AllocationCreated
+  MemoryTag tag{};         // the owner's: both sides keep memory of the program's, or both release it
   friend bool operator==(const Imported&, const Imported&) = default;
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`

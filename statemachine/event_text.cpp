@@ -97,6 +97,7 @@ std::string ToText(const AllocationProperties& p) {
   return out;
 }
 
+std::string Tag(MemoryTag tag) { return tag == MemoryTag::kNccl ? "" : " for the program (ncclMemAlloc)"; }
 std::string Site(const CallSite& site) { return site.frames[0] == 0 ? "" : " at " + amem::ToText(site); }
 
 std::string Process(std::int32_t rank, std::int32_t pid, const std::string& host) {
@@ -130,7 +131,7 @@ struct Describe {
     return "range freed " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
   }
   std::string operator()(const AllocationCreated& e) const {
-    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Site(e.site);
+    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Tag(e.tag) + Site(e.site);
   }
   std::string operator()(const AllocationRetained& e) const {
     return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
@@ -151,7 +152,7 @@ struct Describe {
   }
   std::string operator()(const Imported& e) const {
     return ToText(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + ToText(e.remote.allocation) + " of " +
-           ToText(e.remote.owner) + " " + ToText(e.properties) + Site(e.site);
+           ToText(e.remote.owner) + " " + ToText(e.properties) + Tag(e.tag) + Site(e.site);
   }
   std::string operator()(const ReferenceAdded& e) const {
     return "reference to " + ToText(e.allocation) + " added by " + ToText(e.by) + " as " + ToText(e.as);
@@ -343,9 +344,16 @@ std::string ToText(const CallSite& site) {
 
 std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
 
+std::string_view ToText(MemoryTag tag) {
+  static constexpr std::string_view kNames[] = {"nccl", "user", "user-released"};
+  static_assert(std::size(kNames) == Index(MemoryTag::kUserReleased) + 1);
+  return NameIn(kNames, tag);
+}
+
 std::string_view ToText(KeepReason reason) {
-  static constexpr std::string_view kNames[] = {"released", "host memory", "registered with a network card", "multicast"};
-  static_assert(std::size(kNames) == Index(KeepReason::kMulticast) + 1);
+  static constexpr std::string_view kNames[] = {"released", "host memory", "registered with a network card", "multicast",
+                                                "the program's own (ncclMemAlloc)"};
+  static_assert(std::size(kNames) == Index(KeepReason::kUser) + 1);
   return NameIn(kNames, reason);
 }
 

@@ -92,7 +92,7 @@ inline auto Fields(const RangeFreed& e) {
 }
 inline auto Fields(const AllocationCreated& e) {
   return Named("allocation", e.allocation, "bytes", e.bytes, "properties", e.properties, "flags", e.flags, "handle", e.handle,
-               "created_seq", e.created, "site", e.site);
+               "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag});
 }
 inline auto Fields(const AllocationRetained& e) { return Named("allocation", e.allocation, "address", e.address); }
 inline auto Fields(const AllocationReleased& e) { return Named("allocation", e.allocation); }
@@ -108,7 +108,7 @@ inline auto Fields(const AccessSet& e) {
 inline auto Fields(const Exported& e) { return Named("allocation", e.allocation, "handle_type", e.handle_type); }
 inline auto Fields(const Imported& e) {
   return Named("allocation", e.allocation, "", e.remote, "bytes", e.bytes, "properties", e.properties, "handle_type",
-               e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site);
+               e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag});
 }
 inline auto Fields(const ReferenceAdded& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
 inline auto Fields(const ReferenceDropped& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }

@@ -82,6 +82,8 @@ class Fold {
 
   // [address, address + bytes) is exactly a row of adjacent mappings, each of an allocation that counts it.
   [[nodiscard]] Status CoversWhole(const std::string& doing, Address address, Bytes bytes);
+  // A multicast object: one that was created here, or imported from a peer, which this session learns by its use.
+  Multicast* FindMulticast(AllocationId id);
   Status CountUnbound(Allocation& a);
 
   [[nodiscard]] Status InCycle(const std::string& doing) const;

@@ -51,20 +51,24 @@ void PlanDrop(const State& state, const Places& places, bool own, StepKind relea
   }
 }
 
-// Where memory stands in for a lost owner's: on a device that the mappings give access to. (The properties name a device by the
+// Where memory stands in for a lost owner's: on a device that the mappings give access to, if possible one that this process
+// allocates on, because clearing the memory on any other would open a context there. (The properties name a device by the
 // ordinal that it had in the owner's process.)
 DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& places) {
+  std::vector<DeviceOrdinal> used, reached;
+  for (const auto& [other, a] : state.allocations) {
+    if (a.own() && a.on_device()) used.emplace_back(a.properties.location.id);
+  }
   if (const auto it = places.find(id); it != places.end()) {
     for (const Address address : it->second) {
       for (const AccessDescriptor& d : state.mappings.at(address).access) {
-        if (d.location.type == LocationType::kDevice) return DeviceOrdinal{d.location.id};
+        if (d.location.type == LocationType::kDevice) reached.emplace_back(d.location.id);
       }
     }
   }
-  for (const auto& [other, a] : state.allocations) {
-    if (a.own() && a.on_device()) return DeviceOrdinal{a.properties.location.id};
-  }
-  return {};
+  const auto both = std::ranges::find_first_of(reached, used);
+  if (both != reached.end()) return *both;
+  return !reached.empty() ? reached.front() : !used.empty() ? used.front() : DeviceOrdinal{};
 }
 
 Step StandIn(const State& state, AllocationId id, const Allocation& a, const Places& places) {

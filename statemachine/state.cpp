@@ -77,6 +77,7 @@ KeepReason WhyKept(const Allocation& allocation) {
   if (allocation.multicast || allocation.multicast_bindings > 0) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
   if (allocation.registrations > 0) return KeepReason::kRegistered;
+  if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;
   return KeepReason::kNone;
 }
 
@@ -101,12 +102,15 @@ Holdings Measure(const State& state) {
     if (a.placed()) sum.slabs_free -= a.bytes;
     if (a.placed()) continue;
     if (a.resident) sum.own_device_resident += a.bytes;
+    if (a.tag != MemoryTag::kNccl) sum.user += a.bytes;
+    if (a.tag != MemoryTag::kNccl && a.resident) sum.user_resident += a.bytes;
     if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   }
   for (const auto& [address, h] : state.host) sum.host += h.bytes;
   for (const auto& [address, bytes] : state.async) sum.async += bytes;
   for (const auto& [address, l] : state.legacy) {
     if (!l.backing) sum.legacy_kept += l.bytes;
+    if (!l.backing && l.why == ToText(KeepReason::kUser)) sum.legacy_user += l.bytes;
   }
   return sum;
 }

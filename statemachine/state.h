@@ -47,6 +47,7 @@ struct Allocation {
   CallSite site;
   SequenceNumber created;
   std::optional<RemoteAllocation> remote;  // set: imported from there
+  MemoryTag tag{};
   bool multicast = false;
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
@@ -83,7 +84,7 @@ struct Slab {
 };
 
 // Why a pause leaves an allocation where it is; kNone: it is released.
-enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast };
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser };
 std::string_view ToText(KeepReason);
 KeepReason WhyKept(const Allocation&);
 
@@ -196,12 +197,15 @@ std::vector<ByteRange> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
 struct Holdings {
   Bytes own_device = 0;           // own device allocations, as NCCL asked for them
   Bytes own_device_resident = 0;  // what they occupy now: slabs whole
+  Bytes user = 0;                 // of own_device, the program's (ncclMemAlloc)
+  Bytes user_resident = 0;        // of own_device_resident, likewise
   Bytes imported = 0;             // peers' memory mapped here, as NCCL imported it
   Bytes slabs = 0;                // own slabs, whole
   Bytes slabs_free = 0;           // of those, in no allocation
   Bytes host = 0;                 // pinned host memory of NCCL
   Bytes async = 0;
   Bytes legacy_kept = 0;             // cuMemAlloc memory that is the driver's own
+  Bytes legacy_user = 0;             // of that, the program's (ncclMemAlloc with NCCL_CUMEM_ENABLE=0)
   std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason
   std::uint64_t own_count = 0, imported_count = 0, slab_count = 0, imported_slab_count = 0;
 };

@@ -64,6 +64,11 @@ struct AllocationProperties {
   friend auto operator<=>(const AllocationProperties&, const AllocationProperties&) = default;
 };
 
+// Whose memory an allocation is, and so whether a pause takes it: NCCL's own it takes; the program's (ncclMemAlloc) it leaves,
+// because kernels and libraries of the program may use it at any time, unless the program asked for it to be released.
+enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased };
+std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released"
+
 struct AccessDescriptor {
   Location location;
   std::uint32_t flags = 0;  // CUmemAccess_flags: 0 none, 1 read, 3 read and write

@@ -8,9 +8,12 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kMostOwnFrames = 8;  // between libnccl's code and the unwinder
+// ncclMemAlloc may lie behind frames of the CUDA runtime that libnccl contains.
+constexpr std::size_t kMostLibraryFrames = 16;
 
 struct Walk {
   CallSite site;
+  std::size_t most;  // frames of the library to look at
   std::size_t found = 0, own = 0;
   bool for_application = false;
 };
@@ -20,15 +23,16 @@ _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
   const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
   const hook::Library* library = hook::LibraryAt(address);
   if (library == nullptr) return walk.found > 0 || ++walk.own > kMostOwnFrames ? _URC_END_OF_STACK : _URC_NO_REASON;
-  walk.site.frames[walk.found++] = address - library->base;
+  if (walk.found < walk.site.frames.size()) walk.site.frames[walk.found] = address - library->base;
+  ++walk.found;
   walk.for_application = walk.for_application || (address >= library->mem_alloc_begin && address < library->mem_alloc_end);
-  return walk.found == walk.site.frames.size() ? _URC_END_OF_STACK : _URC_NO_REASON;
+  return walk.found >= walk.most || walk.for_application ? _URC_END_OF_STACK : _URC_NO_REASON;
 }
 
 }  // namespace
 
 CallSite CaptureCallSite(bool* for_application) noexcept {
-  Walk walk;
+  Walk walk{{}, for_application == nullptr ? CallSite{}.frames.size() : kMostLibraryFrames};
   _Unwind_Backtrace(&Visit, &walk);
   if (for_application != nullptr) *for_application = walk.for_application;
   return walk.site;

@@ -24,10 +24,11 @@ struct MemAlloc {
     Session* session = runtime.session();
     if (session == nullptr || bytes == 0) return real(address, bytes);
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CallSite site = CaptureCallSite();
+    bool for_application = false;
+    const CallSite site = CaptureCallSite(&for_application);
     const auto device = runtime.CurrentDevice();
     if (!device) return AllocateUnmanaged(*session, device.status(), real, address, bytes, site);
-    const auto allocated = session->LegacyAllocate(bytes, *device, site);
+    const auto allocated = session->LegacyAllocate(bytes, *device, site, for_application);
     if (allocated.status().code() == Code::kUnsupported)
       return AllocateUnmanaged(*session, allocated.status(), real, address, bytes, site);
     if (!allocated) return ToDriver(kName, allocated.status());
@@ -42,11 +43,15 @@ struct MemFree {
   static CUresult Call(Function* real, CUdeviceptr address) {
     Session* session = Runtime::Get().session();
     if (session == nullptr || address == 0) return real(address);
-    if (const auto unmanaged = session->NoteFree(LegacyFreed{Address{address}})) {
-      const CUresult result = real(address);
-      if (result != CUDA_SUCCESS) session->Note(*unmanaged);
-      return result;
-    }
+    CUresult freed{};
+    const auto free_counted = [&](const auto& event) {
+      const auto take_back = session->NoteFree(event);
+      if (!take_back) return false;
+      if (freed = real(address); freed != CUDA_SUCCESS) session->Note(*take_back);
+      return true;
+    };
+    if (free_counted(LegacyFreed{Address{address}})) return freed;
+    if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of a pool, too
     const Status status = session->LegacyFree(Address{address});
     if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
     return ToDriver(kName, status);

@@ -80,7 +80,8 @@ CUmemAllocationProp ToDriver(const AllocationProperties& from) {
 const replacements::Tables& Tables() {
   static const std::array all = {CopyReplacements(),       CudaIpcReplacements(), GetProcAddressReplacements(),
                                  HostMemoryReplacements(), LaunchReplacements(),  MemoryReplacements(),
-                                 MulticastReplacements(),  SharingReplacements(), VerbsReplacements()};
+                                 MulticastReplacements(),  PointerReplacements(), SharingReplacements(),
+                                 VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

@@ -62,6 +62,7 @@ std::span<const replacements::Replacement> HostMemoryReplacements();
 std::span<const replacements::Replacement> LaunchReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
+std::span<const replacements::Replacement> PointerReplacements();
 std::span<const replacements::Replacement> SharingReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();

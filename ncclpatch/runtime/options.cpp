@@ -19,7 +19,8 @@ namespace {
 constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NCCL_OFFLOAD_FREE_TAG",
                                "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
-                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB"};
+                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
+                               "AMEM_USER_MEMORY"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -70,7 +71,7 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
   return row[b.size()];
 }
 
-Status ParseLayout(const Lookup& get, Options& options) {
+Status ParseMemory(const Lookup& get, Options& options) {
   const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"slab", "direct"});
   if (!layout) return layout.status();
   options.layout = *layout == 0 ? Layout::kSlab : Layout::kDirect;
@@ -79,6 +80,9 @@ Status ParseLayout(const Lookup& get, Options& options) {
   AMEM_TRY(ParseNumberInto<Bytes>(get, "AMEM_SLAB_MB", kSizes, 2, mib));
   if (mib > 4096 || (mib & (mib - 1)) != 0) return Unknown("AMEM_SLAB_MB", std::to_string(mib), kSizes);
   options.slab_bytes = mib << 20;
+  const auto user = ParseChoice(get, "AMEM_USER_MEMORY", {"keep", "release"});
+  if (!user) return user.status();
+  options.user_memory = *user == 0 ? UserMemory::kKeep : UserMemory::kRelease;
   return Status::Ok();
 }
 
@@ -140,7 +144,7 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(),
                                          options.group));
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
-  AMEM_TRY(ParseLayout(get, options));
+  AMEM_TRY(ParseMemory(get, options));
   std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
   options.pinned_bytes = Bytes{pinned_mib} << 20;

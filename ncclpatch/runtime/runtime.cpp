@@ -130,8 +130,7 @@ Status Runtime::SetGroup(std::int64_t group) {
       return Status::Ok();
     }
   }
-  started()->SetGroup(group);
-  return Status::Ok();
+  return started()->SetGroup(group);
 }
 
 Result<std::int64_t> Runtime::Group() {

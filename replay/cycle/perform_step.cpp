@@ -95,7 +95,7 @@ Result<DriverHandle> StepPerformer::Import(const Step& step) {
 // piece is mapped over and over.
 Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   const Bytes bytes = StandInPiece(step.bytes);
-  standing_in_.insert(step.allocation);
+  standing_in_[step.allocation] = step.device;
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);
   AllocationProperties properties;
@@ -123,15 +123,17 @@ Status StepPerformer::Map(const Step& step, const StepTarget& target) {
 
 Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
   AMEM_TRY(driver_.SetAccess(target.address, target.mapping.bytes, target.mapping.access));
-  if (!standing_in_.contains(step.allocation)) return {};
+  const auto stands_in = standing_in_.find(step.allocation);
+  if (stands_in == standing_in_.end()) return {};
+  std::optional<DeviceOrdinal> device;
   for (const AccessDescriptor& a : target.mapping.access) {
     if (a.location.type != LocationType::kDevice || a.flags != kReadAndWrite) continue;
-    // A kernel would believe flags that the memory's last user left in it.
-    const DeviceOrdinal device{a.location.id};
-    AMEM_TRY(driver_.Clear(device, target.address, StandInPiece(target.bytes)));
-    return driver_.FinishCopies(device);
+    if (!device || a.location.id == stands_in->second.value) device = DeviceOrdinal{a.location.id};
   }
-  return {};
+  if (!device) return {};
+  // A kernel would believe flags that the memory's last user left in it.
+  AMEM_TRY(driver_.Clear(*device, target.address, StandInPiece(target.bytes)));
+  return driver_.FinishCopies(*device);
 }
 
 // When a pause is done, it is checked that all memory is gone; only after a resume the whole state is worth a look.

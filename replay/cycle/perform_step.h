@@ -60,7 +60,7 @@ class StepPerformer {
   Driver& driver_;
   StepSide& side_;
   std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> pieces_;  // that stand in, by device and size
-  std::set<AllocationId> standing_in_;                          // until they are released
+  std::map<AllocationId, DeviceOrdinal> standing_in_;           // on which device, until they are released
 };
 
 }  // namespace amem

@@ -83,7 +83,8 @@ class Driver {
   virtual Result<int> DeviceCount() = 0;
   virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
   virtual std::string Version() = 0;
-  // Returns once everything submitted to the device by this process is done; kRefused while a stream capture is running.
+  // Returns once everything submitted to the device by this process is done, and opens no context there; kRefused while a
+  // stream capture is running.
   virtual Status Synchronize(DeviceOrdinal device) = 0;
 
   // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with

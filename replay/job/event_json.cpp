@@ -69,7 +69,7 @@ void PutField(Json& j, const char* name, const T& field) {
 }
 template <class T>
 void PutField(Json& j, const char* name, const IfAny<T>& value) {
-  if (value.field) j[name] = Show(value.field);
+  if (value.field != T{}) j[name] = Show(value.field);
 }
 template <class T>
 void PutField(Json&, const char*, const Unlisted<T>&) {}
@@ -110,6 +110,7 @@ Json ToJson(AllocationId id, const Allocation& a) {
   j["saved"] = a.saved;
   j["stale"] = a.awaiting_restore;
   j["kept"] = WhyKept(a) == KeepReason::kNone ? Json(nullptr) : Json(ToText(WhyKept(a)));
+  if (a.tag != MemoryTag::kNccl) j["tag"] = ToText(a.tag);
   j["multicast"] = a.multicast;
   j["guest_references"] = a.guest_references;
   j["mappings"] = a.mappings;
@@ -138,6 +139,8 @@ Json ToJson(const Holdings& h) {
   for (const auto& [reason, bytes] : h.kept) kept[std::string(ToText(reason))] = bytes;
   return {{"own_device_bytes", h.own_device},
           {"own_device_resident_bytes", h.own_device_resident},
+          {"user_bytes", h.user},
+          {"user_resident_bytes", h.user_resident},
           {"imported_bytes", h.imported},
           {"host_bytes", h.host},
           {"async_bytes", h.async},

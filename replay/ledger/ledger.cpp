@@ -15,12 +15,27 @@ std::uint32_t ThreadId() {
   return id;
 }
 
+// No plan depends on these: host memory, pools, the driver's own cuMemAlloc memory, and what was seen in passing.
+struct IsOnlyCounted {
+  bool operator()(const LegacyAllocated& e) const { return !e.backing; }
+  template <class Kind>
+  bool operator()(const Kind&) const {
+    return std::is_same_v<Kind, HostAllocated> || std::is_same_v<Kind, HostFreed> || std::is_same_v<Kind, AsyncAllocated> ||
+           std::is_same_v<Kind, AsyncFreed> || std::is_same_v<Kind, Deregistered> ||
+           std::is_same_v<Kind, MulticastDeviceAdded> || std::is_same_v<Kind, MulticastUnbound>;
+  }
+};
+
 }  // namespace
 
 void Ledger::Record(EventBody body) {
   const bool broken_before = !state_.broken.empty();
   const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
   if (const Status applied = Apply(state_, event); !applied.ok()) {
+    if (std::visit(IsOnlyCounted{}, static_cast<const EventVariant&>(event.body))) {
+      ++dropped_events_;
+      return Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + applied.message(), 0});
+    }
     // The event happened, but the state cannot follow it: its text becomes the reason why the session is broken.
     if (!std::holds_alternative<SessionBroken>(event.body))
       Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));

@@ -32,7 +32,8 @@ class Ledger {
 
   // All below: with the lock held.
   // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), and the next pause
-  // reports it. Nothing is appended after the event that broke the session.
+  // reports it. Nothing is appended after the event that broke the session. An event about memory that is only counted breaks
+  // nothing: when Apply refuses it, it is dropped and counted, and the journal says so.
   void Record(EventBody body);
   void Break(const std::string& reason);  // latches the reason why pauses are refused from now on
   // The entry of a table of the state that must be there. Null: it is not, and the session is broken.
@@ -47,6 +48,7 @@ class Ledger {
   // `holds` itself; when it is false the session is broken, and `otherwise` says what is wrong.
   bool Check(bool holds, std::string_view otherwise, std::source_location where = std::source_location::current());
   [[nodiscard]] Status Broken() const;  // what a caller gets after a failed check
+  [[nodiscard]] std::uint64_t dropped_events() const { return dropped_events_; }
   void SnapshotIfDue();
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
@@ -75,6 +77,7 @@ class Ledger {
   std::mutex export_mutex_;  // taken before the other
   State state_;
   std::uint64_t next_allocation_ = 1;
+  std::uint64_t dropped_events_ = 0;
   std::unique_ptr<JournalWriter> journal_;
   struct Backing {
     DriverHandle handle;

@@ -69,6 +69,7 @@ Status Get(wire::Outcome::Reader from) {
 
 void Put(wire::SharedItem::Builder to, const SharedItem& from) {
   to.setBytes(from.bytes);
+  to.setTag(static_cast<std::uint8_t>(from.tag));
   auto p = to.initProperties();
   p.setType(from.properties.type);
   p.setHandleTypes(from.properties.handle_types);
@@ -87,6 +88,7 @@ SharedItem Get(wire::SharedItem::Reader from) {
   auto p = from.getProperties();
   SharedItem to;
   to.bytes = from.getBytes();
+  to.tag = Known(from.getTag(), MemoryTag::kUserReleased);
   to.properties.type = p.getType();
   to.properties.handle_types = p.getHandleTypes();
   to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};

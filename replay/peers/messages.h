@@ -51,6 +51,7 @@ struct SharedItem {
   Bytes bytes = 0;
   AllocationProperties properties;
   std::optional<SharedPart> part;
+  MemoryTag tag{};
 };
 struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;

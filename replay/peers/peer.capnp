@@ -63,6 +63,7 @@ struct SharedItem {
   slab @2 :UInt64;       # not 0: a part of that allocation, which is imported by itself, and no descriptor
   slabSecret @3 :Data;
   offset @4 :UInt64;
+  tag @5 :UInt8;         # MemoryTag; without it NCCL's
 }
 
 struct Neighbourhood {

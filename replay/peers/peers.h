@@ -53,6 +53,7 @@ struct SharedAllocation {  // what an owner hands to an importer
   Bytes bytes = 0;
   AllocationProperties properties;
   std::optional<SharedPart> part;
+  MemoryTag tag{};
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"

@@ -3,8 +3,16 @@
 
 namespace amem {
 
+// Memory at an address that is known already was freed in a way that AMem does not see, and the old memory is gone.
 void Session::Note(EventBody event) {
   const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  if (const auto* host = std::get_if<HostAllocated>(&event)) {
+    if (state.host.contains(host->address)) ledger_.Record(HostFreed{host->address});
+  } else if (const auto* legacy = std::get_if<LegacyAllocated>(&event)) {
+    const auto known = state.legacy.find(legacy->address);
+    if (known != state.legacy.end() && !known->second.backing) ledger_.Record(LegacyFreed{legacy->address});
+  }
   ledger_.Record(std::move(event));
 }
 

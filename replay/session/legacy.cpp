@@ -77,9 +77,11 @@ void Session::OpenLegacyTo(DeviceOrdinal device) {
   }
 }
 
-Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
+Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site, bool for_application) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
+  if (TagOf(for_application) == MemoryTag::kUser)
+    return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return WrongCall("cuMemAlloc of zero bytes");
   const auto lock = ledger_.Lock();
   OpenLegacyTo(device);

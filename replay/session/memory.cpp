@@ -6,6 +6,11 @@
 
 namespace amem {
 
+MemoryTag Session::TagOf(bool for_application) const {
+  if (!for_application) return MemoryTag::kNccl;
+  return options_.user_memory == UserMemory::kKeep ? MemoryTag::kUser : MemoryTag::kUserReleased;
+}
+
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
                                      const CallSite& site, bool for_application) {
   const std::shared_lock gate(gate_);
@@ -23,9 +28,9 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
     lock = ledger_.Lock();
     id = ledger_.TakeAllocationId();
     ledger_.SetHandle(id, *handle);
-    ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}});
+    ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}, TagOf(for_application)});
   }
-  held_bytes_ += bytes;
+  if (TagOf(for_application) != MemoryTag::kUser) held_bytes_ += bytes;
   PrepareContents();
   RememberLastHandle(id);
   return id;

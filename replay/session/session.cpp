@@ -3,6 +3,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "replay/session/failures.h"
+
 namespace amem {
 
 Session::Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
@@ -104,9 +106,28 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
   return false;
 }
 
-void Session::SetGroup(std::int64_t group) {
+Result<AllocationProperties> Session::PausedAt(Address address) {
+  const Status none = NotOurs(fmt::format("{}: no memory of NCCL's is missing there", Hex(address.value)));
+  if (!paused()) return none;
+  const auto lock = ledger_.Lock();
+  const auto mapping = ledger_.state().MappingAt(address);
+  if (mapping == ledger_.state().mappings.end() || mapping->second.present) return none;
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping->second.allocation);
+  return a == nullptr || !a->own() ? Result<AllocationProperties>(none) : a->properties;
+}
+
+Status Session::SetGroup(std::int64_t group) {
+  if (group == this->group()) return {};
+  const std::unique_lock between_cycles(cycle_mutex_, std::try_to_lock);
+  if (!between_cycles.owns_lock() || paused()) {
+    return {Code::kRefused,
+            fmt::format("change the group to {}: refused, this process is paused, or about to be, together with "
+                        "its group; call ncclResume first",
+                        group)};
+  }
   peers_->SetGroup(group);
   Note(GroupChanged{group});
+  return {};
 }
 
 std::int64_t Session::group() {

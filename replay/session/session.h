@@ -50,7 +50,7 @@ class Session final : public PeerDelegate {
 
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
   // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
-  // about it; so it is never part of a slab.
+  // about it; so it is never part of a slab. It is tagged as the program's, and a pause does with it what SessionOptions say.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
                               bool for_application = false);
   Status Release(AllocationId allocation);
@@ -71,7 +71,8 @@ class Session final : public PeerDelegate {
   Result<AllocationId> Import(int descriptor, const CallSite& site);
 
   // cuMemAlloc and its IPC handles (64 bytes). Small requests share blocks of 2 MiB, as the driver's own do.
-  Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  // kUnsupported: AMem leaves it to the driver, because it is the program's and is kept.
+  Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site, bool for_application = false);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
   Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device,
@@ -99,9 +100,13 @@ class Session final : public PeerDelegate {
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
   // Held over a launch by NCCL: no pause begins meanwhile. Not owned: refused, memory is paused or about to be.
   [[nodiscard]] std::shared_lock<std::shared_mutex> EnterLaunch();
+  // Own memory that a pause took from under an address. kNotFound: none is missing there.
+  Result<AllocationProperties> PausedAt(Address address);
   // True when [address, address + bytes) touches memory that a pause took away.
   bool TouchesPaused(Address address, Bytes bytes);
-  void SetGroup(std::int64_t group);
+  // kRefused while paused or in a pause or resume, whose members are those of the group that began it; the same group again is
+  // no change, at any time.
+  Status SetGroup(std::int64_t group);
   [[nodiscard]] std::int64_t group();
 
   State CopyState();
@@ -142,6 +147,8 @@ class Session final : public PeerDelegate {
 
   Status Cycle(CycleKind kind);
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
+  [[nodiscard]] MemoryTag TagOf(bool for_application) const;
+  [[nodiscard]] std::uint64_t DroppedEvents();
   void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);

@@ -8,11 +8,13 @@
 namespace amem {
 
 enum class Layout : std::uint8_t { kDirect, kSlab };
+enum class UserMemory : std::uint8_t { kKeep, kRelease };
 
 struct SessionOptions {
-  Layout layout = Layout::kSlab;        // AMEM_LAYOUT=slab|direct
-  Bytes slab_bytes = Bytes{256} << 20;  // AMEM_SLAB_MB: the largest slab; a power of two of at least 2 MiB
-  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
+  Layout layout = Layout::kSlab;               // AMEM_LAYOUT=slab|direct
+  Bytes slab_bytes = Bytes{256} << 20;         // AMEM_SLAB_MB: the largest slab; a power of two of at least 2 MiB
+  UserMemory user_memory = UserMemory::kKeep;  // AMEM_USER_MEMORY=keep|release: what a pause does with ncclMemAlloc memory
+  Bytes pinned_bytes = Bytes{4} << 30;         // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
 };
 
 }  // namespace amem

@@ -66,7 +66,7 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
     }
     const auto lock = ledger_.Lock();
     ledger_.SetHandle(as, *handle);
-    ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}});
+    ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}, shared->tag});
   }
   RememberLastHandle(as);
   return as;
@@ -99,7 +99,7 @@ Result<SharedAllocation> Session::Resolve(const Token& token) {
                   fmt::format("{} is paused at its owner, {}; call ncclResume there", ToText(token.allocation), self),
                   cuda::kIllegalState};
   }
-  SharedAllocation shared{{}, a.bytes, a.properties, {}};
+  SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag};
   if (!a.slab) return shared;
   const bool first = !secrets_.contains(a.slab);
   auto slab_secret = SecretOf(a.slab);
@@ -143,7 +143,7 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound,
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
-  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}};
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag};
   // The memory stays until every member has voted on this phase, and the member that asks has not.
   lock.unlock();
   auto descriptor = ExportWhole(request.allocation);

@@ -79,6 +79,23 @@ json ByPeer(const State& state) {
   return out;
 }
 
+// Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
+json ByTag(const State& state, const Holdings& held) {
+  Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.own() || !a.on_device() || a.multicast || a.placed() || WhyKept(a) == KeepReason::kNone) continue;
+    all_kept += a.bytes;
+    if (a.tag != MemoryTag::kNccl) user_kept += a.bytes;
+  }
+  const auto figures = [](Bytes bytes, Bytes resident, Bytes kept) {
+    return json{{"bytes", bytes}, {"released_bytes", bytes - std::min(bytes, resident)}, {"kept_bytes", kept}};
+  };
+  const Bytes nccl_resident = held.own_device_resident - held.user_resident;
+  const Bytes nccl_legacy = held.legacy_kept - held.legacy_user;
+  return {{"nccl", figures(held.own_device - held.user + nccl_legacy, nccl_resident + nccl_legacy, all_kept - user_kept)},
+          {"user", figures(held.user + held.legacy_user, held.user_resident + held.legacy_user, user_kept)}};
+}
+
 std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
 
 std::string ForPeople(CycleKind kind, const CycleReport& report) {
@@ -96,6 +113,11 @@ std::string ForPeople(CycleKind kind, const CycleReport& report) {
 
 }  // namespace
 
+std::uint64_t Session::DroppedEvents() {
+  const auto lock = ledger_.Lock();
+  return ledger_.dropped_events();
+}
+
 std::string Session::StatisticsText() {
   const State state = CopyState();
   const Holdings held = Measure(state);
@@ -105,6 +127,9 @@ std::string Session::StatisticsText() {
                       held.own_count, Mebibytes(held.own_device_resident));
   text += fmt::format("  imported from peers  {} in {} allocations\n", Mebibytes(held.imported), held.imported_count);
   text += fmt::format("  NCCL's host memory   {}\n", Mebibytes(held.host));
+  if (held.user != 0)
+    text += fmt::format("  of the program       {} (ncclMemAlloc), {} of it on the device now\n", Mebibytes(held.user),
+                        Mebibytes(held.user_resident));
   for (const auto& [reason, bytes] : held.kept)
     text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
@@ -148,6 +173,7 @@ std::string Session::StatisticsJson() {
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
               {"kept_bytes", kept},
+              {"tags", ByTag(state, held)},
               {"legacy_kept_bytes", held.legacy_kept},
               {"pool_bytes", held.async},
               {"host_bytes", held.host},
@@ -158,7 +184,8 @@ std::string Session::StatisticsJson() {
               {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},
               {"peers", ByPeer(state)},
-              {"events", events}};
+              {"events", events},
+              {"dropped_events", DroppedEvents()}};
   const auto lock = ledger_.Lock();
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
   return out.dump();

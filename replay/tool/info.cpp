@@ -81,6 +81,7 @@ std::string Memory(const State& state) {
   if (h.host != 0) text += ", pinned host " + FormatBytes(h.host);
   if (h.async != 0) text += ", pools " + FormatBytes(h.async);
   if (h.legacy_kept != 0) text += ", cuMemAlloc kept " + FormatBytes(h.legacy_kept);
+  if (h.user != 0) text += ", of the program (ncclMemAlloc) " + FormatBytes(h.user);
   for (const auto& [reason, bytes] : h.kept) {
     if (reason != KeepReason::kNone) text += fmt::format(", stays ({}) {}", ToText(reason), FormatBytes(bytes));
   }

@@ -37,6 +37,9 @@ void PrintHoldings(Output& out, const State& state) {
   out << "           imported " << Grouped(h.imported_count) << " allocations " << FormatBytes(h.imported) << ", pinned host "
       << FormatBytes(h.host) << ", pools " << FormatBytes(h.async) << ", cuMemAlloc kept " << FormatBytes(h.legacy_kept)
       << "\n";
+  if (h.user != 0)
+    out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", on the device now "
+        << FormatBytes(h.user_resident) << "\n";
   for (const auto& [reason, bytes] : h.kept) {
     if (reason != KeepReason::kNone) {
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";

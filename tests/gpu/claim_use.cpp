@@ -2,7 +2,9 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "tests/gpu/claims.h"
@@ -115,6 +117,55 @@ void UserMemory(Rank& rank) {
   rank.nccl.Check(rank.nccl.MemFree(memory), "ncclMemFree");
   Cycle(rank, work, "with user memory freed");
   ExpectSame(work, work.Verify(world), reference, "with user memory freed");
+  work.Destroy(world);
+}
+
+// The program uses its own memory while NCCL is paused, frees some of it, and destroys a communicator.
+void WhilePaused(Rank& rank) {
+  if (rank.nccl.MemAlloc == nullptr || rank.nccl.MemFree == nullptr) throw Skip("this libnccl has no ncclMemAlloc");
+  const Cuda& cuda = Cuda::Get();
+  const char* policy = std::getenv("AMEM_USER_MEMORY");
+  const bool kept = policy == nullptr || std::string_view(policy) != "release";
+  Workload work = MakeWorkload(rank);
+  const Lane& lane = work.lanes()[0];
+  Communicator world = work.Create("world", World(rank)), second = work.Create("second", World(rank));
+  const auto reference = work.Verify(world);
+  ExpectSame(work, work.Verify(second), reference, "on the second communicator");
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  void *used = nullptr, *freed = nullptr;
+  rank.nccl.Check(rank.nccl.MemAlloc(&used, kBytes), "ncclMemAlloc of 32 MiB");
+  rank.nccl.Check(rank.nccl.MemAlloc(&freed, kBytes), "ncclMemAlloc of 32 MiB more");
+  const auto address = reinterpret_cast<CUdeviceptr>(used);
+  const auto fill = [&](unsigned char value, const std::string& when) {
+    cuda.Check(cuda.MemsetD8Async(address, value, kBytes, lane.stream), "filling user memory " + when);
+    work.Wait("filling user memory " + when);
+  };
+  const auto expect = [&](unsigned char value, const std::string& when) {
+    cuda.Check(cuda.MemcpyDtoHAsync(lane.host, address + kBytes - 4096, 4096, lane.stream), "reading user memory " + when);
+    work.Wait("reading user memory " + when);
+    const auto* bytes = static_cast<const unsigned char*>(lane.host);
+    rank.Expect(std::all_of(bytes, bytes + 4096, [&](unsigned char byte) { return byte == value; }),
+                "user memory is not what was written " + when);
+  };
+  fill(0x11, "before the pause");
+  rank.child.Barrier("before the pause");
+  rank.Pause();
+  rank.child.Barrier("all paused");
+  if (kept) {
+    expect(0x11, "while paused");
+    fill(0x22, "while paused");
+    expect(0x22, "while paused");
+  }
+  rank.nccl.Check(rank.nccl.MemFree(freed), "ncclMemFree while paused");
+  work.Destroy(second);
+  rank.child.Barrier("freed");
+  rank.Resume();
+  rank.child.Barrier("all resumed");
+  expect(kept ? 0x22 : 0x11, "after the resume");
+  ExpectSame(work, work.Verify(world), reference, "after the resume");
+  rank.nccl.Check(rank.nccl.MemFree(used), "ncclMemFree after the resume");
+  Cycle(rank, work, "once more");
+  ExpectSame(work, work.Verify(world), reference, "one cycle later");
   work.Destroy(world);
 }
 

@@ -80,6 +80,7 @@ Json Stats(const Rank& rank);  // null: the library offers none
 // claim_use.cpp: what a program may do before, during and after a pause
 void Communicators(Rank& rank);
 void UserMemory(Rank& rank);
+void WhilePaused(Rank& rank);
 void RefusedWhilePaused(Rank& rank);
 void Idempotent(Rank& rank);
 void BeforeAnyCommunicator(Rank& rank);

@@ -173,6 +173,47 @@ TEST(EndToEnd, a_communicator_destroyed_while_paused_leaves_nothing_behind) {
   }
 }
 
+// ---- memory of the program ---------------------------------------------------------------------------------------------
+
+TEST(UserMemory, is_used_by_the_program_while_nccl_is_paused) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks = job.Run(2, {"cuda",  "load",    "init", "malloc", "reduce",  "write",  "barrier", "pause",  "barrier",
+                                   "read",  "write",   "read", "bytes",  "barrier", "resume", "read",    "reduce", "barrier",
+                                   "pause", "barrier", "free", "bytes",  "barrier", "resume", "reduce"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.status, 0) << All(ranks);
+      for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(rank.Said("read", nth), "as written") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 0), std::to_string(2 << 20)) << "NCCL's is gone\n" << All(ranks);
+      EXPECT_EQ(rank.Said("free"), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 1), "0") << All(ranks);
+      for (int nth = 1; nth < 3; ++nth) EXPECT_EQ(rank.Said("reduce", nth), ranks[0].Said("reduce")) << All(ranks);
+    }
+  }
+}
+
+TEST(UserMemory, that_is_to_be_released_comes_back_as_it_was_and_is_freed_while_paused) {
+  for (const char* cumem : {"1", "0"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    job.environment["AMEM_USER_MEMORY"] = "release";
+    const auto ranks = job.Run(
+        2, {"cuda",   "load", "init",    "malloc", "reduce",  "write", "barrier", "pause",  "barrier", "bytes",   "barrier",
+            "resume", "read", "barrier", "pause",  "barrier", "free",  "barrier", "resume", "reduce",  "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.status, 0) << All(ranks);
+      EXPECT_EQ(rank.Said("bytes"), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("read"), "as written") << All(ranks);
+      EXPECT_EQ(rank.Said("free") + rank.Said("resume", 1), "00") << All(ranks);
+      EXPECT_EQ(rank.Said("reduce", 1), ranks[0].Said("reduce")) << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
 // ---- attaching ---------------------------------------------------------------------------------------------------------
 
 TEST(Attach, after_the_first_driver_call_is_too_late_and_says_what_to_do) {

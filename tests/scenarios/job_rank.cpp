@@ -147,9 +147,28 @@ std::string Stats() {
   return code == 0 ? std::string(text.data()) : WithReason(code);
 }
 
+constexpr std::size_t kTensor = std::size_t{2} << 20;
+unsigned char* g_tensor = nullptr;  // of ncclMemAlloc
+
 std::string Malloc() {
   void* pointer = nullptr;
-  return std::to_string(Function<int(void**, std::size_t)>("ncclMemAlloc")(&pointer, std::size_t{2} << 20));
+  const int result = Function<int(void**, std::size_t)>("ncclMemAlloc")(&pointer, kTensor);
+  g_tensor = static_cast<unsigned char*>(pointer);
+  return std::to_string(result);
+}
+std::string Free() { return std::to_string(Function<int(void*)>("ncclMemFree")(g_tensor)); }
+// As a kernel of the program: it writes other bytes each time, or reads what was written last.
+std::size_t g_writes = 0;
+unsigned char Written(std::size_t at) { return static_cast<unsigned char>((at * 31 >> 3) + g_writes); }
+std::string Write() {
+  ++g_writes;
+  for (std::size_t i = 0; i < kTensor; ++i) g_tensor[i] = Written(i);
+  return "0";
+}
+std::string Read() {
+  for (std::size_t i = 0; i < kTensor; ++i)
+    if (g_tensor[i] != Written(i)) return "byte " + std::to_string(i) + " differs";
+  return "as written";
 }
 
 // A forked child calls ncclPause. AMem does nothing in it and says so.
@@ -225,11 +244,30 @@ std::string Die() {
 }
 
 const std::map<std::string, std::function<std::string()>> kCommands = {
-    {"cuda", StartCuda},  {"load", LoadNccl},         {"attach", Attach},         {"init", Init},         {"reduce", Reduce},
-    {"barrier", Barrier}, {"bytes", BytesInUse},      {"gone", BytesGone},        {"stats", Stats},       {"malloc", Malloc},
-    {"fork", Fork},       {"foreign", ImportForeign}, {"drivers", ImportDrivers}, {"destroy", Destroy},   {"pause", Pause},
-    {"resume", Resume},   {"memstats", PrintStats},   {"group", Group},           {"dlsym", OthersDlsym}, {"die", Die},
+    {"cuda", StartCuda},
+    {"load", LoadNccl},
+    {"attach", Attach},
+    {"init", Init},
+    {"reduce", Reduce},
+    {"barrier", Barrier},
+    {"bytes", BytesInUse},
+    {"gone", BytesGone},
+    {"stats", Stats},
+    {"malloc", Malloc},
+    {"fork", Fork},
+    {"foreign", ImportForeign},
+    {"drivers", ImportDrivers},
+    {"destroy", Destroy},
+    {"pause", Pause},
+    {"resume", Resume},
+    {"memstats", PrintStats},
+    {"group", Group},
+    {"dlsym", OthersDlsym},
+    {"die", Die},
     {"trim", Trim},
+    {"free", Free},
+    {"write", Write},
+    {"read", Read},
 };
 
 }  // namespace

@@ -92,6 +92,48 @@ TEST(Apply, a_registered_buffer_is_kept_and_named) {
   EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kNone);
 }
 
+TEST(Apply, a_registration_that_is_repeated_with_more_bytes_keeps_what_it_reaches_then) {
+  Folding f;
+  const AllocationId first = f.Allocate(kA), second = f.Allocate(kA + k2M);
+  const auto registrations = [&] {
+    return std::pair(f.state.allocations.at(first).registrations, f.state.allocations.at(second).registrations);
+  };
+  f.Ok(Registered{kA + kMiB, 4096, "ibv_reg_mr"});
+  EXPECT_EQ(registrations(), std::pair(1U, 0U));
+  f.Ok(Registered{kA + kMiB, k2M, "ibv_reg_mr"});
+  EXPECT_EQ(registrations(), std::pair(1U, 1U));
+  f.Ok(Deregistered{kA + kMiB, k2M});
+  EXPECT_EQ(registrations(), std::pair(1U, 1U)) << "which of the two is gone is not known";
+  f.Ok(Deregistered{kA + kMiB, 4096});
+  EXPECT_EQ(registrations(), std::pair(0U, 0U));
+}
+
+TEST(Apply, a_multicast_object_of_a_peer_is_known_by_its_use) {
+  Folding f;
+  const AllocationId own = f.Allocate(kA), object{f.state.next_allocation};
+  f.Ok(Imported{object, {kPeer, AllocationId{6}}, k2M, {}, 1, {}, {}, {}});
+  f.Ok(MulticastBound{object, 0, own, 0, k2M, {}});
+  EXPECT_EQ(WhyKept(f.state.allocations.at(own)), KeepReason::kMulticast);
+  f.Ok(MulticastUnbound{object, DeviceOrdinal{0}, 0, k2M});
+  EXPECT_EQ(WhyKept(f.state.allocations.at(own)), KeepReason::kNone);
+  EXPECT_TRUE(f.state.multicasts.empty()) << "a snapshot could not tell of it";
+  f.Ok(MulticastDeviceAdded{object, DeviceOrdinal{1}});
+  EXPECT_EQ(f.state.multicasts.at(object).added, std::vector{DeviceOrdinal{1}});
+  f.Ok(AllocationReleased{object});
+  EXPECT_TRUE(f.state.multicasts.empty());
+  f.Refused(MulticastBound{own, 0, own, 0, k2M, {}}, "it does not exist");
+}
+
+// The driver has made it when the event comes, and a pause of another thread may have begun in between.
+TEST(Apply, a_multicast_object_may_come_at_any_time) {
+  Folding f;
+  f.Allocate(kA);
+  f.Pause();
+  f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
+  f.Resume();
+  EXPECT_TRUE(f.state.multicasts.contains(AllocationId{9}));
+}
+
 TEST(Apply, a_part_that_a_peer_imported_leaves_dirt_behind) {
   for (const bool imported : {false, true}) {
     Folding f;
@@ -153,6 +195,8 @@ TEST(Apply, the_same_events_give_the_same_digest_and_another_event_another) {
   EXPECT_EQ(Digest(f.state), Digest(g.state));
   g.Allocate(kB);
   EXPECT_NE(Digest(f.state), Digest(g.state));
+  f.Allocate(kB, k2M, 0, MemoryTag::kUser);
+  EXPECT_NE(Digest(f.state), Digest(g.state)) << "whose memory it is";
 }
 
 // Replays of recorded journals compare digests, so they are the same for ever.

@@ -38,20 +38,20 @@ class Folding {
   }
 
   // As NCCL does it: create, reserve, map, access.
-  AllocationId Allocate(Address address, Bytes bytes = k2M, int device = 0) {
+  AllocationId Allocate(Address address, Bytes bytes = k2M, int device = 0, MemoryTag tag = MemoryTag::kNccl) {
     const AllocationId id{state.next_allocation};
     AllocationProperties properties;
     properties.handle_types = 1;
     properties.location = {LocationType::kDevice, device};
-    Ok(AllocationCreated{id, bytes, properties, 0, {}, {}, {}});
+    Ok(AllocationCreated{id, bytes, properties, 0, {}, {}, {}, tag});
     Place(id, address, bytes, device);
     return id;
   }
-  AllocationId Import(Address address, RemoteAllocation remote, Bytes bytes = k2M) {
+  AllocationId Import(Address address, RemoteAllocation remote, Bytes bytes = k2M, MemoryTag tag = MemoryTag::kNccl) {
     const AllocationId id{state.next_allocation};
     AllocationProperties properties;
     properties.location = {LocationType::kDevice, 1};
-    Ok(Imported{id, remote, bytes, properties, 1, {}, {}, {}});
+    Ok(Imported{id, remote, bytes, properties, 1, {}, {}, {}, tag});
     Place(id, address, bytes, 0);
     return id;
   }

@@ -68,6 +68,56 @@ TEST(Plan, host_memory_and_registered_memory_stay) {
   f.Resume();
 }
 
+TEST(Plan, memory_of_the_program_stays_with_its_owner_and_its_importers_unless_it_is_to_be_released) {
+  for (const MemoryTag tag : {MemoryTag::kUser, MemoryTag::kUserReleased}) {
+    Folding f;
+    const bool stays = tag == MemoryTag::kUser;
+    const AllocationId own = f.Allocate(kA, k2M, 0, tag), imported = f.Import(kB, {kPeer, AllocationId{5}}, k2M, tag);
+    const AllocationId nccl = f.Allocate(kC, 4 * kMiB);
+    f.Pause();
+    for (const auto& [id, address] : {std::pair{own, kA}, {imported, kB}}) {
+      EXPECT_EQ(f.state.allocations.at(id).resident, stays) << ToText(tag);
+      EXPECT_EQ(f.state.mappings.at(address).accessible, stays) << ToText(tag);
+    }
+    EXPECT_FALSE(f.state.allocations.at(nccl).resident);
+    const Holdings held = Measure(f.state);
+    EXPECT_EQ(held.user, k2M);
+    EXPECT_EQ(held.user_resident, stays ? k2M : 0);
+    EXPECT_EQ(held.own_device_resident, held.user_resident);
+    EXPECT_EQ(held.kept, (stays ? std::map<KeepReason, Bytes>{{KeepReason::kUser, k2M}} : std::map<KeepReason, Bytes>{}));
+    f.Resume();
+    f.Free(own, kA);
+  }
+}
+
+// The undo of a pause drops imports whose owners may have made their memory anew; the program's never moves.
+TEST(Plan, an_undo_leaves_the_imported_memory_of_a_program_where_it_is) {
+  Folding f;
+  const AllocationId nccl = f.Import(kA, {kPeer, AllocationId{5}});
+  const AllocationId user = f.Import(kB, {kPeer, AllocationId{6}}, k2M, MemoryTag::kUser);
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  f.Ok(PhaseBegun{PhaseKind::kPauseReleaseOwn});
+  for (const PlannedPhase& phase : PlanResume(f.state).phases) {
+    for (const Step& step : phase.steps) EXPECT_NE(step.allocation, user) << ToText(step);
+  }
+  EXPECT_EQ(Steps(PlanResume(f.state)), 6U) << "unmap, release, import, map and set access of " << ToText(nccl) << ", verify";
+}
+
+TEST(Plan, what_stands_in_for_lost_memory_lies_on_a_device_that_the_process_uses) {
+  Folding f;
+  f.Allocate(kA, k2M, 1);
+  f.Ok(PeerConnected{kPeer, "host", 7, 0, 1});
+  const AllocationId orphan = f.Import(kB, {kPeer, AllocationId{5}});
+  f.Ok(AccessSet{kB, k2M, {{{LocationType::kDevice, 1}, 3}, {{LocationType::kDevice, 2}, 3}}, {}});
+  f.Pause();
+  f.Ok(PeerLost{kPeer, kPeerDied});
+  const PlannedPhase import = Phase(PlanResume(f.state), PhaseKind::kResumeImport);
+  ASSERT_FALSE(import.steps.empty());
+  EXPECT_EQ(import.steps[0].kind, StepKind::kCreate);
+  EXPECT_EQ(import.steps[0].allocation, orphan);
+  EXPECT_EQ(import.steps[0].device, DeviceOrdinal{1}) << "not device 0, where it would open a context";
+}
+
 TEST(Plan, an_allocation_that_is_mapped_twice_comes_back_at_both_places) {
   Folding f;
   const AllocationId id = f.Allocate(kA);

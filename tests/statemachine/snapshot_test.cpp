@@ -33,6 +33,12 @@ TEST(Snapshot, equals_the_state_it_was_taken_from) {
   f.Ok(LegacyAllocated{kA, 512, id, 0, "", {}});
   f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
   f.Ok(MulticastDeviceAdded{AllocationId{9}, DeviceOrdinal{0}});
+  const Address far{0x7f0010000000};
+  f.Allocate(far, k2M, 0, MemoryTag::kUser);
+  const AllocationId object{f.state.next_allocation};  // a multicast object that a peer made
+  f.Ok(Imported{object, {kPeer, AllocationId{6}}, k2M, {}, 1, {}, {}, {}, MemoryTag::kUserReleased});
+  f.Ok(MulticastDeviceAdded{object, DeviceOrdinal{0}});
+  f.Ok(MulticastBound{object, 0, id, 0, k2M, {}});
   f.Ok(PassedThrough{"cuMemSomething", "", 0});
   const auto snapshot = ToSnapshotEvents(f.state);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();

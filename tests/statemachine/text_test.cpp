@@ -54,6 +54,8 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
        "range reserved 0x7f00 1 MiB aligned to 4 KiB asked at 0x10 of allocation 4 in its slab at +12,+34"},
       {AllocationCreated{AllocationId{4}, kMiB, properties, 0, {}, {}, {}},
        "allocation 4 created, 1 MiB on device 3, handle types 0x1, GPUDirect RDMA, compression 1, usage 0x2"},
+      {AllocationCreated{AllocationId{4}, kMiB, {}, 0, {}, {{0x12, 0, 0, 0, 0}}, {}, MemoryTag::kUser},
+       "allocation 4 created, 1 MiB on location type 0 for the program (ncclMemAlloc) at +12"},
       {AllocationRetained{AllocationId{4}, Address{0x7f00}}, "allocation 4 retained by address 0x7f00"},
       {AllocationReleased{AllocationId{4}}, "allocation 4 released"},
       {Unmapped{Address{0x7f00}, kMiB, {}}, "unmapped 0x7f00 1 MiB"},

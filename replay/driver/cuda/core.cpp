@@ -111,6 +111,17 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
   return Failure(result, "cuStreamCreate" + of);
 }
 
+Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
+  AMEM_TRY(Initialise());
+  CUdevice known = 0;
+  unsigned flags = 0;
+  int active = 0;
+  CUresult result = calls.device_get(&known, device.value);
+  if (result == CUDA_SUCCESS) result = calls.primary_state(known, &flags, &active);
+  if (result == CUDA_SUCCESS) return active != 0;
+  return Failure(result, fmt::format("cuDevicePrimaryCtxGetState device {}", device.value));
+}
+
 Result<CUcontext> CudaDriver::Core::AnyContext() {
   const auto count = Devices();
   if (!count.ok()) return count.status();

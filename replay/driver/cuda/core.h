@@ -91,6 +91,8 @@ class CudaDriver::Core {
   };
   // The device with context and stream, made at first need.
   Result<Device> Open(DeviceOrdinal device);
+  // Whether this process has a primary context on the device; none is made.
+  Result<bool> HasContext(DeviceOrdinal device);
   // Some context for calls that need any: the thread's own, else one that exists already, else the first device's.
   Result<CUcontext> AnyContext();
 

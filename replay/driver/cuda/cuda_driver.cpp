@@ -204,6 +204,9 @@ std::string CudaDriver::Version() {
 }
 
 Status CudaDriver::Synchronize(DeviceOrdinal device) {
+  const auto active = core_->HasContext(device);
+  if (!active.ok()) return active.status();
+  if (!*active) return {};  // nothing of this process runs there, and a context would stay there for good
   const auto opened = core_->Open(device);
   if (!opened.ok()) return opened.status();
   const std::string tried = "cuCtxSynchronize " + OfDevice(device);

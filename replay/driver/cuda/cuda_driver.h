@@ -45,6 +45,7 @@ class CudaDriver final : public Driver {
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say
+  // Does nothing on a device on which this process has no primary context.
   // kRefused, with 900: a capture is running. One on a stream that waits for the legacy stream is found first and goes on; one
   // on a non-blocking stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device) override;

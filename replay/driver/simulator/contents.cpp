@@ -91,6 +91,7 @@ Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> c
   };
   if (const int result = Enter(call)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  OpenContext(device);
   const std::lock_guard lock(mutex_);
   for (; at != copies.data() + copies.size(); ++at) {
     if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
@@ -137,6 +138,7 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  OpenContext(device);
   const std::lock_guard finishing(finishing_);
   std::vector<Copy> copies;
   {

@@ -40,6 +40,7 @@ Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Ext
   if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
+  OpenContext(device);
   const std::lock_guard lock(mutex_);
   const auto queued = queued_.find(device);
   if (queued != queued_.end() && std::any_of(queued->second.begin(), queued->second.end(),

@@ -123,8 +123,14 @@ Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
   if (const int result = Enter(kMemory)) return fail(result, WhyNotEntered());
   const std::int32_t world_device = WorldDevice(device.value);
   if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  OpenContext(device);
   const Bytes total = world_->capacity(), used = world_->InUse(world_device);
   return MemoryInfo{.free = total - std::min(total, used), .total = total};
+}
+
+void Simulator::OpenContext(DeviceOrdinal device) {
+  const std::lock_guard lock(mutex_);
+  contexts_.insert(device);
 }
 
 Result<int> Simulator::DeviceCount() {

@@ -17,6 +17,7 @@
 //   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
+//   * what needs a context (copies, how much memory is free) opens one on its device for good; Synchronize opens none
 // Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
 //
 // Thread-safe. In a forked child every call answers NOT_INITIALIZED (3), as CUDA's do.
@@ -31,6 +32,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -139,6 +141,8 @@ class Simulator final : public Driver {
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;  // on that device, by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;
+  // The devices on which calls needed a context, so that the real driver would hold one there from then on.
+  [[nodiscard]] std::set<DeviceOrdinal> ContextsOpened() const;
   [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // so far, those that failed counted in
   [[nodiscard]] const std::shared_ptr<SimulatorWorld>& world() const { return world_; }
 
@@ -204,6 +208,7 @@ class Simulator final : public Driver {
   Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint);
   static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
+  void OpenContext(DeviceOrdinal device);
   Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
@@ -222,6 +227,7 @@ class Simulator final : public Driver {
   std::map<Address, Bytes> ranges_;
   Mappings mappings_;
   std::map<DeviceOrdinal, std::vector<Copy>> queued_;
+  std::set<DeviceOrdinal> contexts_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;
 

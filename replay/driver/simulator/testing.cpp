@@ -95,6 +95,11 @@ std::size_t Simulator::IndexOf(std::string_view call) {
   return static_cast<std::size_t>(std::find(kCalls.begin(), kCalls.end(), call) - kCalls.begin());
 }
 
+std::set<DeviceOrdinal> Simulator::ContextsOpened() const {
+  const std::lock_guard lock(mutex_);
+  return contexts_;
+}
+
 std::uint64_t Simulator::Calls(std::string_view call) const {
   const std::size_t index = IndexOf(call);
   return index == kCalls.size() ? 0 : counts_[index].load();

@@ -86,7 +86,7 @@ function roundBytes(span, most) {  // powers of two: 1, 2, 4 of their unit
 
 const CLASSES = [
   { name: 'own', label: 'Own', hint: 'own device memory that a pause gives back' },
-  { name: 'kept', label: 'Own, stays', hint: 'own device memory that a pause leaves in place: registered or multicast' },
+  { name: 'kept', label: 'Own, stays', hint: 'own device memory that a pause leaves in place: registered, multicast, or the program\u2019s own' },
   { name: 'imported', label: 'Imported', hint: 'memory of peers, mapped here; it occupies the peer\u2019s device' },
   { name: 'host', label: 'Pinned host', hint: 'pinned host memory' },
   { name: 'pool', label: 'Pools', hint: 'memory of the driver\u2019s asynchronous pools' },

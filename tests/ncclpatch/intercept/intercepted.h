@@ -43,6 +43,13 @@ class Intercepted : public ::testing::Test {
     EXPECT_TRUE(session().CopyState().broken.empty()) << session().CopyState().broken;
   }
 
+  static void* AllocateAnother() {
+    void* memory = nullptr;
+    EXPECT_EQ(nccl_alloc_(&memory, kBytes), 0);
+    return memory;
+  }
+  static int Free(void* memory) { return nccl_free_(memory); }
+
   static Session& session() { return *Runtime::Get().started(); }
   [[nodiscard]] CUdeviceptr memory() const { return reinterpret_cast<CUdeviceptr>(memory_); }
   [[nodiscard]] Allocation AllocationOfMemory() const {
@@ -79,6 +86,7 @@ class Intercepted : public ::testing::Test {
     std::atexit([] { std::filesystem::remove_all(directory); });  // after the session, which is closed by a later atexit
     setenv("AMEM_JOURNAL_DIR", directory.c_str(), 1);
     setenv("AMEM_LOG", "off", 1);
+    setenv("AMEM_USER_MEMORY", "release", 1);
     driver_ = dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     void* nccl = dlopen(AMEM_STAND_INS "/libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
     if (driver_ == nullptr || nccl == nullptr) return false;

@@ -96,6 +96,14 @@ TEST(Options, disabled_ignores_all_other_mistakes) {
   EXPECT_FALSE(options->enable);
 }
 
+TEST(Options, memory_of_the_program_is_kept_unless_it_is_to_be_released) {
+  EXPECT_EQ(Parse({})->user_memory, UserMemory::kKeep);
+  EXPECT_EQ(Parse({{"AMEM_USER_MEMORY", "keep"}})->user_memory, UserMemory::kKeep);
+  EXPECT_EQ(Parse({{"AMEM_USER_MEMORY", "release"}})->user_memory, UserMemory::kRelease);
+  const Status unknown = Parse({{"AMEM_USER_MEMORY", "yes"}}).status();
+  EXPECT_EQ(unknown.message(), "AMEM_USER_MEMORY=yes is not understood; known: keep, release");
+}
+
 TEST(Options, the_rank_comes_from_the_first_launcher_that_says_it) {
   EXPECT_EQ(Parse({{"SLURM_PROCID", "3"}, {"PMI_RANK", "4"}})->rank, 3);
   EXPECT_EQ(Parse({{"RANK", "x"}})->rank, -1);

@@ -605,6 +605,20 @@ TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_on_a_non_blocking_str
   }
 }
 
+TEST(CudaDriver, waiting_for_a_device_without_a_context_opens_none) {
+  const auto driver = LoadFake();
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  constexpr DeviceOrdinal kOther{1};
+  const auto contexts = reinterpret_cast<decltype(&stand_in_cuda_contexts)>(dlsym(FakeLibrary(), "stand_in_cuda_contexts"));
+  ASSERT_TRUE((*driver)->DeviceCount().ok());
+  const std::uint64_t before = contexts(kOther.value);
+  ASSERT_OK((*driver)->Synchronize(kOther));
+  EXPECT_EQ(contexts(kOther.value), before);
+  ASSERT_TRUE((*driver)->Memory(kOther).ok());
+  EXPECT_EQ(contexts(kOther.value), before + 1) << "this needs one";
+  EXPECT_RESULT((*driver)->Synchronize(DeviceOrdinal{2}), CUDA_ERROR_INVALID_DEVICE);
+}
+
 TEST(CudaDriver, a_driver_without_the_entry_point_is_refused_with_what_to_do) {
   const auto refused = CudaDriver::Load([](const char*) -> void* { return nullptr; });
   ASSERT_FALSE(refused.ok());

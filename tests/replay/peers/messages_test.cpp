@@ -20,7 +20,7 @@ std::vector<Message> OneOfEach() {
       {3, FailureMessage{{Code::kDriver, "what", 304}}},
       {4, ImportMessage{AllocationId{9}, token}},
       {5, ReimportMessage{{{AllocationId{1}, AllocationId{2}}, {AllocationId{3}, AllocationId{4}}}}},
-      {6, SharedMessage{{{4096, properties}, {1, {}}}}},
+      {6, SharedMessage{{{4096, properties, {}, MemoryTag::kUserReleased}, {1, {}}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AskNeighboursMessage{}},
       {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}, Who(5)}},
@@ -57,6 +57,7 @@ TEST(PeerMessages, fields_are_where_they_belong) {
   EXPECT_EQ(vote.status, (Status{Code::kOutOfMemory, "no", 2}));
   auto shared = std::get<SharedMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[5]))->body);
   EXPECT_EQ(shared.items[0].bytes, 4096u);
+  EXPECT_EQ(shared.items[0].tag, MemoryTag::kUserReleased);
   EXPECT_EQ(shared.items[0].properties, (AllocationProperties{1, 9, {LocationType::kHostNuma, 2}, 1, 1, 77, 5}));
   auto neighbourhood = std::get<NeighbourhoodMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[8]))->body);
   EXPECT_EQ(neighbourhood.self, Who(1));

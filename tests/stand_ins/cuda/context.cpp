@@ -139,7 +139,7 @@ CUDA_CALL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device)
   if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
   const std::lock_guard lock(stand_in->mutex);
   *context = stand_in->primary[static_cast<std::size_t>(device)].get();
-  ++(*context)->retained;
+  if ((*context)->retained++ == 0) ++(*context)->made;
   return CUDA_SUCCESS;
 }
 

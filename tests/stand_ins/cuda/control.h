@@ -21,6 +21,7 @@ extern "C" {
 int stand_in_cuda_fail_next(const char* call, std::uint64_t nth, int result);
 std::uint64_t stand_in_cuda_calls(const char* call);
 std::uint64_t stand_in_cuda_bytes_in_use(int device);  // by all processes of the world
+std::uint64_t stand_in_cuda_contexts(int device);      // how often this process made the primary context of the device
 // Everything that this process holds, as text; valid until the thread's next call.
 const char* stand_in_cuda_dump();
 }

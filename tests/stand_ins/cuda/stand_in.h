@@ -20,6 +20,7 @@
 struct CUctx_st {
   int device = 0;
   int retained = 0;
+  std::uint64_t made = 0;
   bool primary = false;
 };
 struct CUstream_st {

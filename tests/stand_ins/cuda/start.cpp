@@ -198,6 +198,13 @@ CUDA_CALL std::uint64_t stand_in_cuda_bytes_in_use(int device) {
   return stand_in == nullptr ? 0 : stand_in->simulator->BytesInUse(amem::DeviceOrdinal{device});
 }
 
+CUDA_CALL std::uint64_t stand_in_cuda_contexts(int device) {
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  if (stand_in == nullptr || device < 0 || device >= stand_in->devices) return 0;
+  const std::lock_guard lock(stand_in->mutex);
+  return stand_in->primary[static_cast<std::size_t>(device)]->made;
+}
+
 CUDA_CALL const char* stand_in_cuda_dump() {
   thread_local std::string text;
   amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();

@@ -40,6 +40,7 @@ Result LoadDriver(Driver& driver) {
   bind("cuMemImportFromShareableHandle", driver.import_handle);
   bind("cuMemRetainAllocationHandle", driver.retain);
   bind("cuMemGetAddressRange", driver.range);
+  bind("cuPointerGetAttribute", driver.about);
   bind("cuMemGetAllocationGranularity", driver.granularity);
   bind("cuMemAlloc", driver.alloc);
   bind("cuMemFree", driver.free);

@@ -103,6 +103,8 @@ EXPORT int ncclMemFree(void* pointer) {
   if (driver == nullptr) return kInvalidUsage;
   Buffer buffer;
   buffer.address = reinterpret_cast<CUdeviceptr>(pointer);
+  CUdevice device = 0;  // NCCL makes it current
+  CU(driver->about(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, buffer.address));
   return Free(*driver, buffer);
 }
 

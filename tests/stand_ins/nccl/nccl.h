@@ -51,6 +51,7 @@ struct Driver {
   decltype(&cuMemImportFromShareableHandle) import_handle;
   decltype(&cuMemRetainAllocationHandle) retain;
   decltype(&cuMemGetAddressRange) range;
+  decltype(&cuPointerGetAttribute) about;
   decltype(&cuMemGetAllocationGranularity) granularity;
   decltype(&cuMemAlloc) alloc;
   decltype(&cuMemFree) free;

@@ -1,0 +1,301 @@
+// What goes on while NCCL is paused: the program uses its own memory, anything can be freed, and what is only counted changes.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kDevice, test::kMiB, test::Process;
+
+Address AddressOf(const std::byte* memory) { return Address{reinterpret_cast<std::uint64_t>(memory)}; }
+
+SessionOptions Options(Layout layout, UserMemory user_memory = UserMemory::kKeep) {
+  SessionOptions options;
+  options.layout = layout;
+  options.slab_bytes = 32 * kMiB;
+  options.user_memory = user_memory;
+  return options;
+}
+
+// As ncclMemFree does it, and NCCL with each buffer of a communicator that is destroyed.
+void FreeAsNccl(const Process& p, const std::byte* memory, Bytes bytes = k2M) {
+  const Address address = AddressOf(memory);
+  const auto id = p.session->Retain(address);
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_TRUE(p.session->Release(*id).ok());
+  EXPECT_EQ(p.session->AddressRange(address)->second, bytes);
+  for (const Status& status :
+       {p.session->Unmap(address, bytes), p.session->Release(*id), p.session->FreeRange(address, bytes)}) {
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+nlohmann::json Statistics(const Process& p) { return nlohmann::json::parse(p.session->StatisticsJson()); }
+
+// ---- memory of the program ---------------------------------------------------------------------------------------------
+
+class UserMemoryTest : public test::TwoProcesses, public ::testing::WithParamInterface<UserMemory> {
+ protected:
+  UserMemoryTest() : TwoProcesses(Options(Layout::kSlab, GetParam()), 256 * kMiB) {}
+  [[nodiscard]] static bool kept() { return GetParam() == UserMemory::kKeep; }
+};
+
+TEST_P(UserMemoryTest, is_there_for_the_program_while_nccl_is_paused_or_comes_back_as_it_was) {
+  const AllocationId tensor = a.Create(k2M, true);
+  std::byte* mine = a.Place(tensor);
+  std::byte* theirs = b.Place(Pass(tensor));
+  std::byte* nccl = a.Place(a.Create());
+  std::memset(nccl, 0x44, k2M);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    for (Bytes i = 0; i < k2M; ++i) mine[i] = static_cast<std::byte>(i * 31 >> cycle);
+    std::vector<std::byte> expected(mine, mine + k2M);
+    Both(&Session::Pause);
+    EXPECT_EQ(a.InUse(), kept() ? k2M : 0U);
+    EXPECT_EQ(a.session->TouchesPaused(AddressOf(mine), k2M), !kept());
+    if (kept()) {
+      mine[7] = expected[7] = std::byte{42};
+      EXPECT_EQ(theirs[7], std::byte{42}) << "the importer sees what the owner writes";
+      theirs[8] = expected[8] = std::byte{43};
+    }
+    Both(&Session::Resume);
+    EXPECT_EQ(std::memcmp(mine, expected.data(), k2M), 0);
+    EXPECT_EQ(std::memcmp(theirs, expected.data(), k2M), 0);
+    EXPECT_EQ(nccl[k2M - 1], std::byte{0x44});
+  }
+}
+
+TEST_P(UserMemoryTest, has_figures_of_its_own) {
+  a.Place(a.Create(k2M, true));
+  a.Place(a.Create(4 * kMiB), 4 * kMiB);
+  EXPECT_TRUE(a.session->Pause().ok());
+  const auto tags = Statistics(a)["tags"];
+  EXPECT_EQ(tags["user"]["bytes"], k2M);
+  EXPECT_EQ(tags["user"]["kept_bytes"], kept() ? k2M : 0);
+  EXPECT_EQ(tags["user"]["released_bytes"], kept() ? 0 : k2M);
+  EXPECT_EQ(tags["nccl"]["bytes"], 4 * kMiB);
+  EXPECT_EQ(tags["nccl"]["kept_bytes"], 0);
+  EXPECT_EQ(tags["nccl"]["released_bytes"], 4 * kMiB);
+  const std::string text = a.session->StatisticsText();
+  EXPECT_NE(text.find(kept() ? "2 MiB (ncclMemAlloc), 2 MiB of it on the device now"
+                             : "2 MiB (ncclMemAlloc), 0 MiB of it on the device now"),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(a.session->Resume().ok());
+}
+
+TEST_P(UserMemoryTest, is_freed_while_paused_and_then_its_importer_holds_it_alone) {
+  const AllocationId tensor = a.Create(k2M, true);
+  std::byte* mine = a.Place(tensor);
+  std::byte* theirs = b.Place(Pass(tensor));
+  std::memset(mine, 0x11, k2M);
+  Both(&Session::Pause);
+  FreeAsNccl(a, mine);
+  EXPECT_EQ(a.InUse(), kept() ? k2M : 0U);
+  Both(&Session::Resume);
+  EXPECT_EQ(theirs[k2M - 1], std::byte{0x11});
+  Both(&Session::Pause);
+  FreeAsNccl(b, theirs);
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.session->Resume().ok());  // they share nothing any more
+  EXPECT_TRUE(b.session->Resume().ok());
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+}
+
+TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
+  const auto address = a.session->LegacyAllocate(8, kDevice, {}, true);
+  EXPECT_EQ(address.ok(), !kept());
+  if (!kept()) return;
+  EXPECT_EQ(address.status().code(), Code::kUnsupported);
+  a.session->Note(LegacyAllocated{Address{0x5000}, k2M, {}, 0, address.status().message(), {}});
+  EXPECT_EQ(Statistics(a)["tags"]["user"]["kept_bytes"], k2M);
+  EXPECT_EQ(Statistics(a)["tags"]["nccl"]["kept_bytes"], 0);
+}
+
+std::string NameOf(const ::testing::TestParamInfo<UserMemory>& info) {
+  return info.param == UserMemory::kKeep ? "keep" : "release";
+}
+INSTANTIATE_TEST_SUITE_P(, UserMemoryTest, ::testing::Values(UserMemory::kKeep, UserMemory::kRelease), NameOf);
+
+// ---- freeing -----------------------------------------------------------------------------------------------------------
+
+class FreeWhilePaused : public test::TwoProcesses, public ::testing::WithParamInterface<Layout> {
+ protected:
+  FreeWhilePaused() : TwoProcesses(Options(GetParam()), 256 * kMiB) {
+    const AllocationId shared = a.Create();
+    mine = a.Place(shared);
+    theirs = b.Place(Pass(shared));
+    std::memset(mine, 0x22, k2M);
+    stays = a.Place(a.Create());
+    std::memset(stays, 0x33, k2M);
+  }
+  void TearDown() override {
+    for (const Process* p : {&a, &b}) {
+      const State state = p->session->CopyState();
+      EXPECT_TRUE(state.broken.empty()) << state.broken;
+      EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state).message();
+    }
+    EXPECT_EQ(stays[k2M - 1], std::byte{0x33});
+    FreeAsNccl(a, stays);
+    for (const Process* p : {&a, &b}) {
+      EXPECT_TRUE(p->session->CopyState().allocations.empty());
+      EXPECT_EQ(p->simulator->Snapshot(), SimulatorSnapshot{});
+    }
+    TwoProcesses::TearDown();
+  }
+  void EachResumes() const {
+    EXPECT_TRUE(a.session->Resume().ok());
+    EXPECT_TRUE(b.session->Resume().ok());
+  }
+  std::byte *mine = nullptr, *theirs = nullptr, *stays = nullptr;
+};
+
+TEST_P(FreeWhilePaused, on_both_sides_leaves_nothing_in_common_and_each_resumes_by_itself) {
+  for (const bool owner_first : {true, false}) {
+    Both(&Session::Pause);
+    FreeAsNccl(owner_first ? a : b, owner_first ? mine : theirs);
+    FreeAsNccl(owner_first ? b : a, owner_first ? theirs : mine);
+    EachResumes();
+    EXPECT_EQ(b.InUse(), GetParam() == Layout::kDirect ? k2M : 32 * kMiB) << "what stays";
+    if (!owner_first) break;
+    const AllocationId shared = a.Create();
+    mine = a.Place(shared);
+    EXPECT_EQ(mine[0], std::byte{0}) << "what was freed was cleared";
+    theirs = b.Place(Pass(shared));
+  }
+}
+
+TEST_P(FreeWhilePaused, by_the_owner_leaves_the_contents_to_the_importer) {
+  Both(&Session::Pause);
+  FreeAsNccl(a, mine);
+  Both(&Session::Resume);
+  EXPECT_EQ(theirs[0], std::byte{0x22});
+  EXPECT_EQ(theirs[k2M - 1], std::byte{0x22});
+  FreeAsNccl(b, theirs);
+}
+
+TEST_P(FreeWhilePaused, by_the_importer_is_told_to_the_owner_at_once) {
+  Both(&Session::Pause);
+  FreeAsNccl(b, theirs);
+  for (const auto& [id, allocation] : a.session->CopyState().allocations) EXPECT_TRUE(allocation.importers.empty());
+  EachResumes();
+  EXPECT_EQ(mine[k2M - 1], std::byte{0x22});
+  FreeAsNccl(a, mine);
+}
+
+TEST_P(FreeWhilePaused, after_a_resume_that_failed_and_was_undone) {
+  std::byte* leaves = a.Place(a.Create());
+  std::memset(leaves, 0x44, k2M);
+  Both(&Session::Pause);
+  FreeAsNccl(b, theirs);
+  for (const char* call : {"Create", "Scatter"}) {
+    ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
+    EXPECT_FALSE(a.session->Resume().ok());
+    EXPECT_TRUE(a.session->paused());
+    FreeAsNccl(a, std::exchange(leaves, mine));
+  }
+  EachResumes();
+}
+
+TEST_P(FreeWhilePaused, of_what_was_never_mapped) {
+  const AllocationId own = a.Create(), shared = a.Create();
+  const AllocationId imported = Pass(shared);
+  Both(&Session::Pause);
+  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_TRUE(b.session->Release(imported).ok());
+  EXPECT_TRUE(a.session->Release(shared).ok());
+  FreeAsNccl(b, theirs);
+  FreeAsNccl(a, mine);
+  EachResumes();
+}
+
+TEST_P(FreeWhilePaused, of_cuMemAlloc_memory_and_of_opened_ipc_handles) {
+  const Address freed = *a.session->LegacyAllocate(8, kDevice, {}), kept = *a.session->LegacyAllocate(8, kDevice, {});
+  const Address alone = *a.session->LegacyAllocate(3 * kMiB, kDevice, {});
+  *reinterpret_cast<std::byte*>(kept.value) = std::byte{0x55};
+  const auto opened = b.session->LegacyImport(*a.session->LegacyExport(alone), kDevice, {});
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  Both(&Session::Pause);
+  EXPECT_TRUE(a.session->LegacyFree(freed).ok());
+  EXPECT_TRUE(a.session->LegacyFree(alone).ok());
+  EXPECT_TRUE(b.session->LegacyClose(*opened).ok());
+  Both(&Session::Resume);
+  EXPECT_EQ(*reinterpret_cast<std::byte*>(kept.value), std::byte{0x55});
+  EXPECT_TRUE(a.session->LegacyFree(kept).ok());
+  FreeAsNccl(b, theirs);
+  FreeAsNccl(a, mine);
+}
+
+std::string LayoutName(const ::testing::TestParamInfo<Layout>& info) {
+  return info.param == Layout::kDirect ? "direct" : "slab";
+}
+INSTANTIATE_TEST_SUITE_P(, FreeWhilePaused, ::testing::Values(Layout::kDirect, Layout::kSlab), LayoutName);
+
+// ---- contexts ----------------------------------------------------------------------------------------------------------
+
+// ncclMemAlloc lets every device of the host in.
+TEST_P(FreeWhilePaused, and_a_cycle_opens_no_context_on_a_device_that_only_has_access) {
+  const AccessDescriptor other{{LocationType::kDevice, 1}, 3};
+  EXPECT_TRUE(a.session->SetAccess(AddressOf(stays), k2M, std::span(&other, 1)).ok());
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  EXPECT_EQ(a.simulator->ContextsOpened(), std::set{kDevice});
+  EXPECT_TRUE(b.simulator->ContextsOpened().empty()) << "it only imported";
+  FreeAsNccl(b, theirs);
+  FreeAsNccl(a, mine);
+}
+
+// ---- what is only counted ----------------------------------------------------------------------------------------------
+
+class Counted : public test::TwoProcesses {
+ protected:
+  Counted() : TwoProcesses(Options(Layout::kDirect), 256 * kMiB) { a.Place(a.Create()); }
+  void TearDown() override {
+    EXPECT_TRUE(a.session->CopyState().broken.empty()) << a.session->CopyState().broken;
+    EXPECT_TRUE(a.session->Pause().ok());
+    EXPECT_TRUE(a.session->Resume().ok());
+    TwoProcesses::TearDown();
+  }
+};
+
+TEST_F(Counted, a_group_is_not_changed_while_paused_and_the_same_group_is_no_change) {
+  EXPECT_TRUE(a.session->SetGroup(3).ok());
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(a.session->SetGroup(3).ok());
+  const Status refused = a.session->SetGroup(4);
+  EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_NE(refused.message().find("change the group to 4: refused"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("call ncclResume first"), std::string::npos) << refused.message();
+  EXPECT_EQ(a.session->group(), 3);
+  EXPECT_EQ(a.Count<GroupChanged>(), 1U);
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(a.session->SetGroup(4).ok());
+}
+
+TEST_F(Counted, memory_that_was_freed_unseen_is_counted_as_what_it_is_now) {
+  for (const Bytes bytes : {Bytes{64}, Bytes{128}}) {
+    a.session->Note(HostAllocated{Address{0x1000}, bytes, 0, false});
+    a.session->Note(AsyncAllocated{Address{0x2000}, bytes});
+    a.session->Note(LegacyAllocated{Address{0x3000}, bytes, {}, 0, "no context", {}});
+  }
+  const Holdings held = Measure(a.session->CopyState());
+  EXPECT_EQ(std::tuple(held.host, held.async, held.legacy_kept), std::tuple(128U, 128U, 128U));
+}
+
+TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
+  const std::vector<EventBody> cannot_follow = {
+      HostFreed{Address{0x1000}}, AsyncFreed{Address{0x2000}}, Deregistered{Address{0x3000}, 1},
+      MulticastDeviceAdded{AllocationId{77}, kDevice}, MulticastUnbound{AllocationId{77}, kDevice, 0, 1}};
+  for (const EventBody& event : cannot_follow) a.session->Note(event);
+  EXPECT_EQ(Statistics(a)["dropped_events"], cannot_follow.size());
+  EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
+  EXPECT_EQ(
+      ToText(a.journal->events.back().body),
+      "multicast unbound passed through: not counted: unbind memory from multicast object 77: it does not exist, result 0");
+}
+
+}  // namespace
+}  // namespace amem

@@ -77,7 +77,7 @@ Status Fold::operator()(const Backed& e) {
   AMEM_TRY(Running(doing));
   Allocation* a = Find(e.allocation);
   if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
-  if (!a->untouched()) return Bad(doing + ": it is in use where it is");
+  if (a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return Bad(doing + ": it is in use where it is");
   return RemoveFromSlab(e.allocation, *a);
 }
 

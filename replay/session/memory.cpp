@@ -60,6 +60,7 @@ Status Session::Release(AllocationId allocation) {
     secrets_.erase(allocation);
   }
   ledger_.Record(AllocationReleased{allocation});
+  slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
   return {};
 }
@@ -91,6 +92,7 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
 
 Status Session::FreeRange(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
+  if (const auto freed = slabs_.FreeKept(address, bytes); !freed.ok() || *freed) return freed.status();
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
   if (!ledger_.state().ranges.contains(address))
@@ -103,6 +105,7 @@ Status Session::FreeRange(Address address, Bytes bytes) {
 Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("map", address));
+  AMEM_TRY(PutBackPart(address, bytes, allocation));
   DriverHandle handle;
   {
     const Locked lock(*this);

@@ -1,6 +1,9 @@
 // NCCL's calls on allocations that are parts of slabs: the driver is not asked, because the slab is mapped already.
 #include <spdlog/fmt/fmt.h>
 
+#include <chrono>
+#include <thread>
+
 #include "replay/session/failures.h"
 #include "replay/session/session.h"
 
@@ -30,6 +33,11 @@ void Session::RetireIfEmpty(AllocationId slab) {
 }
 
 void Session::RetireEmptySlabs() {
+  std::vector<AllocationId> parts;  // that peers have let go of
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.placed()) parts.push_back(id);
+  }
+  for (const AllocationId id : parts) slabs_.Vacate(id);
   if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
 }
 
@@ -96,6 +104,25 @@ Status Session::FreePart(Address address, Bytes bytes, AllocationId slab) {
                                FormatBytes(bytes)));
 }
 
+// NCCL's own suspend unmaps and releases memory at both ends of a connection and keeps the addresses, and its resume maps new
+// memory there. A peer may be behind with its suspend, and hold what the owner has already released.
+Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocation) {
+  constexpr std::chrono::milliseconds kOften{1}, kPatience{5000};
+  const auto held_by_peer_only = [&](const State& state) {
+    const auto there = state.allocations.find(state.PartAt(address));
+    return there != state.allocations.end() && there->first != allocation && there->second.guest_references == 0 &&
+           there->second.mappings == 0 && !there->second.importers.empty();
+  };
+  for (auto waited = kOften; waited < kPatience && Inspect(held_by_peer_only); waited += kOften)
+    std::this_thread::sleep_for(kOften);
+  const auto back = slabs_.PutBack(address, bytes, allocation);
+  if (!back.ok() || !*back) return back.status();
+  const Locked lock(*this);
+  if (!slabs_.AwaitsReturns())
+    RetireEmptySlabs();  // where new memory was before it was put back; until then it serves the next
+  return {};
+}
+
 // Maps an allocation in a slab where it lies, or takes it out of the slab so that it can be mapped where NCCL wants it.
 Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation) {
   const State& state = ledger_.state();
@@ -145,6 +172,7 @@ Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab) {
     secrets_.erase(*part);
   }
   ledger_.Record(Unmapped{address, bytes, *part});
+  slabs_.Vacate(*part);
   RetireIfEmpty(slab);
   return {};
 }

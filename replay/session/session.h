@@ -154,6 +154,7 @@ class Session final : public PeerDelegate {
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
+  Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
 
   // All below: with the ledger's lock held.
   void PrepareContents();
@@ -162,6 +163,7 @@ class Session final : public PeerDelegate {
   void ReleaseHandleOrBreak(AllocationId allocation);
   Result<Secret> SecretOf(AllocationId allocation);
   Result<SharedAllocation> Resolve(const Token& token);  // what a peer's token opens
+  void GiveOwnHandle(AllocationId allocation);           // if it is a part of a slab that NCCL has no address of
   Status UnmapOne(Address address);
   // The same calls on parts of slabs.
   Status FreePart(Address address, Bytes bytes, AllocationId slab);

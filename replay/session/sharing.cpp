@@ -74,6 +74,15 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
 
 // ---- requests by peers -------------------------------------------------------------------------------------------------
 
+// NCCL maps most allocations before it shares them. What it shares first it maps at addresses of its own choosing, in the
+// owner and in every importer, such as the memory behind a symmetric window; and there a part of a slab cannot be mapped.
+void Session::GiveOwnHandle(AllocationId allocation) {
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
+  if (a == nullptr || !a->placed() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return;
+  const AllocationId slab = a->slab;
+  if (slabs_.Back(allocation).ok()) RetireIfEmpty(slab);
+}
+
 // With the lock held: what a peer's token opens.
 Result<SharedAllocation> Session::Resolve(const Token& token) {
   const State& state = ledger_.state();
@@ -100,8 +109,9 @@ Result<SharedAllocation> Session::Resolve(const Token& token) {
                   cuda::kIllegalState};
   }
   SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag};
+  GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
-  const bool first = !secrets_.contains(a.slab);
+  const bool first = memory->exports == 0;
   auto slab_secret = SecretOf(a.slab);
   if (!slab_secret.ok()) return slab_secret.status();
   shared.part = SharedPart{a.slab, *slab_secret, a.offset};
@@ -168,6 +178,7 @@ void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
     ReleaseHandleOrBreak(allocation);
   const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a.slab;
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
+  slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
 }
 

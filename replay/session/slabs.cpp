@@ -41,7 +41,7 @@ std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationPro
 std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
   for (auto& [id, own] : own_) {
     if (own.kind != kind || bytes >= own.refused || ledger_.Entry(ledger_.state().slabs, id) == nullptr) continue;
-    if (const auto offset = FindRoom(ledger_.state(), id, bytes, kind.granularity)) return Place{id, *offset};
+    if (const auto offset = Room(id, bytes, kind.granularity)) return Place{id, *offset};
     own.refused = bytes;
   }
   return std::nullopt;
@@ -76,11 +76,15 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_l
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
   ledger_.Record(RangeReserved{address, size, kind.granularity, {}, 0, {}, {}});
-  ledger_.Record(Mapped{address, size, 0, id, 0});
-  ledger_.Record(AccessSet{address, size, {access}, {}});
-  ledger_.Record(SlabOpened{id, address, {}});
-  own_[id] = {kind};
+  RecordOwnOpened(id, address, size, kind);
   return id;
+}
+
+void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind) {
+  ledger_.Record(Mapped{address, bytes, 0, slab, 0});
+  ledger_.Record(AccessSet{address, bytes, {AccessDescriptor{kind.properties.location, 3}}, {}});
+  ledger_.Record(SlabOpened{slab, address, {}});
+  own_[slab] = {kind};
 }
 
 // Waits for the device, without the lock: what is running there may be waiting for this process's peers, and they for it.
@@ -113,6 +117,11 @@ Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& prop
   if (!granularity) return AllocationId{};
   const std::lock_guard one(mutex_);
   lock = ledger_.Lock();
+  scarce_ = scarce_ && !kept_.empty();
+  if (scarce_) {
+    lock.unlock();
+    return AllocationId{};
+  }
   const Kind kind{properties, flags, *granularity};
   auto place = Find(kind, bytes);
   if (!place) {
@@ -141,7 +150,10 @@ AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) {
 // Returns with the lock held; the slab has no part yet.
 Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock) {
   const RemoteAllocation remote{token.session, token.allocation};
-  const AllocationId id = ledger_.TakeAllocationId();
+  // Made again by its owner where it was, a slab is imported again to where it was.
+  const KeptRanges::Home* home = kept_.HomeOf(remote);
+  const Extent kept = home == nullptr || !IsEmpty(*home) ? Extent{} : Extent{home->base, home->bytes};
+  const AllocationId id = kept.address ? home->slab : ledger_.TakeAllocationId();
   lock.unlock();
   auto shared = peers.Import(token, id);
   if (!shared.ok()) return shared.status();
@@ -149,16 +161,19 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
     peers.DropReference(remote, id);
     return why;
   };
+  if (kept.address && shared->bytes != kept.bytes)
+    return failed({Code::kCorrupt, ToText(id) + " has another size than before", cuda::kInvalidValue});
   const auto imported = driver_.Import(shared->descriptor);
   if (!imported.ok()) return failed(imported.status());
   OwnedHandle handle(driver_, *imported);
-  auto region = MappedRegion::Map(driver_, handle.get(), shared->bytes, 0, {});
+  auto region = kept.address ? MappedRegion::MapAt(driver_, kept.address, handle.get(), shared->bytes, {})
+                             : MappedRegion::Map(driver_, handle.get(), shared->bytes, 0, {});
   if (!region.ok()) return failed(region.status());
   lock.lock();
   const Address address = region->Keep();
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(Imported{id, remote, shared->bytes, shared->properties, 1, handle.Keep(), {}, {}});
-  ledger_.Record(RangeReserved{address, shared->bytes, 0, {}, 0, {}, {}});
+  if (!kept.address) ledger_.Record(RangeReserved{address, shared->bytes, 0, {}, 0, {}, {}});
   ledger_.Record(Mapped{address, shared->bytes, 0, id, 0});
   ledger_.Record(SlabOpened{id, address, {}});
   return id;
@@ -217,17 +232,19 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 Status Slabs::Back(AllocationId part) {
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
   if (a == nullptr) return ledger_.Broken();
-  if (!a->own() || !a->untouched()) {
+  if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) {
     return {
         Code::kUnsupported,
         ToText(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",
         cuda::kNotSupported};
   }
-  auto handle = driver_.Create(a->bytes, a->properties, a->flags);
-  if (!handle.ok()) return handle.status();
+  const auto created = driver_.Create(a->bytes, a->properties, a->flags);
+  if (!created.ok()) return created.status();
+  OwnedHandle handle(driver_, *created);
+  if (a->touched) AMEM_TRY(CopyContents(*a, handle.get()).Within("copy the contents of " + ToText(part)));
   ++wrong_guesses_;
-  ledger_.SetHandle(part, *handle);
-  ledger_.Record(Backed{part, *handle});
+  ledger_.SetHandle(part, handle.get());
+  ledger_.Record(Backed{part, handle.Keep()});
   return {};
 }
 
@@ -264,8 +281,10 @@ Status Slabs::Retire(AllocationId id) {
   const std::optional<RemoteAllocation> remote = a->remote;
   if (mapping->present) AMEM_TRY(driver_.Unmap(address, bytes));
   ledger_.Record(Unmapped{address, bytes, {}});
-  AMEM_TRY(driver_.FreeRange(address, bytes));
-  ledger_.Record(RangeFreed{address, bytes, {}});
+  if (!kept_.AnyIn(address)) {
+    AMEM_TRY(driver_.FreeRange(address, bytes));
+    ledger_.Record(RangeFreed{address, bytes, {}});
+  }
   if (const DriverHandle handle = ledger_.HandleOf(id)) AMEM_TRY(driver_.Release(handle));
   ledger_.ForgetHandle(id);
   ledger_.Record(AllocationReleased{id});

@@ -2,7 +2,8 @@
 //
 // An allocation gets its place when it is created or imported, before NCCL knows an address for it. That the address range
 // which NCCL reserves next is meant for it is a guess (Session::Reserve); while the allocation is untouched, a wrong guess is
-// mended by moving it, or by giving it a driver handle of its own.
+// mended by moving it, or by giving it a driver handle of its own. The latter also happens to one that is shared before it has
+// an address, as the parts of a symmetric window are.
 //
 // Several of NCCL's threads may call at the same time. A method says whether the ledger's lock is held by the caller.
 #pragma once
@@ -18,6 +19,7 @@
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
+#include "replay/session/kept_ranges.h"
 #include "replay/session/session_options.h"
 
 namespace amem {
@@ -43,9 +45,20 @@ class Slabs {
                 const CallSite& site, Peers& peers);
   // Lets `access` reach the slab that a part lies in. Without the lock.
   Status Open(AllocationId part, std::span<const AccessDescriptor> access);
+  // Prepares that NCCL maps an allocation at an address range that it kept when it gave up what was mapped there: places the
+  // allocation there, in the slab that was there, which is made again if need be. False: that range is none of these, or the
+  // allocation needs a handle of its own to be mapped there. Without the lock.
+  Result<bool> PutBack(Address address, Bytes bytes, AllocationId allocation);
+  // Frees a range that NCCL kept. False: it is none of these. Without the lock.
+  Result<bool> FreeKept(Address address, Bytes bytes);
 
   // All below: with the lock.
-  // Gives an untouched part a driver handle of its own. kUnsupported: it is not untouched.
+  // A part that only NCCL's address range keeps alive gives up its place; the range is remembered.
+  void Vacate(AllocationId part);
+  // Whether NCCL keeps ranges in own slabs that are there.
+  [[nodiscard]] bool AwaitsReturns() const;
+  // Gives a part that nobody can reach at its place a driver handle of its own, with its contents. kUnsupported: it is mapped
+  // there, NCCL has its address, or a peer imported it as a part.
   Status Back(AllocationId part);
   // Puts the untouched part `moved` where the untouched part `other` is, which gets a driver handle of its own.
   Status Swap(AllocationId moved, AllocationId other);
@@ -56,12 +69,7 @@ class Slabs {
   [[nodiscard]] std::uint64_t wrong_guesses() const { return wrong_guesses_; }
 
  private:
-  struct Kind {
-    AllocationProperties properties;
-    std::uint64_t flags = 0;
-    Bytes granularity = 0;
-    friend auto operator<=>(const Kind&, const Kind&) = default;
-  };
+  using Kind = SlabKind;
   struct Own {
     Kind kind;
     Bytes refused = ~Bytes{0};  // no request of that size or more has fitted since a part was last freed
@@ -74,7 +82,15 @@ class Slabs {
   // has allocated on one device only (with several, NCCL maps one handle for each, at addresses that cannot be foreseen).
   std::optional<Bytes> GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
   std::optional<Place> Find(const Kind& kind, Bytes bytes);
+  // FindRoom, beside the ranges that NCCL keeps in that slab.
+  [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const;
   Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<std::mutex>& lock);
+  void RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind);
+  [[nodiscard]] bool IsKept(Address address, Bytes bytes);
+  // Whether nothing is mapped where a slab was.
+  [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const;
+  Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock);
+  Status CopyContents(const Allocation& part, DriverHandle to);
   Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
   [[nodiscard]] Bytes SizeOfNext(const Kind& kind);
@@ -90,7 +106,9 @@ class Slabs {
   std::map<AllocationProperties, Bytes> granularity_;
   // The rest: ledger's lock.
   std::map<AllocationId, Own> own_;
-  AllocationId busy_;  // is being cleared without the ledger's lock, and must not be retired
+  KeptRanges kept_;
+  bool scarce_ = false;  // a slab could not be made again for ranges that NCCL keeps, and new memory must not lie in another
+  AllocationId busy_;    // is being cleared without the ledger's lock, and must not be retired
   std::uint64_t wrong_guesses_ = 0;
 };
 

@@ -214,6 +214,56 @@ TEST(UserMemory, that_is_to_be_released_comes_back_as_it_was_and_is_freed_while_
   }
 }
 
+// ---- addresses of NCCL's own choosing ----------------------------------------------------------------------------------
+
+TEST(EndToEnd, symmetric_windows_work_as_without_and_over_pauses) {
+  for (const int count : {2, 3}) {
+    Job stock;
+    const Commands use = {"cuda", "load", "init", "window", "symmetric", "reduce", "unwindow", "destroy", "gone"};
+    const auto expected = stock.Run(count, use);
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    const auto ranks =
+        job.Run(count, {"cuda",   "load",      "init",   "window",  "symmetric", "reduce",  "barrier",   "pause",
+                        "resume", "symmetric", "reduce", "barrier", "pause",     "barrier", "symmetric", "barrier",
+                        "resume", "symmetric", "reduce", "barrier", "unwindow",  "barrier", "pause",     "barrier",
+                        "bytes",  "resume",    "reduce", "barrier", "destroy",   "gone"});
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const Rank& rank = ranks[i];
+      EXPECT_EQ(expected[i].Said("gone"), "0") << All(expected);
+      EXPECT_EQ(rank.Said("window"), "0") << All(ranks);
+      for (const int nth : {0, 1, 3})
+        EXPECT_EQ(rank.Said("symmetric", nth), expected[i].Said("symmetric")) << nth << All(ranks);
+      for (const int nth : {0, 1, 2, 3}) EXPECT_EQ(rank.Said("reduce", nth), expected[i].Said("reduce")) << nth << All(ranks);
+      EXPECT_EQ(rank.Said("symmetric", 2), "failed 1") << "a launch while paused";
+      EXPECT_EQ(rank.Said("unwindow"), "00") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes"), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+    }
+  }
+}
+
+TEST(EndToEnd, nccl_suspends_and_resumes_by_itself_between_pauses) {
+  for (const int count : {2, 3}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    const auto ranks =
+        job.Run(count, {"cuda",   "load",      "init",      "init",    "reduce",  "barrier", "bytes",   "suspend", "unsuspend",
+                        "reduce", "pause",     "resume",    "reduce",  "barrier", "suspend", "barrier", "pause",   "barrier",
+                        "bytes",  "resume",    "unsuspend", "reduce",  "barrier", "bytes",   "destroy", "suspend", "barrier",
+                        "gone",   "unsuspend", "reduce",    "barrier", "destroy", "gone"});
+    for (const Rank& rank : ranks) {
+      for (const int nth : {0, 1, 2, 3, 4}) EXPECT_EQ(rank.Said("reduce", nth), ranks[0].Said("reduce")) << nth << All(ranks);
+      for (const int nth : {0, 1, 2})
+        EXPECT_EQ(rank.Said("suspend", nth) + rank.Said("unsuspend", nth), "00") << nth << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 1), "0") << All(ranks);
+      EXPECT_EQ(rank.Said("bytes", 2), rank.Said("bytes", 0)) << All(ranks);
+      EXPECT_EQ(rank.Said("gone", 0), "0") << "suspended, and nothing else is there" << All(ranks);
+      EXPECT_EQ(rank.Said("gone", 1), "0") << All(ranks);
+    }
+  }
+}
+
 // ---- attaching ---------------------------------------------------------------------------------------------------------
 
 TEST(Attach, after_the_first_driver_call_is_too_late_and_says_what_to_do) {

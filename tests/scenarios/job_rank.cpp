@@ -92,6 +92,16 @@ std::string Init() {
   return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), kWorld, id, kRank));
 }
 
+std::uint64_t HashOf(const std::vector<float>& values) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const float value : values) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    hash = (hash ^ bits) * 1099511628211ULL;
+  }
+  return hash;
+}
+
 // Two chunks through the ring; sums whose order shows in the last bits.
 std::string Reduce() {
   constexpr std::size_t kCount = 700'000;
@@ -103,14 +113,38 @@ std::string Reduce() {
   }
   using AllReduce = int(const void*, void*, std::size_t, int, int, Comm, void*);
   const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), kCount, 7, 0, g_comms.back(), nullptr);
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const float value : output) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    hash = (hash ^ bits) * 1099511628211ULL;
-  }
-  return code == 0 ? "sum " + std::to_string(hash) : "failed " + std::to_string(code);
+  return code == 0 ? "sum " + std::to_string(HashOf(output)) : "failed " + std::to_string(code);
 }
+
+// Memory of the program in a symmetric window of the last communicator.
+constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
+void* g_window_memory = nullptr;
+void* g_window = nullptr;
+
+std::string OpenWindow() {
+  const int made = Function<int(void**, std::size_t)>("ncclMemAlloc")(&g_window_memory, kWindowBytes);
+  if (made != 0) return "malloc " + std::to_string(made);
+  auto* values = static_cast<float*>(g_window_memory);
+  for (std::size_t i = 0; i < kWindowBytes / sizeof(float); ++i)
+    values[i] = static_cast<float>((i * 2654435761U + static_cast<std::size_t>(kRank) * 97) % 100'003) * 1.1e-3F;
+  using Register = int(Comm, void*, std::size_t, void**, int);
+  return std::to_string(
+      Function<Register>("ncclCommWindowRegister")(g_comms.back(), g_window_memory, kWindowBytes, &g_window, 1));
+}
+std::string ReduceWindow() {
+  std::vector<float> output(kWindowBytes / sizeof(float));
+  using AllReduce = int(const void*, void*, std::size_t, int, int, Comm, void*);
+  const int code =
+      Function<AllReduce>("ncclAllReduce")(g_window_memory, output.data(), output.size(), 7, 0, g_comms.back(), nullptr);
+  return code == 0 ? "sum " + std::to_string(HashOf(output)) : "failed " + std::to_string(code);
+}
+std::string CloseWindow() {
+  const int closed = Function<int(Comm, void*)>("ncclCommWindowDeregister")(g_comms.back(), g_window);
+  return std::to_string(closed) + std::to_string(Function<int(void*)>("ncclMemFree")(g_window_memory));
+}
+
+std::string Suspend() { return std::to_string(Function<int(Comm)>("stand_in_nccl_suspend")(g_comms.back())); }
+std::string Unsuspend() { return std::to_string(Function<int(Comm)>("stand_in_nccl_resume")(g_comms.back())); }
 
 std::string Barrier() {
   const int fd = open(Text("BARRIER", ""), O_RDWR);
@@ -268,6 +302,11 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"free", Free},
     {"write", Write},
     {"read", Read},
+    {"window", OpenWindow},
+    {"symmetric", ReduceWindow},
+    {"unwindow", CloseWindow},
+    {"suspend", Suspend},
+    {"unsuspend", Unsuspend},
 };
 
 }  // namespace

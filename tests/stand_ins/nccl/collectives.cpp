@@ -129,6 +129,8 @@ EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int, int
   if (comm == nullptr || send == nullptr || receive == nullptr) return kInvalidArgument;
   const auto* input = static_cast<const float*>(send);
   auto* output = static_cast<float*>(receive);
+  if (InWindow(*comm, send))
+    return Submit(*comm, {nullptr, [=] { return WindowAllReduce(*comm, input, output, count, stream); }, false});
   if (!comm->own.empty())
     return Submit(*comm, {nullptr, [=] { return RingAllReduce(*comm, input, output, count, stream); }, false});
   return Submit(*comm, {[=] { Publish(*comm, input, count); }, [=] { return Sum(*comm, output, 0, count); }});

@@ -64,7 +64,6 @@ int BufferCount() {
   return text == nullptr ? DefaultBuffers() : std::max(0, std::atoi(text));
 }
 size_t BufferBytes(int index) { return (index % 3 == 1 ? size_t{10} : size_t{2}) << 20; }
-bool IsExported(int index) { return index % 3 != 2; }
 constexpr int kTheExchange = -1;  // asked for in place of a buffer
 int OffersOf(const Comm& comm) {  // how many descriptors the next rank asks for
   int count = (comm.rank + 1) % comm.ranks == 0 ? 0 : 1;
@@ -84,6 +83,12 @@ Result Export(Comm& comm, const Buffer& buffer, Offer& offer, int& descriptor) {
   return exported;
 }
 
+Result ExportOffered(Comm& comm, Offer& offer, int& descriptor) {
+  offer.bytes = comm.offered_bytes;
+  return Check("cuMemExportToShareableHandle",
+               comm.cu->export_handle(&descriptor, comm.offered, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+}
+
 // This rank's own descriptor of the exchange, which it may still be waiting for.
 int AwaitExchange(const Comm& comm) {
   while (comm.exchange_descriptor < 0 && !comm.stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -93,17 +98,19 @@ int AwaitExchange(const Comm& comm) {
 Result AnswerOne(Comm& comm, int socket) {
   int index = 0;
   if (recv(socket, &index, sizeof index, MSG_WAITALL) != static_cast<ssize_t>(sizeof index)) return kRemote;
-  if (index < kTheExchange || index >= static_cast<int>(comm.own.size())) return kInvalidArgument;
+  if (index < kOffered || index >= static_cast<int>(comm.own.size())) return kInvalidArgument;
   Offer offer;
   int descriptor = -1;
   if (index == kTheExchange) {
     descriptor = AwaitExchange(comm);
+  } else if (index == kOffered) {
+    offer.result = ExportOffered(comm, offer, descriptor);
   } else {
     offer.result = Export(comm, comm.own[static_cast<size_t>(index)], offer, descriptor);
   }
   const Result sent = SendOffer(socket, offer, descriptor);
   if (descriptor >= 0) close(descriptor);
-  if (sent == kSuccess) ++comm.served;
+  if (sent == kSuccess && index != kOffered) ++comm.served;
   return sent;
 }
 
@@ -191,6 +198,21 @@ Result ImportAll(Comm& comm) {
 
 }  // namespace
 
+bool IsExported(int index) { return index % 3 != 2; }
+
+Result ImportFrom(Comm& comm, int rank, int index, CUmemGenericAllocationHandle& handle) {
+  int socket = -1, descriptor = -1;
+  Offer offer;
+  Result result = Connect(comm, rank, socket);
+  if (result == kSuccess) result = Ask(socket, index, offer, descriptor);
+  close(socket);
+  if (result != kSuccess) return result;
+  const CUresult imported = comm.cu->import_handle(&handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
+                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  close(descriptor);
+  return Check("cuMemImportFromShareableHandle", imported);
+}
+
 Result Init(Comm& comm) {
   for (int i = 0; i < BufferCount(); ++i) {
     comm.own.emplace_back();
@@ -210,7 +232,7 @@ Result Destroy(Comm* comm) {
   if (comm->listener >= 0) close(comm->listener);
   UnmapExchange(*comm);
   LetGo(*comm);
-  Result result = kSuccess;
+  Result result = FreeWindows(*comm);
   for (auto* buffers : {&comm->peer, &comm->own})
     for (Buffer& buffer : *buffers)
       if (const Result freed = Free(*comm->cu, buffer); freed != kSuccess) result = freed;

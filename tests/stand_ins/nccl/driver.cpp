@@ -76,12 +76,25 @@ bool Legacy() {
 
 Result MapAt(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, size_t alignment,
              CUdeviceptr& address) {
+  CU(cu.reserve(&address, bytes, alignment, 0, 0));
+  return MapThere(cu, device, handle, bytes, address);
+}
+
+Result MapThere(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, CUdeviceptr address) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  CU(cu.reserve(&address, bytes, alignment, 0, 0));
   CU(cu.map(address, bytes, 0, handle, 0));
   CU(cu.access(address, bytes, &access, 1));
+  return kSuccess;
+}
+
+Result Create(Driver& cu, CUdevice device, size_t bytes, CUmemGenericAllocationHandle& handle) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  CU(cu.create(&handle, bytes, &properties, 0));
   return kSuccess;
 }
 

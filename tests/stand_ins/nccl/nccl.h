@@ -3,7 +3,8 @@
 // It reaches the driver through dlopen, dlsym("cuGetProcAddress_v2") and nothing else, at its first call; allocates, exports,
 // imports and frees buffers in NCCL's order of calls; passes descriptors between ranks over Unix sockets from a proxy thread;
 // and adds floats in a ring through mapped peer memory, in a "kernel" that goes through cuLaunchKernel. Every other collective
-// goes through host memory that the ranks share. Data are floats, and a call is done when it returns. A rank is a process, or
+// goes through host memory that the ranks share. What lies in a symmetric window is added through a flat range, in which every
+// rank maps the memory of all. Data are floats, and a call is done when it returns. A rank is a process, or
 // one of several communicators of a process, whose calls are in a group as NCCL asks for.
 //
 //   STAND_IN_BUFFERS    buffers of a communicator (default 6): 2 MiB, every third 10 MiB; two of three are exported
@@ -85,12 +86,22 @@ struct Buffer {
 bool Legacy();  // NCCL_CUMEM_ENABLE=0
 Result MapAt(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, size_t alignment,
              CUdeviceptr& address);
+// The same at an address that is reserved already.
+Result MapThere(Driver& cu, CUdevice device, CUmemGenericAllocationHandle handle, size_t bytes, CUdeviceptr address);
+Result Create(Driver& cu, CUdevice device, size_t bytes, CUmemGenericAllocationHandle& handle);
 Result Allocate(Driver& cu, CUdevice device, size_t bytes, Buffer& buffer);
 Result Free(Driver& cu, Buffer& buffer);
 
 // ---- communicators -----------------------------------------------------------------------------------------------------
 
 constexpr int kMaxRanks = 8;
+
+// Memory of each rank, at one offset of that rank's part of a flat range.
+struct Window {
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr first = 0;  // where this rank's memory was mapped already; 0: nowhere
+  size_t bytes = 0, offset = 0;
+};
 
 // The first page of the host memory that the ranks of a communicator share; areas for data come behind it.
 struct Exchange {
@@ -114,7 +125,23 @@ struct Comm {
   int splits = 0;
   CUcontext context = nullptr;
   CUmemGenericAllocationHandle held = 0;  // of the library that pauses by itself: stands for all that this rank holds
+  // Symmetric windows (window.cpp).
+  CUmemGenericAllocationHandle offered = 0;  // what the proxy exports, while a window is made
+  size_t offered_bytes = 0;
+  CUdeviceptr flat = 0;  // the range of all ranks
+  std::vector<Window> windows;
+  std::uint64_t epochs = 0;                  // barriers through the first window
+  std::vector<std::vector<char>> offloaded;  // contents of own buffers while they are suspended
 };
+
+bool IsExported(int index);   // whether a buffer is shared with the next rank
+constexpr int kOffered = -2;  // in place of a buffer's index: what a rank offers for a window
+// Asks the proxy of a rank for a buffer of its, and imports that.
+Result ImportFrom(Comm& comm, int rank, int index, CUmemGenericAllocationHandle& handle);
+Result FreeWindows(Comm& comm);
+// The sum through windows, if `send` lies in one.
+bool InWindow(const Comm& comm, const void* send);
+Result WindowAllReduce(Comm& comm, const float* send, float* receive, size_t count, CUstream stream);
 
 Result Init(Comm& comm);  // needs all ranks, and its device to be the thread's
 Result Destroy(Comm* comm);

@@ -1,0 +1,164 @@
+// Slabs and the address ranges in them that NCCL keeps without memory.
+#include <algorithm>
+
+#include "replay/driver/mapped_region.h"
+#include "replay/session/slabs.h"
+
+namespace amem {
+namespace {
+
+// Whether memory with the properties `has` can be used where `wanted` were asked for. NCCL's own resume does not ask for what
+// network cards need, although its allocations had it before.
+bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
+  has.gpu_direct_rdma = has.gpu_direct_rdma != 0 ? wanted.gpu_direct_rdma : std::uint8_t{0};
+  return has == wanted;
+}
+
+}  // namespace
+
+void Slabs::Vacate(AllocationId part) {
+  const State& state = ledger_.state();
+  const auto it = state.allocations.find(part);
+  if (it == state.allocations.end() || !it->second.placed()) return;
+  const Allocation& a = it->second;
+  if (a.guest_references > 0 || a.mappings > 0 || !a.importers.empty()) return;
+  const Slab* slab = ledger_.Entry(state.slabs, a.slab);
+  const Allocation* whole = ledger_.Entry(state.allocations, a.slab);
+  if (slab == nullptr || whole == nullptr) return;
+  const auto own = own_.find(a.slab);
+  const KeptRanges::Home home{a.slab, slab->address, whole->bytes, own == own_.end() ? Kind{} : own->second.kind,
+                              whole->remote};
+  const Address place = state.PlaceOf(a);
+  const Bytes bytes = a.bytes;
+  for (std::uint32_t left = a.reserved; left > 0; --left) {  // it dies with the last
+    kept_.Add(home, place, bytes);
+    ledger_.Record(RangeFreed{place, bytes, part});
+  }
+}
+
+bool Slabs::IsKept(Address address, Bytes bytes) {
+  const auto lock = ledger_.Lock();
+  return kept_.HomeOf(address, bytes) != nullptr;
+}
+
+Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
+  if (!IsKept(address, bytes)) return false;
+  const std::lock_guard one(mutex_);  // a slab may be made again there at this moment
+  const auto lock = ledger_.Lock();
+  const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
+  if (found == nullptr) return false;
+  const KeptRanges::Home home = *found;
+  kept_.Remove(address, bytes);
+  if (kept_.AnyIn(home.base) || ledger_.state().slabs.contains(home.slab)) return true;
+  AMEM_TRY(driver_.FreeRange(home.base, home.bytes));
+  ledger_.Record(RangeFreed{home.base, home.bytes, {}});
+  return true;
+}
+
+bool Slabs::AwaitsReturns() const {
+  return std::ranges::any_of(own_, [&](const auto& own) {
+    const auto slab = ledger_.state().slabs.find(own.first);
+    return slab != ledger_.state().slabs.end() && kept_.AnyIn(slab->second.address);
+  });
+}
+
+std::optional<Bytes> Slabs::Room(AllocationId id, Bytes bytes, Bytes alignment) const {
+  const State& state = ledger_.state();
+  const auto slab = state.slabs.find(id);
+  if (slab == state.slabs.end() || !kept_.AnyIn(slab->second.address)) return FindRoom(state, id, bytes, alignment);
+  const auto whole = state.allocations.find(id);
+  if (whole == state.allocations.end()) return std::nullopt;
+  const Address base = slab->second.address;
+  std::multimap<Bytes, Bytes> taken;
+  for (const auto& [offset, parts] : slab->second.parts) {
+    const auto part = state.allocations.find(parts.front());
+    if (part != state.allocations.end()) taken.emplace(offset, part->second.bytes);
+  }
+  for (auto kept = kept_.From(base); kept != kept_.end() && kept->first < base + whole->second.bytes; ++kept)
+    taken.emplace(kept->first.value - base.value, kept->second);
+  Bytes at = 0;
+  for (const auto& [offset, size] : taken) {
+    if (at + bytes <= offset) return at;
+    at = std::max(at, (offset + size + alignment - 1) / alignment * alignment);
+  }
+  if (at + bytes <= whole->second.bytes) return at;
+  return std::nullopt;
+}
+
+bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
+  const auto& mappings = ledger_.state().mappings;
+  const auto first = mappings.lower_bound(home.base);
+  return first == mappings.end() || !(first->first < home.base + home.bytes);
+}
+
+// Returns with the lock held.
+Status Slabs::OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  const auto created = driver_.Create(home.bytes, home.kind.properties, home.kind.flags);
+  OwnedHandle handle(driver_, created.ok() ? *created : DriverHandle{});
+  const AccessDescriptor access{home.kind.properties.location, 3};
+  auto region = created.ok() ? MappedRegion::MapAt(driver_, home.base, handle.get(), home.bytes, std::span(&access, 1))
+                             : Result<MappedRegion>(created.status());
+  lock.lock();
+  if (!region.ok()) return region.status();
+  region->Keep();
+  ledger_.SetHandle(home.slab, handle.get());
+  ledger_.Record(AllocationCreated{home.slab, home.bytes, home.kind.properties, home.kind.flags, handle.Keep(), {}, {}});
+  RecordOwnOpened(home.slab, home.base, home.bytes, home.kind);
+  return {};
+}
+
+Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
+  if (!IsKept(address, bytes)) return false;
+  const std::lock_guard one(mutex_);
+  auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const auto suits = [&](const KeptRanges::Home* home) {
+    const auto a = state.allocations.find(id);
+    if (home == nullptr || a == state.allocations.end() || a->second.bytes != bytes) return false;
+    if (state.PlaceOf(a->second) == address) return true;
+    return !home->remote && a->second.untouched() && a->second.own() && Serves(home->kind.properties, a->second.properties) &&
+           (state.slabs.contains(home->slab) || (IsEmpty(*home) && !scarce_));
+  };
+  if (!suits(kept_.HomeOf(address, bytes))) return false;
+  const KeptRanges::Home home = *kept_.HomeOf(address, bytes);
+  if (state.PlaceOf(state.allocations.at(id)) != address) {
+    if (!state.slabs.contains(home.slab)) {
+      Status opened = OpenAgain(home, lock);
+      if (opened.code() == Code::kOutOfMemory) {  // without the slab that the allocation is in until now there may be enough
+        AMEM_TRY(Back(id));
+        AMEM_TRY(RetireAll());
+        opened = OpenAgain(home, lock);
+      }
+      scarce_ = opened.code() == Code::kOutOfMemory;
+      if (scarce_) return false;
+      AMEM_TRY(opened.Within("make a slab again for the addresses that NCCL kept"));
+    }
+    const Place place{home.slab, address.value - home.base.value};
+    AMEM_TRY(Clear(place, bytes, lock));
+    if (!suits(kept_.HomeOf(address, bytes))) return false;  // NCCL let go of it meanwhile
+    const DriverHandle alone = ledger_.HandleOf(id);
+    ledger_.Record(Placed{id, place.slab, place.offset, false});
+    if (alone) AMEM_TRY(driver_.Release(alone));
+    ledger_.ForgetHandle(id);
+  }
+  kept_.Remove(address, bytes);
+  ledger_.Record(RangeReserved{address, bytes, home.kind.granularity, {}, 0, {}, id});
+  return true;
+}
+
+// Of a part that can be reached nowhere else, so that nobody writes meanwhile. By way of the host: this is rare.
+Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
+  const DeviceOrdinal device{part.properties.location.id};
+  const AccessDescriptor access{part.properties.location, 3};
+  auto region = MappedRegion::Map(driver_, to, part.bytes, 0, std::span(&access, 1));
+  if (!region.ok()) return region.status();
+  auto pinned = driver_.AllocatePinned(part.bytes);
+  if (!pinned.ok()) return pinned.status();
+  AMEM_TRY(driver_.CopyToHost(device, (*pinned)->data(), ledger_.state().PlaceOf(part), part.bytes));
+  AMEM_TRY(driver_.FinishCopies(device));
+  AMEM_TRY(driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes));
+  return driver_.FinishCopies(device);
+}
+
+}  // namespace amem

@@ -1,0 +1,443 @@
+// Memory of slabs that NCCL maps at addresses which AMem did not choose: symmetric windows, and NCCL's own suspend and resume.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kDevice, test::kMiB, test::Process;
+
+constexpr Bytes kWhole = 32 * kMiB;  // of all slabs here
+
+SessionOptions InSlabs() {
+  SessionOptions options;
+  options.layout = Layout::kSlab;
+  options.slab_bytes = kWhole;
+  return options;
+}
+
+Address At(const std::byte* memory) { return Address{reinterpret_cast<std::uint64_t>(memory)}; }
+std::byte* Memory(Address address) { return reinterpret_cast<std::byte*>(address.value); }
+
+// Different for every place that a mistake could exchange for another.
+std::uint64_t Word(Bytes i, unsigned seed) { return (i + 1) * 0x9E3779B97F4A7C15U + seed; }
+void Fill(std::byte* memory, Bytes bytes, unsigned seed) {
+  auto* words = reinterpret_cast<std::uint64_t*>(memory);
+  for (Bytes i = 0; i < bytes / 8; ++i) words[i] = Word(i, seed);
+}
+bool Holds(const std::byte* memory, Bytes bytes, unsigned seed) {
+  const auto* words = reinterpret_cast<const std::uint64_t*>(memory);
+  for (Bytes i = 0; i < bytes / 8; ++i) {
+    if (words[i] != Word(i, seed)) return false;
+  }
+  return true;
+}
+bool AllZero(const std::byte* memory, Bytes bytes) {
+  return memory[0] == std::byte{0} && std::memcmp(memory, memory + 1, bytes - 1) == 0;
+}
+
+class AlienAddressTest : public test::TwoProcesses {
+ protected:
+  AlienAddressTest() : TwoProcesses(InSlabs(), 512 * kMiB) {}
+  void TearDown() override {
+    for (const Process* p : {&a, &b}) {
+      const State state = p->session->CopyState();
+      EXPECT_TRUE(state.broken.empty()) << state.broken;
+      EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state).message();
+    }
+    TwoProcesses::TearDown();
+  }
+
+  void LeavesNothing() const {
+    for (const Process* p : {&a, &b}) {
+      EXPECT_EQ(p->simulator->Snapshot(), SimulatorSnapshot{});
+      EXPECT_TRUE(p->session->CopyState().allocations.empty());
+      EXPECT_TRUE(p->session->CopyState().ranges.empty());
+    }
+  }
+  void Cycle() const {
+    Both(&Session::Pause);
+    EXPECT_EQ(a.InUse(), 0U);
+    Both(&Session::Resume);
+  }
+  static void MapThere(const Process& p, Address address, Bytes bytes, AllocationId id) {
+    const Status mapped = p.session->Map(address, bytes, 0, id, 0);
+    ASSERT_TRUE(mapped.ok()) << mapped.message();
+    const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
+    EXPECT_TRUE(p.session->SetAccess(address, bytes, std::span(&access, 1)).ok());
+  }
+};
+
+// ---- symmetric windows -------------------------------------------------------------------------------------------------
+
+// One flat range in each process, in which each rank's memory has its place.
+struct Window {
+  static constexpr Bytes kStride = 64 * kMiB;
+  explicit Window(const Process& process) : p(process), base(*p.session->Reserve(2 * kStride, 0, {}, 0, {})) {}
+  [[nodiscard]] Address Of(unsigned rank, Bytes offset) const { return base + rank * kStride + offset; }
+  void Free() const { EXPECT_TRUE(p.session->FreeRange(base, 2 * kStride).ok()); }
+  const Process& p;
+  const Address base;
+};
+
+class WindowTest : public AlienAddressTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // As NCCL does: the ranks come in the order of their numbers, so that one maps its own memory first, and the other what it
+  // imported from a rank that may not have mapped it yet.
+  void Register(AllocationId of_a, AllocationId of_b, Bytes bytes, Bytes offset) {
+    auto token_a = a.session->Export(of_a), token_b = b.session->Export(of_b);
+    const auto of_a_at_b = [&] {
+      const AllocationId as = *b.session->Import(token_a->get(), {});
+      MapThere(b, window_b.Of(0, offset), bytes, as);
+      EXPECT_TRUE(b.session->Release(as).ok());
+    };
+    if (GetParam()) of_a_at_b();
+    MapThere(a, window_a.Of(0, offset), bytes, of_a);
+    if (!GetParam()) of_a_at_b();
+    const AllocationId as = *a.session->Import(token_b->get(), {});
+    MapThere(a, window_a.Of(1, offset), bytes, as);
+    EXPECT_TRUE(a.session->Release(as).ok());
+    MapThere(b, window_b.Of(1, offset), bytes, of_b);
+  }
+  void Deregister(Bytes bytes, Bytes offset) const {
+    for (const Window* window : {&window_a, &window_b}) {
+      for (const unsigned rank : {0U, 1U}) EXPECT_TRUE(window->p.session->Unmap(window->Of(rank, offset), bytes).ok());
+    }
+  }
+  void EachSeesWhatTheOtherWrites(Bytes bytes, Bytes offset, unsigned seed) const {
+    Fill(Memory(window_a.Of(0, offset)), bytes, seed);
+    Fill(Memory(window_b.Of(1, offset)), bytes, seed + 1);
+    EXPECT_TRUE(Holds(Memory(window_b.Of(0, offset)), bytes, seed));
+    EXPECT_TRUE(Holds(Memory(window_a.Of(1, offset)), bytes, seed + 1));
+  }
+  Window window_a{a}, window_b{b};
+};
+
+TEST_P(WindowTest, memory_that_has_no_address_of_its_own_lies_in_a_window_over_pauses) {
+  constexpr Bytes kOffset = 8 * kMiB;
+  std::byte* other = a.Place(a.Create());  // a slab that stays
+  const AllocationId of_a = a.Create(5 * k2M), of_b = b.Create(5 * k2M);
+  Register(of_a, of_b, 5 * k2M, kOffset);
+  EXPECT_TRUE(a.session->Release(of_a).ok());
+  EXPECT_TRUE(b.session->Release(of_b).ok());
+  for (unsigned cycle = 0; cycle < 3; ++cycle) {
+    EachSeesWhatTheOtherWrites(5 * k2M, kOffset, cycle);
+    Cycle();
+    EXPECT_TRUE(Holds(Memory(window_a.Of(0, kOffset)), 5 * k2M, cycle));
+    EXPECT_TRUE(Holds(Memory(window_b.Of(0, kOffset)), 5 * k2M, cycle));
+  }
+  Deregister(5 * k2M, kOffset);
+  window_a.Free();
+  window_b.Free();
+  a.Free(other, a.session->CopyState().allocations.rbegin()->first);
+}
+
+TEST_P(WindowTest, memory_of_the_program_is_at_its_first_address_and_in_the_window) {
+  const AllocationId of_a = a.Create(k2M, true), of_b = b.Create(k2M, true);
+  std::byte* first_a = a.Place(of_a);
+  std::byte* first_b = b.Place(of_b);
+  EXPECT_EQ(*a.session->Retain(At(first_a)), of_a);
+  EXPECT_EQ(*b.session->Retain(At(first_b)), of_b);
+  Register(of_a, of_b, k2M, 0);
+  for (unsigned cycle = 0; cycle < 3; ++cycle) {
+    EachSeesWhatTheOtherWrites(k2M, 0, cycle);
+    Cycle();
+    EXPECT_TRUE(Holds(first_a, k2M, cycle));
+    EXPECT_TRUE(Holds(first_b, k2M, cycle + 1));
+    Fill(first_a, k2M, cycle + 9);
+    EXPECT_TRUE(Holds(Memory(window_b.Of(0, 0)), k2M, cycle + 9)) << "one memory at three addresses";
+  }
+  Deregister(k2M, 0);
+  EXPECT_TRUE(a.session->Release(of_a).ok());
+  EXPECT_TRUE(b.session->Release(of_b).ok());
+  a.Free(first_a, of_a);
+  b.Free(first_b, of_b);
+  window_a.Free();
+  window_b.Free();
+  LeavesNothing();
+}
+
+INSTANTIATE_TEST_SUITE_P(AnyOrder, WindowTest, ::testing::Bool());
+
+TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
+  std::byte* other = a.Place(a.Create());
+  const AllocationId id = a.Create();
+  std::byte* memory = a.Place(id);
+  Fill(memory, k2M, 1);
+  EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());  // and holds the handle
+  EXPECT_TRUE(a.session->FreeRange(At(memory), k2M).ok());
+  const Address elsewhere = *a.session->Reserve(2 * k2M, 0, {}, 0, {});
+  MapThere(a, elsewhere + k2M, k2M, id);
+  EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 1));
+  const AllocationId next = a.Create();
+  std::byte* place = a.Place(next);
+  ASSERT_EQ(place, memory);
+  EXPECT_TRUE(AllZero(place, k2M)) << "what it left behind was cleared";
+  Cycle();
+  EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 1));
+  EXPECT_NE(other, nullptr);
+}
+
+// ---- NCCL's own suspend and resume -------------------------------------------------------------------------------------
+
+// A communicator of two ranks: each has buffers, and mappings of the other's.
+class Communicator {
+ public:
+  struct Buffer {
+    AllocationId own, as;
+    std::byte *mine = nullptr, *theirs = nullptr;
+    Bytes bytes = 0;
+  };
+  Communicator(const Process& owner, const Process& peer, std::size_t buffers, unsigned seed)
+      : owner_(owner), peer_(peer), seed_(seed) {
+    for (std::size_t i = 0; i < buffers; ++i) {
+      Buffer buffer;
+      buffer.bytes = i % 3 == 1 ? 5 * k2M : k2M;
+      buffer.own = owner.Create(buffer.bytes);
+      buffer.mine = owner.Place(buffer.own, buffer.bytes);
+      buffer.as = Pass(buffer.own);
+      buffer.theirs = peer.Place(buffer.as, buffer.bytes);
+      buffers_.push_back(buffer);
+    }
+  }
+  void Write() {
+    ++seed_;
+    for (std::size_t i = 0; i < buffers_.size(); ++i) Fill(buffers_[i].mine, buffers_[i].bytes, Seed(i));
+  }
+  void HasWhatWasWritten() const {
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      EXPECT_TRUE(Holds(buffers_[i].mine, buffers_[i].bytes, Seed(i))) << i;
+      EXPECT_TRUE(Holds(buffers_[i].theirs, buffers_[i].bytes, Seed(i))) << i;
+    }
+  }
+  // Unmaps and releases, and keeps the addresses.
+  void SuspendPeer() const {
+    for (const Buffer& buffer : buffers_) GiveUp(peer_, buffer.theirs, buffer.as, buffer.bytes);
+  }
+  void SuspendOwner() const {
+    for (const Buffer& buffer : buffers_) GiveUp(owner_, buffer.mine, buffer.own, buffer.bytes);
+  }
+  void ResumeOwner(bool rdma = false) {
+    for (Buffer& buffer : buffers_) {
+      AllocationProperties properties = Process::On(kDevice);
+      properties.gpu_direct_rdma = rdma ? 1 : 0;
+      const auto created = owner_.session->Create(buffer.bytes, properties, 0, {});
+      ASSERT_TRUE(created.ok()) << created.status().message();
+      buffer.own = *created;
+      Map(owner_, buffer.mine, buffer.own, buffer.bytes);
+    }
+  }
+  void ResumePeer() {
+    for (Buffer& buffer : buffers_) {
+      buffer.as = Pass(buffer.own);
+      Map(peer_, buffer.theirs, buffer.as, buffer.bytes);
+    }
+  }
+  void FreeRanges() const {
+    for (const Buffer& buffer : buffers_) {
+      EXPECT_TRUE(owner_.session->FreeRange(At(buffer.mine), buffer.bytes).ok());
+      EXPECT_TRUE(peer_.session->FreeRange(At(buffer.theirs), buffer.bytes).ok());
+    }
+  }
+  void Destroy() const {
+    SuspendPeer();
+    SuspendOwner();
+    FreeRanges();
+  }
+  [[nodiscard]] const std::vector<Buffer>& buffers() const { return buffers_; }
+
+ private:
+  [[nodiscard]] unsigned Seed(std::size_t i) const { return seed_ * 100 + static_cast<unsigned>(i); }
+  AllocationId Pass(AllocationId id) const {
+    auto token = owner_.session->Export(id);
+    const auto imported = peer_.session->Import(token->get(), {});
+    EXPECT_TRUE(imported.ok()) << imported.status().message();
+    return imported.ok() ? *imported : AllocationId{};
+  }
+  static void GiveUp(const Process& p, std::byte* memory, AllocationId id, Bytes bytes) {
+    EXPECT_TRUE(p.session->Unmap(At(memory), bytes).ok());
+    EXPECT_TRUE(p.session->Release(id).ok());
+  }
+  static void Map(const Process& p, std::byte* memory, AllocationId id, Bytes bytes) {
+    const Status mapped = p.session->Map(At(memory), bytes, 0, id, 0);
+    ASSERT_TRUE(mapped.ok()) << mapped.message();
+    const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
+    EXPECT_TRUE(p.session->SetAccess(At(memory), bytes, std::span(&access, 1)).ok());
+  }
+
+  const Process& owner_;
+  const Process& peer_;
+  std::vector<Buffer> buffers_;
+  unsigned seed_;
+};
+
+class NativeSuspendTest : public AlienAddressTest {
+ protected:
+  Communicator from_a{a, b, 8, 1}, from_b{b, a, 4, 2};
+  void SuspendAll() const {
+    for (const Communicator* one : {&from_a, &from_b}) one->SuspendPeer();
+    for (const Communicator* one : {&from_a, &from_b}) one->SuspendOwner();
+  }
+  void ResumeAll() {
+    for (Communicator* one : {&from_a, &from_b}) one->ResumeOwner();
+    for (Communicator* one : {&from_a, &from_b}) one->ResumePeer();
+  }
+};
+
+TEST_F(NativeSuspendTest, gives_memory_back_and_has_it_in_slabs_again_over_pauses) {
+  const Bytes held = a.InUse();
+  const std::size_t slabs = a.session->CopyState().slabs.size();
+  for (int round = 0; round < 3; ++round) {
+    SuspendAll();
+    EXPECT_EQ(a.InUse(), 0U);
+    EXPECT_EQ(b.InUse(), 0U);
+    EXPECT_TRUE(a.session->CopyState().allocations.empty());
+    ResumeAll();
+    EXPECT_EQ(a.InUse(), held);
+    EXPECT_EQ(a.session->CopyState().slabs.size(), slabs) << "the peer's as well";
+    for (int cycle = 0; cycle < 2; ++cycle) {
+      from_a.Write();
+      from_b.Write();
+      Cycle();
+      from_a.HasWhatWasWritten();
+      from_b.HasWhatWasWritten();
+    }
+  }
+  from_a.Destroy();
+  from_b.Destroy();
+  LeavesNothing();
+}
+
+TEST_F(NativeSuspendTest, of_one_communicator_leaves_another_in_the_same_slab_alone) {
+  Communicator stays(a, b, 2, 3);
+  stays.Write();
+  const Bytes held = a.InUse();
+  for (int round = 0; round < 3; ++round) {
+    SuspendAll();
+    stays.HasWhatWasWritten();
+    Communicator passing(a, b, 6, 4);  // finds no address that is kept
+    for (const auto& used : passing.buffers()) {
+      for (const auto& kept : from_a.buffers())
+        EXPECT_TRUE(used.mine + used.bytes <= kept.mine || kept.mine + kept.bytes <= used.mine);
+    }
+    passing.Destroy();
+    ResumeAll();
+    from_a.Write();
+    Cycle();
+    from_a.HasWhatWasWritten();
+    stays.HasWhatWasWritten();
+    EXPECT_EQ(a.InUse(), held);
+  }
+  for (const auto& buffer : from_a.buffers()) EXPECT_TRUE(a.session->CopyState().allocations.at(buffer.own).placed());
+  from_a.Destroy();
+  from_b.Destroy();
+  stays.Destroy();
+  LeavesNothing();
+}
+
+TEST_F(NativeSuspendTest, new_memory_is_zero_where_a_slab_stayed) {
+  Communicator stays(a, b, 1, 3);
+  from_a.Write();
+  SuspendAll();
+  ResumeAll();
+  for (const auto& buffer : from_a.buffers()) EXPECT_TRUE(AllZero(buffer.mine, buffer.bytes));
+}
+
+TEST_F(NativeSuspendTest, and_then_destroyed_leaves_nothing) {
+  SuspendAll();
+  from_a.FreeRanges();
+  from_b.FreeRanges();
+  LeavesNothing();
+}
+
+TEST_F(NativeSuspendTest, pauses_in_between_find_nothing_to_do) {
+  SuspendAll();
+  Both(&Session::Pause);
+  const auto refused = a.session->Create(k2M, Process::On(kDevice), 0, {});
+  EXPECT_EQ(refused.status().code(), Code::kRefused);
+  Both(&Session::Resume);
+  ResumeAll();
+  from_a.Write();
+  from_a.HasWhatWasWritten();
+  Both(&Session::Pause);
+  SuspendAll();  // frees what is paused
+  Both(&Session::Resume);
+  EXPECT_EQ(a.InUse(), 0U);
+  ResumeAll();
+  from_a.Write();
+  from_a.HasWhatWasWritten();
+}
+
+TEST_F(NativeSuspendTest, waits_for_a_peer_that_is_behind_with_its_suspend) {
+  for (const Communicator* one : {&from_a, &from_b}) one->SuspendOwner();
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (const Communicator* one : {&from_a, &from_b}) one->SuspendPeer();
+  });
+  from_a.ResumeOwner();
+  late.join();
+  from_b.ResumeOwner();
+  from_a.ResumePeer();
+  from_b.ResumePeer();
+  from_a.Write();
+  from_a.HasWhatWasWritten();
+}
+
+TEST_F(NativeSuspendTest, has_handles_of_its_own_where_there_is_no_memory_for_a_slab) {
+  from_b.Destroy();
+  from_a.SuspendPeer();
+  from_a.SuspendOwner();
+  auto hog = b.simulator->Create(Bytes{512 - 60} << 20, Process::On(kDevice), 0);  // 40 MiB fit, and no two slabs
+  ASSERT_TRUE(hog.ok());
+  from_a.ResumeOwner();
+  from_a.ResumePeer();
+  const State state = a.session->CopyState();
+  std::size_t placed = 0;
+  for (const auto& buffer : from_a.buffers()) placed += state.allocations.at(buffer.own).placed() ? 1 : 0;
+  EXPECT_GT(placed, 0U);
+  EXPECT_LT(placed, from_a.buffers().size());
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    from_a.Write();
+    from_a.HasWhatWasWritten();
+    from_a.SuspendPeer();
+    from_a.SuspendOwner();
+    from_a.ResumeOwner();
+    from_a.ResumePeer();
+  }
+  EXPECT_TRUE(b.simulator->Release(*hog).ok());
+  from_a.Write();
+  Cycle();
+  from_a.HasWhatWasWritten();
+  from_a.Destroy();
+  LeavesNothing();
+}
+
+TEST(NativeSuspend, does_not_ask_again_for_what_network_cards_need) {
+  LocalNetwork network;
+  const auto world = *SimulatorWorld::InMemory(2, 512 * kMiB);
+  Process a(1, world, network, InSlabs());
+  AllocationProperties rdma = Process::On(kDevice);
+  rdma.gpu_direct_rdma = 1;
+  std::vector<std::pair<std::byte*, AllocationId>> buffers;
+  for (int i = 0; i < 4; ++i) {
+    const AllocationId id = *a.session->Create(k2M, rdma, 0, {});
+    buffers.emplace_back(a.Place(id), id);
+  }
+  for (int i = 1; i < 4; ++i) {  // the first keeps the slab
+    auto& [memory, id] = buffers[static_cast<std::size_t>(i)];
+    EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
+    EXPECT_TRUE(a.session->Release(id).ok());
+    id = a.Create();
+    const Status mapped = a.session->Map(At(memory), k2M, 0, id, 0);
+    EXPECT_TRUE(mapped.ok()) << mapped.message();
+  }
+  EXPECT_EQ(a.session->CopyState().slabs.size(), 1U);
+  EXPECT_TRUE(a.session->Close("test").ok());
+}
+
+}  // namespace
+}  // namespace amem

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <thread>
+
 #include "replay/driver/result_names.h"
 
 namespace amem {
@@ -109,6 +111,31 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
   if (result == CUDA_SUCCESS) return {};
   device.stream = nullptr;
   return Failure(result, "cuStreamCreate" + of);
+}
+
+// Most waits are over in some milliseconds, and the processor has nothing better to do; but not so often that it would hold up
+// the driver calls of other threads.
+CUresult CudaDriver::Core::Await(std::chrono::milliseconds patience, const std::function<CUresult()>& ask) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kBetween{2}, kNap{50};
+  constexpr std::chrono::milliseconds kAwake{50};
+  const auto began = Clock::now();
+  while (true) {
+    const CUresult result = ask();
+    if (result != CUDA_ERROR_NOT_READY) return result;
+    const auto now = Clock::now();
+    if (now - began >= patience) return result;
+    if (now - began >= kAwake) {
+      std::this_thread::sleep_for(kNap);
+    } else {
+      while (Clock::now() - now < kBetween) std::this_thread::yield();
+    }
+  }
+}
+
+CUresult CudaDriver::Core::AwaitStream(std::chrono::milliseconds patience, CUstream stream) const {
+  if (calls.stream_query == nullptr) return calls.stream_synchronize(stream);
+  return Await(patience, [&] { return calls.stream_query(stream); });
 }
 
 Result<CUcontext> CudaDriver::Core::AnyContext() {

@@ -1,6 +1,8 @@
 // Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
 #include <spdlog/fmt/fmt.h>
 
+#include <tuple>
+
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -9,7 +11,12 @@ namespace {
 
 constinit log::Limited g_refused_launches;
 
-template <Text Name, class F>
+// The stream that a launch submits to.
+inline CUstream StreamOf(CUstream stream) { return stream; }
+inline CUstream StreamOf(const CUlaunchConfig* config) { return config == nullptr ? nullptr : config->hStream; }
+
+// `kStream`: the position of the argument that has the stream.
+template <Text Name, class F, std::size_t kStream>
 struct Launch {
   static constexpr const char *kName = Name.data, *kExported = kName;
   using Function = F;
@@ -17,7 +24,7 @@ struct Launch {
   static CUresult Call(Function* real, A... arguments) {
     Session* session = Runtime::Get().started();
     if (session == nullptr) return real(arguments...);
-    const auto entered = session->EnterLaunch();
+    const auto entered = session->EnterLaunch(kName, StreamOf(std::get<kStream>(std::tie(arguments...))));
     if (entered.owns_lock()) [[likely]]
       return real(arguments...);
     g_refused_launches.Error(
@@ -26,12 +33,15 @@ struct Launch {
   }
 };
 
-using LaunchKernel = Launch<"cuLaunchKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                                       unsigned, CUstream, void**, void**)>;
-using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**)>;
-using LaunchCooperativeKernel = Launch<"cuLaunchCooperativeKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned,
-                                                                             unsigned, unsigned, unsigned, CUstream, void**)>;
-using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream)>;
+using LaunchKernel =
+    Launch<"cuLaunchKernel",
+           CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**),
+           8>;
+using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**), 0>;
+using LaunchCooperativeKernel =
+    Launch<"cuLaunchCooperativeKernel",
+           CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**), 8>;
+using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream), 1>;
 
 }  // namespace
 

@@ -35,14 +35,28 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
     ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
   }
   auto round = peers_.Arrive(kind, cycle);
-  if (!round.ok()) {
-    const auto lock = ledger_.Lock();
-    const Lifecycle now = ledger_.state().lifecycle;
-    // After a failure that could not be undone there is still something left to do.
-    const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-    ledger_.Record(CycleFailed{kind, cycle, undone, round.status().message()});
-  }
+  if (!round.ok()) RecordNotBegun(kind, cycle, round.status().message());
   return round;
+}
+
+void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why) {
+  const auto lock = ledger_.Lock();
+  const Lifecycle now = ledger_.state().lifecycle;
+  // After a failure that could not be undone there is still something left to do.
+  const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
+  ledger_.Record(CycleFailed{kind, cycle, undone, why});
+}
+
+// The others undo what they have begun; this session has nothing to undo, and leaves the round once they know.
+Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
+  const bool pausing = kind == CycleKind::kPause;
+  SessionId culprit;
+  const Status told = round->Vote(pausing ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, why, &culprit);
+  const std::string message =
+      (told.ok() ? why : told).message() +
+      (pausing ? "; the session runs on as before" : "; the session stays paused, with its contents kept");
+  RecordNotBegun(kind, CycleNumber(kind), message);
+  return {why.code(), message, why.driver_result()};
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {

@@ -39,6 +39,8 @@ class Coordinator {
 
   // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
+  // In place of Run, when this session cannot take part: all members are told why, and the cycle fails before it has begun.
+  Status Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why);
   // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
   // and the message names the rank and the reason.
   Status Run(CycleKind kind, Round& round);
@@ -62,6 +64,7 @@ class Coordinator {
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
+  void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);

@@ -1,5 +1,7 @@
 #include "replay/driver/driver.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -53,6 +55,21 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
 
 Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
 Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+
+Status NotIdle(DeviceOrdinal device, std::chrono::milliseconds patience, const std::string& details) {
+  return {Code::kRefused,
+          fmt::format("device {}: a kernel or copy that was submitted before the pause has not ended within {} ms{}; let the "
+                      "device become idle before the pause, or raise AMEM_TIMEOUT_MS",
+                      device.value, patience.count(), details),
+          cuda::kNotReady};
+}
+
+Status CopiesNotDone(DeviceOrdinal device, std::chrono::milliseconds patience) {
+  return {Code::kDriver,
+          fmt::format("device {}: copies of contents have not ended within {} ms; the device hangs, or raise AMEM_TIMEOUT_MS",
+                      device.value, patience.count()),
+          cuda::kTimeout};
+}
 
 std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
 std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }

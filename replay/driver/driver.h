@@ -4,6 +4,8 @@
 // Status::driver_result; nothing has changed then. The caller owns the handles and ranges it gets.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,8 +22,9 @@ namespace amem {
 // The CUresult values AMem itself produces or tells apart.
 namespace cuda {
 inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
-                     kInvalidDevice = 101, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401,
-                     kIllegalAddress = 700, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kUnknown = 999;
+                     kInvalidDevice = 101, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401, kNotReady = 600,
+                     kIllegalAddress = 700, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kTimeout = 909,
+                     kUnknown = 999;
 }
 
 struct MemoryInfo {
@@ -83,9 +86,15 @@ class Driver {
   virtual Result<int> DeviceCount() = 0;
   virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
   virtual std::string Version() = 0;
-  // Returns once everything submitted to the device by this process is done, and opens no context there; kRefused while a
-  // stream capture is running.
+  // How long Synchronize, Await and FinishCopies wait for a device: the driver's own waits have no limit.
+  void SetPatience(std::chrono::milliseconds patience) { patience_ = patience; }
+  [[nodiscard]] std::chrono::milliseconds patience() const { return patience_; }
+  // Returns once everything submitted to the device by this process is done, and opens no context there. kRefused: a stream
+  // capture is running, or what was submitted did not end in time.
   virtual Status Synchronize(DeviceOrdinal device) = 0;
+  // The program submits work to that stream by that call. Synchronize waits for the stream's context, too, and its message
+  // names the last such call. Cheap when it is called again for the same context.
+  virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
 
   // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
   // access for `device`; the host side must lie in a PinnedBuffer.
@@ -116,7 +125,14 @@ class Driver {
   // before the mark is done. The defaults mark nothing, and wait for everything.
   virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
   virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
+
+ private:
+  std::atomic<std::chrono::milliseconds> patience_{std::chrono::minutes(1)};
 };
+
+// The failures of waits that reached the driver's patience. `details`: "(...)" or nothing.
+Status NotIdle(DeviceOrdinal device, std::chrono::milliseconds patience, const std::string& details);
+Status CopiesNotDone(DeviceOrdinal device, std::chrono::milliseconds patience);
 
 // For what drivers say of a failed call: "0x7f00, 4096 bytes" and "handle 0x1f".
 std::string InRange(Address address, Bytes bytes);

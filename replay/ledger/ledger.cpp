@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "journal/base/clock.h"
 
 namespace amem {
@@ -27,6 +29,16 @@ struct IsOnlyCounted {
 };
 
 }  // namespace
+
+std::unique_lock<std::mutex> Ledger::LockWithin(std::chrono::milliseconds patience) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  while (!lock.owns_lock() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    static_cast<void>(lock.try_lock());
+  }
+  return lock;
+}
 
 void Ledger::Record(EventBody body) {
   const bool broken_before = !state_.broken.empty();

@@ -10,6 +10,7 @@
 // Nothing here throws or ends the process, because it is NCCL's.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <source_location>
@@ -29,6 +30,8 @@ class Ledger {
   explicit Ledger(std::unique_ptr<JournalWriter> journal) : journal_(std::move(journal)) {}
 
   [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
+  // Not owned: another thread has held it all the time. Some driver calls are made with the lock held, and may hang.
+  [[nodiscard]] std::unique_lock<std::mutex> LockWithin(std::chrono::milliseconds patience);
 
   // All below: with the lock held.
   // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), and the next pause

@@ -122,7 +122,8 @@ class Peers {
   // told and have given up.
   virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
 
-  // Stops serving; no delegate call comes after this returns.
+  // Stops serving; no delegate call comes after this returns, but for one that hangs in the driver: nobody waits for that for
+  // ever, because the process may be exiting.
   virtual void Stop() = 0;
 };
 

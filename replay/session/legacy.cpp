@@ -1,8 +1,10 @@
-// cuMemAlloc and its IPC handles. AMem makes such memory out of allocations and mappings of its own, so that a pause can take
-// it.
+// cuMemAlloc and its IPC handles. AMem makes such memory out of allocations of its own, which lie in slabs like NCCL's, so that
+// a pause can take it, and as fast.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "replay/driver/mapped_region.h"
 #include "replay/peers/token.h"
@@ -18,18 +20,32 @@ struct NewMemory {
   Bytes bytes;
 };
 
-// At least `bytes`, reachable for network cards, as cuMemAlloc memory is, where the device can do that.
-Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device) {
+// Reachable for network cards, as cuMemAlloc memory is, where the device can do that.
+constexpr std::uint8_t kWithAndWithoutRdma[] = {1, 0};
+
+AllocationProperties LegacyProperties(DeviceOrdinal device, std::uint8_t rdma) {
   AllocationProperties properties;
   properties.handle_types = 1;
   properties.location = {LocationType::kDevice, device.value};
+  properties.gpu_direct_rdma = rdma;
+  return properties;
+}
+
+Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties) {
+  const auto granularity = driver.Granularity(properties);
+  if (!granularity.ok()) return granularity.status();
+  return (bytes + *granularity - 1) / *granularity * *granularity;
+}
+
+// At least `bytes`, with a handle of its own.
+Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device) {
   Status failure;
-  for (const std::uint8_t rdma : {std::uint8_t{1}, std::uint8_t{0}}) {
-    properties.gpu_direct_rdma = rdma;
-    const auto granularity = driver.Granularity(properties);
-    failure = granularity.status();
-    if (!granularity.ok()) continue;
-    const Bytes rounded = (bytes + *granularity - 1) / *granularity * *granularity;
+  for (const std::uint8_t rdma : kWithAndWithoutRdma) {
+    const AllocationProperties properties = LegacyProperties(device, rdma);
+    const auto size = Rounded(driver, bytes, properties);
+    failure = size.status();
+    if (!size.ok()) continue;
+    const Bytes rounded = *size;
     const auto handle = driver.Create(rounded, properties, 0);
     if (handle.ok()) return NewMemory{OwnedHandle(driver, *handle), properties, rounded};
     failure = handle.status();
@@ -44,13 +60,41 @@ AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevic
 
 void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                            const CallSite& site) {
-  ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, {}});
+  const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
+  const AllocationId part = a != nullptr && a->placed() ? allocation : AllocationId{};
+  ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, part});
   ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
-  ledger_.Record(AccessSet{address, bytes, std::move(access), {}});
+  ledger_.Record(AccessSet{address, bytes, std::move(access), part});
 }
 
-Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
-  auto memory = CreateMemory(driver_, std::max(bytes, LegacyPool::kBlockBytes), device);
+// Zero: it does not belong in a slab, or cannot be had there. Begins without the lock, and holds it if there is a part.
+AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site,
+                                    std::unique_lock<std::mutex>& lock) {
+  for (const std::uint8_t rdma : kWithAndWithoutRdma) {
+    const AllocationProperties properties = LegacyProperties(device, rdma);
+    const auto rounded = Rounded(driver_, bytes, properties);
+    if (!rounded.ok()) continue;
+    const auto part = slabs_.Create(*rounded, properties, 0, site, lock);
+    if (part.ok()) return *part;
+    if (lock.owns_lock()) lock.unlock();
+  }
+  return {};
+}
+
+// `lock` is held before and after, and not all the time between.
+Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site,
+                                            std::unique_lock<std::mutex>& lock) {
+  bytes = std::max(bytes, LegacyPool::kBlockBytes);
+  lock.unlock();
+  if (const AllocationId part = NewLegacyPart(bytes, device, site, lock)) {
+    const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
+    if (a == nullptr) return ledger_.Broken();
+    const LegacyBlock block{ledger_.state().PlaceOf(*a), a->bytes, part, device};
+    RecordRegion(part, block.address, block.bytes, {ReadWrite(device)}, site);
+    return block;
+  }
+  if (!lock.owns_lock()) lock.lock();
+  auto memory = CreateMemory(driver_, bytes, device);
   if (!memory.ok()) return memory.status();
   std::vector<AccessDescriptor> access;
   for (const DeviceOrdinal d : legacy_devices_) access.push_back(ReadWrite(d));
@@ -68,12 +112,16 @@ Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, c
 // first seen.
 void Session::OpenLegacyTo(DeviceOrdinal device) {
   if (!legacy_devices_.insert(device).second) return;
+  const State& state = ledger_.state();
   const AccessDescriptor access = ReadWrite(device);
+  std::map<Address, Bytes> mapped;  // the blocks, or the slabs that they are parts of
   for (const auto& [address, entry] : legacy_.blocks()) {
+    const auto mapping = state.MappingAt(address);
+    if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
+  }
+  for (const auto& [address, bytes] : mapped) {
     // Devices without a link to each other stay apart, as they would with cuMemAlloc.
-    if (driver_.SetAccess(address, entry.block.bytes, std::span(&access, 1)).ok()) {
-      ledger_.Record(AccessSet{address, entry.block.bytes, {access}, {}});
-    }
+    if (driver_.SetAccess(address, bytes, std::span(&access, 1)).ok()) ledger_.Record(AccessSet{address, bytes, {access}, {}});
   }
 }
 
@@ -83,13 +131,15 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (TagOf(for_application) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return WrongCall("cuMemAlloc of zero bytes");
-  const auto lock = ledger_.Lock();
+  auto lock = ledger_.Lock();
   OpenLegacyTo(device);
   if (!LegacyPool::IsLarge(bytes)) {
     if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, site);
   }
-  auto block = NewLegacyBlock(bytes, device, site);
+  auto block = NewLegacyBlock(bytes, device, site, lock);
   if (!block.ok()) return block.status();
+  held_bytes_ += block->bytes;
+  PrepareContents();
   return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, site);
 }
 
@@ -110,9 +160,15 @@ Status Session::LegacyFree(Address address) {
 
 // Gives a block or an opened IPC handle back, with the reference that NCCL's call stood for.
 Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
-  AMEM_TRY(UnmapOne(address));
-  AMEM_TRY(driver_.FreeRange(address, bytes));
-  ledger_.Record(RangeFreed{address, bytes, {}});
+  const auto it = ledger_.state().allocations.find(allocation);
+  const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
+  if (slab) {
+    ledger_.Record(Unmapped{address, bytes, allocation});
+  } else {
+    AMEM_TRY(UnmapOne(address));
+    AMEM_TRY(driver_.FreeRange(address, bytes));
+  }
+  ledger_.Record(RangeFreed{address, bytes, slab ? allocation : AllocationId{}});
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
   if (a == nullptr) return ledger_.Broken();
   if (a->guest_references == 1 && a->importers.empty()) {
@@ -121,6 +177,7 @@ Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allo
     secrets_.erase(allocation);
   }
   ledger_.Record(AllocationReleased{allocation});
+  RetireIfEmpty(slab);
   return {};
 }
 
@@ -138,26 +195,52 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
 Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+  coordinator_->Busy();
   auto token = Decode(handle);
   if (!token.ok()) return token.status();
   auto id = ImportToken(*token, 1, site);
   if (!id.ok()) return id.status();
+  ForgetLastHandle(*id);  // NCCL reserves no range for it
+  auto address = MapLegacyImport(*id, device, token->offset, site);
+  if (address.ok() && *address) return *address + token->offset;
+  // The mapping failed, or the handle is open already, and memory in a slab is at one address only.
   const Locked lock(*this);
-  const Allocation* imported = ledger_.Entry(ledger_.state().allocations, *id);
-  if (imported == nullptr) return ledger_.Broken();
+  AMEM_TRY(ReleaseHandle(*id));
+  const auto it = ledger_.state().allocations.find(*id);
+  const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
+  const Address open = slab ? ledger_.state().PlaceOf(it->second) + token->offset : Address{};
+  ledger_.Record(AllocationReleased{*id});
+  dropped_.push_back({{token->session, token->allocation}, *id});
+  RetireIfEmpty(slab);
+  if (!address.ok()) return address.status();
+  ++legacy_opened_again_[open];
+  return open;
+}
+
+// Where the imported block begins. Zero: an import of it is open at that address already.
+Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site) {
   const AccessDescriptor access = ReadWrite(device);
+  const bool part = Inspect([&](const State& state) {
+    const auto it = state.allocations.find(id);
+    return it != state.allocations.end() && it->second.placed();
+  });
+  if (part) AMEM_TRY(slabs_.Open(id, std::span(&access, 1)));
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const Allocation* imported = ledger_.Entry(state.allocations, id);
+  if (imported == nullptr) return ledger_.Broken();
   const Bytes bytes = imported->bytes;
-  auto region = MappedRegion::Map(driver_, ledger_.HandleOf(*id), bytes, 0, std::span(&access, 1));
-  if (!region.ok()) {
-    static_cast<void>(ReleaseHandle(*id));
-    ledger_.Record(AllocationReleased{*id});
-    dropped_.push_back({{token->session, token->allocation}, *id});
-    return region.status();
+  Address address = state.PlaceOf(*imported);
+  if (part) {
+    if (state.legacy_imports.contains(address + offset)) return Address{};
+  } else {
+    auto region = MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1));
+    if (!region.ok()) return region.status();
+    address = region->Keep();
   }
-  const Address address = region->Keep();
-  RecordRegion(*id, address, bytes, {access}, site);
-  ledger_.Record(LegacyImported{address + token->offset, *id});
-  return address + token->offset;
+  RecordRegion(id, address, bytes, {access}, site);
+  ledger_.Record(LegacyImported{address + offset, id});
+  return address;
 }
 
 Status Session::LegacyClose(Address address) {
@@ -167,11 +250,18 @@ Status Session::LegacyClose(Address address) {
   const auto it = state.legacy_imports.find(address);
   if (it == state.legacy_imports.end())
     return NotOurs(fmt::format("cuIpcCloseMemHandle {}: NCCL did not open it", Hex(address.value)));
+  if (const auto again = legacy_opened_again_.find(address); again != legacy_opened_again_.end()) {
+    if (--again->second == 0) legacy_opened_again_.erase(again);
+    return {};
+  }
   const AllocationId allocation = it->second;
+  const auto imported = state.allocations.find(allocation);
   const auto mapping = state.MappingAt(address);
   if (!ledger_.Check(mapping != state.mappings.end(), "nothing is mapped at an opened IPC handle, " + Hex(address.value)))
     return ledger_.Broken();
-  const auto [base, bytes] = std::pair{mapping->first, mapping->second.bytes};
+  auto [base, bytes] = std::pair{mapping->first, mapping->second.bytes};
+  if (imported != state.allocations.end() && imported->second.placed())
+    std::tie(base, bytes) = std::pair{state.PlaceOf(imported->second), imported->second.bytes};
   ledger_.Record(LegacyClosed{address});
   return DropLegacyRegion(base, bytes, allocation);
 }

@@ -18,6 +18,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   auto peers = start_peers(self, *session);
   if (!peers.ok()) return peers.status();
   session->peers_ = *std::move(peers);
+  driver.SetPatience(session->LocalPatience());
   session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, options.pinned_bytes);
   return session;
 }
@@ -29,7 +30,13 @@ Session::~Session() {
 Status Session::Close(const std::string& reason) {
   if (std::exchange(closed_, true)) return {};
   peers_->Stop();
-  const auto lock = ledger_.Lock();
+  constexpr std::chrono::milliseconds kPatience{2000};
+  const auto lock = ledger_.LockWithin(kPatience);
+  if (!lock.owns_lock()) {
+    return {Code::kTimeout, fmt::format("close the session: a driver call of another thread has not returned within {} ms; the "
+                                        "journal ends as if the process had been killed",
+                                        kPatience.count())};
+  }
   ledger_.Record(SessionClosed{reason});
   return ledger_.journal() == nullptr ? Status{} : ledger_.journal()->Close();
 }
@@ -73,7 +80,12 @@ Status Session::Cycle(CycleKind kind) {
   if (Progress().lifecycle == target) return {};
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
-  const std::unique_lock alone(gate_);
+  if (const Status closed = gate_.Close(LocalPatience()); !closed.ok()) {
+    const Status why{closed.code(), fmt::format("{}; it waits for device{}, where a stream is full of work that does not end: "
+                                                "let that end before, or raise AMEM_TIMEOUT_MS",
+                                                closed.message(), DevicesText())};
+    return coordinator_->Refuse(kind, *std::move(round), why);
+  }
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
@@ -82,15 +94,33 @@ Status Session::Cycle(CycleKind kind) {
     RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
   }
   paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
+  gate_.Open();
   return status;
+}
+
+// Shorter than that of the vote of all members, so that the others hear the reason before they give up waiting for this one.
+std::chrono::milliseconds Session::LocalPatience() const {
+  return std::chrono::milliseconds(options_.timeout_ms - options_.timeout_ms / 8);
+}
+
+std::string Session::DevicesText() {
+  std::set<std::int32_t> devices;
+  Inspect([&](const State& state) {
+    for (const auto& [id, a] : state.allocations) {
+      if (a.own() && a.on_device()) devices.insert(a.properties.location.id);
+    }
+  });
+  return fmt::format("{} {}", devices.size() > 1 ? "s" : "", fmt::join(devices, " and "));
 }
 
 Status Session::Pause() { return Cycle(CycleKind::kPause); }
 Status Session::Resume() { return Cycle(CycleKind::kResume); }
 
-std::shared_lock<std::shared_mutex> Session::EnterLaunch() {
-  std::shared_lock entered(gate_, std::try_to_lock);
-  if (entered.owns_lock() && paused()) entered.unlock();
+std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) {
+  driver_.NoteStream(call, stream);
+  gate_.Announce(call, stream);
+  std::shared_lock entered(gate_);
+  if (paused()) entered.unlock();
   return entered;
 }
 

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -30,6 +31,7 @@
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
+#include "replay/session/call_gate.h"
 #include "replay/session/legacy_pool.h"
 #include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
@@ -98,8 +100,9 @@ class Session final : public PeerDelegate {
   Status Pause();
   Status Resume();
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // Held over a launch by NCCL: no pause begins meanwhile. Not owned: refused, memory is paused or about to be.
-  [[nodiscard]] std::shared_lock<std::shared_mutex> EnterLaunch();
+  // Held over a launch by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its end. Not
+  // owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in vain.
+  [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
   // True when [address, address + bytes) touches memory that a pause took away.
@@ -146,6 +149,8 @@ class Session final : public PeerDelegate {
   };
 
   Status Cycle(CycleKind kind);
+  [[nodiscard]] std::chrono::milliseconds LocalPatience() const;
+  [[nodiscard]] std::string DevicesText();
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
   [[nodiscard]] MemoryTag TagOf(bool for_application) const;
   [[nodiscard]] std::uint64_t DroppedEvents();
@@ -155,6 +160,7 @@ class Session final : public PeerDelegate {
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
+  Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
 
   // All below: with the ledger's lock held.
   void PrepareContents();
@@ -175,7 +181,9 @@ class Session final : public PeerDelegate {
   Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes);  // mapped there, with that size
   void RetireIfEmpty(AllocationId slab);
   void RetireEmptySlabs();
-  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<std::mutex>& lock);
+  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site,
+                                     std::unique_lock<std::mutex>& lock);
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site);
   Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
@@ -192,8 +200,10 @@ class Session final : public PeerDelegate {
   std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
   LegacyPool legacy_;                       // ledger's lock
   std::set<DeviceOrdinal> legacy_devices_;  // devices that may reach legacy memory; ledger's lock
-  std::mutex cycle_mutex_;                  // one pause or resume at a time
-  std::shared_mutex gate_;                  // NCCL's calls share it; a pause or resume holds it alone
+  // Opened IPC handles by address, where they were opened again: how often; ledger's lock
+  std::map<Address, std::uint64_t> legacy_opened_again_;
+  std::mutex cycle_mutex_;  // one pause or resume at a time
+  CallGate gate_;           // NCCL's calls share it; a pause or resume closes it
   std::atomic<bool> paused_{false};
   Bytes held_bytes_ = 0;      // created so far: a hint of what a pause will save; ledger's lock
   Bytes prepared_bytes_ = 0;  // what host memory was pinned for; ledger's lock

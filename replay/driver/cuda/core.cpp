@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <thread>
+
 #include "replay/driver/result_names.h"
 
 namespace amem {
@@ -120,6 +122,31 @@ Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
   if (result == CUDA_SUCCESS) result = calls.primary_state(known, &flags, &active);
   if (result == CUDA_SUCCESS) return active != 0;
   return Failure(result, fmt::format("cuDevicePrimaryCtxGetState device {}", device.value));
+}
+
+// Most waits are over in some milliseconds, and the processor has nothing better to do; but not so often that it would hold up
+// the driver calls of other threads.
+CUresult CudaDriver::Core::Await(std::chrono::milliseconds patience, const std::function<CUresult()>& ask) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kBetween{2}, kNap{50};
+  constexpr std::chrono::milliseconds kAwake{50};
+  const auto began = Clock::now();
+  while (true) {
+    const CUresult result = ask();
+    if (result != CUDA_ERROR_NOT_READY) return result;
+    const auto now = Clock::now();
+    if (now - began >= patience) return result;
+    if (now - began >= kAwake) {
+      std::this_thread::sleep_for(kNap);
+    } else {
+      while (Clock::now() - now < kBetween) std::this_thread::yield();
+    }
+  }
+}
+
+CUresult CudaDriver::Core::AwaitStream(std::chrono::milliseconds patience, CUstream stream) const {
+  if (calls.stream_query == nullptr) return calls.stream_synchronize(stream);
+  return Await(patience, [&] { return calls.stream_query(stream); });
 }
 
 Result<CUcontext> CudaDriver::Core::AnyContext() {

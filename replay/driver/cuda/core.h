@@ -4,6 +4,8 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -61,7 +63,9 @@ namespace amem {
   X(event_create, "cuEventCreate", cuEventCreate)                \
   X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
   X(event_record, "cuEventRecord", cuEventRecord)                \
-  X(event_synchronize, "cuEventSynchronize", cuEventSynchronize) \
+  X(event_query, "cuEventQuery", cuEventQuery)                   \
+  X(stream_query, "cuStreamQuery", cuStreamQuery)                \
+  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
   X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
 
 struct CudaCalls {
@@ -93,6 +97,9 @@ class CudaDriver::Core {
   Result<Device> Open(DeviceOrdinal device);
   // Whether this process has a primary context on the device; none is made.
   Result<bool> HasContext(DeviceOrdinal device);
+  // Asks until the answer is another than "not ready", or for `patience`: what the driver's own waits have not.
+  static CUresult Await(std::chrono::milliseconds patience, const std::function<CUresult()>& ask);
+  [[nodiscard]] CUresult AwaitStream(std::chrono::milliseconds patience, CUstream stream) const;
   // Some context for calls that need any: the thread's own, else one that exists already, else the first device's.
   Result<CUcontext> AnyContext();
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "replay/driver/cuda/core.h"
+#include "replay/driver/cuda/idle_wait.h"
 #include "replay/driver/cuda/nonzero.h"
 #include "replay/driver/cuda/nvml.h"
 
@@ -58,7 +59,9 @@ Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
 }
 
 CudaDriver::CudaDriver(std::shared_ptr<Core> core)
-    : core_(std::move(core)), nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
+    : core_(std::move(core)),
+      idle_(std::make_unique<IdleWait>(core_)),
+      nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
 CudaDriver::~CudaDriver() = default;
 
 // ---- memory and addresses --------------------------------------------------------------------------------------------------
@@ -203,27 +206,8 @@ std::string CudaDriver::Version() {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-Status CudaDriver::Synchronize(DeviceOrdinal device) {
-  const auto active = core_->HasContext(device);
-  if (!active.ok()) return active.status();
-  if (!*active) return {};  // nothing of this process runs there, and a context would stay there for good
-  const auto opened = core_->Open(device);
-  if (!opened.ok()) return opened.status();
-  const std::string tried = "cuCtxSynchronize " + OfDevice(device);
-  const InContext current(core_->calls, opened->context);
-  if (current.result() != CUDA_SUCCESS) return core_->Failure(current.result(), tried);
-  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUresult result = core_->calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
-  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
-    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  } else {
-    result = core_->calls.context_synchronize();
-  }
-  if (result == CUDA_SUCCESS) return {};
-  const Status failure = core_->Failure(result, tried);
-  if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return failure;
-  return {Code::kRefused, failure.message() + ": a stream capture is running; end it first", static_cast<int>(result)};
-}
+Status CudaDriver::Synchronize(DeviceOrdinal device) { return idle_->Await(device, patience()); }
+void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
 
 // ---- contents --------------------------------------------------------------------------------------------------------------
 
@@ -257,8 +241,13 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
 }
 
 Status CudaDriver::FinishCopies(DeviceOrdinal device) {
-  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0,
-                          [&](void* stream) -> int { return core_->calls.stream_synchronize(static_cast<CUstream>(stream)); });
+  bool late = false;
+  Status whole = OnStream(device, "cuStreamSynchronize", {}, 0, [&](void* stream) -> int {
+    const CUresult result = core_->AwaitStream(patience(), static_cast<CUstream>(stream));
+    late = result == CUDA_ERROR_NOT_READY;
+    return result;
+  });
+  if (late) return CopiesNotDone(device, patience());
   Status parts = nonzero_->Finish(device);
   return whole.ok() ? parts : whole;
 }

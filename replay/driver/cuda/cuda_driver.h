@@ -45,10 +45,11 @@ class CudaDriver final : public Driver {
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say
-  // Does nothing on a device on which this process has no primary context.
-  // kRefused, with 900: a capture is running. One on a stream that waits for the legacy stream is found first and goes on; one
-  // on a non-blocking stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
+  // Of the primary context, if this process has one on the device, and of all that NoteStream has seen. kRefused, with 900: a
+  // capture is running. One on a stream that waits for the legacy stream is found first and goes on; one on a non-blocking stream
+  // is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device) override;
+  void NoteStream(const char* call, void* stream) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) override;
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
@@ -87,6 +88,7 @@ class CudaDriver final : public Driver {
 
  private:
   class Core;
+  class IdleWait;
   class NonZeroCopier;
   class CudaPinnedBuffer;
   explicit CudaDriver(std::shared_ptr<Core> core);
@@ -94,6 +96,7 @@ class CudaDriver final : public Driver {
                   const std::function<int(void* stream)>& submit);
 
   std::shared_ptr<Core> core_;
+  std::unique_ptr<IdleWait> idle_;
   std::unique_ptr<NonZeroCopier> nonzero_;
 };
 

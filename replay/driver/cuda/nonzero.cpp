@@ -107,7 +107,7 @@ Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> 
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
   }
   if (result == CUDA_SUCCESS) result = Launch(find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  if (result == CUDA_SUCCESS) result = calls_.stream_synchronize(opened_.stream);
+  if (result == CUDA_SUCCESS) result = core_->AwaitStream(driver_.patience(), opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero");
   std::memcpy(words, result_at, Bytes{units} * sizeof(std::uint32_t));
   return {};
@@ -251,9 +251,9 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark) {
   CUresult result = current.result();
   const std::size_t first = (mark - 1) * (lanes_.size() + 1);
   for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
-    result = calls_.event_synchronize(events_[first + i]);
+    result = Core::Await(driver_.patience(), [&] { return calls_.event_query(events_[first + i]); });
   }
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventSynchronize");
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery");
   awaited_ = mark;
   return {};
 }

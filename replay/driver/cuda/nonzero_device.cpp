@@ -36,6 +36,7 @@ CudaDriver::NonZeroCopier::Device::~Device() {
 }
 
 Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* tried) const {
+  if (result == CUDA_ERROR_NOT_READY) return CopiesNotDone(device_, driver_.patience());
   return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
 }
 
@@ -164,7 +165,9 @@ Status CudaDriver::NonZeroCopier::Device::Finish() {
     const InContext current(calls_, opened_.context);
     result = current.result();
     for (const Lane& lane : lanes_) {
-      const CUresult done = calls_.stream_synchronize(lane.stream);
+      const CUresult done = core_->AwaitStream(driver_.patience(), lane.stream);
+      if (done == CUDA_ERROR_NOT_READY)
+        return Failure(done, "cuStreamQuery");  // its copies still use the buffer and the tables
       if (result == CUDA_SUCCESS) result = done;
     }
   }

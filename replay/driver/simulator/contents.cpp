@@ -138,6 +138,7 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  if (!AwaitUntil([&] { return work_ != Work::kCopies; })) return CopiesNotDone(device, patience());
   OpenContext(device);
   const std::lock_guard finishing(finishing_);
   std::vector<Copy> copies;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <thread>
 
 #include "replay/driver/simulator/internal.h"
 
@@ -151,7 +152,16 @@ Status Simulator::Synchronize(DeviceOrdinal device) {
   if (const int result = Enter(kSynchronize)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (capturing_) return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");
-  return {};
+  return AwaitUntil([&] { return work_ != Work::kOfProgram; }) ? Status{} : NotIdle(device, patience(), "");
+}
+
+bool Simulator::AwaitUntil(const std::function<bool()>& idle) const {
+  const auto until = std::chrono::steady_clock::now() + patience();
+  while (!idle()) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 }  // namespace amem

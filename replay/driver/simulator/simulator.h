@@ -156,6 +156,9 @@ class Simulator final : public Driver {
   // Every call of that name takes this much longer. kInvalid: there is no such call.
   Status SetLatency(std::string_view call, std::chrono::nanoseconds latency);
   void SetCapturing(bool capturing) { capturing_ = capturing; }  // Synchronize is refused meanwhile
+  // Work on all devices that does not end before it is kNone again: Synchronize or FinishCopies wait for it.
+  enum class Work : std::uint8_t { kNone, kOfProgram, kCopies };
+  void SetWork(Work work) { work_ = work; }
 
  private:
 #define AMEM_CONSTANT(call) k##call,
@@ -212,6 +215,7 @@ class Simulator final : public Driver {
   Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
+  [[nodiscard]] bool AwaitUntil(const std::function<bool()>& idle) const;
 
   const SimulatorOptions options_;
   const std::shared_ptr<SimulatorWorld> world_;
@@ -230,6 +234,7 @@ class Simulator final : public Driver {
   std::set<DeviceOrdinal> contexts_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;
+  std::atomic<Work> work_ = Work::kNone;
 
   std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
   std::atomic<bool> armed_ = false;  // there is something in faults_

@@ -45,22 +45,28 @@ Status ServiceLoop::Open() {
 Status ServiceLoop::Start() {
   auto started = StartThread("amem-peers", [this] {
     while (!Stopping()) Turn();
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    ended_changed_.notify_all();
   });
   if (!started) return started.status().Within("starting the service of peers");
   thread_ = *std::move(started);
   return {};
 }
 
-void ServiceLoop::Stop() {
+bool ServiceLoop::Stop(std::optional<std::chrono::milliseconds> patience) {
+  bool ended = true;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     stopping_ = true;
+    if (thread_.joinable()) {
+      SignalEvent(command_.get());
+      if (patience) ended = ended_changed_.wait_for(lock, *patience, [&] { return ended_; });
+    }
   }
-  if (thread_.joinable()) {
-    SignalEvent(command_.get());
-    thread_.join();
-  }
+  if (ended && thread_.joinable()) thread_.join();
   RunCommands();  // a thread that waits for the last ones must not wait for ever
+  return ended;
 }
 
 bool ServiceLoop::Stopping() {
@@ -70,27 +76,37 @@ bool ServiceLoop::Stopping() {
 
 // ---- work of other threads -------------------------------------------------------------------------------------------------
 
-bool ServiceLoop::Run(const std::function<void()>& work) {
+bool ServiceLoop::Run(const std::function<void()>& work, std::chrono::milliseconds patience) {
+  enum class Stage { kQueued, kBegun, kDone, kGivenUp };
   struct Wait {
     std::mutex mutex;
-    std::condition_variable done_changed;
-    bool done = false, ran = false;
+    std::condition_variable changed;
+    Stage stage = Stage::kQueued;
+    bool ran = false;
   };
   const auto wait = std::make_shared<Wait>();
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return false;
     commands_.emplace_back([this, wait, &work] {
+      {
+        const std::lock_guard inner(wait->mutex);
+        if (wait->stage == Stage::kGivenUp) return;
+        wait->stage = Stage::kBegun;
+      }
       const bool ran = !Stopping() && Guarded(work);
       const std::lock_guard inner(wait->mutex);
-      wait->done = true;
+      wait->stage = Stage::kDone;
       wait->ran = ran;
-      wait->done_changed.notify_all();
+      wait->changed.notify_all();
     });
   }
   SignalEvent(command_.get());
   std::unique_lock lock(wait->mutex);
-  wait->done_changed.wait(lock, [&] { return wait->done; });
+  wait->changed.wait_for(lock, patience, [&] { return wait->stage == Stage::kDone; });
+  if (wait->stage == Stage::kQueued) wait->stage = Stage::kGivenUp;
+  // What has begun uses the caller's variables, so its end must be seen.
+  wait->changed.wait(lock, [&] { return wait->stage != Stage::kBegun; });
   return wait->ran;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -39,11 +40,13 @@ class ServiceLoop {
   // Makes what Add needs; then Start begins to wait, on a thread of its own.
   Status Open();
   Status Start();
-  void Stop();
+  // Waits for the thread to end, for ever where no patience is given. False: it is still inside a call, and is left alone;
+  // what destroys the loop will wait for it.
+  bool Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-  // From any thread. Runs `work` on the service thread and waits until it is done; false: the service has stopped, or had no
-  // memory, and the work was not done.
-  bool Run(const std::function<void()>& work);
+  // From any thread. Runs `work` on the service thread and waits until it is done; false: the service has stopped, had no
+  // memory, or was so long inside another call that the work was not begun, and never will be.
+  bool Run(const std::function<void()>& work, std::chrono::milliseconds patience = std::chrono::minutes(1));
   // The same without waiting; dropped if the service has stopped.
   void Post(std::function<void()> work);
 
@@ -70,6 +73,8 @@ class ServiceLoop {
   std::mutex mutex_;
   std::deque<std::function<void()>> commands_;  // with mutex_
   bool stopping_ = false;                       // with mutex_
+  bool ended_ = false;                          // the thread has; with mutex_
+  std::condition_variable ended_changed_;
 
   // The service thread's own.
   std::map<Key, Entry> entries_;

@@ -50,8 +50,8 @@ Status PeerService::Start() {
   return loop_.Start();
 }
 
-void PeerService::Stop() {
-  loop_.Stop();
+void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
+  if (!loop_.Stop(patience)) return;
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
   sessions_.ForgetConnections();

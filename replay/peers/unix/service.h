@@ -8,6 +8,7 @@
 // that come in.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -33,8 +34,9 @@ class PeerService final : private ServiceLoop::Client {
   PeerService& operator=(const PeerService&) = delete;
 
   Status Start();
-  // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then.
-  void Stop();
+  // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then. With patience it may
+  // find the thread inside a call of the delegate that does not return, and leaves everything as it is.
+  void Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
   // Work for the service thread: ServiceLoop's Run and Post.

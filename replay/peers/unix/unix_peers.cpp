@@ -17,6 +17,7 @@ namespace amem {
 
 namespace {
 constexpr std::chrono::milliseconds kLossPatience{1000};
+constexpr std::chrono::milliseconds kStopPatience{2000};  // with a delegate's call that is under way
 }  // namespace
 
 class UnixPeers::Impl {
@@ -39,7 +40,7 @@ class UnixPeers::Impl {
     if (stopped_.exchange(true)) return;
     RemoveSocket(directory_.get(), service_->sessions().Self().session);  // first: that is how peers see that it ends in order
     SignalEvent(stop_.get());
-    service_->Stop();
+    service_->Stop(kStopPatience);
     const std::lock_guard lock(owners_mutex_);
     for (auto& [session, owner] : owners_) owner->Shut();
   }

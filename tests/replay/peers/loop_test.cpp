@@ -76,6 +76,36 @@ TEST_F(LoopTest, a_stop_lets_go_of_a_thread_that_waits_for_its_work) {
   EXPECT_FALSE(waiting.get());
 }
 
+// As when a call of the driver does not return because the GPU hangs.
+TEST_F(LoopTest, a_thread_that_hangs_in_its_work_keeps_neither_a_stop_with_patience_nor_other_work_waiting) {
+  ASSERT_TRUE(loop_.Start().ok());
+  std::promise<void> busy, go_on;
+  loop_.Post([&] {
+    busy.set_value();
+    go_on.get_future().wait();
+  });
+  busy.get_future().wait();
+  bool ran = false;
+  EXPECT_FALSE(loop_.Run([&] { ran = true; }, milliseconds(30)));
+  EXPECT_FALSE(loop_.Stop(milliseconds(30)));
+  EXPECT_FALSE(loop_.Run([] {}));
+  go_on.set_value();
+  EXPECT_TRUE(loop_.Stop());
+  EXPECT_FALSE(ran) << "nobody waits for it any more";
+}
+
+TEST_F(LoopTest, work_that_has_begun_is_waited_for_because_it_uses_what_its_caller_has) {
+  ASSERT_TRUE(loop_.Start().ok());
+  bool done = false;
+  EXPECT_TRUE(loop_.Run(
+      [&] {
+        std::this_thread::sleep_for(milliseconds(60));
+        done = true;
+      },
+      milliseconds(10)));
+  EXPECT_TRUE(done);
+}
+
 TEST_F(LoopTest, work_without_memory_fails_alone) {
   ASSERT_TRUE(loop_.Start().ok());
   EXPECT_FALSE(loop_.Run([] { throw std::bad_alloc(); }));

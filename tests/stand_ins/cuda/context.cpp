@@ -1,6 +1,9 @@
 // Devices, contexts, streams, events and launches of the stand-in.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "tests/stand_ins/cuda/stand_in.h"
 
@@ -31,6 +34,19 @@ void InvalidateCaptures(StandIn& stand_in, int device) {
 }
 
 bool Legacy(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
+
+bool Busy(StandIn& stand_in, CUcontext context, int bit) {
+  const std::lock_guard lock(stand_in.mutex);
+  const auto it = stand_in.busy.find(context);
+  return it != stand_in.busy.end() && (it->second & bit) != 0;
+}
+
+// A context that was destroyed is refused, as the driver does.
+bool Alive(StandIn& stand_in, CUcontext context) {
+  const std::lock_guard lock(stand_in.mutex);
+  return stand_in.created.contains(context) ||
+         std::any_of(stand_in.primary.begin(), stand_in.primary.end(), [&](const auto& one) { return one.get() == context; });
+}
 
 bool Known(StandIn& stand_in, CUstream stream) {
   if (Legacy(stream)) return true;
@@ -162,6 +178,26 @@ CUDA_CALL CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* fla
   return CUDA_SUCCESS;
 }
 
+#undef cuCtxCreate
+CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice device);
+CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  *context = new CUctx_st{.device = device};  // never deleted, so that no other gets its address
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->created.insert(*context);
+  context_stack.push_back(*context);
+  return CUDA_SUCCESS;
+}
+
+CUDA_CALL CUresult cuCtxDestroy(CUcontext context) {
+  STARTED_OR_RETURN(stand_in);
+  const std::lock_guard lock(stand_in->mutex);
+  if (stand_in->created.erase(context) == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  std::erase(context_stack, context);
+  return CUDA_SUCCESS;
+}
+
 CUDA_CALL CUresult cuCtxSetCurrent(CUcontext context) {
   STARTED_OR_RETURN(stand_in);
   if (context == nullptr) {
@@ -182,7 +218,7 @@ CUDA_CALL CUresult cuCtxGetCurrent(CUcontext* context) {
 
 CUDA_CALL CUresult cuCtxPushCurrent(CUcontext context) {
   STARTED_OR_RETURN(stand_in);
-  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == nullptr || !Alive(*stand_in, context)) return CUDA_ERROR_INVALID_CONTEXT;
   context_stack.push_back(context);
   return CUDA_SUCCESS;
 }
@@ -209,6 +245,7 @@ CUDA_CALL CUresult cuCtxSynchronize() {
     InvalidateCaptures(*stand_in, device);
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  while (Busy(*stand_in, Current(), 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return amem::stand_in::Result(stand_in->simulator->Synchronize(amem::DeviceOrdinal{device}));
 }
 
@@ -229,7 +266,7 @@ CUDA_CALL CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
   STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   const std::lock_guard lock(stand_in->mutex);
-  *stream = new CUstream_st{.device = device, .flags = flags};
+  *stream = new CUstream_st{.device = device, .context = Current(), .flags = flags};
   stand_in->streams.insert(*stream);
   return CUDA_SUCCESS;
 }
@@ -257,7 +294,18 @@ CUDA_CALL CUresult cuStreamSynchronize(CUstream stream) {
 
 CUDA_CALL CUresult cuStreamQuery(CUstream stream) {
   const char* fault = std::getenv("STAND_IN_FAULT");
-  return fault != nullptr && std::strcmp(fault, "hang") == 0 ? CUDA_ERROR_NOT_READY : cuStreamSynchronize(stream);
+  if (fault != nullptr && std::strcmp(fault, "hang") == 0) return CUDA_ERROR_NOT_READY;
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  const bool busy = Legacy(stream) ? Busy(*stand_in, Current(), 1) : Busy(*stand_in, stream->context, 2);
+  return busy ? CUDA_ERROR_NOT_READY : cuStreamSynchronize(stream);
+}
+
+CUDA_CALL CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  *context = Legacy(stream) ? Current() : stream->context;
+  return *context == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
 CUDA_CALL CUresult cuStreamWaitEvent(CUstream stream, CUevent, unsigned int) {

@@ -25,6 +25,7 @@ struct CUctx_st {
 };
 struct CUstream_st {
   int device = 0;
+  CUcontext context = nullptr;
   unsigned flags = 0;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
 };
@@ -63,6 +64,8 @@ struct StandIn {
   std::map<void*, std::size_t> registered;
   std::map<std::uint64_t, Multicast> multicasts;  // by handle
   std::set<CUstream> streams;
+  std::set<CUcontext> created;    // by cuCtxCreate, and not destroyed
+  std::map<CUcontext, int> busy;  // stand_in_cuda_set_busy
 };
 
 StandIn* Get();       // null: cuInit was not called, or failed, or this is a forked child

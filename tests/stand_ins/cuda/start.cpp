@@ -205,6 +205,13 @@ CUDA_CALL std::uint64_t stand_in_cuda_contexts(int device) {
   return stand_in->primary[static_cast<std::size_t>(device)]->made;
 }
 
+CUDA_CALL void stand_in_cuda_set_busy(void* context, int busy) {
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  if (stand_in == nullptr) return;
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->busy[static_cast<CUcontext>(context)] = busy;
+}
+
 CUDA_CALL const char* stand_in_cuda_dump() {
   thread_local std::string text;
   amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();

@@ -1,0 +1,141 @@
+#include "replay/driver/cuda/idle_wait.h"
+
+#include <fmt/format.h>
+
+#include "journal/base/thread.h"
+
+namespace amem {
+namespace {
+
+// The whole wait of one context, on the thread that is made for it.
+CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
+  const InContext current(calls, context);
+  if (current.result() != CUDA_SUCCESS) return current.result();
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capturing != CU_STREAM_CAPTURE_STATUS_NONE)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return calls.context_synchronize();
+}
+
+bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED; }
+
+}  // namespace
+
+Status CudaDriver::IdleWait::Await(DeviceOrdinal device, std::chrono::milliseconds patience) {
+  const auto active = core_->HasContext(device);
+  if (!active.ok()) return active.status();
+  const auto until = Clock::now() + patience;
+  std::set<CUcontext> contexts = NotedOn(device);
+  CUcontext primary = nullptr;
+  if (*active) {  // nothing of this process runs in one that is not there, and a context that is made stays for good
+    const auto opened = core_->Open(device);
+    if (!opened.ok()) return opened.status();
+    primary = opened->context;
+    contexts.insert(primary);
+  }
+  for (const CUcontext context : contexts) {
+    const auto waited = AwaitContext(context, until);
+    if (!waited.ok()) return waited.status();
+    if (!*waited) return NotIdle(device, patience, Details(context));
+    const CUresult result = **waited;
+    if (result == CUDA_SUCCESS) continue;
+    if (context != primary && Destroyed(result)) {  // by the program, and its work is gone with it
+      Forget(device, context);
+      continue;
+    }
+    const Status failure = core_->Failure(result, fmt::format("cuCtxSynchronize device {}", device.value));
+    if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return failure;
+    return {Code::kRefused, failure.message() + ": a stream capture is running; end it first", static_cast<int>(result)};
+  }
+  return {};
+}
+
+Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until) {
+  const auto ended = [&](Wait& wait) {
+    std::unique_lock lock(wait.mutex);
+    wait.changed.wait_until(lock, until, [&] { return wait.result.has_value(); });
+    return wait.result;
+  };
+  // A wait that was left behind began before what this one must wait for.
+  if (const auto before = Unfinished(context); before != nullptr && !ended(*before)) return std::optional<CUresult>();
+  const auto wait = Begin(context);
+  if (!wait.ok()) return wait.status();
+  const auto result = ended(**wait);
+  const std::lock_guard lock(mutex_);
+  if (result) {
+    unfinished_.erase(context);
+  } else {
+    unfinished_[context] = *wait;
+  }
+  return result;
+}
+
+Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(CUcontext context) {
+  auto wait = std::make_shared<Wait>();
+  auto started = StartThread("amem-idle", [core = core_, wait, context] {
+    const CUresult result = WaitFor(core->calls, context);
+    const std::lock_guard lock(wait->mutex);
+    wait->result = result;
+    wait->changed.notify_all();
+  });
+  if (!started.ok()) return started.status();
+  started->detach();
+  return wait;
+}
+
+std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUcontext context) {
+  const std::lock_guard lock(mutex_);
+  const auto it = unfinished_.find(context);
+  return it == unfinished_.end() ? nullptr : it->second;
+}
+
+// The state of the default stream tells whether it is the program's own streams that are busy: those cannot be asked, since a
+// stream that was destroyed meanwhile must not be touched.
+std::string CudaDriver::IdleWait::Details(CUcontext context) const {
+  std::string text;
+  if (core_->calls.stream_query != nullptr) {
+    const InContext current(core_->calls, context);
+    const bool busy = current.result() == CUDA_SUCCESS && core_->calls.stream_query(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+    text = busy ? "its default stream is busy" : "its default stream is idle, so another one is busy";
+  }
+  if (last_context_ == context) {
+    text += fmt::format("{}NCCL's last call there was {} on stream {}", text.empty() ? "" : "; ", last_call_.load(),
+                        fmt::ptr(last_stream_.load()));
+  }
+  return text.empty() ? text : " (" + text + ")";
+}
+
+// ---- contexts of the program -----------------------------------------------------------------------------------------------
+
+void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
+  const CudaCalls& calls = core_->calls;
+  CUcontext context = nullptr;
+  if (calls.stream_context == nullptr || calls.stream_context(static_cast<CUstream>(stream), &context) != CUDA_SUCCESS)
+    static_cast<void>(calls.context_current(&context));
+  if (context == nullptr) return;
+  last_call_.store(call, std::memory_order_relaxed);
+  last_stream_.store(stream, std::memory_order_relaxed);
+  last_context_.store(context, std::memory_order_relaxed);
+  if (Recent(context).load(std::memory_order_relaxed) == context) return;
+  CUdevice device = 0;
+  const InContext current(calls, context);
+  if (current.result() != CUDA_SUCCESS || calls.context_device(&device) != CUDA_SUCCESS) return;
+  const std::lock_guard lock(mutex_);
+  noted_[DeviceOrdinal{device}].insert(context);
+  Recent(context) = context;
+}
+
+std::set<CUcontext> CudaDriver::IdleWait::NotedOn(DeviceOrdinal device) {
+  const std::lock_guard lock(mutex_);
+  const auto it = noted_.find(device);
+  return it == noted_.end() ? std::set<CUcontext>() : it->second;
+}
+
+void CudaDriver::IdleWait::Forget(DeviceOrdinal device, CUcontext context) {
+  const std::lock_guard lock(mutex_);
+  noted_[device].erase(context);
+  Recent(context) = nullptr;
+}
+
+}  // namespace amem

@@ -1,0 +1,88 @@
+#include "replay/session/call_gate.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace amem {
+namespace {
+
+struct ThisThread {
+  std::size_t place;
+  std::int32_t id;
+  const char* next_call;
+  const void* next_stream;
+};
+
+ThisThread& Self() {
+  static std::atomic<std::size_t> threads = 0;
+  thread_local ThisThread self{threads.fetch_add(1, std::memory_order_relaxed),
+                               static_cast<std::int32_t>(::syscall(SYS_gettid)), nullptr, nullptr};
+  return self;
+}
+
+}  // namespace
+
+void CallGate::Announce(const char* call, const void* stream) {
+  Self().next_call = call;
+  Self().next_stream = stream;
+}
+
+CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()]; }
+
+void CallGate::lock_shared() {
+  while (closed_.load(std::memory_order_acquire) != 0) [[unlikely]] closed_.wait(1, std::memory_order_acquire);
+  mutex_.lock_shared();
+  ThisThread& self = Self();
+  Place& mine = Mine();
+  mine.thread.store(self.id, std::memory_order_relaxed);
+  mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
+  const char* call = std::exchange(self.next_call, nullptr);
+  mine.inside.store(call != nullptr ? call : "a memory call", std::memory_order_relaxed);
+}
+
+void CallGate::unlock_shared() {
+  Mine().inside.store(nullptr, std::memory_order_relaxed);
+  mutex_.unlock_shared();
+}
+
+Status CallGate::Close(std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
+  const auto until = Clock::now() + patience;
+  closed_.store(1, std::memory_order_release);
+  for (auto nap = kNapMin; !mutex_.try_lock(); nap = std::min(nap * 2, kNapMax)) {
+    if (Clock::now() >= until) {
+      const std::string inside = CallsInside();
+      closed_.store(0, std::memory_order_release);
+      closed_.notify_all();
+      return {Code::kRefused,
+              fmt::format("what NCCL called before has not returned within {} ms: {}", patience.count(), inside)};
+    }
+    std::this_thread::sleep_for(nap);
+  }
+  return {};
+}
+
+void CallGate::Open() {
+  mutex_.unlock();
+  closed_.store(0, std::memory_order_release);
+  closed_.notify_all();
+}
+
+std::string CallGate::CallsInside() const {
+  std::string text;
+  for (const Place& place : places_) {
+    const char* call = place.inside.load(std::memory_order_relaxed);
+    if (call == nullptr) continue;
+    text += fmt::format("{}{} on thread {}", text.empty() ? "" : ", ", call, place.thread.load(std::memory_order_relaxed));
+    if (const void* stream = place.stream.load(std::memory_order_relaxed)) text += fmt::format(" for stream {}", stream);
+  }
+  return text.empty() ? "a call of NCCL" : text;
+}
+
+}  // namespace amem

@@ -1,0 +1,98 @@
+// CudaDriver on the stand-in for libcuda: waits for the device end in time, and say what they waited for.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "replay/driver/cuda/cuda_driver.h"
+#include "tests/stand_ins/cuda/control.h"
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+
+class IdleWaitTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(library_, nullptr) << dlerror();
+    driver_ = *CudaDriver::Load([this](const char* name) { return dlsym(library_, name); });
+    driver_->SetPatience(milliseconds(200));
+    ASSERT_TRUE(driver_->Synchronize(kGpu).ok());
+    ASSERT_EQ(Find<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&primary_, 0), CUDA_SUCCESS);
+  }
+  void TearDown() override {
+    SetBusy(primary_, 0);
+    EXPECT_TRUE(driver_->Synchronize(kGpu).ok()) << "works as before";
+  }
+  template <class F>
+  F Find(const char* name) {
+    return reinterpret_cast<F>(dlsym(library_, name));
+  }
+  void SetBusy(CUcontext context, int busy) {
+    Find<decltype(&stand_in_cuda_set_busy)>("stand_in_cuda_set_busy")(context, busy);
+  }
+  // The failure of a call, which came in time.
+  template <class Call>
+  static Status InTime(const Call& call) {
+    const auto began = std::chrono::steady_clock::now();
+    const Status status = call();
+    const auto took = std::chrono::steady_clock::now() - began;
+    EXPECT_GE(took, milliseconds(200));
+    EXPECT_LT(took, milliseconds(5000));
+    EXPECT_FALSE(status.ok());
+    return status;
+  }
+
+  static constexpr DeviceOrdinal kGpu{0};
+  void* library_ = dlopen(AMEM_STAND_IN_CUDA, RTLD_NOW | RTLD_LOCAL);
+  CUcontext primary_ = nullptr;
+  std::unique_ptr<CudaDriver> driver_;
+};
+
+TEST_F(IdleWaitTest, a_device_that_does_not_become_idle_fails_in_time_each_time_and_is_named) {
+  SetBusy(primary_, 1);
+  for (int i = 0; i < 3; ++i) {
+    const Status late = InTime([&] { return driver_->Synchronize(kGpu); });
+    EXPECT_EQ(late.code(), Code::kRefused);
+    EXPECT_EQ(
+        late.message(),
+        "device 0: a kernel or copy that was submitted before the pause has not ended within 200 ms (its default stream is "
+        "busy); let the device become idle before the pause, or raise AMEM_TIMEOUT_MS");
+  }
+}
+
+TEST_F(IdleWaitTest, a_context_of_the_programs_own_is_waited_for_once_work_was_seen_there) {
+  CUcontext own = nullptr;
+  ASSERT_EQ(Find<CUresult (*)(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&own, 0, 0), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(Find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  SetBusy(own, 1);
+  EXPECT_TRUE(driver_->Synchronize(kGpu).ok()) << "nothing of NCCL's was seen there";
+  driver_->NoteStream("cuLaunchKernelEx", stream);
+  driver_->NoteStream("cuLaunchKernel", stream);
+  const Status late = InTime([&] { return driver_->Synchronize(kGpu); });
+  char expected[64];
+  std::snprintf(expected, sizeof expected, "NCCL's last call there was cuLaunchKernel on stream %p",
+                static_cast<void*>(stream));
+  EXPECT_NE(late.message().find(expected), std::string::npos) << late.message();
+  SetBusy(own, 0);
+  EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
+  ASSERT_EQ(Find<CUresult (*)(CUcontext)>("cuCtxDestroy_v2")(own), CUDA_SUCCESS);
+  EXPECT_TRUE(driver_->Synchronize(kGpu).ok()) << "the work of a context that was destroyed is gone with it";
+}
+
+TEST_F(IdleWaitTest, copies_that_do_not_end_fail_in_time) {
+  ASSERT_TRUE(driver_->FinishCopies(kGpu).ok());
+  SetBusy(primary_, 2);
+  const Status late = InTime([&] { return driver_->FinishCopies(kGpu); });
+  EXPECT_EQ(late.driver_result(), cuda::kTimeout);
+  EXPECT_EQ(late.message().find("device 0: copies of contents have not ended within 200 ms"), 0U) << late.message();
+  SetBusy(primary_, 0);
+  EXPECT_TRUE(driver_->FinishCopies(kGpu).ok());
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,144 @@
+// What a pause waits for has an end: calls inside the gate, the device, copies. When the time is up all sessions run on.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kDevice, test::kMiB;
+
+SessionOptions Impatient() {
+  SessionOptions options;
+  options.layout = Layout::kDirect;
+  options.timeout_ms = 400;
+  return options;
+}
+
+class DeadlineTest : public test::TwoProcesses {
+ protected:
+  DeadlineTest() : TwoProcesses(Impatient(), 256 * kMiB) {
+    const AllocationId own = a.Create();
+    mine_ = a.Place(own);
+    std::memset(mine_, 0x42, k2M);
+    b.Place(Pass(own));
+  }
+  struct Failures {
+    Status here, there;
+  };
+  // Of both sessions, in time; they run on.
+  Failures BothFail() {
+    const auto began = std::chrono::steady_clock::now();
+    auto other = std::async(std::launch::async, [&] { return b.session->Pause(); });
+    const Failures failed{a.session->Pause(), other.get()};
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8));
+    EXPECT_FALSE(failed.here.ok() || failed.there.ok());
+    EXPECT_FALSE(a.session->paused() || b.session->paused());
+    EXPECT_EQ(b.session->Progress().lifecycle, Lifecycle::kRunning);
+    return failed;
+  }
+  void PauseWorksNow() {
+    Both(&Session::Pause);
+    EXPECT_EQ(a.InUse(), 0U);
+    Both(&Session::Resume);
+    EXPECT_EQ(mine_[k2M - 1], std::byte{0x42});
+  }
+  std::byte* mine_ = nullptr;
+};
+
+#define EXPECT_SAYS(status, text) EXPECT_NE((status).message().find(text), std::string::npos) << (status).message()
+
+TEST_F(DeadlineTest, a_launch_that_does_not_return_fails_the_pause_of_all_in_time_and_is_named) {
+  std::promise<void> inside, go_on;
+  std::thread launch([&] {
+    const auto entered = a.session->EnterLaunch("cuLaunchKernel", reinterpret_cast<void*>(0x5150));
+    EXPECT_TRUE(entered.owns_lock());
+    inside.set_value();
+    go_on.get_future().wait();
+  });
+  inside.get_future().wait();
+  const auto [here, there] = BothFail();
+  EXPECT_EQ(here.code(), Code::kRefused);
+  EXPECT_SAYS(here, "has not returned within 350 ms: cuLaunchKernel on thread ");
+  EXPECT_SAYS(here, " for stream 0x5150; it waits for device 0, ");
+  EXPECT_SAYS(here, "the session runs on as before");
+  EXPECT_SAYS(there, "rank 0");
+  EXPECT_SAYS(there, "cuLaunchKernel");
+  EXPECT_TRUE(a.session->Create(k2M, test::Process::On(kDevice), 0, {}).ok()) << "the gate is open again";
+  go_on.set_value();
+  launch.join();
+  PauseWorksNow();
+}
+
+TEST_F(DeadlineTest, a_device_that_does_not_become_idle_fails_the_pause_of_all_in_time_and_is_named) {
+  a.simulator->SetWork(Simulator::Work::kOfProgram);
+  const auto [here, there] = BothFail();
+  EXPECT_EQ(here.code(), Code::kRefused);
+  for (const Status& failed : {here, there}) {
+    EXPECT_SAYS(failed, "rank 0");
+    EXPECT_SAYS(failed, "device 0: a kernel or copy that was submitted before the pause has not ended within 350 ms");
+  }
+  a.simulator->SetWork(Simulator::Work::kNone);
+  PauseWorksNow();
+}
+
+TEST_F(DeadlineTest, a_launch_is_refused_at_once_while_paused) {
+  Both(&Session::Pause);
+  EXPECT_FALSE(a.session->EnterLaunch().owns_lock());
+  Both(&Session::Resume);
+}
+
+TEST_F(DeadlineTest, copies_that_do_not_end_in_time_fail_the_pause_and_are_undone_when_they_end) {
+  a.simulator->SetWork(Simulator::Work::kCopies);
+  std::atomic<int> waits{0};
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call == "FinishCopies" && ++waits == 2) a.simulator->SetWork(Simulator::Work::kNone);
+    return 0;
+  });
+  const auto [here, there] = BothFail();
+  EXPECT_EQ(here.driver_result(), cuda::kTimeout);
+  EXPECT_SAYS(here, "device 0: copies of contents have not ended within 350 ms");
+  a.simulator->SetHook({});
+  PauseWorksNow();
+}
+
+TEST_F(DeadlineTest, a_launch_that_comes_during_a_pause_waits_and_is_made_when_the_pause_has_failed) {
+  std::future<bool> launch;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "Synchronize" || launch.valid()) return 0;
+    launch = std::async(std::launch::async, [&] { return a.session->EnterLaunch().owns_lock(); });
+    EXPECT_EQ(launch.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+    return cuda::kUnknown;
+  });
+  BothFail();
+  EXPECT_TRUE(launch.get());
+  a.simulator->SetHook({});
+  PauseWorksNow();
+}
+
+TEST_F(DeadlineTest, an_exit_does_not_wait_for_ever_for_a_driver_call_that_hangs) {
+  const AllocationId id = a.Create();
+  std::promise<void> hangs, go_on;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "Release") return 0;
+    hangs.set_value();
+    go_on.get_future().wait();
+    return 0;
+  });
+  std::thread release([&] { EXPECT_TRUE(a.session->Release(id).ok()); });
+  hangs.get_future().wait();
+  const Status closed = a.session->Close("exit");
+  EXPECT_EQ(closed.code(), Code::kTimeout);
+  EXPECT_SAYS(closed, "a driver call of another thread has not returned within 2000 ms");
+  go_on.set_value();
+  release.join();
+}
+
+}  // namespace
+}  // namespace amem

@@ -161,6 +161,7 @@ std::string Session::StatisticsJson() {
               {"events", events}};
   const auto lock = ledger_.Lock();
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
+  if (!ledger_.JournalLost().ok()) out["no_journal_because"] = ledger_.JournalLost().message();
   return out.dump();
 }
 

@@ -251,6 +251,30 @@ TEST_F(SessionTest, a_broken_journal_refuses_the_next_pause_and_names_the_reason
   new (&a) Process(3, world, network, Direct());
 }
 
+TEST_F(SessionTest, a_rank_without_a_journal_shares_memory_and_refuses_the_pause_of_its_set_by_name) {
+  a.journal->fail_after = 0;
+  const AllocationId shared = a.Create();
+  a.Place(shared);
+  std::byte* theirs = b.Place(Pass(shared));
+  theirs[3] = std::byte{3};
+  for (Process* p : {&a, &b}) {
+    Status other;
+    std::thread calling([&] { other = (p == &a ? b : a).session->Pause(); });
+    const Status refused = p->session->Pause();
+    calling.join();
+    EXPECT_EQ(refused.code(), Code::kBroken);
+    EXPECT_NE(refused.message().find("no space left on device"), std::string::npos) << refused.message();
+    if (p == &b) EXPECT_NE(refused.message().find("rank 0"), std::string::npos) << refused.message();
+    EXPECT_FALSE(p->session->paused());
+  }
+  EXPECT_NE(a.session->Statistics().find("no_journal_because"), std::string::npos);
+  a.journal->renew_after = 0;  // there is room again
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  EXPECT_EQ(theirs[3], std::byte{3});
+  EXPECT_EQ(a.session->Statistics().find("no_journal_because"), std::string::npos);
+}
+
 TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
   const AllocationId own = a.Create();
   ASSERT_TRUE(a.session->Export(own).ok());

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <cstring>
+
 #include "tests/replay/peers/peers_fixture.h"
 
 namespace amem {

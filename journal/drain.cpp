@@ -12,7 +12,8 @@ namespace {
 constexpr std::uint32_t kGatherMs = 20;
 // How much goes into one commit, so that an appender that needs room waits for a few milliseconds only.
 constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
-constexpr std::uint64_t kRemoveAtOnce = 4096;  // old events; keeps a commit at a few milliseconds
+constexpr std::uint64_t kRemoveAtOnce =
+    8192;  // old events; more than kMoveAtOnce has, and a commit stays at a few milliseconds
 
 std::uint64_t SeqOf(std::span<const std::byte> frame) {
   std::uint64_t seq;
@@ -122,6 +123,7 @@ Status Drain::MoveAll() {
   while (tail_.DrainedUpTo() < up_to) {
     AMEM_TRY(MoveSome(up_to));
     progress_.Ring();
+    AMEM_TRY(RemoveSome());  // more than was moved, so that the file does not grow while appends come fast
   }
   AMEM_TRY(StoreDirect());
   return RemoveSome();

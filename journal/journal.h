@@ -4,6 +4,7 @@
 //     data.mdb, lock.mdb                 LMDB: events by sequence number, snapshots, meta data
 //     tail                               appended events that are not in LMDB yet; shared memory, survives the writer's death
 //     closed | broken                    present once the session ended in order, or its journal stopped telling the truth
+//   DIR/<session id>.broken/             the journal of that session before it broke and was begun anew
 //
 // A session directory without `closed` whose writer is dead is one that crashed.
 #pragma once
@@ -30,10 +31,16 @@ struct JournalOptions {
   std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
   SyncMode sync = SyncMode::kProcess;
   Bytes tail_bytes = Bytes{8} << 20;
-  Bytes map_bytes = Bytes{4} << 30;        // upper bound of one session's LMDB file; sparse
-  std::uint64_t snapshot_every = 250'000;  // events; old events go once a snapshot covers them
-  std::uint32_t keep_sessions = 32;        // ended sessions beyond this are removed when a new one opens, oldest first
-  Bytes keep_bytes = Bytes{2} << 30;       // ... and beyond this in total
+  Bytes map_bytes = Bytes{4} << 30;  // upper bound of one session's LMDB file; sparse
+  // A snapshot is due after so many events or bytes; old events go once a snapshot covers them.
+  std::uint64_t snapshot_every = 250'000;
+  Bytes snapshot_bytes = Bytes{16} << 20;
+  // AMEM_JOURNAL_KEEP: when a session opens, ended ones beyond this number, and beyond these bytes together with those of the
+  // living, are removed; failed sessions after all others, oldest first.
+  std::uint32_t keep_sessions = 128;
+  Bytes keep_bytes = Bytes{2} << 30;
+  // Of a lasting writer: told in a sentence when it has no journal, and when it has one again. Must not throw.
+  std::function<void(const std::string&)> report = {};
 };
 
 // Appends events. One writer a session; Append may be called from any thread, but the caller serialises it with Apply, so that
@@ -43,6 +50,11 @@ class JournalWriter {
   virtual ~JournalWriter() = default;
   // Makes the session's directory and starts the thread that drains the tail into LMDB.
   static Result<std::unique_ptr<JournalWriter>> Open(const JournalOptions& options, SessionId session);
+  // The same for a session that has been going on: a fresh directory that begins with a snapshot of `state`. Its directory of
+  // before, if there is one, becomes DIR/<session id>.broken.
+  static Result<std::unique_ptr<JournalWriter>> Continue(const JournalOptions& options, SessionId session, const State& state);
+  // A writer that outlasts its journal. Where none can be opened, or it breaks, Append fails until Renew has opened one.
+  static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
   // When this returns ok the event survives SIGKILL of this process (kProcess) or loss of power (kFull). Does not wait for a
   // commit, unless the tail is full or the mode is kFull. After a failure every further call fails with the same reason, and
@@ -55,6 +67,9 @@ class JournalWriter {
   virtual Status Snapshot(const State& state) = 0;
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.
   virtual Status Close() = 0;
+  // After Append has failed: goes on in a fresh directory (Continue), if this is a lasting writer and there can be one now. The
+  // next event to append is the one after `state`.
+  virtual Status Renew(const State&) { return {Code::kUnsupported, "this journal is not renewed"}; }
   [[nodiscard]] virtual std::filesystem::path Directory() const = 0;
   [[nodiscard]] virtual Bytes TailBytesUsed() const = 0;
 };

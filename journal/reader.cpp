@@ -337,7 +337,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        ": it is not a session directory (there is no data.mdb in it); a journal directory "
                                        "holds one directory for each session"};
   }
-  auto source = OpenSource(directory, WriterIsAlive(directory / "tail"));
+  const bool live = WriterIsAlive(directory / "tail");
+  auto source = live && !WriterIsTrusted(directory / "tail") ? OpenUntrusted(directory) : OpenSource(directory, live);
   if (!source) return source.status();
   auto meta = ReadMeta(**source, directory);
   if (!meta) return meta.status();

@@ -143,6 +143,12 @@ class SalvagedSource final : public RecordSource {
   std::string damage_;
 };
 
+Result<std::unique_ptr<RecordSource>> Salvage(File file, const Status& damage, const std::filesystem::path& path) {
+  auto salvaged = SalvagedSource::Collect(std::move(file), damage);
+  return salvaged ? std::move(salvaged)
+                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live) {
@@ -158,9 +164,18 @@ Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& di
     if (live || damage.code() != Code::kCorrupt) return damage;
   }
   if (damage.code() != Code::kCorrupt) return damage.Within("open " + path.string());
-  auto salvaged = SalvagedSource::Collect(std::move(*file), damage);
-  return salvaged ? std::move(salvaged)
-                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
+  return Salvage(std::move(*file), damage, path);
+}
+
+Result<std::unique_ptr<RecordSource>> OpenUntrusted(const std::filesystem::path& directory) {
+  const auto path = directory / "data.mdb";
+  auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return file.status();
+  return Salvage(
+      std::move(*file),
+      {Code::kCorrupt, path.string() + " is locked, and by no process of this user that can be seen from here, so LMDB's locks "
+                                       "beside it are not used; read it as its user and where it runs, or copy the directory"},
+      path);
 }
 
 }  // namespace amem

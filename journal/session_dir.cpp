@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "journal/base/clock.h"
+#include "journal/base/directory.h"
 #include "journal/base/file.h"
 #include "journal/tail.h"
 
@@ -22,6 +23,7 @@ namespace fs = std::filesystem;
 // data.mdb is removed last: without it, a directory is not a session's any more.
 constexpr const char* kFiles[] = {"tail", "lock.mdb", "closed", "broken", "data.mdb"};
 constexpr const char* kNewPrefix = ".new-";
+constexpr std::string_view kBrokenSuffix = ".broken";
 constexpr std::int64_t kStaleAfterSeconds = 3600;
 
 struct CloseDirectory {
@@ -43,18 +45,6 @@ bool Exists(const fs::path& path) {
   return lstat(path.c_str(), &st) == 0;
 }
 
-// mkdir -p, with mode 0700 for what is made.
-Status MakeDirectories(const fs::path& directory) {
-  struct stat st {};
-  if (stat(directory.c_str(), &st) == 0) {
-    return S_ISDIR(st.st_mode) ? Status{} : SystemFailure("use as journal directory", directory, ENOTDIR);
-  }
-  if (errno != ENOENT) return SystemFailure("use as journal directory", directory, errno);
-  if (const auto parent = directory.parent_path(); !parent.empty() && parent != directory) AMEM_TRY(MakeDirectories(parent));
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return SystemFailure("make directory", directory, errno);
-  return {};
-}
-
 // Removes the files of a journal, and the directory if nothing else is in it. Works from `parent`, so that no link is followed.
 void RemoveSession(int parent, const std::string& name) {
   const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -63,33 +53,49 @@ void RemoveSession(int parent, const std::string& name) {
   unlinkat(parent, name.c_str(), AT_REMOVEDIR);  // fails when something else is in it
 }
 
-struct Ended {
+struct Found {
   std::string name;
   timespec written{};
   Bytes bytes = 0;
+  bool ended = false;   // and made on this host
+  bool failed = false;  // crashed, broken, or with a pause or resume that failed
 };
 
 bool Before(const timespec& a, const timespec& b) { return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec; }
 
+constexpr std::string_view kFailed = "failed";
+
+std::string HostLine() { return "host " + std::to_string(HostNumber()); }
+
+// Whether a session has ended. On a file system that hosts share, only what this host has made is known to have.
+bool HasEnded(const fs::path& directory, bool closed, const std::string& words, bool shared) {
+  if (!closed) return Exists(directory / "tail") ? LifeOfWriter(directory / "tail", shared) == WriterLife::kEnded : !shared;
+  return !shared || words.starts_with(HostLine() + "\n");
+}
+
 // nullopt: it is not a session of this user.
-std::optional<Ended> Examine(int parent, const std::string& name) {
+std::optional<Found> Examine(int parent, const fs::path& directory, const std::string& name, bool shared) {
   const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat st {};
   if (dir.fd() < 0 || fstat(dir.fd(), &st) != 0 || st.st_uid != geteuid()) return std::nullopt;
   if (fstatat(dir.fd(), "data.mdb", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return std::nullopt;
-  Ended ended{name, st.st_mtim, 0};
+  Found found{.name = name, .written = st.st_mtim};
   for (const char* file : kFiles) {
-    if (fstatat(dir.fd(), file, &st, AT_SYMLINK_NOFOLLOW) == 0) ended.bytes += static_cast<Bytes>(st.st_blocks) * 512;
+    if (fstatat(dir.fd(), file, &st, AT_SYMLINK_NOFOLLOW) == 0) found.bytes += static_cast<Bytes>(st.st_blocks) * 512;
   }
-  return ended;
+  const bool closed = Exists(directory / name / "closed");
+  const std::string words = ReadSmallFile(directory / name / "closed");
+  found.ended = HasEnded(directory / name, closed, words, shared);
+  found.failed = !closed || Exists(directory / name / "broken") || words.find(kFailed) != std::string::npos;
+  return found;
 }
 
 // Removes what a process left that was killed while it made its directory.
-void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name) {
+void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name, bool shared) {
   struct stat st {};
   if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
   if (static_cast<std::int64_t>(RealtimeNs() / 1'000'000'000) - st.st_mtim.tv_sec < kStaleAfterSeconds ||
-      WriterIsAlive(directory / name / "tail"))
+      LifeOfWriter(directory / name / "tail", shared) != WriterLife::kEnded)
     return;
   RemoveSession(parent, name);
 }
@@ -124,12 +130,12 @@ bool IsSessionDirectory(const fs::path& directory) {
   return lstat((directory / "data.mdb").c_str(), &st) == 0 && S_ISREG(st.st_mode);
 }
 
-Result<NewSessionDirectory> NewSessionDirectory::Create(const fs::path& directory, SessionId session) {
+Result<NewSessionDirectory> NewSessionDirectory::Create(const fs::path& directory, SessionId session, bool replaced) {
   if (directory.empty()) return Status{Code::kInvalid, "open a journal: no directory is given (AMEM_JOURNAL_DIR)"};
   if (!session) return Status{Code::kInvalid, "open a journal in " + directory.string() + ": zero is not a session"};
-  AMEM_TRY(MakeDirectories(directory));
+  if (const auto own = OpenOwnDirectory("use as journal directory", directory); !own) return own.status();
   fs::path name = directory / DirectoryName(session);
-  if (Exists(name)) {
+  if (!replaced && Exists(name)) {
     return Status{Code::kRefused,
                   "open journal " + name.string() + ": it exists already; a session is written once, by one process"};
   }
@@ -146,16 +152,36 @@ NewSessionDirectory::~NewSessionDirectory() {
   if (const auto parent = OpenDirectory(path_.parent_path())) RemoveSession(dirfd(parent.get()), path_.filename());
 }
 
+namespace {
+
+// The journal in `directory`, if there is one, becomes the one that `name` had before it broke. Only the last such is kept.
+void PutAside(const fs::path& directory, const fs::path& name) {
+  const fs::path aside = name.string() + std::string(kBrokenSuffix);
+  if (!Exists(directory)) return;
+  if (const auto parent = OpenDirectory(name.parent_path())) RemoveSession(dirfd(parent.get()), aside.filename());
+  (void)rename(directory.c_str(), aside.c_str());
+}
+
+}  // namespace
+
 Result<fs::path> NewSessionDirectory::Publish() {
-  if (rename(path_.c_str(), name_.c_str()) != 0) return SystemFailure("name " + path_.string(), name_, errno);
+  // A directory is renamed over an empty one only. The two change names at once, where the file system can do that.
+  if (Exists(name_) && renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name_.c_str(), RENAME_EXCHANGE) == 0) {
+    PutAside(path_, name_);
+  } else {
+    PutAside(name_, name_);
+    if (rename(path_.c_str(), name_.c_str()) != 0) return SystemFailure("name " + path_.string(), name_, errno);
+  }
   path_.clear();
   return name_;
 }
 
-Status MarkClosed(const fs::path& directory, SyncMode sync) {
+Status MarkClosed(const fs::path& directory, SyncMode sync, bool failed) {
   const auto path = directory / "closed";
   const auto file = File::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW);
   if (!file) return file.status();
+  // On a full disk the file stays empty: that it is there is what counts.
+  (void)file->Write(HostLine() + "\n" + (failed ? std::string(kFailed) + "\n" : ""));
   if (sync != SyncMode::kFull) return {};
   if (fsync(file->fd()) != 0) return SystemFailure("sync", path, errno);
   const auto dir = OpenDirectory(directory);
@@ -186,15 +212,23 @@ void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, B
   const auto dir = OpenDirectory(directory);
   if (!dir) return;
   const int parent = dirfd(dir.get());
-  std::vector<Ended> ended;
-  for (const std::string& name : NamesIn(dir.get())) {
-    if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent, directory, name);
-    if (!SessionOfName(name) || WriterIsAlive(directory / name / "tail")) continue;
-    if (auto one = Examine(parent, name)) ended.push_back(std::move(*one));
-  }
-  std::sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return Before(b.written, a.written); });
+  const bool shared = !IsOnLocalFileSystem(parent);
+  std::vector<Found> ended;
   Bytes bytes = 0;
-  for (std::size_t i = 0; i < ended.size(); ++i) {  // newest first
+  for (const std::string& name : NamesIn(dir.get())) {
+    if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent, directory, name, shared);
+    const bool broken = name.ends_with(kBrokenSuffix);
+    if (!SessionOfName(broken ? name.substr(0, name.size() - kBrokenSuffix.size()) : name)) continue;
+    auto one = Examine(parent, directory, name, shared);
+    if (one && one->ended) {
+      ended.push_back(std::move(*one));
+    } else if (one) {
+      bytes += one->bytes;
+    }
+  }
+  std::sort(ended.begin(), ended.end(),
+            [](const Found& a, const Found& b) { return a.failed != b.failed ? a.failed : Before(b.written, a.written); });
+  for (std::size_t i = 0; i < ended.size(); ++i) {  // those to keep come first
     bytes += ended[i].bytes;
     if (i >= keep_sessions || bytes > keep_bytes) RemoveSession(parent, ended[i].name);
   }

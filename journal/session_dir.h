@@ -20,12 +20,13 @@ bool IsSessionDirectory(const std::filesystem::path& directory);  // it exists a
 // destructor removes it with its contents, unless Publish() gave it its name.
 class NewSessionDirectory {
  public:
-  // Makes options.directory as well, where it is missing.
-  static Result<NewSessionDirectory> Create(const std::filesystem::path& directory, SessionId session);
+  // Makes `directory` as well, where it is missing. kRefused: the session has one already, which is not `replaced`.
+  static Result<NewSessionDirectory> Create(const std::filesystem::path& directory, SessionId session, bool replaced = false);
   NewSessionDirectory(NewSessionDirectory&& other) noexcept;
   NewSessionDirectory& operator=(NewSessionDirectory&&) = delete;
   ~NewSessionDirectory();
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  // What had the name until now gets `.broken` behind it.
   Result<std::filesystem::path> Publish();
 
  private:
@@ -34,15 +35,18 @@ class NewSessionDirectory {
   std::filesystem::path path_, name_;
 };
 
-// `closed` and `broken`.
-Status MarkClosed(const std::filesystem::path& directory, SyncMode sync);
+// `closed` and `broken`. The first says what is needed to clean up: which host made the journal, and whether a pause or resume
+// `failed` in it.
+Status MarkClosed(const std::filesystem::path& directory, SyncMode sync, bool failed = false);
 void MarkBroken(const std::filesystem::path& directory, std::string_view reason);  // best effort: the disk may be full
 std::string BrokenReason(const std::filesystem::path& directory);                  // empty: not marked
 SessionStatus StatusOf(const std::filesystem::path& directory);                    // as the files say
 
-// Removes ended sessions under `directory`, oldest first, until at most `keep_sessions` of them with at most `keep_bytes` are
-// left. Never touches a session whose writer lives, other directories, other users' directories, or anything through a symbolic
-// link. Failures are ignored; several processes may do it at once.
+// Removes ended sessions under `directory` until at most `keep_sessions` of them are left, and at most `keep_bytes` together
+// with the living. Those that closed in order without a failed pause or resume go first, then the failed ones (crashed, broken,
+// or with a failure), of each the oldest first. Never touches a session whose writer lives or may live, what another host has
+// made on a file system that hosts share, other directories, other users' directories, or anything through a symbolic link.
+// Failures are ignored; several processes may do it at once.
 void RemoveOldSessions(const std::filesystem::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes);
 
 }  // namespace amem

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +13,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 
 #include "statemachine/fnv1a.h"
@@ -53,6 +57,15 @@ std::uint64_t BootNumber() {
 
 std::uint32_t HeaderCrc(const TailHeader& header) { return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes}); }
 
+// Reads another process's header without mapping it: everything before the positions. False: it is damaged.
+bool ReadHeader(const File& file, TailHeader& header) {
+  std::array<std::byte, sizeof header> bytes;
+  const auto n = file.ReadAt(0, bytes);
+  if (!n || *n != bytes.size()) return false;
+  std::memcpy(static_cast<void*>(&header), bytes.data(), kCrcBytes + sizeof header.crc);
+  return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header);
+}
+
 void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
   header.pid = getpid();
   header.capacity = capacity;
@@ -60,6 +73,7 @@ void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
   header.pid_namespace = PidNamespace();
   header.process_start = ProcessStart(header.pid);
   header.boot = BootNumber();
+  header.host = HostNumber();
   header.crc = HeaderCrc(header);
 }
 
@@ -294,22 +308,75 @@ Result<TailContents> ReadTail(const std::filesystem::path& path) {
   return out;
 }
 
-bool WriterIsAlive(const std::filesystem::path& path) {
+std::uint32_t HostNumber() {
+  Fnv1a number;
+  utsname names{};
+  if (uname(&names) == 0) number.Add(std::as_bytes(std::span(names.nodename, strnlen(names.nodename, sizeof names.nodename))));
+  const std::string machine = ReadSmallFile("/etc/machine-id");
+  number.Add(std::as_bytes(std::span(machine)));
+  const auto folded = static_cast<std::uint32_t>(number.value() ^ number.value() >> 32);
+  return folded != 0 ? folded : 1;
+}
+
+WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return false;
-  if (flock(file->fd(), LOCK_SH | LOCK_NB) == 0) return false;
-  const bool locked = errno == EWOULDBLOCK;
-  // A child that the writer forked keeps the lock, so the writer's process must exist as well. Its pid means something only in
-  // the same pid namespace.
+  if (!file) return file.status().code() == Code::kNotFound ? WriterLife::kEnded : WriterLife::kUnknown;
+  const bool free = flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+  if (free && !shared) return WriterLife::kEnded;
+  const bool locked = !free && errno == EWOULDBLOCK;
+  // A child that the writer forked keeps the lock, and anybody can lock a file that is open to reading, so the writer's process
+  // must exist as well. Its pid means something only in the same pid namespace.
   TailHeader header;
-  std::array<std::byte, sizeof header> bytes;
-  const auto n = file->ReadAt(0, bytes);
-  if (!n || *n != bytes.size()) return locked;
-  std::memcpy(static_cast<void*>(&header), bytes.data(), kCrcBytes + sizeof header.crc);
-  if (header.magic != TailHeader::kMagic || header.crc != HeaderCrc(header)) return true;
-  if (header.boot != BootNumber()) return false;
-  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return true;
-  return ProcessStart(header.pid) == header.process_start;
+  if (!ReadHeader(*file, header)) return WriterLife::kUnknown;
+  const bool made_here = header.host == HostNumber();
+  if (header.boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
+  return ProcessStart(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
+}
+
+namespace {
+
+// Whether process `pid`, of this user, has the file open that `st` is of, by another descriptor than `own` of this process.
+bool HasOpen(std::int32_t pid, const struct stat& st, int own) {
+  const std::string directory = "/proc/" + std::to_string(pid) + "/fd";
+  struct stat process {};
+  if (stat(directory.c_str(), &process) != 0 || process.st_uid != geteuid()) return false;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end; it.increment(failed)) {
+    struct stat open {};
+    if (pid == getpid() && it->path().filename() == std::to_string(own)) continue;
+    if (stat(it->path().c_str(), &open) == 0 && open.st_dev == st.st_dev && open.st_ino == st.st_ino) return true;
+  }
+  return false;
+}
+
+// The process, as seen from here, that holds a lock on that file; 0: none that can be seen.
+std::int32_t LockHolder(const struct stat& st) {
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    // "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234567 0 EOF"
+    std::istringstream words(line);
+    std::string number, kind, advisory, mode, pid, file;
+    words >> number >> kind >> advisory >> mode >> pid >> file;
+    const std::size_t colon = file.rfind(':');
+    if (kind != "FLOCK" || mode != "WRITE" || colon == std::string::npos) continue;
+    if (std::strtoull(file.c_str() + colon + 1, nullptr, 10) == st.st_ino) return std::atoi(pid.c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool WriterIsTrusted(const std::filesystem::path& path) {
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat st {};
+  if (!file || fstat(file->fd(), &st) != 0 || st.st_uid != geteuid()) return false;
+  TailHeader header;
+  if (!ReadHeader(*file, header)) return false;
+  // Its pid is another one in another pid namespace; the kernel tells the one that is seen from here.
+  const std::int32_t pid = header.pid_namespace == PidNamespace() ? header.pid : LockHolder(st);
+  return pid > 0 && HasOpen(pid, st, file->fd());
 }
 
 }  // namespace amem

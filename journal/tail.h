@@ -39,8 +39,8 @@ struct TailHeader {
   std::uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; a pid means something only there
   std::uint64_t process_start = 0;  // field 22 of /proc/PID/stat; tells a reused pid
   std::uint64_t boot = 0;           // a number made of the boot id
-  std::uint32_t unused = 0;
-  std::uint32_t crc = 0;  // of all before
+  std::uint32_t host = 0;           // HostNumber(); 0 in tails of earlier builds
+  std::uint32_t crc = 0;            // of all before
   alignas(64) std::atomic<std::uint64_t> begun{0};
   std::atomic<std::uint64_t> published{0};
   alignas(64) std::atomic<std::uint64_t> drained{0};
@@ -119,7 +119,20 @@ struct TailContents {
 // Any bytes may be in the file. A file that is not there is no failure.
 Result<TailContents> ReadTail(const std::filesystem::path& path);
 
-// Whether the process that made this tail is alive. False when there is no tail.
-bool WriterIsAlive(const std::filesystem::path& path);
+// What can be told from here of the process that made a tail.
+enum class WriterLife : std::uint8_t {
+  kAlive,
+  kEnded,    // also when there is no tail
+  kUnknown,  // it is one of another host, perhaps, or the tail is damaged
+};
+// `shared`: the file system may be one of several hosts, where a lock that is free proves nothing about a writer elsewhere.
+WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared);
+inline bool WriterIsAlive(const std::filesystem::path& path) { return LifeOfWriter(path, false) == WriterLife::kAlive; }
+// Whether the locks in this tail's directory are those of a living writer that this process may trust: one of the same user
+// that has this very file open. Anybody who can read a directory can lock a file in it.
+bool WriterIsTrusted(const std::filesystem::path& path);
+
+// A number of this host, the same after a reboot, and never 0.
+std::uint32_t HostNumber();
 
 }  // namespace amem

@@ -19,7 +19,7 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kTrySnapshotAgainAfter = 1000;  // events, when the state could not be condensed
+constexpr std::uint64_t kTrySnapshotAgainAfter = 10'000;  // events, when the state could not be condensed
 
 // Everything that a forked child must not touch, together, so that the child can leave it alone.
 struct Core {
@@ -34,10 +34,11 @@ struct Core {
   std::unique_ptr<Store> store;
   BrokenLatch latch;
   std::mutex append_mutex;
-  Encoder encoder;         // these three under append_mutex
+  Encoder encoder;         // these four under append_mutex
   std::uint64_t last = 0;  // sequence number
   bool closed = false;
-  Drain drain;  // last, so that its thread ends first
+  bool failed = false;  // a pause or resume
+  Drain drain;          // last, so that its thread ends first
 };
 
 class Writer final : public JournalWriter {
@@ -47,7 +48,10 @@ class Writer final : public JournalWriter {
         directory_(core_->directory),
         sync_(options.sync),
         snapshot_every_(options.snapshot_every),
-        snapshot_due_(options.snapshot_every) {}
+        snapshot_bytes_(options.snapshot_bytes),
+        snapshot_due_(options.snapshot_every),
+        snapshot_due_bytes_(options.snapshot_bytes),
+        last_snapshot_(core_->last) {}
   ~Writer() override {
     if (guard_.InChild())
       (void)core_.release();  // it is the parent's: its locks may be held, and its thread is not in the child
@@ -55,7 +59,8 @@ class Writer final : public JournalWriter {
   Status Append(const Event& event) override;
   Status Flush() override;
   [[nodiscard]] bool SnapshotDue() const override {
-    return appended_.load(std::memory_order_relaxed) >= snapshot_due_.load(std::memory_order_relaxed);
+    return appended_.load(std::memory_order_relaxed) >= snapshot_due_.load(std::memory_order_relaxed) ||
+           appended_bytes_.load(std::memory_order_relaxed) >= snapshot_due_bytes_.load(std::memory_order_relaxed);
   }
   Status Snapshot(const State& state) override;
   Status Close() override;
@@ -74,13 +79,15 @@ class Writer final : public JournalWriter {
   }
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);
   Status AppendLarge(std::uint64_t seq, std::span<const std::byte> message);
+  void SnapshotDueAfter(std::uint64_t events, Bytes bytes);
 
   std::unique_ptr<Core> core_;
   const std::filesystem::path directory_;
   const SyncMode sync_;
   const std::uint64_t snapshot_every_;
-  std::atomic<std::uint64_t> appended_{0};  // events of this writer
-  std::atomic<std::uint64_t> snapshot_due_;
+  const Bytes snapshot_bytes_;
+  std::atomic<std::uint64_t> appended_{0}, appended_bytes_{0};  // by this writer
+  std::atomic<std::uint64_t> snapshot_due_, snapshot_due_bytes_;
   std::uint64_t last_snapshot_ = 0;
   ForkGuard guard_;
 };
@@ -104,7 +111,9 @@ Status Writer::Append(const Event& event) {
     if (message.empty()) return Broken(event, "it is too large to be encoded");
     AMEM_TRY(AppendEncoded(event.seq.value, message));
     core_->last = event.seq.value;
+    if (std::holds_alternative<CycleFailed>(event.body)) core_->failed = true;
     appended_.fetch_add(1, std::memory_order_relaxed);
+    appended_bytes_.fetch_add(RecordBytes(message.size()), std::memory_order_relaxed);
     position = core_->tail.Published();
   }
   return sync_ == SyncMode::kFull ? core_->drain.WaitFor(position) : Status{};
@@ -136,6 +145,17 @@ Status Writer::Flush() {
   return core_->drain.WaitFor(core_->tail.Published());
 }
 
+void Writer::SnapshotDueAfter(std::uint64_t events, Bytes bytes) {
+  snapshot_due_.store(appended_.load() + events, std::memory_order_relaxed);
+  snapshot_due_bytes_.store(appended_bytes_.load() + bytes, std::memory_order_relaxed);
+}
+
+std::vector<std::byte> SnapshotFrame(std::uint64_t through, std::span<const std::byte> payload) {
+  std::vector<std::byte> frame(RecordBytes(payload.size()));
+  WriteRecord(frame.data(), RecordType::kSnapshot, through, payload);
+  return frame;
+}
+
 Status Writer::Snapshot(const State& state) {
   if (guard_.InChild()) return Refused();
   std::uint64_t last = 0;
@@ -152,18 +172,17 @@ Status Writer::Snapshot(const State& state) {
   if (through <= last_snapshot_) return {};
   const auto payload = EncodeSnapshot(state);
   if (!payload || payload->size() > UINT32_MAX) {
-    snapshot_due_.store(appended_.load() + std::min(snapshot_every_, kTrySnapshotAgainAfter), std::memory_order_relaxed);
+    SnapshotDueAfter(std::min(snapshot_every_, kTrySnapshotAgainAfter), snapshot_bytes_);
     return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
   }
-  std::vector<std::byte> frame(RecordBytes(payload->size()));
-  WriteRecord(frame.data(), RecordType::kSnapshot, through, *payload);
   AMEM_TRY(core_->drain.Store({.table = Table::kSnapshots,
                                .key = through,
-                               .frame = std::move(frame),
+                               .frame = SnapshotFrame(through, *payload),
                                .obsolete_events_below = last_snapshot_ == 0 ? 0 : last_snapshot_ + 1,
                                .obsolete_snapshots_below = last_snapshot_}));
   last_snapshot_ = through;
-  snapshot_due_.store(appended_.load() + snapshot_every_, std::memory_order_relaxed);
+  // Where the state itself is large, snapshots must not make up most of what is written.
+  SnapshotDueAfter(snapshot_every_, std::max<Bytes>(snapshot_bytes_, 2 * payload->size()));
   return {};
 }
 
@@ -178,7 +197,7 @@ Status Writer::Close() {
   AMEM_TRY(core_->drain.WaitFor(core_->tail.Published()));
   core_->drain.Stop();
   if (Status status = core_->store->Sync(); !status) return core_->latch.Break(status);
-  if (Status status = MarkClosed(directory_, sync_); !status) return core_->latch.Break(status);
+  if (Status status = MarkClosed(directory_, sync_, core_->failed); !status) return core_->latch.Break(status);
   unlink((directory_ / "tail").c_str());  // it is empty; its lock ends with the process or with this object
   return {};
 }
@@ -192,23 +211,43 @@ Status Introduce(Store& store, SessionId session) {
   return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); });
 }
 
-}  // namespace
+Status Begin(Store& store, const State& state) {
+  const auto payload = EncodeSnapshot(state);
+  if (!payload) return payload.status();
+  const auto frame = SnapshotFrame(state.last.value, *payload);
+  return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kSnapshots, state.last.value, frame); });
+}
 
-Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions& options, SessionId session) {
-  auto fresh = NewSessionDirectory::Create(options.directory, session);
+Result<std::unique_ptr<JournalWriter>> Make(const JournalOptions& options, SessionId session, const State* before) {
+  auto fresh = NewSessionDirectory::Create(options.directory, session, before != nullptr);
   if (!fresh) return fresh.status();
   RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
   auto tail = Tail::Create(fresh->path() / "tail", options.tail_bytes, session);
-  if (!tail) return tail.status().Within("open a journal");
+  if (!tail) return tail.status();
   auto store = Store::Create(fresh->path(), options.map_bytes, options.sync);
-  if (!store) return store.status().Within("open a journal");
-  AMEM_TRY(Introduce(**store, session).Within("open a journal"));
+  if (!store) return store.status();
+  AMEM_TRY(Introduce(**store, session));
+  if (before != nullptr) AMEM_TRY(Begin(**store, *before));
   const auto directory = fresh->Publish();
-  if (!directory) return directory.status().Within("open a journal");
+  if (!directory) return directory.status();
   (*store)->MovedTo(*directory);
   auto core = std::make_unique<Core>(*directory, std::move(*tail), std::move(*store));
-  AMEM_TRY(core->drain.Start().Within("open a journal"));
+  if (before != nullptr) core->last = before->last.value;
+  AMEM_TRY(core->drain.Start());
   return std::unique_ptr<JournalWriter>(new Writer(std::move(core), options));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions& options, SessionId session) {
+  auto made = Make(options, session, nullptr);
+  return made ? std::move(made) : Result<std::unique_ptr<JournalWriter>>(made.status().Within("open a journal"));
+}
+
+Result<std::unique_ptr<JournalWriter>> JournalWriter::Continue(const JournalOptions& options, SessionId session,
+                                                               const State& state) {
+  auto made = Make(options, session, &state);
+  return made ? std::move(made) : Result<std::unique_ptr<JournalWriter>>(made.status().Within("begin a journal anew"));
 }
 
 }  // namespace amem

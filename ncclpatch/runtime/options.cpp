@@ -20,7 +20,7 @@ constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NC
                                "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
                                "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
-                               "AMEM_USER_MEMORY"};
+                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -102,6 +102,40 @@ Status ParseContent(const Lookup& get, Options& options) {
   return Status::Ok();
 }
 
+// "SESSIONS", "SESSIONS,SIZE" or ",SIZE".
+Status ParseKeep(const Lookup& get, JournalOptions& journal) {
+  const char* text = get("AMEM_JOURNAL_KEEP");
+  if (text == nullptr || *text == '\0') return Status::Ok();
+  const Status unknown =
+      Unknown("AMEM_JOURNAL_KEEP", text,
+              "SESSIONS,SIZE as in 128,2G: how many ended sessions are kept, and in how many bytes with those "
+              "of the living; K, M, G or T behind a size; either may be left out");
+  const std::string_view all(text);
+  const std::string_view sessions = all.substr(0, all.find(','));
+  std::string_view size = sessions.size() < all.size() ? all.substr(sessions.size() + 1) : std::string_view();
+  if (!sessions.empty()) {
+    const auto number = ParseNumber<std::uint32_t>(sessions);
+    if (!number) return unknown;
+    journal.keep_sessions = *number;
+  }
+  if (size.empty()) return Status::Ok();
+  constexpr std::string_view kUnits = "KMGT";
+  const std::size_t unit = kUnits.find(size.back());
+  if (unit != std::string_view::npos) size.remove_suffix(1);
+  const auto number = ParseNumber<Bytes>(size);
+  const unsigned shift = unit == std::string_view::npos ? 0 : static_cast<unsigned>(10 * (unit + 1));
+  if (!number || *number > ~Bytes{0} >> shift) return unknown;
+  journal.keep_bytes = *number << shift;
+  return Status::Ok();
+}
+
+Result<std::filesystem::path> ParseDirectory(const Lookup& get, const char* name, const std::filesystem::path& otherwise) {
+  const char* text = get(name);
+  const std::filesystem::path path = text != nullptr && *text != '\0' ? std::filesystem::path(text) : otherwise;
+  if (path.is_absolute()) return path;
+  return Unknown(name, path.string(), "an absolute path (ranks may have different working directories)");
+}
+
 std::int32_t ParseRank(const Lookup& get) {
   for (const char* name : kRankVariables)
     if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
@@ -155,11 +189,13 @@ Result<Options> ParseOptions(const Lookup& get) {
   options.journal.sync = *sync == 1 ? SyncMode::kFull : SyncMode::kProcess;
 
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
-  const char* directory = get("AMEM_JOURNAL_DIR");
-  options.journal.directory = directory != nullptr && *directory != '\0' ? std::filesystem::path(directory) : home / "journal";
-  if (!options.journal.directory.is_absolute())
-    return Unknown("AMEM_JOURNAL_DIR", directory, "an absolute path (ranks may have different working directories)");
-  options.socket_directory = home / "sockets";
+  const auto journal = ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal");
+  if (!journal) return journal.status();
+  options.journal.directory = *journal;
+  AMEM_TRY(ParseKeep(get, options.journal));
+  const auto sockets = ParseDirectory(get, "AMEM_SOCKET_DIR", home / "sockets");
+  if (!sockets) return sockets.status();
+  options.socket_directory = *sockets;
   return options;
 }
 

@@ -17,12 +17,13 @@ namespace amem {
 enum class Content : std::uint8_t { kPreserve, kDiscard };
 
 struct Options : SessionOptions {
-  bool enable = true;                      // AMEM_ENABLE=0|1
-  std::int64_t group = 0;                  // AMEM_GROUPID
-  std::int32_t rank = -1;                  // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
-  Content content = Content::kPreserve;    // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
-  JournalOptions journal;                  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full
-  std::filesystem::path socket_directory;  // /tmp/amem-UID/sockets; the same for all sessions of a user on a host
+  bool enable = true;                    // AMEM_ENABLE=0|1
+  std::int64_t group = 0;                // AMEM_GROUPID
+  std::int32_t rank = -1;                // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
+  Content content = Content::kPreserve;  // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
+  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full, AMEM_JOURNAL_KEEP
+  JournalOptions journal;
+  std::filesystem::path socket_directory;  // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks
   std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
 };
 

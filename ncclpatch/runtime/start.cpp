@@ -8,6 +8,7 @@
 
 #include "journal/base/clock.h"
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/runtime/log.h"
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
 
@@ -75,22 +76,23 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   Result<std::unique_ptr<CudaDriver>> driver = CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); });
   if (!driver) return driver.status().Within("using the driver that NCCL opened");
 
-  Result<std::unique_ptr<JournalWriter>> journal = JournalWriter::Open(options.journal, *session);
-  if (!journal)
-    return Status{Code::kIo, fmt::format("opening a journal in {} (AMEM_JOURNAL_DIR chooses another place): {}",
-                                         options.journal.directory.string(), journal.status().message())};
+  JournalOptions journaling = options.journal;
+  journaling.report = [](const std::string& message) { log::Warn(message); };
+  auto journal = JournalWriter::OpenLasting(journaling, *session);
 
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;
     settings.socket_directory = options.socket_directory;
     settings.timeout_ms = options.timeout_ms;
+    settings.abstract_names = true;
+    settings.report = journaling.report;
     auto peers = UnixPeers::Start(self, settings, delegate);
     if (!peers) return peers.status();
     return std::unique_ptr<Peers>(*std::move(peers));
   };
   SessionOpened who = Describe(options, **driver, *session);
   // The driver must outlive the session, which is never destroyed.
-  return Session::Start(options, *(*std::move(driver)).release(), std::move(who), *std::move(journal), start_peers);
+  return Session::Start(options, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
 }
 
 }  // namespace amem

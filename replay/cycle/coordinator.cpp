@@ -32,6 +32,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
   const std::uint64_t cycle = CycleNumber(kind);
   {
     const auto lock = ledger_.Lock();
+    if (kind == CycleKind::kPause) ledger_.RenewJournal();
     ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
   }
   auto round = peers_.Arrive(kind, cycle);
@@ -75,7 +76,6 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
-    ledger_.SnapshotIfDue();
   }
   if (kind == CycleKind::kResume) backup_.ForgetAll();
   const std::lock_guard lock(report_mutex_);
@@ -99,13 +99,17 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
-// A broken session refuses by its vote: if it did not arrive, the others would wait for it.
+// A session that cannot pause refuses by its vote: if it did not arrive, the others would wait for it.
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
   const std::string& broken = ledger_.state().broken;
-  if (broken.empty()) return {};
-  return {Code::kBroken, "pause refused: this session is broken: " + broken +
-                             "; the job runs on, and its memory cannot be given back until it is restarted"};
+  if (!broken.empty())
+    return {Code::kBroken, "pause refused: this session is broken: " + broken +
+                               "; the job runs on, and its memory cannot be given back until it is restarted"};
+  if (const Status& lost = ledger_.JournalLost(); !lost.ok())
+    return {Code::kBroken, "pause refused: this session has no journal: " + lost.message() +
+                               "; the job runs on, and can be paused once a journal can be written"};
+  return {};
 }
 
 Plan Coordinator::MakePlan(CycleKind kind) {

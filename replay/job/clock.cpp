@@ -15,9 +15,7 @@ std::string BootOf(const SessionOpened& opened) { return opened.boot_id.empty() 
 
 bool KnowsWallClock(const SessionOpened& opened) { return opened.realtime_ns != 0 && opened.monotonic_ns != 0; }
 
-std::int64_t ToWall(const SessionOpened& opened) {
-  return static_cast<std::int64_t>(opened.realtime_ns) - static_cast<std::int64_t>(opened.monotonic_ns);
-}
+std::int64_t ToWall(const SessionOpened& opened) { return static_cast<std::int64_t>(opened.realtime_ns - opened.monotonic_ns); }
 
 bool OpenedBefore(const SessionOpened& a, const SessionOpened& b) {
   return std::pair(a.monotonic_ns, a.session) < std::pair(b.monotonic_ns, b.session);
@@ -41,12 +39,13 @@ JobClock::JobClock(std::span<const Journal> journals) {
     if (boot.first_ns == 0) continue;
     const auto first = static_cast<std::int64_t>(boot.first_ns);
     first_of_any = std::min(first_of_any, first);
-    if (boot.wall_known) first_known = std::min(first_known, first + boot.offset_ns);
+    if (boot.wall_known) first_known = std::min(first_known, WrappedSum(boot.first_ns, boot.offset_ns));
   }
   if (first_of_any == kNever) return;
   began_ns_ = first_known != kNever ? first_known : first_of_any;
   for (auto& [id, boot] : boots_) {
-    if (!boot.wall_known && boot.first_ns != 0) boot.offset_ns = began_ns_ - static_cast<std::int64_t>(boot.first_ns);
+    if (!boot.wall_known && boot.first_ns != 0)
+      boot.offset_ns = WrappedDifference(began_ns_, static_cast<std::int64_t>(boot.first_ns));
   }
 }
 
@@ -56,7 +55,7 @@ std::int64_t JobClock::OffsetOf(const SessionOpened& opened) const {
 }
 
 std::uint64_t JobClock::Wall(const SessionOpened& opened, std::uint64_t time_ns) const {
-  return time_ns == 0 ? 0 : static_cast<std::uint64_t>(static_cast<std::int64_t>(time_ns) + OffsetOf(opened));
+  return time_ns == 0 ? 0 : static_cast<std::uint64_t>(WrappedSum(time_ns, OffsetOf(opened)));
 }
 
 std::size_t JobClock::boots_without_wall_clock() const {

@@ -16,6 +16,14 @@
 
 namespace amem {
 
+// The times in a journal may be any numbers. Their sums and differences wrap around, so that no journal makes them overflow.
+constexpr std::int64_t WrappedSum(std::uint64_t time_ns, std::int64_t offset_ns) {
+  return static_cast<std::int64_t>(time_ns + static_cast<std::uint64_t>(offset_ns));
+}
+constexpr std::int64_t WrappedDifference(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
+}
+
 class JobClock {
  public:
   struct Journal {

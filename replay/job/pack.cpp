@@ -3,10 +3,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
+#define ZSTD_STATIC_LINKING_ONLY  // for the default limit of a window
 #include <zstd.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "journal/session_dir.h"
 #include "journal/snapshot.h"
 #include "journal/store.h"
+#include "replay/job/output_file.h"
 #include "replay/job/pack_anonymous.h"
 
 namespace amem {
@@ -31,17 +33,16 @@ using PackJson = nlohmann::json;
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
 enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };
 constexpr std::uint32_t kLargestBlock = std::uint32_t{1} << 30;
-constexpr int kLevel = 9;  // of zstd, 1 to 19
+constexpr std::size_t kHeaderMost = std::size_t{1} << 16;  // of a block that introduces a session
+constexpr std::size_t kDamageMost = 100;                   // sentences about it
+constexpr int kLevel = 9;                                  // of zstd, 1 to 19
 constexpr std::size_t kEventsPerTransaction = 20'000;
+constexpr Bytes kBytesPerTransaction = Bytes{4} << 20;
 
 struct BlockHeader {
   Block kind{};
   std::uint32_t bytes = 0;
 };
-
-Status Failure(const std::string& doing, const fs::path& file) {
-  return {Code::kIo, doing + " " + file.string() + ": " + std::strerror(errno)};
-}
 
 // The beginning of a pack, of whatever version; nullopt: it is none.
 std::optional<std::array<char, kMagic.size()>> ReadMagic(std::ifstream& in) {
@@ -54,7 +55,7 @@ std::optional<std::array<char, kMagic.size()>> ReadMagic(std::ifstream& in) {
 
 class Compressor {
  public:
-  explicit Compressor(std::ofstream& file)
+  explicit Compressor(OutputFile& file)
       : file_(file), context_(ZSTD_createCCtx(), &ZSTD_freeCCtx), out_(ZSTD_CStreamOutSize()) {
     ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, kLevel);
     ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_checksumFlag, 1);
@@ -69,7 +70,7 @@ class Compressor {
   }
   bool Finish() {
     Push(ZSTD_e_end);
-    return good_ && file_.good();
+    return good_;
   }
 
  private:
@@ -81,12 +82,12 @@ class Compressor {
       ZSTD_outBuffer out{out_.data(), out_.size(), 0};
       left = ZSTD_compressStream2(context_.get(), &out, &in, how);
       good_ = ZSTD_isError(left) == 0;
-      file_.write(out_.data(), static_cast<std::streamsize>(out.pos));
+      file_.Write({out_.data(), out.pos});
     }
     pending_.clear();
   }
 
-  std::ofstream& file_;
+  OutputFile& file_;
   std::unique_ptr<ZSTD_CCtx, decltype(&ZSTD_freeCCtx)> context_;
   std::vector<char> out_;
   std::vector<std::byte> pending_;
@@ -146,10 +147,27 @@ class Packer {
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 
+// What a pack of so many bytes may unpack to. Journals shrink to a twentieth, and hardly ever to less than a fiftieth.
+struct Limits {
+  Bytes bytes = ~Bytes{0};
+  std::uint32_t block = kLargestBlock;
+  std::uint64_t sessions = ~std::uint64_t{0};
+  int window_log = ZSTD_WINDOWLOG_LIMIT_DEFAULT;
+
+  static Limits Of(Bytes file) {
+    constexpr Bytes kMiB = Bytes{1} << 20;
+    return {8 * kMiB + 64 * file, static_cast<std::uint32_t>(std::min<Bytes>(16 * kMiB + 16 * file, kLargestBlock)),
+            512 + file / 256, 24};
+  }
+};
+
 class Decompressor {
  public:
-  explicit Decompressor(std::ifstream& file)
-      : file_(file), context_(ZSTD_createDCtx(), &ZSTD_freeDCtx), in_(ZSTD_DStreamInSize()) {}
+  Decompressor(std::ifstream& file, const Limits& limits)
+      : file_(file), limits_(limits), context_(ZSTD_createDCtx(), &ZSTD_freeDCtx), in_(ZSTD_DStreamInSize()) {
+    ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, limits.window_log);
+  }
+  [[nodiscard]] bool too_large() const { return too_large_; }
 
   // The next block's payload, valid until the next call; nullopt at the end, and then `damage` is empty or says what is wrong.
   std::optional<std::span<const std::byte>> Next(Block& kind, std::string& damage) {
@@ -159,7 +177,8 @@ class Decompressor {
     }
     BlockHeader header;
     std::memcpy(&header, bytes_.data() + at_, sizeof header);
-    if (header.bytes > kLargestBlock) {
+    if (header.bytes > limits_.block) {
+      too_large_ = header.bytes <= kLargestBlock;
       damage = fmt::format("a block claims {} bytes", header.bytes);
       return std::nullopt;
     }
@@ -195,6 +214,11 @@ class Decompressor {
       ZSTD_outBuffer out{bytes_.data() + old, bytes_.size() - old, 0};
       const std::size_t more = ZSTD_decompressStream(context_.get(), &out, &source_);
       bytes_.resize(old + out.pos);
+      total_ += out.pos;
+      if (total_ > limits_.bytes) {
+        too_large_ = true;
+        return false;
+      }
       if (ZSTD_isError(more) != 0) {
         damage = std::string("it does not decompress: ") + ZSTD_getErrorName(more);
         return false;
@@ -205,6 +229,9 @@ class Decompressor {
   }
 
   std::ifstream& file_;
+  const Limits limits_;
+  Bytes total_ = 0;
+  bool too_large_ = false;
   std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context_;
   std::vector<char> in_;
   ZSTD_inBuffer source_{nullptr, 0, 0};
@@ -223,12 +250,12 @@ std::vector<std::byte> Frame(RecordType type, std::uint64_t seq, std::span<const
 class SessionUnpacker {
  public:
   static Result<std::unique_ptr<SessionUnpacker>> Begin(const fs::path& directory, const PackJson& header) {
-    const SessionId session{header.value("session", std::uint64_t{0})};
+    const SessionId session{Number(header, "session")};
     auto fresh = NewSessionDirectory::Create(directory, session);
     if (!fresh) return fresh.status();
     auto store = Store::Create(fresh->path(), Bytes{64} << 30, SyncMode::kProcess);
     if (!store) return store.status();
-    const FileMeta meta{kJournalFormat, kJournalLeastReader, session, header.value("pid", 0), 0};
+    const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
     Encoder encoder;
     const auto frame = Frame(RecordType::kMeta, 1, encoder.Encode(meta));
     AMEM_TRY((*store)->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
@@ -245,16 +272,17 @@ class SessionUnpacker {
     const auto event = DecodeEvent(payload);
     if (!event) return event.status();
     waiting_.emplace_back(event->seq.value, Frame(RecordType::kEvent, event->seq.value, payload));
-    return waiting_.size() >= kEventsPerTransaction ? Flush() : Status{};
+    waiting_bytes_ += payload.size();
+    return waiting_.size() >= kEventsPerTransaction || waiting_bytes_ >= kBytesPerTransaction ? Flush() : Status{};
   }
   Result<fs::path> Finish() {
     AMEM_TRY(Flush());
     store_.reset();
-    const std::string status = header_.value("status", std::string());
+    const std::string status = Text(header_, "status");
     if (status == ToText(SessionStatus::kClosed)) AMEM_TRY(MarkClosed(fresh_.path(), SyncMode::kProcess));
-    if (status == ToText(SessionStatus::kBroken)) MarkBroken(fresh_.path(), header_.value("broken_reason", std::string()));
+    if (status == ToText(SessionStatus::kBroken)) MarkBroken(fresh_.path(), Text(header_, "broken_reason"));
     if (status == ToText(SessionStatus::kLive))
-      std::ofstream(fresh_.path() / "status") << "live " << header_.value("as_of_ns", std::uint64_t{0}) << "\n";
+      std::ofstream(fresh_.path() / "status") << "live " << Number(header_, "as_of_ns") << "\n";
     return fresh_.Publish();
   }
 
@@ -268,40 +296,43 @@ class SessionUnpacker {
       return Status{};
     });
     waiting_.clear();
+    waiting_bytes_ = 0;
     return written;
+  }
+  // What has another type is as good as missing.
+  static std::uint64_t Number(const PackJson& header, const char* key) {
+    const auto at = header.find(key);
+    return at != header.end() && at->is_number_integer() ? at->get<std::uint64_t>() : 0;
+  }
+  static std::string Text(const PackJson& header, const char* key) {
+    const auto at = header.find(key);
+    return at != header.end() && at->is_string() ? at->get<std::string>() : "";
   }
 
   NewSessionDirectory fresh_;
   std::unique_ptr<Store> store_;
   PackJson header_;
   std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> waiting_;
+  Bytes waiting_bytes_ = 0;
 };
 
 }  // namespace
 
 Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
-  fs::path unfinished = file;
-  unfinished += ".new";
-  std::ofstream out(unfinished, std::ios::binary | std::ios::trunc);
-  if (!out) return Failure("write", unfinished);
-  out.write(kMagic.data(), kMagic.size());
+  auto out = OutputFile::Open(file);
+  if (!out) return out.status();
+  out->Write({kMagic.data(), kMagic.size()});
   Packed packed;
-  Compressor compressor(out);
+  Compressor compressor(*out);
   Packer packer(compressor, options, packed);
   for (const fs::path& session : sessions) {
     if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
   }
-  const bool written = compressor.Finish();
-  out.close();
-  std::error_code failed;
-  if (written && out && packed.sessions != 0) fs::rename(unfinished, file, failed);
-  if (!written || !out || failed || packed.sessions == 0) {
-    const Status why =
-        packed.sessions == 0 ? Status{Code::kNotFound, "pack: none of the journals could be read"} : Failure("write", file);
-    fs::remove(unfinished, failed);
-    return why;
-  }
-  packed.file_bytes = fs::file_size(file, failed);
+  if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
+  if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
+  AMEM_TRY(out->Commit());
+  packed.file_bytes = out->bytes();
+  packed.to_standard_output = out->is_standard_output();
   return packed;
 }
 
@@ -312,48 +343,89 @@ bool IsPack(const fs::path& file) {
   return ReadMagic(in).has_value();
 }
 
-Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory) {
+namespace {
+
+// Unpacks one file.
+class Unpacker {
+ public:
+  Unpacker(const fs::path& file, const fs::path& directory, const Limits& limits)
+      : file_(file), directory_(directory), limits_(limits) {}
+
+  Result<Unpacked> Run(std::ifstream& in) {
+    Decompressor blocks(in, limits_);
+    std::string damage;
+    Block kind{};
+    while (const auto payload = blocks.Next(kind, damage)) AMEM_TRY(Take(kind, *payload));
+    if (blocks.too_large()) return TooLarge();
+    AMEM_TRY(Finish());
+    if (!damage.empty()) Damaged(damage + "; what comes before that is used");
+    if (unnamed_ != 0) unpacked_.damage.push_back(fmt::format("{}: and {} more", file_.string(), unnamed_));
+    return std::move(unpacked_);
+  }
+
+ private:
+  Status Take(Block kind, std::span<const std::byte> payload) {
+    const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
+    if (kind == Block::kSession) return Begin(text);
+    if (kind == Block::kDamage) {
+      Note(std::string(text.substr(0, kHeaderMost)));
+    } else if (session_) {
+      const Status added = kind == Block::kSnapshot ? session_->Snapshot(payload)
+                           : kind == Block::kEvent  ? session_->Event(payload)
+                                                    : Status{};
+      if (!added) Damaged("a block is left out: " + added.message());
+      unpacked_.events += added.ok() && kind == Block::kEvent ? 1 : 0;
+    }
+    return {};
+  }
+  Status Begin(std::string_view text) {
+    AMEM_TRY(Finish());
+    if (++sessions_ > limits_.sessions) return TooLarge();
+    const PackJson header = text.size() <= kHeaderMost ? PackJson::parse(text.begin(), text.end(), nullptr, false) : PackJson();
+    if (!header.is_object()) return {Code::kCorrupt, file_.string() + ": what should introduce a session is no JSON"};
+    auto begun = SessionUnpacker::Begin(directory_, header);
+    if (!begun) return begun.status();
+    session_ = *std::move(begun);
+    return {};
+  }
+  Status Finish() {
+    if (!session_) return {};
+    auto made = session_->Finish();
+    session_.reset();
+    if (!made) return made.status();
+    unpacked_.sessions.push_back(*std::move(made));
+    return {};
+  }
+  void Damaged(const std::string& what) { Note(file_.string() + ": " + what); }
+  void Note(std::string what) {
+    unpacked_.damage.size() < kDamageMost ? unpacked_.damage.push_back(std::move(what)) : void(++unnamed_);
+  }
+  [[nodiscard]] Status TooLarge() const {
+    return {Code::kRefused, file_.string() +
+                                " unpacks to far more than its size lets expect, as one that is made to fill memory "
+                                "or disk; if you trust who made it, use --force"};
+  }
+
+  const fs::path& file_;
+  const fs::path& directory_;
+  const Limits limits_;
+  Unpacked unpacked_;
+  std::unique_ptr<SessionUnpacker> session_;
+  std::uint64_t sessions_ = 0, unnamed_ = 0;
+};
+
+}  // namespace
+
+Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory, bool however_large) {
   std::ifstream in(file, std::ios::binary);
   const auto magic = ReadMagic(in);
   if (!magic) {
     return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem-replay pack DIR -o FILE`"};
   }
   if (*magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
-  Unpacked unpacked;
-  Decompressor blocks(in);
-  std::unique_ptr<SessionUnpacker> session;
-  std::string damage;
-  const auto finish = [&]() -> Status {
-    if (!session) return {};
-    auto made = session->Finish();
-    session.reset();
-    if (!made) return made.status();
-    unpacked.sessions.push_back(*std::move(made));
-    return {};
-  };
-  Block kind{};
-  while (const auto payload = blocks.Next(kind, damage)) {
-    if (kind == Block::kSession) {
-      AMEM_TRY(finish());
-      const PackJson header = PackJson::parse(reinterpret_cast<const char*>(payload->data()),
-                                              reinterpret_cast<const char*>(payload->data() + payload->size()), nullptr, false);
-      if (!header.is_object()) return Status{Code::kCorrupt, file.string() + ": what should introduce a session is no JSON"};
-      auto begun = SessionUnpacker::Begin(directory, header);
-      if (!begun) return begun.status();
-      session = *std::move(begun);
-    } else if (kind == Block::kDamage) {
-      unpacked.damage.emplace_back(reinterpret_cast<const char*>(payload->data()), payload->size());
-    } else if (session) {
-      const Status added = kind == Block::kSnapshot ? session->Snapshot(*payload)
-                           : kind == Block::kEvent  ? session->Event(*payload)
-                                                    : Status{};
-      if (!added) unpacked.damage.push_back(file.string() + ": a block is left out: " + added.message());
-      unpacked.events += added.ok() && kind == Block::kEvent ? 1 : 0;
-    }
-  }
-  AMEM_TRY(finish());
-  if (!damage.empty()) unpacked.damage.push_back(file.string() + ": " + damage + "; what comes before that is used");
-  return unpacked;
+  std::error_code failed;
+  const Bytes bytes = fs::file_size(file, failed);
+  return Unpacker(file, directory, however_large || failed ? Limits{} : Limits::Of(bytes)).Run(in);
 }
 
 }  // namespace amem

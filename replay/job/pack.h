@@ -24,10 +24,11 @@ struct PackOptions {
 struct Packed {
   std::uint64_t sessions = 0, events = 0;
   Bytes file_bytes = 0;
+  bool to_standard_output = false;
   std::vector<std::string> damage;  // what could not be read and is missing in the pack
 };
 
-// Replaces `file`, once it is whole. Live journals are packed as they are at that moment.
+// Writes `file` as OutputFile does. Live journals are packed as they are at that moment.
 Result<Packed> Pack(std::span<const std::filesystem::path> sessions, const std::filesystem::path& file,
                     const PackOptions& options = {});
 
@@ -39,7 +40,8 @@ struct Unpacked {
   std::vector<std::string> damage;  // of the journals when they were packed, and of the pack itself: what was lost
 };
 // Makes a directory for each session in `directory`. A pack that is cut short or damaged gives what comes before that, and its
-// damage. A journal that was live keeps that word in a file `status` of its own.
-Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory);
+// damage. A journal that was live keeps that word in a file `status` of its own. A pack that unpacks to far more than journals
+// do is kRefused: it may be made to fill memory and disk. `however_large` takes it all the same.
+Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory, bool however_large = false);
 
 }  // namespace amem

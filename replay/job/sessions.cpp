@@ -14,9 +14,9 @@ namespace amem {
 
 namespace {
 
-void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, FoundSessions& found) {
+void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, bool however_large, FoundSessions& found) {
   const Result<std::filesystem::path> directory = scratch.New();
-  Result<Unpacked> unpacked = directory ? Unpack(pack, *directory) : directory.status();
+  Result<Unpacked> unpacked = directory ? Unpack(pack, *directory, however_large) : directory.status();
   if (!unpacked) return found.problems.push_back(unpacked.status().message());
   std::ranges::move(unpacked->damage, std::back_inserter(found.problems));
   std::ranges::move(unpacked->sessions, std::back_inserter(found.sessions));
@@ -24,11 +24,11 @@ void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, Found
 
 }  // namespace
 
-FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
+FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch, bool however_large) {
   FoundSessions found;
   for (const auto& place : places) {
     if (IsPack(place)) {
-      AddPack(place, scratch, found);
+      AddPack(place, scratch, however_large, found);
     } else if (Result<std::vector<std::filesystem::path>> listed = ListSessions(place)) {
       if (listed->empty()) {
         found.problems.push_back(

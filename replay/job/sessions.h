@@ -17,7 +17,9 @@ struct FoundSessions {
   std::vector<std::string> problems;            // places that hold none, or could not be read
 };
 // Each place is the directory of a session, or one that holds several, or a pack (pack.h), which is unpacked into `scratch`.
-FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch);
+// `however_large`: see pack.h.
+FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch,
+                           bool however_large = false);
 
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);

@@ -12,6 +12,9 @@
 namespace amem {
 namespace {
 
+// How long after an attempt to begin the journal anew the next one is made from within NCCL's calls.
+constexpr std::uint64_t kRenewAgainAfterNs = 5'000'000'000;
+
 std::uint32_t ThreadId() {
   thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
   return id;
@@ -53,8 +56,23 @@ void Ledger::Record(EventBody body) {
       Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));
     return;
   }
-  if (journal_ == nullptr || broken_before) return;
-  if (const Status appended = journal_->Append(event); !appended.ok()) Break(appended.message());
+  if (journal_ != nullptr && !broken_before) Append(event);
+}
+
+void Ledger::Append(const Event& event) {
+  if (!lost_.ok()) {
+    if (event.time_ns >= renew_after_ns_) RenewJournal();
+    return;
+  }
+  lost_ = journal_->Append(event);
+  lost_.ok() ? SnapshotIfDue() : RenewJournal();
+}
+
+// The state holds what could not be appended, so the fresh journal lacks nothing but the events themselves.
+void Ledger::RenewJournal() {
+  if (lost_.ok() || !state_.broken.empty()) return;
+  if (const Status renewed = journal_->Renew(state_); renewed.ok()) lost_ = renewed;
+  renew_after_ns_ = MonotonicNs() + kRenewAgainAfterNs;
 }
 
 void Ledger::Break(const std::string& reason) {
@@ -73,8 +91,7 @@ bool Ledger::Check(bool holds, std::string_view otherwise, std::source_location 
 Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 
 void Ledger::SnapshotIfDue() {
-  if (journal_ == nullptr || !state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue())
-    return;
+  if (!state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue()) return;
   static_cast<void>(journal_->Snapshot(state_));  // if it fails, the events before it are kept, and nothing is lost
 }
 

@@ -34,9 +34,10 @@ class Ledger {
   [[nodiscard]] std::unique_lock<std::mutex> LockWithin(std::chrono::milliseconds patience);
 
   // All below: with the lock held.
-  // Never fails towards the caller: an append or Apply that fails breaks the session (State::broken), and the next pause
-  // reports it. Nothing is appended after the event that broke the session. An event about memory that is only counted breaks
-  // nothing: when Apply refuses it, it is dropped and counted, and the journal says so.
+  // Never fails towards the caller. An event that Apply refuses breaks the session (State::broken), and the next pause reports
+  // it; nothing is appended after the event that broke it. But an event about memory that is only counted breaks nothing: it is
+  // dropped and counted, and the journal says so. An append that fails costs the journal (JournalLost): the state goes on, and
+  // with it a fresh journal as soon as there can be one.
   void Record(EventBody body);
   void Break(const std::string& reason);  // latches the reason why pauses are refused from now on
   // The entry of a table of the state that must be there. Null: it is not, and the session is broken.
@@ -52,7 +53,9 @@ class Ledger {
   bool Check(bool holds, std::string_view otherwise, std::source_location where = std::source_location::current());
   [[nodiscard]] Status Broken() const;  // what a caller gets after a failed check
   [[nodiscard]] std::uint64_t dropped_events() const { return dropped_events_; }
-  void SnapshotIfDue();
+  // Why there is no journal now, which refuses pauses; ok: there is one. A pause asks for a new one first.
+  [[nodiscard]] const Status& JournalLost() const { return lost_; }
+  void RenewJournal();
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
   // A fresh allocation id. Given out before the event that creates it, so that imports may wait for peers side by side.
@@ -71,6 +74,8 @@ class Ledger {
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep);
 
  private:
+  void Append(const Event& event);
+  void SnapshotIfDue();
   static std::string KeyText(AllocationId key) { return ToText(key); }
   static std::string KeyText(SessionId key) { return ToText(key); }
   static std::string KeyText(Address key) { return "address " + Hex(key.value); }
@@ -82,6 +87,8 @@ class Ledger {
   std::uint64_t next_allocation_ = 1;
   std::uint64_t dropped_events_ = 0;
   std::unique_ptr<JournalWriter> journal_;
+  Status lost_;
+  std::uint64_t renew_after_ns_ = 0;
   struct Backing {
     DriverHandle handle;
     UniqueFd descriptor;

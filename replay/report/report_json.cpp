@@ -52,7 +52,7 @@ class SessionIndex {
 };
 
 std::int64_t At(const JobTimeline& job, std::size_t session, std::uint64_t time_ns) {
-  return static_cast<std::int64_t>(time_ns) + job.offsets_ns[session];
+  return WrappedSum(time_ns, job.offsets_ns[session]);
 }
 
 Json ToJson(const Held& held) { return Json(std::vector<Bytes>(held.begin(), held.end())); }
@@ -63,7 +63,7 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
   Json times = Json::array(), classes = Json::array();
   std::int64_t last = 0;
   for (const SeriesPoint& point : s.series) {
-    times.push_back(At(job, index, point.time_ns) - last);
+    times.push_back(WrappedDifference(At(job, index, point.time_ns), last));
     last = At(job, index, point.time_ns);
   }
   for (std::size_t c = 0; c < kMemoryClasses; ++c) {
@@ -71,8 +71,9 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
     std::int64_t before = 0;
     for (const SeriesPoint& point : s.series) {
       if (s.most[c] == 0) break;
-      deltas.push_back(static_cast<std::int64_t>(point.held[c]) - before);
-      before = static_cast<std::int64_t>(point.held[c]);
+      const auto held = static_cast<std::int64_t>(point.held[c]);
+      deltas.push_back(WrappedDifference(held, before));
+      before = held;
     }
     classes.push_back(std::move(deltas));
   }
@@ -288,7 +289,7 @@ Json EventsJson(const JobTimeline& job) {
       columns["s"].push_back(s);
       columns["q"].push_back(row.first.value - seq);
       columns["n"].push_back(row.event ? 1 : row.count);
-      columns["t"].push_back(begin - time);
+      columns["t"].push_back(WrappedDifference(begin, time));
       columns["d"].push_back(row.end_ns - row.begin_ns);
       columns["k"].push_back(row.event ? static_cast<int>(row.event->body.index()) : -1);
       columns["w"].push_back(static_cast<int>(row.weight));

@@ -19,10 +19,10 @@ void SetClocks(JobTimeline& job) {
   const JobClock clock(journals);
   std::int64_t end = clock.began_ns();
   for (const SessionTimeline& s : job.sessions) {
-    job.offsets_ns.push_back(clock.OffsetOf(s.who) - clock.began_ns());
-    if (s.events != 0) end = std::max(end, static_cast<std::int64_t>(s.last_ns) + clock.OffsetOf(s.who));
+    job.offsets_ns.push_back(WrappedDifference(clock.OffsetOf(s.who), clock.began_ns()));
+    if (s.events != 0) end = std::max(end, WrappedSum(s.last_ns, clock.OffsetOf(s.who)));
   }
-  job.duration_ns = static_cast<std::uint64_t>(end - clock.began_ns());
+  job.duration_ns = static_cast<std::uint64_t>(WrappedDifference(end, clock.began_ns()));
   job.began_ns = static_cast<std::uint64_t>(clock.began_ns());
   job.wall_known = clock.boots_without_wall_clock() < clock.boots();
   if (clock.boots() < 2) return;
@@ -56,10 +56,10 @@ class Grouping {
  private:
   [[nodiscard]] const CycleRecord& At(std::size_t s, std::size_t c) const { return job_.sessions[s].cycles[c]; }
   [[nodiscard]] std::int64_t Begin(std::size_t s, std::size_t c) const {
-    return static_cast<std::int64_t>(At(s, c).arrived_ns) + job_.offsets_ns[s];
+    return WrappedSum(At(s, c).arrived_ns, job_.offsets_ns[s]);
   }
   [[nodiscard]] std::int64_t End(std::size_t s, std::size_t c) const {
-    return static_cast<std::int64_t>(At(s, c).ended_ns) + job_.offsets_ns[s];
+    return WrappedSum(At(s, c).ended_ns, job_.offsets_ns[s]);
   }
 
   // A session is a part of a cycle once; they overlap in time, and where both have begun it is a member.
@@ -76,7 +76,8 @@ class Grouping {
     }
     const bool one_clock = SameBoot(job_.sessions[s].who, job_.sessions[other].who);
     const std::int64_t slack = one_clock ? 0 : kSkew_ns;
-    return Begin(s, c) <= End(other, number) + slack && Begin(other, number) <= End(s, c) + slack;
+    const auto until = [slack](std::int64_t end) { return WrappedSum(static_cast<std::uint64_t>(end), slack); };
+    return Begin(s, c) <= until(End(other, number)) && Begin(other, number) <= until(End(s, c));
   }
 
   void Add(std::size_t s, std::size_t c) {
@@ -104,8 +105,8 @@ class Grouping {
     const auto& [first, number] = cycle.parts.front();
     for (std::size_t s = 0; s < job_.sessions.size(); ++s) {
       const SessionTimeline& other = job_.sessions[s];
-      const bool there = static_cast<std::int64_t>(other.first_ns) + job_.offsets_ns[s] <= End(first, number) &&
-                         static_cast<std::int64_t>(other.last_ns) + job_.offsets_ns[s] >= Begin(first, number);
+      const bool there = WrappedSum(other.first_ns, job_.offsets_ns[s]) <= End(first, number) &&
+                         WrappedSum(other.last_ns, job_.offsets_ns[s]) >= Begin(first, number);
       const bool same = other.who.group == job_.sessions[first].who.group;
       if (there && same && !took_part(other.info.session)) cycle.absent.push_back(other.info.session);
     }

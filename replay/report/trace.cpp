@@ -153,7 +153,8 @@ class SessionTrace final : public FoldObserver {
 
   void Begin(const State& before) override { state_ = &before; }
   void Before(const Event& event, const State&) override {
-    next_ = static_cast<std::uint64_t>(std::max<std::int64_t>(static_cast<std::int64_t>(event.time_ns) - origin_ns_, 0));
+    next_ = static_cast<std::uint64_t>(
+        std::max<std::int64_t>(WrappedDifference(static_cast<std::int64_t>(event.time_ns), origin_ns_), 0));
     // A counter is drawn before a silence, too: the last change was not at the silence's end.
     if (next_ >= next_sample_ && unsampled_) Sample();
   }
@@ -316,7 +317,7 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
     while (!processes.insert(process).second) process += kOtherHosts;
     out.Name(process, {}, NameOf(opening.who));
     out.SortIndex(process, opening.who.rank);
-    SessionTrace session(out, process, opening.who, clock.began_ns() - clock.OffsetOf(opening.who),
+    SessionTrace session(out, process, opening.who, WrappedDifference(clock.began_ns(), clock.OffsetOf(opening.who)),
                          (opening.last_ns - std::min(opening.last_ns, opening.first_ns)) / kSamples);
     const Result<Folded> folded = FoldJournal(*reader, std::array<FoldObserver*, 1>{&session});
     if (!folded) return folded.status();

@@ -1,5 +1,6 @@
 #include "replay/rerun/rerun.h"
 
+#include <fmt/format.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -115,6 +116,9 @@ class Host {
     for (const auto& [address, m] : one.opening.before.mappings) {
       for (const AccessDescriptor& a : m.access) see(a.location);
     }
+    if (highest >= SimulatorWorld::kMaxDevices)
+      return {Code::kUnsupported, fmt::format("{} uses device {}, and the simulator has {}", ShortNameOf(one.opening.who),
+                                              highest, SimulatorWorld::kMaxDevices)};
     for (std::int32_t ordinal = 0; ordinal <= highest; ++ordinal) {
       const auto index = static_cast<std::size_t>(ordinal);
       const std::string name = index < one.opening.who.gpu_uuids.size()

@@ -188,6 +188,7 @@ std::string Session::StatisticsJson() {
               {"dropped_events", DroppedEvents()}};
   const auto lock = ledger_.Lock();
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
+  if (!ledger_.JournalLost().ok()) out["no_journal_because"] = ledger_.JournalLost().message();
   return out.dump();
 }
 

@@ -13,6 +13,7 @@
 
 #include "journal/journal.h"
 #include "replay/job/latest_job.h"
+#include "replay/job/output_file.h"
 #include "replay/tool/output.h"
 
 namespace CLI {
@@ -45,6 +46,7 @@ std::function<int(Output&)> SetUp(CLI::App& app, void (*add)(CLI::App&, Options&
 // Directories as given: each is a session's, or holds several. Or a file that `amem-replay pack` made.
 using Directories = std::vector<std::filesystem::path>;
 void AddDirectories(CLI::App& app, Directories& directories);
+void AddForce(CLI::App& app);  // as AddDirectories does
 void AddJson(CLI::App& app, bool& json, const char* shape = "One JSON object");
 
 // One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it.
@@ -68,6 +70,12 @@ std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Directories& dire
 
 // Complains about records that could not be read. True if there were any.
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
+
+// What was written to a file, in a line: on stderr when the file is standard output.
+void Summarize(bool to_standard_output, Output& out, const std::string& line);
+inline constexpr const char* kOutputHelp = "The file to write; - for standard output";
+inline constexpr const char* kForceHelp =
+    "Read packs however much they unpack to, and take as much memory and time as it needs";
 
 void PrintJson(Output& out, const nlohmann::ordered_json& json);
 // Broken into lines of a terminal's width, each after `indent`.

@@ -176,6 +176,7 @@ int RunDiff(const DiffOptions& options, Output& out) {
 void AddOptions(CLI::App& app, DiffOptions& options) {
   app.add_option("A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event")->required();
   app.add_option("B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal")->required();
+  AddForce(app);
   AddJson(app, options.json);
 }
 

@@ -175,6 +175,7 @@ int RunList(const ListOptions& options, Output& out) {
 
 void AddOptions(CLI::App& app, ListOptions& options) {
   app.add_option("DIR", options.directory, "Default: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal");
+  AddForce(app);
   AddJson(app, options.json, "One JSON array");
 }
 

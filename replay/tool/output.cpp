@@ -1,11 +1,45 @@
 #include "replay/tool/output.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 namespace amem::tool {
+
+bool IsPlain(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\t'; });
+}
+
+namespace {
+
+// How many bytes of `text` are a character of UTF-8 that a terminal shows; 0: none.
+std::size_t Shown(std::string_view text) {
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = at(0);
+  if (first < 0x80) return IsPlain(text.substr(0, 1)) ? 1 : 0;
+  const std::size_t bytes = first >= 0xf0 && first < 0xf5 ? 4 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xc2 ? 2 : 0;
+  if (bytes == 0 || first >= 0xf5 || text.size() < bytes) return 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((at(i) & 0xc0) != 0x80) return 0;
+  }
+  return first == 0xc2 && at(1) < 0xa0 ? 0 : bytes;  // U+0080 to U+009F are control characters, too
+}
+
+}  // namespace
+
+std::string Escaped(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const std::size_t bytes = Shown(text);
+    if (bytes != 0) shown += text.substr(0, bytes);
+    if (bytes == 0) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
+  }
+  return shown;
+}
 
 Output& Output::Padded(std::uint64_t number, std::size_t width, char fill) {
   char digits[24];

@@ -13,13 +13,20 @@
 
 namespace amem::tool {
 
+// Whether it is printable ASCII, with lines and tabs; and any other text, made such that no part of it controls a terminal.
+bool IsPlain(std::string_view text);
+std::string Escaped(std::string_view text);
+
 class Output {
  public:
   explicit Output(int descriptor) : descriptor_(descriptor) { buffer_.reserve(kFlushAt + kFlushAt / 4); }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  Output& operator<<(std::string_view text) {
+  // Strings of a journal come from anywhere. What could control a terminal is printed as "\x1b"; lines and tabs stay.
+  Output& operator<<(std::string_view text) { return Verbatim(IsPlain(text) ? text : std::string_view(Escaped(text))); }
+  // For files and JSON, which have rules of their own.
+  Output& Verbatim(std::string_view text) {
     buffer_.append(text);
     if (buffer_.size() >= kFlushAt) Flush();
     return *this;

@@ -24,24 +24,26 @@ int RunPack(const PackCommandOptions& options, Output& out) {
   const Result<Packed> packed = Pack(sessions, options.file, {.anonymous = options.anonymous});
   if (!packed) return Complain(packed.status().message());
   for (const std::string& damage : packed->damage) Complain("left out: " + damage);
-  out << fmt::format("{}: {}, {} events, {}{}\n", options.file.string(), Plural(packed->sessions, "session"),
-                     Grouped(packed->events), FormatBytes(packed->file_bytes),
-                     options.anonymous ? ", without host names, GPU ids and paths" : "");
+  Summarize(packed->to_standard_output, out,
+            fmt::format("{}: {}, {} events, {}{}", options.file.string(), Plural(packed->sessions, "session"),
+                        Grouped(packed->events), FormatBytes(packed->file_bytes),
+                        options.anonymous ? ", without host names, GPU ids and paths" : ""));
   return failed || !packed->damage.empty() ? kCannotRead : kFine;
 }
 
 void AddOptions(CLI::App& app, PackCommandOptions& options) {
   AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.file, "The file to write")->type_name("FILE")->required();
+  app.add_option("-o,--output", options.file, kOutputHelp)->type_name("FILE")->required();
   app.add_flag("--anonymous", options.anonymous, "Without host names, GPU ids and paths");
 }
 
 struct UnpackOptions {
   std::filesystem::path file, directory;
+  bool force = false;
 };
 
 int RunUnpack(const UnpackOptions& options, Output& out) {
-  const Result<Unpacked> unpacked = Unpack(options.file, options.directory);
+  const Result<Unpacked> unpacked = Unpack(options.file, options.directory, options.force);
   if (!unpacked) return Complain(unpacked.status().message());
   for (const std::string& damage : unpacked->damage) Complain("not in it: " + damage);
   for (const auto& session : unpacked->sessions) out << session.string() << "\n";
@@ -51,6 +53,7 @@ int RunUnpack(const UnpackOptions& options, Output& out) {
 void AddOptions(CLI::App& app, UnpackOptions& options) {
   app.add_option("FILE", options.file, "What `amem-replay pack` wrote")->required();
   app.add_option("-o,--output", options.directory, "Where the sessions' directories go")->type_name("DIR")->required();
+  app.add_flag("--force", options.force, kForceHelp);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ void EventPrinter::PrintJson(const Event& event) {
   nlohmann::ordered_json line = {{"session", session_}};
   line.update(ToJson(event));
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
-  out_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  out_.Verbatim(line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
 }
 
 }  // namespace amem::tool

@@ -2,12 +2,8 @@
 #include "replay/tool/report.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
 #include "journal/base/clock.h"
 #include "replay/diagnosis/diagnosis.h"
@@ -41,18 +37,6 @@ std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& s
   return timelines;
 }
 
-// The page is written beside its place first, so that no reader finds half a page.
-Status WriteFile(const std::filesystem::path& path, std::string_view text) {
-  const std::string unfinished = fmt::format("{}.unfinished-{}", path.string(), ::getpid());
-  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (file && ::rename(unfinished.c_str(), path.c_str()) == 0) return {};
-  const std::string why = std::strerror(errno);
-  ::unlink(unfinished.c_str());
-  return {Code::kIo, fmt::format("write {}: {}; name a file that can be written with -o", path.string(), why)};
-}
-
 int RunReport(const ReportOptions& options, Output& out) {
   bool failed = false;
   const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
@@ -69,21 +53,19 @@ int RunReport(const ReportOptions& options, Output& out) {
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
   const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, DateText(RealtimeNs()));
-  if (options.output == "-") {
-    out << page;
-    return failed ? kCannotRead : kFine;
-  }
-  if (const Status written = WriteFile(options.output, page); !written) return Complain(written.message());
-  out << fmt::format("{}: {}, {} events, {:.2f} MB\n", options.output.string(), Plural(sessions, "session"), Grouped(events),
-                     static_cast<double>(page.size()) / 1e6);
+  auto file = OutputFile::Open(options.output);
+  if (!file) return Complain(file.status().message());
+  file->Write(page);
+  if (const Status written = file->Commit(); !written) return Complain(written.message());
+  Summarize(file->is_standard_output(), out,
+            fmt::format("{}: {}, {} events, {:.2f} MB", options.output.string(), Plural(sessions, "session"), Grouped(events),
+                        static_cast<double>(page.size()) / 1e6));
   return failed ? kCannotRead : kFine;
 }
 
 void AddOptions(CLI::App& app, ReportOptions& options) {
   AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.output, "The file to write; - for standard output")
-      ->type_name("FILE.html")
-      ->default_val("amem-report.html");
+  app.add_option("-o,--output", options.output, kOutputHelp)->type_name("FILE.html")->default_val("amem-report.html");
   app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
 }
 

@@ -11,24 +11,35 @@
 #include <sstream>
 
 #include "replay/job/fold.h"
+#include "replay/tool/budget.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
 
+namespace {
+
+bool force = false;  // --force, of whatever command
+
+}  // namespace
+
 void AddDirectories(CLI::App& app, Directories& directories) {
   app.add_option("DIR", directories, "Directories of sessions, or directories that hold several")->required();
+  AddForce(app);
 }
+
+void AddForce(CLI::App& app) { app.add_flag("--force", force, kForceHelp); }
 
 void AddJson(CLI::App& app, bool& json, const char* shape) { app.add_flag("--json", json, shape); }
 
 Exit Complain(const std::string& message, Exit code) {
-  std::fprintf(stderr, "amem-replay: %s\n", message.c_str());
+  std::fprintf(stderr, "amem-replay: %s\n", Escaped(message).c_str());
   return code;
 }
 
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
   static ScratchDirectory unpacked;  // removed when the tool ends
-  FoundSessions found = amem::FindSessions(directories, unpacked);
+  if (!force) KeepWithinBudget(directories, unpacked);
+  FoundSessions found = amem::FindSessions(directories, unpacked, force);
   for (const std::string& problem : found.problems) Complain(problem);
   failed |= !found.problems.empty();
   return std::move(found.sessions);
@@ -72,9 +83,17 @@ bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport&
   return true;
 }
 
+void Summarize(bool to_standard_output, Output& out, const std::string& line) {
+  if (to_standard_output) {
+    std::fprintf(stderr, "%s\n", Escaped(line).c_str());
+  } else {
+    out << line << "\n";
+  }
+}
+
 void PrintJson(Output& out, const nlohmann::ordered_json& json) {
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 are replaced.
-  out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  out.Verbatim(json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
 }
 
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {

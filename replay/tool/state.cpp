@@ -118,6 +118,7 @@ int RunState(const StateOptions& options, Output& out) {
 void AddOptions(CLI::App& app, StateOptions& options) {
   app.add_option("DIR", options.directory, "The directory of one session")->required();
   app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
+  AddForce(app);
   AddJson(app, options.json);
 }
 

@@ -137,6 +137,7 @@ void AddOptions(CLI::App& app, TailOptions& options) {
   app.add_option("PID|DIR", options.what, "A process, the directory of a session, or one that holds several")->required();
   app.add_option("--last", options.last, "Begin with the last N events")->type_name("N");
   app.add_option("--interval", options.interval_ms, "Look every so many milliseconds")->type_name("MS");
+  AddForce(app);
   AddJson(app, options.json, "One JSON object a line");
 }
 

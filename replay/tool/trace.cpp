@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
 
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
@@ -21,22 +20,21 @@ int RunTrace(const TraceOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::unique_ptr<JournalReader>> journals = OpenJournals(options.directories, failed);
   if (journals.empty()) return kCannotRead;
-  std::ofstream file(options.file, std::ios::binary | std::ios::trunc);
-  const Result<TraceSummary> summary = WriteTrace(
-      journals, [&file](std::string_view text) { file.write(text.data(), static_cast<std::streamsize>(text.size())); });
-  file.close();
-  if (!summary || !file)
-    return Complain(summary ? "write " + options.file.string() + ": it failed; is the disk full, the directory there?"
-                            : summary.status().message());
+  auto file = OutputFile::Open(options.file);
+  if (!file) return Complain(file.status().message());
+  const Result<TraceSummary> summary = WriteTrace(journals, [&file](std::string_view text) { file->Write(text); });
+  const Status written = summary ? file->Commit() : summary.status();
+  if (!written) return Complain(written.message());
   for (const std::string& incomplete : summary->incomplete) Complain(incomplete);
-  out << fmt::format("{}: {}, {} slices, {} references; open it in https://ui.perfetto.dev\n", options.file.string(),
-                     Plural(summary->sessions, "session"), Grouped(summary->slices), Grouped(summary->arrows));
+  Summarize(file->is_standard_output(), out,
+            fmt::format("{}: {}, {} slices, {} references; open it in https://ui.perfetto.dev", options.file.string(),
+                        Plural(summary->sessions, "session"), Grouped(summary->slices), Grouped(summary->arrows)));
   return failed || !summary->incomplete.empty() ? kCannotRead : kFine;
 }
 
 void AddOptions(CLI::App& app, TraceOptions& options) {
   AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.file, "The file to write")->type_name("FILE")->required();
+  app.add_option("-o,--output", options.file, kOutputHelp)->type_name("FILE")->required();
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ int main(int argc, char** argv) {
   }
   // A journal of a few events that its writer left: the tail has them.
   const std::filesystem::path directory = seeds / "journal";
+  std::string whole;
   JournalOptions options;
   options.directory = directory;
   options.tail_bytes = 8192;
@@ -66,14 +67,35 @@ int main(int argc, char** argv) {
     for (std::uint64_t seq = 8; seq < 12; ++seq) {
       if (!(*writer)->Append({SequenceNumber{seq}, seq, 1, test::Sample(seq)}).ok()) return 3;
     }
-    int n = 0;
+    unsigned n = 0;
     for (const char* name : {"tail", "data.mdb"}) {
       std::ifstream file((*writer)->Directory() / name, std::ios::binary);
       std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
       if (bytes.size() > 40'000) bytes.resize(40'000);
       Write(seeds / "reader" / name, std::as_bytes(std::span(bytes)), std::string(1, static_cast<char>(n++)));
+      for (std::size_t at = 0; at < bytes.size(); at += 0xffff) {
+        const std::string piece = bytes.substr(at, 0xffff);
+        whole += {static_cast<char>(n % 2), static_cast<char>(piece.size()), static_cast<char>(piece.size() >> 8)};
+        whole += piece;
+      }
     }
   }
+  Write(seeds / "directory" / "0", {}, whole);
+  // A pack before it is compressed: a session, and events that can be folded.
+  std::string blocks(1, '\0');
+  const auto block = [&](std::uint32_t kind, std::string_view bytes) {
+    const std::uint32_t header[2] = {kind, static_cast<std::uint32_t>(bytes.size())};
+    blocks.append(reinterpret_cast<const char*>(header), sizeof header).append(bytes);
+  };
+  for (std::uint64_t session = 1; session < 3; ++session) {
+    block(1, "{\"session\":" + std::to_string(session) + ",\"pid\":7,\"status\":\"live\",\"as_of_ns\":99000}");
+    for (std::uint64_t seq = 1; seq < 20; ++seq) {
+      const auto message = encoder.Encode(test::LegalEvent(seq));
+      block(3, {reinterpret_cast<const char*>(message.data()), message.size()});
+    }
+  }
+  block(4, "a sentence about damage");
+  Write(seeds / "pack" / "0", {}, blocks);
   std::filesystem::remove_all(directory);
   return 0;
 }

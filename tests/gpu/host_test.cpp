@@ -240,9 +240,15 @@ TEST_F(ProgramsUnderAMem, the_cost_of_votes_is_a_part_of_pause_and_resume) {
   EXPECT_NE(ran.output.find("all votes of a pause and its resume"), std::string::npos) << ran.output;
 }
 
+// A test ran and failed: an exit code of 1 alone is also that of a name which no test has.
+bool SomethingFailed(const Ran& ran) {
+  return ran.output.find(" FAILED") != std::string::npos && ran.output.find(" 0 FAILED") == std::string::npos;
+}
+
 TEST_F(Programs, rank_that_survives_its_end_is_found) {
   const Ran ran = Tests("before_it_created_anything");  // a library that makes none of the calls at which it is killed
   EXPECT_EQ(ran.code, 1) << ran.output;
+  EXPECT_TRUE(SomethingFailed(ran)) << ran.output;
 }
 
 TEST_F(Programs, corrupt_results_are_found) {
@@ -263,7 +269,11 @@ TEST_F(Programs, growing_memory_is_found) {
   EXPECT_NE(many.output.find("after cycle 6"), std::string::npos) << many.output;
 }
 
-TEST_F(Programs, pause_that_does_nothing_is_found) { EXPECT_EQ(Tests("reference", "silent").code, 1); }
+TEST_F(Programs, pause_that_does_nothing_is_found) {
+  const Ran ran = Tests("reference", "silent");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_TRUE(SomethingFailed(ran)) << ran.output;
+}
 
 TEST_F(Programs, launch_accepted_while_paused_is_found) {
   const Ran ran = Tests("refused", "accept");

@@ -385,6 +385,72 @@ TEST(Journal, that_cannot_be_written_leaves_nccl_working_and_pause_says_why) {
   }
 }
 
+// ---- ranks that are not alike -------------------------------------------------------------------------------------------
+
+std::size_t Count(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(Journal, of_one_rank_that_cannot_be_written_refuses_the_pause_of_all_and_names_it) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment_of[1]["AMEM_JOURNAL_DIR"] = "/proc/no-such-place";
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "pause", "barrier", "reduce", "destroy"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("init"), "0") << All(ranks);
+    EXPECT_TRUE(rank.Said("reduce", 1).starts_with("sum ")) << All(ranks);
+    EXPECT_NE(rank.Said("pause").find("/proc/no-such-place"), std::string::npos) << All(ranks);
+    EXPECT_NE(rank.Said("pause").find("rank 1"), std::string::npos) << All(ranks);
+    EXPECT_EQ(rank.Said("destroy"), "0") << All(ranks);
+  }
+  EXPECT_EQ(Count(ranks[1].err, "there is no journal"), 1U) << All(ranks);
+  EXPECT_EQ(Count(ranks[0].err, "there is no journal"), 0U) << All(ranks);
+}
+
+TEST(Apart, ranks_with_a_tmp_each_pause_together) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto tmp = job.directory() / ("tmp" + std::to_string(rank));
+    job.environment_of[rank] = {{"AMEM_JOURNAL_DIR", tmp / "journal"}, {"AMEM_SOCKET_DIR", tmp / "sockets"}};
+  }
+  const auto ranks = job.Run(kRanks, kCycle);
+  ExpectWholeCycle(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(Count(rank.err, "warn"), 0U) << All(ranks);
+}
+
+TEST(Apart, a_shared_file_system_without_locks_is_good_enough) {
+  Job job;
+  job.environment["LD_PRELOAD"] = std::string(AMEM_SHARED_FILE_SYSTEM) + ":" + AMEM_LIBRARY_FILE;
+  ExpectWholeCycle(job.Run(kRanks, kCycle));
+  ExpectJournal(job, "preload");
+}
+
+// Another user was there first, and his link leads where he wants the journals and the sockets.
+TEST(Apart, a_squatted_tmp_costs_the_pauses_and_says_so_and_nothing_else) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto tmp = job.directory() / "tmp", elsewhere = job.directory() / "elsewhere";
+  std::filesystem::create_directory(tmp);
+  std::filesystem::permissions(tmp, std::filesystem::perms::all | std::filesystem::perms::sticky_bit);
+  std::filesystem::create_directory(elsewhere);
+  std::filesystem::create_directory_symlink(elsewhere, tmp / "amem-1000");
+  job.environment["AMEM_JOURNAL_DIR"] = tmp / "amem-1000/journal";
+  job.environment["AMEM_SOCKET_DIR"] = tmp / "amem-1000/sockets";
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "pause", "barrier", "reduce", "destroy"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("init"), "0") << All(ranks);
+    EXPECT_TRUE(rank.Said("reduce", 1).starts_with("sum ")) << All(ranks);
+    EXPECT_NE(rank.Said("pause").find("symbolic link"), std::string::npos) << All(ranks);
+    EXPECT_EQ(Count(rank.err, "there is no journal"), 1U) << All(ranks);
+    EXPECT_EQ(Count(rank.err, "abstract socket"), 1U) << All(ranks);
+    EXPECT_EQ(rank.Said("destroy"), "0") << All(ranks);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere));
+}
+
 TEST(Import, of_a_foreign_descriptor_fails_and_the_drivers_own_passes) {
   Job job;
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;

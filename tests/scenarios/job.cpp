@@ -98,6 +98,7 @@ std::vector<Rank> Job::Run(int ranks, const std::vector<std::string>& commands) 
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     Environment own = environment;
+    for (const auto& [name, value] : environment_of[rank]) own[name] = value;
     own["RANK"] = std::to_string(rank);
     own["WORLD"] = std::to_string(ranks);
     children.push_back(Spawn(command, own, file(rank, "out"), file(rank, "err")));

@@ -25,7 +25,8 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  Environment environment;  // added to what the ranks get
+  Environment environment;                    // added to what the ranks get
+  std::map<int, Environment> environment_of;  // of one rank, besides
   [[nodiscard]] const std::filesystem::path& directory() const { return directory_; }
   [[nodiscard]] std::filesystem::path journals() const { return directory_ / "journal"; }
   // Runs the commands in `ranks` processes at once and waits for them, at most a minute and a half.

@@ -22,9 +22,20 @@ bool Passed(Deadline deadline) { return std::chrono::steady_clock::now() >= dead
 
 Status TimedOut() { return {Code::kTimeout, "no answer in time"}; }
 
+// In the directory, or by its abstract name where it is not there.
+Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to) {
+  auto socket = ConnectTo(context.directory, to);
+  if (socket || socket.status().code() != Code::kPeerLost) return socket;
+  if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return socket;
+  auto by_name = ConnectByName(to);
+  if (!by_name && by_name.status().code() != Code::kTimeout) return socket;
+  context.elsewhere->Add(to);
+  return by_name;
+}
+
 Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
   while (true) {
-    auto socket = ConnectTo(context.directory, to);
+    auto socket = ConnectTo(context, to);
     if (socket || socket.status().code() != Code::kTimeout || Passed(deadline)) return socket;
     std::this_thread::sleep_for(kRetryPause);
   }
@@ -33,6 +44,8 @@ Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, D
 }  // namespace
 
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
+  if (context.elsewhere != nullptr && context.elsewhere->Contains(session))
+    return HasSaidFarewell(session) ? "has closed" : kPeerDied;
   // A session that closes in order takes its socket away first.
   return SocketExists(context.directory, session) ? kPeerDied : "has closed";
 }
@@ -40,7 +53,7 @@ std::string HowItEnded(const ConnectionContext& context, SessionId session) {
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience) {
   const Deadline deadline = In(patience);
   while (true) {
-    if (ConnectTo(context.directory, session).status().code() == Code::kPeerLost) return true;
+    if (ConnectTo(context, session).status().code() == Code::kPeerLost) return true;
     if (Passed(deadline)) return false;
     std::this_thread::sleep_for(kRetryPause);
   }

@@ -22,9 +22,10 @@ inline constexpr std::chrono::milliseconds kDyingPatience{500};
 
 // What every connection of a process has in common. The descriptors are the owner's and outlive the connections.
 struct ConnectionContext {
-  int directory = -1;
-  int stop = -1;  // an eventfd that is readable once this process stops serving
-  uid_t uid = 0;  // of the processes that may be at the other end
+  int directory = -1;              // -1: there is none
+  Elsewhere* elsewhere = nullptr;  // null: sessions are not reached by abstract names
+  int stop = -1;                   // an eventfd that is readable once this process stops serving
+  uid_t uid = 0;                   // of the processes that may be at the other end
 };
 
 // How a session whose connection closed has ended, as far as can be told: "died" or "has closed".

@@ -23,10 +23,11 @@ constexpr int kMessagesATurn = 16;     // from one peer, before the others have 
 
 }  // namespace
 
-PeerService::PeerService(const ConnectionContext& context, UniqueFd listener, const PeerIdentity& self, PeerDelegate& delegate)
+PeerService::PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self,
+                         PeerDelegate& delegate)
     : context_(context),
       delegate_(delegate),
-      listener_(std::move(listener)),
+      listeners_(std::move(listeners)),
       loop_(*this),
       sessions_(context, loop_, self, delegate,
                 // All its connections: of a process that died they may be held open by children that it forked.
@@ -45,8 +46,13 @@ PeerService::~PeerService() { Stop(); }
 Status PeerService::Start() {
   AMEM_TRY(loop_.Open());
   AMEM_TRY(sessions_.Open());
-  listener_key_ = loop_.Add(listener_.get(), EPOLLIN, [this](ServiceLoop::Key, std::uint32_t) { Accept(); });
-  if (listener_key_ == 0) return {Code::kIo, "starting the service of peers: epoll: " + ErrnoText(errno)};
+  for (const UniqueFd* listener : {&listeners_.in_directory, &listeners_.by_name}) {
+    if (!*listener) continue;
+    const auto key =
+        loop_.Add(listener->get(), EPOLLIN, [this, listener](ServiceLoop::Key, std::uint32_t) { Accept(*listener); });
+    if (key == 0) return {Code::kIo, "starting the service of peers: epoll: " + ErrnoText(errno)};
+    listener_keys_.push_back(key);
+  }
   return loop_.Start();
 }
 
@@ -55,7 +61,7 @@ void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
   sessions_.ForgetConnections();
-  listener_.Reset();
+  listeners_ = {};
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------------
@@ -80,7 +86,7 @@ void PeerService::Timers(Clock::time_point now) {
   }
   if (listen_again_ && now >= *listen_again_) {
     listen_again_.reset();
-    loop_.Modify(listener_key_, EPOLLIN);
+    Listen(EPOLLIN);
   }
   votes_.Tick(now);
 }
@@ -103,12 +109,16 @@ void PeerService::Sweep() {
 
 // ---- connections that come in ----------------------------------------------------------------------------------------------
 
-void PeerService::Accept() {
+void PeerService::Listen(std::uint32_t events) {
+  for (const auto key : listener_keys_) loop_.Modify(key, events);
+}
+
+void PeerService::Accept(const UniqueFd& listener) {
   for (int i = 0; i < kMessagesATurn; ++i) {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        loop_.Modify(listener_key_, 0);  // or the loop would spin on it
+        Listen(0);  // or the loop would spin on it
         listen_again_ = Clock::now() + kAcceptRetry;
       }
       return;
@@ -122,6 +132,7 @@ void PeerService::Accept() {
     connection->socket = std::move(socket);
     connection->pid = peer->pid;
     connection->accepted = Clock::now();
+    connection->by_name = &listener == &listeners_.by_name;
     connection->interest = EPOLLIN;
     connection->key =
         loop_.Add(connection->socket.get(), EPOLLIN, [this, id](ServiceLoop::Key, std::uint32_t events) { Ready(id, events); });
@@ -213,6 +224,7 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
     return refuse(Code::kNotFound, "this is session " + Hex(self.session.value));
   connection.peer = hello->self;
   connection.purpose = hello->purpose;
+  if (connection.by_name) context_.elsewhere->Add(hello->self.session);
   if (hello->purpose == Purpose::kData) {
     if (Status connected = sessions_.Connected(hello->self); !connected.ok())
       return refuse(connected.code(), connected.message());

@@ -28,7 +28,10 @@ namespace amem {
 
 class PeerService final : private ServiceLoop::Client {
  public:
-  PeerService(const ConnectionContext& context, UniqueFd listener, const PeerIdentity& self, PeerDelegate& delegate);
+  struct Listeners {
+    UniqueFd in_directory, by_name;  // at least one of them
+  };
+  PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate);
   ~PeerService() override;
   PeerService(const PeerService&) = delete;
   PeerService& operator=(const PeerService&) = delete;
@@ -56,6 +59,7 @@ class PeerService final : private ServiceLoop::Client {
     pid_t pid = 0;
     ProcessWatch process;
     Clock::time_point accepted;
+    bool by_name = false;  // it came to the abstract socket
     bool welcome = false;  // it has said hello, and may go on
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
@@ -70,7 +74,8 @@ class PeerService final : private ServiceLoop::Client {
   void Timers(Clock::time_point now) override;
   void Sweep() override;
 
-  void Accept();
+  void Accept(const UniqueFd& listener);
+  void Listen(std::uint32_t events);
   void MakeRoom();
   void Ready(std::uint64_t id, std::uint32_t events);
   void Readable(Inbound& connection);
@@ -92,12 +97,12 @@ class PeerService final : private ServiceLoop::Client {
 
   const ConnectionContext context_;
   PeerDelegate& delegate_;
-  UniqueFd listener_;
+  Listeners listeners_;
   ServiceLoop loop_;
   SessionRegistry sessions_;
 
   // The service thread's own.
-  ServiceLoop::Key listener_key_ = 0;
+  std::vector<ServiceLoop::Key> listener_keys_;
   std::optional<Clock::time_point> listen_again_;
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;

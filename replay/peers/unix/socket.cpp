@@ -2,11 +2,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,11 +14,8 @@
 #include <memory>
 #include <thread>
 
+#include "journal/base/directory.h"
 #include "replay/peers/messages.h"
-
-#ifndef XFS_SUPER_MAGIC
-#define XFS_SUPER_MAGIC 0x58465342
-#endif
 
 namespace amem {
 namespace {
@@ -38,39 +33,10 @@ sockaddr_un AddressOf(int directory, const std::string& name) {
   return address;
 }
 
-Status MakeDirectories(const std::filesystem::path& path) {
-  std::filesystem::path so_far;
-  for (const auto& part : path) {
-    so_far /= part;
-    if (::mkdir(so_far.c_str(), 0700) == 0 || errno == EEXIST) continue;
-    const int error = errno;
-    struct stat info {};
-    if (::stat(so_far.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) continue;  // a read-only parent that exists
-    return {Code::kIo, "socket directory " + path.string() + ": mkdir " + so_far.string() + ": " + ErrnoText(error)};
-  }
-  return {};
-}
-
 Result<UniqueFd> NewSocket() {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return Status{Code::kIo, "socket: " + ErrnoText(errno)};
   return fd;
-}
-
-// Where a socket that refuses has certainly lost its process: not on a file system that hosts share.
-bool IsLocal(int directory) {
-  struct statfs info {};
-  if (::fstatfs(directory, &info) != 0) return false;
-  switch (static_cast<unsigned long>(info.f_type)) {
-    case TMPFS_MAGIC:
-    case EXT4_SUPER_MAGIC:
-    case XFS_SUPER_MAGIC:
-    case BTRFS_SUPER_MAGIC:
-    case OVERLAYFS_SUPER_MAGIC:
-      return true;
-    default:
-      return false;
-  }
 }
 
 bool Refuses(int directory, const std::string& name) {
@@ -103,11 +69,10 @@ std::string ErrnoText(int error) {
 }
 
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
-  AMEM_TRY(MakeDirectories(path));
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
+  auto fd = OpenOwnDirectory("use as socket directory", path);
+  if (!fd) return fd;
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
+  if (::fstat(fd->get(), &info) != 0) return Status{Code::kIo, "socket directory " + path.string() + ": " + ErrnoText(errno)};
   if (info.st_uid != ::geteuid()) {
     return Status{Code::kRefused, "socket directory " + path.string() + " belongs to user " + std::to_string(info.st_uid) +
                                       ", this process runs as user " + std::to_string(::geteuid()) +
@@ -153,7 +118,7 @@ bool SocketExists(int directory, SessionId session) {
 }
 
 void SweepSockets(int directory) {
-  if (!IsLocal(directory)) return;
+  if (!IsOnLocalFileSystem(directory)) return;  // elsewhere a socket that refuses may have its process on another host
   UniqueFd again(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!again) return;
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(again.get()), [](DIR* d) { return ::closedir(d); });
@@ -175,11 +140,66 @@ Result<UniqueFd> ConnectTo(int directory, SessionId session) {
     if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
     if (errno == ENOENT)
       return Status{Code::kPeerLost,
-                    "it has no socket any more: it has ended, or its AMem runs on another host or in another directory"};
+                    "it has no socket that can be seen from here: it has ended, or it runs on another host, or in a container "
+                    "with a network and a /tmp of its own (then name a directory that both see in AMEM_SOCKET_DIR)"};
     if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
     return Status{Code::kIo, "connect: " + ErrnoText(errno)};
   }
   return fd;
+}
+
+// ---- abstract names --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct AbstractName {
+  AbstractName(SessionId session, std::string_view suffix) {
+    address.sun_family = AF_UNIX;
+    const std::string name = "amem-" + SocketName(session) + std::string(suffix);  // behind a zero, and without one at its end
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  [[nodiscard]] const sockaddr* at() const { return reinterpret_cast<const sockaddr*>(&address); }
+  sockaddr_un address{};
+  socklen_t length = 0;
+};
+
+constexpr std::string_view kFarewell = "-closed";
+
+Result<UniqueFd> ListenAtName(const AbstractName& name) {
+  auto fd = NewSocket();
+  if (!fd) return fd;
+  if (::bind(fd->get(), name.at(), name.length) != 0 || ::listen(fd->get(), kBacklog) != 0)
+    return Status{Code::kIo, "binding an abstract socket: " + ErrnoText(errno)};
+  return fd;
+}
+
+Result<UniqueFd> ConnectToName(const AbstractName& name) {
+  auto fd = NewSocket();
+  if (!fd) return fd;
+  while (::connect(fd->get(), name.at(), name.length) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
+    return Status{errno == ECONNREFUSED ? Code::kPeerLost : Code::kIo, "connect to its abstract socket: " + ErrnoText(errno)};
+  }
+  return fd;
+}
+
+}  // namespace
+
+Result<UniqueFd> ListenByName(SessionId session) { return ListenAtName({session, ""}); }
+Result<UniqueFd> ConnectByName(SessionId session) { return ConnectToName({session, ""}); }
+Result<UniqueFd> SayFarewell(SessionId session) { return ListenAtName({session, kFarewell}); }
+bool HasSaidFarewell(SessionId session) { return ConnectToName({session, kFarewell}).ok(); }
+
+void Elsewhere::Add(SessionId session) {
+  const std::lock_guard lock(mutex_);
+  sessions_.insert(session);
+}
+
+bool Elsewhere::Contains(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  return sessions_.contains(session);
 }
 
 Result<PeerCredentials> CredentialsOf(int socket) {

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,8 +27,9 @@ bool HasIdleCores();
 void SignalEvent(int event_fd);
 void ReadEvent(int event_fd);
 
-// The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user and no other may
-// enter it. What comes back is a handle to exactly the directory that was checked.
+// The directory of all sockets of a user, made if it is missing. kRefused unless it belongs to this user, no other may enter
+// it, and no other could have put a part of its path there. What comes back is a handle to exactly the directory that was
+// checked.
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path);
 std::string SocketName(SessionId session);  // 16 hex digits
 
@@ -40,6 +43,25 @@ void SweepSockets(int directory);
 
 // Code::kPeerLost: no process listens there. Code::kTimeout: its queue is full now; try again.
 Result<UniqueFd> ConnectTo(int directory, SessionId session);
+
+// Abstract sockets: names of the network namespace, which processes find that have no directory in common, such as containers
+// with a /tmp each. Anybody may connect to one, so both ends look at the other's user. A name is gone with its process; that a
+// session has closed in order is told by a second name, which stays until the process ends.
+Result<UniqueFd> ListenByName(SessionId session);
+Result<UniqueFd> ConnectByName(SessionId session);  // as ConnectTo
+Result<UniqueFd> SayFarewell(SessionId session);    // the name is there as long as what comes back
+[[nodiscard]] bool HasSaidFarewell(SessionId session);
+
+// The sessions that are reached by name, because this process cannot see their directory. From any thread.
+class Elsewhere {
+ public:
+  void Add(SessionId session);
+  [[nodiscard]] bool Contains(SessionId session) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<SessionId> sessions_;
+};
 
 struct PeerCredentials {
   pid_t pid = 0;  // 0 when it lives in a pid namespace that cannot be seen from here

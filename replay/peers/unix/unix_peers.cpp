@@ -22,15 +22,15 @@ constexpr std::chrono::milliseconds kStopPatience{2000};  // with a delegate's c
 
 class UnixPeers::Impl {
  public:
-  Impl(const UnixPeersOptions& options, PeerDelegate& delegate, UniqueFd directory, UniqueFd stop)
-      : options_(options), delegate_(delegate), directory_(std::move(directory)), stop_(std::move(stop)) {}
+  Impl(const UnixPeersOptions& options, PeerDelegate& delegate, UniqueFd stop)
+      : options_(options), delegate_(delegate), stop_(std::move(stop)) {}
 
   Status Start(const PeerIdentity& self) {
-    SweepSockets(directory_.get());
-    auto listener = ListenAt(directory_.get(), self.session);
-    if (!listener) return listener.status().Within("socket directory " + options_.socket_directory.string());
-    context_ = {directory_.get(), stop_.get(), options_.expected_uid.value_or(::geteuid())};
-    service_ = std::make_unique<PeerService>(context_, *std::move(listener), self, delegate_);
+    PeerService::Listeners listeners;
+    AMEM_TRY(Listen(self.session, listeners));
+    context_ = {directory_.get(), options_.abstract_names ? &elsewhere_ : nullptr, stop_.get(),
+                options_.expected_uid.value_or(::geteuid())};
+    service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_);
     Status started = service_->Start();
     if (!started.ok()) RemoveSocket(directory_.get(), self.session);
     return started;
@@ -38,7 +38,12 @@ class UnixPeers::Impl {
 
   void Stop() {
     if (stopped_.exchange(true)) return;
-    RemoveSocket(directory_.get(), service_->sessions().Self().session);  // first: that is how peers see that it ends in order
+    const SessionId self = service_->sessions().Self().session;
+    // First: that is how peers see that it ends in order.
+    if (options_.abstract_names) {
+      if (auto farewell = SayFarewell(self)) farewell_ = *std::move(farewell);
+    }
+    RemoveSocket(directory_.get(), self);
     SignalEvent(stop_.get());
     service_->Stop(kStopPatience);
     const std::lock_guard lock(owners_mutex_);
@@ -70,9 +75,32 @@ class UnixPeers::Impl {
   }
 
  private:
+  // One way to be found is enough to go on with.
+  Status Listen(SessionId self, PeerService::Listeners& listeners) {
+    auto directory = OpenSocketDirectory(options_.socket_directory);
+    Status in_directory = directory.status();
+    if (directory) {
+      SweepSockets(directory->get());
+      auto listener = ListenAt(directory->get(), self);
+      in_directory = listener.status().Within("socket directory " + options_.socket_directory.string());
+      if (listener) {
+        listeners.in_directory = *std::move(listener);
+        directory_ = *std::move(directory);
+      }
+    }
+    if (!options_.abstract_names) return in_directory;
+    auto listener = ListenByName(self);
+    if (listener) listeners.by_name = *std::move(listener);
+    if (!in_directory.ok() && !listener) return in_directory;
+    if (!in_directory.ok() && options_.report)
+      options_.report(in_directory.message() + "; peers find this process by an abstract socket, within its network namespace");
+    return {};
+  }
+
   const UnixPeersOptions options_;
   PeerDelegate& delegate_;
-  UniqueFd directory_, stop_;
+  UniqueFd directory_, stop_, farewell_;
+  Elsewhere elsewhere_;
   ConnectionContext context_;
   const ForkGuard guard_;
   std::unique_ptr<PeerService> service_;
@@ -86,11 +114,9 @@ UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options,
                                                     PeerDelegate& delegate) {
-  auto directory = OpenSocketDirectory(options.socket_directory);
-  if (!directory) return directory.status();
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop) return Status{Code::kIo, "starting the service of peers: eventfd: " + ErrnoText(errno)};
-  auto impl = std::make_unique<Impl>(options, delegate, *std::move(directory), std::move(stop));
+  auto impl = std::make_unique<Impl>(options, delegate, std::move(stop));
   AMEM_TRY(impl->Start(self));
   return std::unique_ptr<UnixPeers>(new UnixPeers(std::move(impl)));
 }

@@ -1,9 +1,9 @@
 // Peers over Unix sockets: the sessions of one user on one host.
 //
-// Each session listens at DIRECTORY/<session id in 16 hex digits>, and has one service thread (service.h) that answers its
-// peers and calls the delegate. The calling thread of Import, Reimport, Arrive and Vote talks to the peer's service itself. Do
-// not hold a lock over these calls that the delegate needs: two sessions that import from each other would wait for each
-// other's delegates.
+// Each session listens at DIRECTORY/<session id in 16 hex digits> and at an abstract name, and has one service thread
+// (service.h) that answers its peers and calls the delegate. The calling thread of Import, Reimport, Arrive and Vote talks to
+// the peer's service itself. Do not hold a lock over these calls that the delegate needs: two sessions that import from each
+// other would wait for each other's delegates.
 //
 // Guarantees
 // * A session is connected when the first connection for data to or from it stands, and lost when one of them closes or its
@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,10 @@ struct UnixPeersOptions {
   std::filesystem::path socket_directory;  // made with mode 0700; must belong to this user, with no access for others
   std::uint32_t timeout_ms = 60'000;       // for every wait for a peer
   std::optional<uid_t> expected_uid;       // the user whose processes may connect; default: this one. For tests
+  // Sessions are found by abstract sockets, too, which processes of one network namespace see that have no directory in common.
+  // Their names are the sessions' ids alone, so those must be random.
+  bool abstract_names = false;
+  std::function<void(const std::string&)> report = {};  // told in a sentence when only one of the two ways works
 };
 
 class UnixPeers final : public Peers {

@@ -36,6 +36,8 @@ TEST(Options, values_are_taken) {
                               {"AMEM_TIMEOUT_MS", "250"},
                               {"AMEM_JOURNAL_DIR", "/data/j"},
                               {"AMEM_JOURNAL_SYNC", "full"},
+                              {"AMEM_JOURNAL_KEEP", "7,3G"},
+                              {"AMEM_SOCKET_DIR", "/data/s"},
                               {"AMEM_LOG", "debug"},
                               {"AMEM_LAYOUT", "direct"},
                               {"AMEM_SLAB_MB", "64"},
@@ -46,6 +48,9 @@ TEST(Options, values_are_taken) {
   EXPECT_EQ(options->timeout_ms, 250U);
   EXPECT_EQ(options->journal.directory, "/data/j");
   EXPECT_EQ(options->journal.sync, SyncMode::kFull);
+  EXPECT_EQ(options->journal.keep_sessions, 7U);
+  EXPECT_EQ(options->journal.keep_bytes, Bytes{3} << 30);
+  EXPECT_EQ(options->socket_directory, "/data/s");
   EXPECT_EQ(options->log_level, "debug");
   EXPECT_EQ(options->layout, Layout::kDirect);
   EXPECT_EQ(options->slab_bytes, Bytes{64} << 20);
@@ -66,13 +71,28 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_JOURNAL_SYNC", "1"},
                                              {"AMEM_NCCL_OFFLOAD_FREE_TAG", "8"},
                                              {"AMEM_TIMEOUT_MS", "10s"},
-                                             {"AMEM_JOURNAL_DIR", "relative"}}) {
+                                             {"AMEM_JOURNAL_DIR", "relative"},
+                                             {"AMEM_SOCKET_DIR", "relative"},
+                                             {"AMEM_JOURNAL_KEEP", "many"},
+                                             {"AMEM_JOURNAL_KEEP", "-1"},
+                                             {"AMEM_JOURNAL_KEEP", "3,2X"},
+                                             {"AMEM_JOURNAL_KEEP", "3,99999999999T"}}) {
     const auto options = Parse({{name, value}});
     ASSERT_FALSE(options.ok()) << name;
     EXPECT_EQ(options.status().code(), Code::kInvalid);
     EXPECT_TRUE(options.status().message().starts_with(name + "=" + value + " is not understood; known: "))
         << options.status().message();
   }
+}
+
+TEST(Options, what_is_kept_of_journals_can_be_given_in_part) {
+  const auto of = [](const char* value) { return Parse({{"AMEM_JOURNAL_KEEP", value}})->journal; };
+  const JournalOptions otherwise;
+  EXPECT_EQ(of("9").keep_sessions, 9U);
+  EXPECT_EQ(of("9").keep_bytes, otherwise.keep_bytes);
+  EXPECT_EQ(of(",512M").keep_sessions, otherwise.keep_sessions);
+  EXPECT_EQ(of(",512M").keep_bytes, Bytes{512} << 20);
+  EXPECT_EQ(of("0,1024").keep_bytes, 1024U);
 }
 
 TEST(Options, what_this_version_does_not_offer_is_unsupported_and_says_so) {

@@ -53,7 +53,6 @@ TEST_F(LedgerTest, what_is_recorded_is_in_the_state_and_the_journal_in_one_order
 TEST_F(LedgerTest, without_a_journal_the_state_is_kept) {
   Ledger bare(nullptr);
   bare.Record(Opened());
-  bare.SnapshotIfDue();
   EXPECT_EQ(bare.state().lifecycle, Lifecycle::kRunning);
   bare.Break("for a reason");
   EXPECT_EQ(bare.state().broken, "for a reason");
@@ -76,13 +75,34 @@ TEST_F(LedgerTest, the_first_reason_stays_and_nothing_is_appended_after_it) {
   EXPECT_FALSE(ledger.state().allocations.empty()) << "the state goes on, so that NCCL's calls do";
 }
 
-TEST_F(LedgerTest, a_journal_that_fails_breaks_the_session_once) {
+TEST_F(LedgerTest, a_journal_that_fails_is_lost_and_the_state_goes_on) {
   journal->fail_after = 0;
   Record();
   Record();
-  EXPECT_NE(broken().find("no space left on device"), std::string::npos) << broken();
+  EXPECT_NE(ledger.JournalLost().message().find("no space left on device"), std::string::npos);
+  EXPECT_EQ(broken(), "");
   EXPECT_EQ(journal->events.size(), 1U);
   EXPECT_EQ(ledger.state().allocations.size(), 2U);
+}
+
+TEST_F(LedgerTest, a_lost_journal_begins_anew_with_the_state) {
+  journal->fail_after = 0;
+  journal->renew_after = 1;  // there is no room yet when the append fails
+  const AllocationId lost = Record();
+  Record();
+  EXPECT_FALSE(ledger.JournalLost().ok()) << "nothing is tried again within NCCL's next call";
+  ledger.RenewJournal();
+  EXPECT_TRUE(ledger.JournalLost().ok()) << ledger.JournalLost().message();
+  EXPECT_EQ(journal->snapshot, ledger.state());
+  EXPECT_TRUE(journal->snapshot.allocations.contains(lost));
+  Record();
+  EXPECT_EQ(journal->events.back().seq.value, journal->snapshot.last.value + 1);
+}
+
+TEST_F(LedgerTest, a_snapshot_is_made_as_soon_as_it_is_due) {
+  journal->snapshot_due = true;
+  Record();
+  EXPECT_EQ(journal->last_snapshot, ledger.state());
 }
 
 TEST_F(LedgerTest, a_recorded_break_is_as_good_as_a_call) {

@@ -28,15 +28,27 @@ class FakeJournal final : public JournalWriter {
     return {};
   }
   Status Flush() override { return {}; }
-  bool SnapshotDue() const override { return false; }
-  Status Snapshot(const State&) override { return {}; }
+  bool SnapshotDue() const override { return snapshot_due; }
+  Status Snapshot(const State& state) override {
+    last_snapshot = state;
+    return {};
+  }
+  Status Renew(const State& state) override {
+    if (renew_after-- != 0) return failure;
+    snapshot = state;
+    events.clear();
+    return failure = {};
+  }
   Status Close() override { return {}; }
   std::filesystem::path Directory() const override { return "fake"; }
   Bytes TailBytesUsed() const override { return 0; }
 
   std::vector<Event> events;
   std::int64_t fail_after = -1;
+  std::int64_t renew_after = -1;  // so many attempts fail before one succeeds; -1: all fail
   Status failure;
+  bool snapshot_due = false;
+  State snapshot, last_snapshot;  // which the events begin with; which was made last
 };
 
 struct Process {
@@ -82,7 +94,7 @@ struct Process {
   }
   // The journal alone leads to the state that the session has.
   void JournalFolds() const {
-    State state;
+    State state = journal->snapshot;
     for (const Event& e : journal->events) {
       const Status status = Apply(state, e);
       ASSERT_TRUE(status.ok()) << status.message();

@@ -251,6 +251,31 @@ TEST_F(SessionTest, a_broken_journal_refuses_the_next_pause_and_names_the_reason
   new (&a) Process(3, world, network, Direct());
 }
 
+TEST_F(SessionTest, a_rank_without_a_journal_shares_memory_and_refuses_the_pause_of_its_set_by_name) {
+  a.journal->fail_after = 0;
+  const AllocationId shared = a.Create();
+  a.Place(shared);
+  std::byte* theirs = b.Place(Pass(shared));
+  theirs[3] = std::byte{3};
+  for (Process* p : {&a, &b}) {
+    Status other;
+    std::thread calling([&] { other = (p == &a ? b : a).session->Pause(); });
+    const Status refused = p->session->Pause();
+    calling.join();
+    EXPECT_EQ(refused.code(), Code::kBroken);
+    EXPECT_NE(refused.message().find("no space left on device"), std::string::npos) << refused.message();
+    const bool named = refused.message().find("rank 0") != std::string::npos;
+    EXPECT_TRUE(named || p == &a) << refused.message();
+    EXPECT_FALSE(p->session->paused());
+  }
+  EXPECT_NE(a.session->StatisticsJson().find("no_journal_because"), std::string::npos);
+  a.journal->renew_after = 0;  // there is room again
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+  EXPECT_EQ(theirs[3], std::byte{3});
+  EXPECT_EQ(a.session->StatisticsJson().find("no_journal_because"), std::string::npos);
+}
+
 TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
   const AllocationId own = a.Create();
   ASSERT_TRUE(a.session->Export(own).ok());

@@ -206,9 +206,11 @@ TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
   ASSERT_TRUE(trace.is_object());
   std::map<std::string, int> phases;
   std::set<std::string> starts, ends, processes;
+  std::set<std::int64_t> counted;  // processes that have a counter of memory; how often it is drawn is a matter of time
   int cycles = 0;
   for (const Json& e : trace["traceEvents"]) {
     ++phases[e["ph"]];
+    if (e["ph"] == "C") counted.insert(e["pid"].get<std::int64_t>());
     if (e["ph"] == "s") starts.insert(e["id"]);
     if (e["ph"] == "f") ends.insert(e["id"]);
     if (e["name"] == "process_name") processes.insert(e["args"]["name"]);
@@ -219,7 +221,7 @@ TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
   EXPECT_EQ(cycles, 16);
   EXPECT_EQ(starts.size(), 12U);
   EXPECT_EQ(starts, ends);
-  EXPECT_GT(phases["C"], 50);
+  EXPECT_EQ(counted.size(), 4U);
   const Ran failed = Shell("$TOOL trace $OOM -o $S/trace.json");
   EXPECT_EQ(failed.code, 0);
   EXPECT_HAS(Contents(scratch_ / "trace.json"), "\"name\":\"step failed\"");
@@ -230,13 +232,16 @@ TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
 TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
   ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem").code, 0);
   EXPECT_LT(fs::file_size(scratch_ / "job.amem"), 20'000U);
-  for (const char* command : {"log", "verify", "why", "why --json", "run", "refs", "top", "state --json"}) {
-    const std::string of_one = std::string(command).starts_with("state") ? "/5e55000000000002" : "";
-    if (!of_one.empty()) continue;  // of one session: below, after unpacking
-    const Ran directory = Shell(std::string("$TOOL ") + command + " $OOM"),
-              pack = Shell(std::string("$TOOL ") + command + " $S/job.amem");
+  for (const char* command : {"log", "verify", "why", "why --json", "run", "refs", "top"}) {
+    // Sessions may be listed in another order, and where they lie is another place; all else is the same, word for word.
+    const auto ran = [&](const std::string& place) {
+      return Shell(std::string("$TOOL ") + command + " " + place +
+                   " > $S/said; code=$?; sed -E 's|[^ \"]*/(5e55[0-9a-f]{12})|\\1|g' " + "$S/said | LC_ALL=C sort; exit $code");
+    };
+    const Ran directory = ran("$OOM"), pack = ran("$S/job.amem");
     EXPECT_EQ(directory.code, pack.code) << command;
-    EXPECT_EQ(directory.out.size(), pack.out.size()) << command;
+    EXPECT_EQ(directory.out, pack.out) << command;
+    EXPECT_FALSE(pack.out.empty()) << command;
   }
   const Ran unpacked = Shell("$TOOL unpack $S/job.amem -o $S/journals && $TOOL state --json $S/journals/5e55000000000002");
   EXPECT_EQ(unpacked.code, 0) << unpacked.err;

@@ -1,0 +1,140 @@
+// Journals that break, and go on in a fresh directory; journals that are never ended.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "journal/session_dir.h"
+#include "statemachine/apply.h"
+#include "tests/journal/small_disk.h"
+#include "tests/journal/temporary.h"
+
+namespace amem::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A writer with the state that its events lead to, as a ledger keeps them.
+struct Lasting {
+  explicit Lasting(JournalOptions options) {
+    options.report = [this](const std::string& message) { said.push_back(message); };
+    writer = JournalWriter::OpenLasting(options, SessionId{1});
+  }
+  Status Append() {
+    const Event event = LegalEvent(state.last.value + 1);
+    const Status applied = Apply(state, event);
+    if (!applied) return applied;
+    const Status appended = writer->Append(event);
+    if (appended && writer->SnapshotDue()) return writer->Snapshot(state);
+    return appended;
+  }
+  // What is wrong with what a reader sees; empty: nothing.
+  [[nodiscard]] std::string Wrong() const {
+    auto reader = JournalReader::Open(writer->Directory());
+    if (!reader) return reader.status().message();
+    const auto seen = (*reader)->StateAt(std::nullopt);
+    if (!seen) return seen.status().message();
+    return *seen == state ? "" : "the reader's state is another one";
+  }
+  State state;
+  std::vector<std::string> said;
+  std::unique_ptr<JournalWriter> writer;
+};
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Lasting, a_full_map_costs_no_more_than_the_events_that_did_not_fit) {
+  const TemporaryDirectory directory;
+  JournalOptions options = SmallJournal(directory.path());
+  options.tail_bytes = 64 << 10;
+  options.map_bytes = 512 << 10;
+  Lasting session(options);
+  int renewed = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    if (session.Append().ok()) continue;
+    EXPECT_EQ(session.Append().code(), Code::kIo) << "until it is renewed every append fails";
+    const Status again = session.writer->Renew(session.state);
+    ASSERT_TRUE(again.ok()) << again.message();
+    ++renewed;
+    ASSERT_EQ(session.Wrong(), "");
+  }
+  EXPECT_GT(renewed, 1);
+  EXPECT_EQ(session.said.size(), 2U * static_cast<std::size_t>(renewed));
+  ASSERT_TRUE(session.writer->Flush().ok());
+  EXPECT_EQ(session.Wrong(), "");
+  const fs::path name = directory.path() / "0000000000000001";
+  EXPECT_EQ(session.writer->Directory(), name);
+  EXPECT_EQ(StatusOf(name), SessionStatus::kLive);
+  // The one before it is kept, once, and can be read by its name.
+  EXPECT_EQ(*ListSessions(directory.path()), std::vector{name});
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 2);
+  auto before = JournalReader::Open(name.string() + ".broken");
+  ASSERT_TRUE(before.ok()) << before.status().message();
+  EXPECT_EQ((*before)->Info()->status, SessionStatus::kBroken);
+  ASSERT_TRUE(session.writer->Close().ok());
+  EXPECT_EQ(session.Append().code(), Code::kRefused);
+  EXPECT_EQ(session.writer->Renew(session.state).code(), Code::kRefused) << "a closed journal is not begun anew";
+}
+
+TEST(Lasting, a_full_disk_is_waited_for) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountTmpfs(directory.path(), "4m")) return "cannot";
+    const fs::path other = directory.path() / "other";
+    std::ofstream(other) << std::string(std::size_t{4} << 20, 'x');
+    JournalOptions options = SmallJournal(directory.path() / "journal");
+    options.tail_bytes = 64 << 10;
+    Lasting session(options);
+    if (session.said.size() != 1 || !Has(session.said[0], "No space left")) return "a full disk is not told at once";
+    if (!session.writer->Directory().empty()) return "there is a directory";
+    if (session.Append().code() != Code::kIo) return "an append says nothing";
+    if (session.writer->Renew(session.state).ok()) return "a journal began on a full disk";
+    fs::remove(other);
+    if (const Status renewed = session.writer->Renew(session.state); !renewed) return renewed.message();
+    if (session.said.size() != 2 || !Has(session.said[1], "pausing works again")) return "its end is not told";
+    while (session.Append().ok()) {
+      if (session.state.last.value == 100) std::ofstream(other) << std::string(std::size_t{3} << 20, 'x');
+      if (session.state.last.value > 200'000) return "the disk never filled up";
+    }
+    if (session.writer->Renew(session.state).ok()) return "a journal began on a full disk";
+    fs::remove(other);
+    if (const Status renewed = session.writer->Renew(session.state); !renewed) return renewed.message();
+    for (int i = 0; i < 100; ++i) {
+      if (const Status appended = session.Append(); !appended) return appended.message();
+    }
+    return session.Wrong();
+  });
+}
+
+TEST(Lasting, a_forked_child_begins_nothing_anew) {
+  const TemporaryDirectory directory;
+  Lasting session(SmallJournal(directory.path()));
+  ASSERT_TRUE(session.Append().ok());
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (session.Append().code() != Code::kRefused) return "the child appended";
+    return session.writer->Renew(session.state).code() == Code::kRefused && session.said.empty() ? ""
+                                                                                                 : "the child began a journal";
+  });
+  EXPECT_TRUE(session.writer->Append(LegalEvent(2)).ok());
+}
+
+// Every directory on the way is the one session's, and complete.
+TEST(Lasting, a_journal_that_begins_with_a_snapshot_is_read_like_any_other) {
+  const TemporaryDirectory directory;
+  Lasting session(SmallJournal(directory.path()));
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
+  session.writer.reset();
+  auto next = JournalWriter::Continue(SmallJournal(directory.path()), SessionId{1}, session.state);
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  session.writer = *std::move(next);
+  EXPECT_EQ(session.Wrong(), "") << "before the first event";
+  auto reader = JournalReader::Open(session.writer->Directory());
+  EXPECT_EQ((*reader)->Info()->events, 0U);
+  ASSERT_TRUE(session.Append().ok());
+  EXPECT_EQ(session.Wrong(), "");
+  EXPECT_EQ((*reader)->Info()->first, SequenceNumber{11});
+  EXPECT_EQ(ReadAll(session.writer->Directory()).report.corrupt_records, 0U);
+}
+
+}  // namespace
+}  // namespace amem::test

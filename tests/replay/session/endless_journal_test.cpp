@@ -1,0 +1,101 @@
+// The journal of a session that is never resumed: bounded, readable at any moment, and a pause works afterwards.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Bytes BytesOnDisk(const fs::path& directory) {
+  Bytes bytes = 0;
+  for (const auto& file : fs::recursive_directory_iterator(directory)) {
+    struct stat st {};
+    if (stat(file.path().c_str(), &st) == 0 && S_ISREG(st.st_mode)) bytes += static_cast<Bytes>(st.st_blocks) * 512;
+  }
+  return bytes;
+}
+
+// Reads all the time; what a reader meets that is not as it should be.
+std::string ReadOften(const fs::path& journal, const std::atomic<bool>& stop) {
+  for (std::uint64_t last = 0; !stop;) {
+    auto reader = JournalReader::Open(journal);
+    if (!reader) return "open: " + reader.status().message();
+    const auto info = (*reader)->Info();
+    if (!info) return "info: " + info.status().message();
+    if (info->last.value < last) return "the journal became shorter";
+    last = info->last.value;
+    ReadReport report;
+    const auto state = (*reader)->StateAt(std::nullopt, &report);
+    if (!state) return "state: " + state.status().message();
+    if (report.corrupt_records != 0) return "damage: " + report.corruption;
+    const auto read = (*reader)->Read(info->last, kToTheEnd, [](const Event&) { return false; });
+    if (!read) return "read: " + read.status().message();
+  }
+  return {};
+}
+
+// AMEM_ENDLESS_EVENTS: how many; by night 50 million.
+std::uint64_t HowMany() {
+#ifdef AMEM_SANITIZED
+  constexpr std::uint64_t kEvents = 100'000;
+#else
+  constexpr std::uint64_t kEvents = 2'000'000;
+#endif
+  const char* wanted = std::getenv("AMEM_ENDLESS_EVENTS");
+  return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kEvents;
+}
+
+TEST(EndlessJournal, of_a_session_that_never_resumes_stays_small_and_a_pause_works_afterwards) {
+  char name[] = "/tmp/amem-test-XXXXXX";
+  ASSERT_NE(mkdtemp(name), nullptr);
+  const std::unique_ptr<char, void (*)(char*)> removed(name, [](char* path) { fs::remove_all(path); });
+  SimulatorOptions simulated;
+  simulated.in_memory = *SimulatorWorld::InMemory(1, Bytes{64} << 20);
+  const auto simulator = *Simulator::Open(simulated);
+  LocalNetwork network;
+  SessionOpened who;
+  who.session = SessionId{1};
+  JournalOptions options;
+  options.directory = fs::path(name) / "journal";
+  auto session = *Session::Start({.layout = Layout::kDirect}, *simulator, who, JournalWriter::OpenLasting(options, who.session),
+                                 [&](const PeerIdentity& self, PeerDelegate& delegate) {
+                                   return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
+                                 });
+  const fs::path journal = options.directory / "0000000000000001";
+  std::atomic<bool> stop{false};
+  std::string wrong;
+  std::thread reader([&] { wrong = ReadOften(journal, stop); });
+  const std::uint64_t events = HowMany();
+  Bytes most = 0;
+  for (std::uint64_t i = 0; i < events; i += 6) {
+    const Address place{0x10000000 + i % 600 * 4096};
+    session->Note(HostAllocated{place, 4096, 0, false});
+    const auto id = session->Create(k2M, Process::On(kDevice), 0, {{0x1000, 0x2000, 0x3000}});
+    ASSERT_TRUE(id.ok()) << id.status().message();
+    session->Note(PassedThrough{"cuMemGetAddressRange", "", 0});
+    ASSERT_TRUE(session->Export(*id).ok());
+    ASSERT_TRUE(session->Release(*id).ok());
+    ASSERT_TRUE(session->NoteFree(HostFreed{place}));
+    if (i % 60'000 == 0) most = std::max(most, BytesOnDisk(options.directory));
+  }
+  stop = true;
+  reader.join();
+  EXPECT_EQ(wrong, "");
+  EXPECT_LT(std::max(most, BytesOnDisk(options.directory)), Bytes{100} << 20);
+  EXPECT_GE(session->CopyState().last.value, events);
+  const Status paused = session->Pause(), resumed = session->Resume();
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_TRUE(session->Close("test").ok());
+}
+
+}  // namespace
+}  // namespace amem::test

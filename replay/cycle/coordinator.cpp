@@ -112,6 +112,41 @@ Status Coordinator::JournalIntact() {
   return {};
 }
 
+// A peer may have imported memory after the members were found and before this session's part of the round had begun.
+Status Coordinator::AllNeighboursAreMembers() const {
+  const State& state = ledger_.state();
+  const auto& members = state.cycle.members;
+  const auto outside = [&](SessionId session) {
+    const auto peer = state.peers.find(session);
+    return peer != state.peers.end() && peer->second.connected && std::ranges::find(members, session) == members.end();
+  };
+  for (const auto& [id, a] : state.allocations) {
+    std::optional<SessionId> who;
+    if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
+    for (const auto& [importer, count] : a.importers) {
+      if (outside(importer.by)) who = importer.by;
+    }
+    if (who) {
+      return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
+                                  ") came to share " + ToText(id) +
+                                  " while the pause began; call ncclPause again on all ranks"};
+    }
+  }
+  return {};
+}
+
+// An import that a network card holds stays mapped, and its owner would make the memory anew: then it is not shared any more.
+Status Coordinator::ImportsCanLeave() const {
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.own() || WhyKept(a) != KeepReason::kRegistered) continue;
+    return {Code::kRefused,
+            "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
+                " and registered with a network card here, so that it would stay while its owner makes it anew; " +
+                "deregister it before the pause, or register it in the process that owns it"};
+  }
+  return {};
+}
+
 Plan Coordinator::MakePlan(CycleKind kind) {
   const auto lock = ledger_.Lock();
   return kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
@@ -141,6 +176,11 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
     const std::uint64_t begun = MonotonicNs();
     Status mine = executor_.Run(phase);
     if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
+    if (mine.ok() && phase.phase == PhaseKind::kPauseArrive) {
+      const auto lock = ledger_.Lock();
+      mine = AllNeighboursAreMembers();
+      if (mine.ok()) mine = ImportsCanLeave();
+    }
     const std::uint64_t voted = MonotonicNs();
     const Decided all = Vote(round, phase.phase, mine);
     const std::uint64_t decided = MonotonicNs();

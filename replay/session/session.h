@@ -158,6 +158,7 @@ class Session final : public PeerDelegate {
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
+  Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const CallSite& site);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
@@ -168,8 +169,9 @@ class Session final : public PeerDelegate {
   Status ReleaseHandle(AllocationId allocation);
   void ReleaseHandleOrBreak(AllocationId allocation);
   Result<Secret> SecretOf(AllocationId allocation);
-  Result<SharedAllocation> Resolve(const Token& token);  // what a peer's token opens
-  void GiveOwnHandle(AllocationId allocation);           // if it is a part of a slab that NCCL has no address of
+  Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token);              // what a peer's token opens
+  [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation) const;  // because of a pause or resume
+  void GiveOwnHandle(AllocationId allocation);  // if it is a part of a slab that NCCL has no address of
   Status UnmapOne(Address address);
   // The same calls on parts of slabs.
   Status FreePart(Address address, Bytes bytes, AllocationId slab);

@@ -2,6 +2,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "replay/peers/token.h"
 #include "replay/session/failures.h"
@@ -44,6 +46,16 @@ Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
 }
 
 Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site) {
+  constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // a pause or resume of the owner takes some 25 ms
+  auto imported = TryImport(token, handle_type, site);
+  for (auto waited = kOften; imported.status().driver_result() == kNotReady && waited < kPatience; waited += kOften) {
+    std::this_thread::sleep_for(kOften);
+    imported = TryImport(token, handle_type, site);
+  }
+  return imported;
+}
+
+Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const CallSite& site) {
   AllocationId as;
   {
     const auto lock = ledger_.Lock();
@@ -78,13 +90,31 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
 // owner and in every importer, such as the memory behind a symmetric window; and there a part of a slab cannot be mapped.
 void Session::GiveOwnHandle(AllocationId allocation) {
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
+  if (ledger_.state().lifecycle != Lifecycle::kRunning) return;
   if (a == nullptr || !a->placed() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return;
   const AllocationId slab = a->slab;
   if (slabs_.Back(allocation).ok()) RetireIfEmpty(slab);
 }
 
+// While a round is under way the set does not grow: a session outside it would keep the memory of before, and it and the owner
+// could never pause or resume together. What a member of a pause imports, it imports before its first vote.
+Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation) const {
+  const State& state = ledger_.state();
+  if (state.lifecycle == Lifecycle::kRunning) return {};
+  const auto& cycle = state.cycle;
+  const bool member = std::find(cycle.members.begin(), cycle.members.end(), by.session) != cycle.members.end();
+  const bool begins = state.lifecycle == Lifecycle::kPausing && cycle.phase <= PhaseKind::kPauseArrive;
+  if (member && begins && !cycle.after_failed_undo) return {};
+  const std::string what = ToText(allocation), self = ToText(peers_->Self());
+  if (state.lifecycle == Lifecycle::kPaused)
+    return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call ncclResume there", what, self),
+            cuda::kIllegalState};
+  return {Code::kRefused, fmt::format("the owner of {}, {}, is in the middle of a pause or resume; try again", what, self),
+          kNotReady};
+}
+
 // With the lock held: what a peer's token opens.
-Result<SharedAllocation> Session::Resolve(const Token& token) {
+Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& token) {
   const State& state = ledger_.state();
   const std::string self = ToText(peers_->Self());
   const auto it = state.allocations.find(token.allocation);
@@ -103,11 +133,7 @@ Result<SharedAllocation> Session::Resolve(const Token& token) {
   const Allocation& a = it->second;
   const Allocation* memory = a.slab ? ledger_.Entry(state.allocations, a.slab) : &a;
   if (memory == nullptr) return ledger_.Broken();
-  if (!memory->resident) {
-    return Status{Code::kRefused,
-                  fmt::format("{} is paused at its owner, {}; call ncclResume there", ToText(token.allocation), self),
-                  cuda::kIllegalState};
-  }
+  AMEM_TRY(RefuseImport(by, token.allocation));
   SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag};
   GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
@@ -121,7 +147,7 @@ Result<SharedAllocation> Session::Resolve(const Token& token) {
 
 Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
   auto lock = ledger_.Lock();
-  auto shared = Resolve(token);
+  auto shared = Resolve(by, token);
   if (!shared.ok()) return shared;
   // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});

@@ -242,6 +242,34 @@ TEST_F(CoordinatorTest, a_broken_session_votes_against_a_pause) {
   EXPECT_EQ(Now(), Lifecycle::kRunning);
 }
 
+TEST_F(CoordinatorTest, a_session_that_shares_memory_and_is_no_member_fails_the_pause) {
+  const AllocationId id = Create();
+  Record(PeerConnected{kOther, "host", 3, 0, 2});
+  Record(Exported{id, 1});
+  Record(ReferenceAdded{id, kOther, AllocationId{7}});  // after the members were found
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_EQ(failed.code(), Code::kRefused);
+  EXPECT_NE(failed.message().find("session 0x70 (pid 3) came to share allocation"), std::string::npos) << failed.message();
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(round_.heard.front().mine.code(), Code::kRefused) << "the others hear of it before anything is released";
+  Record(ReferenceDropped{id, kOther, AllocationId{7}});
+  EXPECT_TRUE(Run(CycleKind::kPause).ok());
+}
+
+TEST_F(CoordinatorTest, a_registered_import_is_a_reason_to_refuse_the_pause_of_all) {
+  const AllocationId id = Import();
+  const Address address = PlaceOf(id);
+  Record(Registered{address, k2M, "ibv_reg_mr"});
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_EQ(failed.code(), Code::kRefused);
+  EXPECT_NE(failed.message().find("imported from session 0x60 and registered with a network card"), std::string::npos)
+      << failed.message();
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(round_.heard.front().mine.code(), Code::kRefused);
+  Record(Deregistered{address, k2M});
+  EXPECT_TRUE(Run(CycleKind::kPause).ok());
+}
+
 TEST_F(CoordinatorTest, an_arrival_without_the_others_is_a_cycle_that_failed_and_left_nothing_to_undo) {
   peers_.arrive = [] { return Status{Code::kTimeout, "rank 1 has not called ncclPause"}; };
   EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause).status().code(), Code::kTimeout);

@@ -398,6 +398,51 @@ TEST_F(SessionTest, statistics_tell_when_each_phase_was_voted_on_and_decided_in_
   }
 }
 
+// ---- imports while the owner pauses or resumes --------------------------------------------------------------------------
+
+// b imports from a, which is alone in its round, when a's simulator is asked for `call` the next time.
+class ImportInARoundTest : public SessionTest {
+ protected:
+  Result<AllocationId> ImportAt(const char* call, Status (Session::*cycle)()) {
+    Result<AllocationId> imported(AllocationId{});
+    std::thread importer;
+    a.simulator->SetHook([&](std::string_view name, std::uint64_t) {
+      if (name != call || importer.joinable()) return 0;
+      importer = std::thread([&] { imported = b.session->Import(token->get(), {}); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      return 0;
+    });
+    const Status done = (a.session.get()->*cycle)();
+    EXPECT_TRUE(done.ok()) << done.message();
+    EXPECT_TRUE(importer.joinable()) << call;
+    importer.join();
+    a.simulator->SetHook({});
+    return imported;
+  }
+  const AllocationId id = a.Create();
+  std::byte* const memory = a.Place(id);
+  const Result<UniqueFd> token = a.session->Export(id);
+};
+
+TEST_F(ImportInARoundTest, of_a_pause_is_refused_and_of_a_resume_waits_for_its_end) {
+  for (const char* call : {"Synchronize", "FindNonZero", "Unmap", "Release"}) {
+    memory[7] = std::byte{7};
+    const auto refused = ImportAt(call, &Session::Pause);
+    EXPECT_EQ(refused.status().code(), Code::kRefused) << call;
+    EXPECT_NE(refused.status().message().find("call ncclResume there"), std::string::npos) << refused.status().message();
+    EXPECT_TRUE(a.session->CopyState().allocations.at(id).importers.empty()) << call;
+    const auto imported = ImportAt(std::string_view(call) == "Unmap" ? "Map" : "Create", &Session::Resume);
+    ASSERT_TRUE(imported.ok()) << imported.status().message();
+    std::byte* theirs = b.Place(*imported);
+    EXPECT_EQ(theirs[7], std::byte{7}) << "the memory that the owner has after the resume";
+    Both(&Session::Pause);
+    Both(&Session::Resume);
+    theirs[7] = std::byte{8};
+    EXPECT_EQ(memory[7], std::byte{8});
+    b.Free(theirs, *imported);
+  }
+}
+
 TEST_F(SessionTest, statistics_name_what_is_held) {
   a.Place(a.Create(), k2M);
   a.session->Note(Registered{Address{1}, 1, "dma-buf"});

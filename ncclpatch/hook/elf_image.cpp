@@ -182,6 +182,19 @@ std::uint32_t ElfImage::FindGnu(const char* name) const {
   }
 }
 
+std::uint32_t ElfImage::SymbolCount() const {
+  if (sysv_hash_ != nullptr) return sysv_hash_[1];
+  if (gnu_hash_ == nullptr) return 0;
+  const std::uint32_t buckets = gnu_hash_[0], first = gnu_hash_[1];
+  const std::uint32_t* bucket = gnu_hash_ + 4 + std::size_t{gnu_hash_[2]} * 2;
+  const std::uint32_t* chain = bucket + buckets;
+  std::uint32_t last = 0;  // the chains lie one behind the other, so the last one ends the table
+  for (std::uint32_t i = 0; i < buckets; ++i) last = std::max(last, bucket[i]);
+  if (last < first) return first;
+  while ((chain[last - first] & 1U) == 0) ++last;
+  return last + 1;
+}
+
 std::uint32_t ElfImage::FindLinear(const char* name) const {
   for (std::uint32_t index = 1; index < sysv_hash_[1]; ++index)
     if (Defines(index, name)) return index;

@@ -40,6 +40,15 @@ class ElfImage {
   // receives the symbol's size.
   [[nodiscard]] void* Find(const char* name, std::size_t* bytes = nullptr) const;
 
+  // Calls `visit(name)` for every function that this object defines in its dynamic table.
+  template <class Visit>
+  void ForEachDefined(const Visit& visit) const {
+    for (std::uint32_t index = 1, count = SymbolCount(); index < count; ++index) {
+      const ElfW(Sym)& symbol = symbols_[index];
+      if (symbol.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC) visit(strings_ + symbol.st_name);
+    }
+  }
+
   // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
   struct Slot {
     std::uintptr_t* where = nullptr;  // null: the object does not import it
@@ -52,6 +61,7 @@ class ElfImage {
   // Whether its writable data has an address in the code of `other`, as it has once it has looked up functions there.
   [[nodiscard]] bool HoldsCodeOf(const ElfImage& other) const;
   // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
+  // By one thread at a time: two slots may share a page.
   Status Write(const Slot& slot, const void* target) const;
 
  private:
@@ -62,6 +72,7 @@ class ElfImage {
   void ParseDynamic(const ElfW(Dyn) * entry);
   [[nodiscard]] std::uintptr_t Absolute(ElfW(Addr) value) const { return value < base_ ? base_ + value : value; }
   [[nodiscard]] bool Defines(std::uint32_t index, const char* name) const;
+  [[nodiscard]] std::uint32_t SymbolCount() const;
   [[nodiscard]] std::uint32_t FindGnu(const char* name) const;
   [[nodiscard]] std::uint32_t FindLinear(const char* name) const;
   [[nodiscard]] Slot ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const;

@@ -1,16 +1,17 @@
 #include "ncclpatch/hook/hook.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 
+#include "ncclpatch/hook/libc_symbols.h"
+#include "ncclpatch/hook/libraries.h"
 #include "ncclpatch/hook/replacements.h"
 
 extern "C" {
@@ -29,53 +30,36 @@ using Dlvsym = void* (*)(void*, const char*, const char*);
 constinit std::atomic<bool> g_enabled{false};
 constinit std::atomic<void*> g_real_dlsym{nullptr}, g_real_dlvsym{nullptr}, g_driver_library{nullptr};
 
-// Only appended to; readers see the first `g_library_count` entries.
-constexpr std::size_t kMostLibraries = 16;
-constinit std::array<Library, kMostLibraries> g_libraries{};
-constinit std::atomic<std::size_t> g_library_count{0};
-constinit std::mutex g_library_mutex;
+constinit std::mutex g_patch_mutex;  // over the import tables: one thread at a time unseals a page, writes and seals it
 constinit std::atomic<Report> g_report{nullptr};
 
 void Tell(bool failed, const std::string& message) {
   if (const Report report = g_report.load(std::memory_order_acquire)) report(failed, message);
 }
 
-// Looks in libc's own symbol tables, because asking dlsym for the symbol would lead here again.
-void* FindInLibc(const char* name, std::atomic<void*>& known) {
-  if (void* found = known.load(std::memory_order_acquire)) return found;
-  void* found = nullptr;
-  for (const char* soname : {"libc.so.6", "libdl.so.2"}) {  // before glibc 2.34 dlsym was in libdl
-    ElfImage::ForEach([&](const ElfImage& image) {
-      if (std::strcmp(image.soname(), soname) != 0) return false;
-      found = image.Find(name);
-      return found != nullptr;
-    });
-    if (found != nullptr) break;
-  }
-  known.store(found, std::memory_order_release);
-  return found;
+template <class F>
+F Libc(const char* name, std::atomic<void*>& known) {
+  void* found = known.load(std::memory_order_acquire);
+  if (found == nullptr) known.store(found = FindInLibc(name), std::memory_order_release);
+  return reinterpret_cast<F>(found);
 }
-Dlsym LibcDlsym() { return reinterpret_cast<Dlsym>(FindInLibc("dlsym", g_real_dlsym)); }
-Dlvsym LibcDlvsym() { return reinterpret_cast<Dlvsym>(FindInLibc("dlvsym", g_real_dlvsym)); }
+Dlsym LibcDlsym() { return Libc<Dlsym>("dlsym", g_real_dlsym); }
+Dlvsym LibcDlvsym() { return Libc<Dlvsym>("dlvsym", g_real_dlvsym); }
 
 bool IsUpper(char c) { return c >= 'A' && c <= 'Z'; }
 // Names that begin with cuda, cudnn or cublas belong to other libraries and are far more frequent.
 bool IsDriverName(const char* name) { return name[0] == 'c' && name[1] == 'u' && IsUpper(name[2]); }
-bool IsVerbsName(const char* name) { return std::strncmp(name, "ibv_", 4) == 0; }
-
-const Library* Register(const ElfImage& image, const char* way) {
-  if (const Library* known = LibraryAt(image.text_begin())) return known;
-  const std::lock_guard lock(g_library_mutex);
-  const std::size_t count = g_library_count.load(std::memory_order_relaxed);
-  for (std::size_t i = 0; i < count; ++i)
-    if (g_libraries[i].base == image.base()) return &g_libraries[i];
-  if (count == kMostLibraries) return nullptr;
-  std::size_t bytes = 0;
-  const auto for_application = reinterpret_cast<std::uintptr_t>(image.Find("ncclMemAlloc", &bytes));
-  g_libraries[count] = {image.base(), image.text_begin(), image.text_end(),       image.path(),
-                        way,          for_application,    for_application + bytes};
-  g_library_count.store(count + 1, std::memory_order_release);
-  return &g_libraries[count];
+// Compared by a loop of our own, because strncmp may be a sanitizer's, and be waiting for the answer to this very look-up.
+bool StartsWith(const char* name, const char* prefix) {
+  for (; *prefix != '\0'; ++name, ++prefix)
+    if (*name != *prefix) return false;
+  return true;
+}
+// What registers memory with a network card: verbs, their Mellanox extension, GDRCopy, and NCCL's network plugins.
+bool IsNetworkName(const char* name) {
+  for (const char* prefix : {"ibv_", "mlx5dv_", "gdr_", "nccl"})
+    if (StartsWith(name, prefix)) return true;
+  return false;
 }
 
 const char* WayOf(const ElfImage& image) {
@@ -85,10 +69,9 @@ const char* WayOf(const ElfImage& image) {
 }
 
 bool FromNccl(void* return_address) {
-  if (LibraryAt(reinterpret_cast<std::uintptr_t>(return_address)) != nullptr) return true;
   ElfImage image;
-  if (!ElfImage::Containing(return_address, &image) || !IsNccl(image)) return false;
-  return Register(image, WayOf(image)) != nullptr;
+  if (!ElfImage::Containing(return_address, &image)) return false;
+  return libraries::Knows(image) || (IsNccl(image) && libraries::Register(image, WayOf(image)) != nullptr);
 }
 
 // ---- what libnccl gets in place of dlsym and dlvsym --------------------------------------------------------------------
@@ -106,7 +89,7 @@ void* ReplacedDlvsym(void* handle, const char* name, const char* version) {
 }
 
 bool Concerns(void* return_address, const char* name) {
-  return g_enabled.load(std::memory_order_acquire) && name != nullptr && (IsDriverName(name) || IsVerbsName(name)) &&
+  return g_enabled.load(std::memory_order_acquire) && name != nullptr && (IsDriverName(name) || IsNetworkName(name)) &&
          !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
@@ -121,7 +104,7 @@ Status Patch(const ElfImage& image, const char* way) {
   AMEM_TRY(image.Write(image.ImportSlot("dlsym"), reinterpret_cast<const void*>(&amem_dlsym_stub)));
   if (const auto slot = image.ImportSlot("dlvsym"))
     AMEM_TRY(image.Write(slot, reinterpret_cast<const void*>(&amem_dlvsym_stub)));
-  Register(image, way);
+  libraries::Register(image, way);
   Tell(false, fmt::format("{} is under AMem ({})", image.path(), way));
   return Status::Ok();
 }
@@ -144,7 +127,7 @@ Status AttachTo(const ElfImage& image) {
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
   if (!slot) return {Code::kUnsupported, fmt::format("attach to {}: it does not import dlsym", image.path())};
   if (LeadsHere(*slot.where)) {
-    Register(image, WayOf(image));
+    libraries::Register(image, WayOf(image));
     return Status::Ok();
   }
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
@@ -160,18 +143,53 @@ std::vector<ElfImage> LoadedNccls() {
   return found;
 }
 
+bool HasEntryPoints(const ElfImage& image) {
+  if (image.Find("ncclGetVersion") == nullptr) return false;
+  return image.Find("ncclCommInitRankConfig") != nullptr || image.Find("ncclCommInitRank") != nullptr;
+}
+
+std::string VersionOf(const ElfImage& image) {
+  int code = 0;
+  using GetVersion = int (*)(int*);
+  const auto get_version = reinterpret_cast<GetVersion>(image.Find("ncclGetVersion"));
+  if (get_version == nullptr || get_version(&code) != 0 || code == 0) return {};
+  const int scale = code >= 10'000 ? 10'000 : 1'000;  // 2.9.0 changed 2908-style numbers to 20908-style
+  return fmt::format("{}.{}.{}", code / scale, code % scale / 100, code % 100);
+}
+
+Presence Look(const ElfImage& image) {
+  Presence found{image.path(), VersionOf(image), "", ""};
+  const ElfImage::Slot slot = image.ImportSlot("dlsym");
+  if (!IsNccl(image))
+    found.why = "NCCL is linked into this library, whose driver calls AMem cannot tell from NCCL's";
+  else if (!slot)
+    found.why = "it does not import dlsym";
+  else if (LeadsHere(*slot.where))
+    found.way = WayOf(image);
+  else if (HasLookedUpTheDriver(image, slot))
+    found.why =
+        "it looked up the driver's functions before AMem was there: start with LD_PRELOAD=libamem_nccl.so, or attach "
+        "right after it is loaded and before its first call";
+  else
+    found.why = "its import table could not be written";
+  return found;
+}
+
 }  // namespace
 
 void SetReport(Report report) { g_report.store(report, std::memory_order_release); }
 void Enable() { g_enabled.store(true, std::memory_order_release); }
 
 bool IsNccl(const ElfImage& image) {
-  if (std::strncmp(image.soname(), "libnccl.so", 10) == 0) return true;
-  if (image.Find("ncclGetVersion") == nullptr) return false;
-  return image.Find("ncclCommInitRankConfig") != nullptr || image.Find("ncclCommInitRank") != nullptr;
+  if (StartsWith(image.soname(), "libnccl.so")) return true;
+  if (!HasEntryPoints(image)) return false;
+  std::size_t own = 0, other = 0;
+  image.ForEachDefined([&](const char* name) { ++(StartsWith(name, "nccl") || StartsWith(name, "pnccl") ? own : other); });
+  return own > other;  // stock builds define nothing else
 }
 
 void PatchAtLoad() {
+  const std::lock_guard lock(g_patch_mutex);
   for (const ElfImage& image : LoadedNccls()) {
     const ElfImage::Slot slot = image.ImportSlot("dlsym");
     if (!slot || LeadsHere(*slot.where) || HasLookedUpTheDriver(image, slot)) continue;
@@ -180,25 +198,17 @@ void PatchAtLoad() {
 }
 
 Status Attach() {
+  const std::lock_guard lock(g_patch_mutex);
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
     return {Code::kNotFound,
             "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
-  for (const ElfImage& image : libraries) AMEM_TRY(AttachTo(image));
+  // One that cannot be attached to does not keep the others from it.
+  Status first;
+  for (const ElfImage& image : libraries)
+    if (Status status = AttachTo(image); !status && first) first = std::move(status);
   Enable();
-  return Status::Ok();
-}
-
-std::vector<Library> Libraries() {
-  const std::size_t count = g_library_count.load(std::memory_order_acquire);
-  return {g_libraries.begin(), g_libraries.begin() + static_cast<std::ptrdiff_t>(count)};
-}
-
-const Library* LibraryAt(std::uintptr_t address) {
-  const std::size_t count = g_library_count.load(std::memory_order_acquire);
-  for (std::size_t i = 0; i < count; ++i)
-    if (address >= g_libraries[i].text_begin && address < g_libraries[i].text_end) return &g_libraries[i];
-  return nullptr;
+  return first;
 }
 
 LibraryAttached Describe(const Library& library) {
@@ -206,13 +216,40 @@ LibraryAttached Describe(const Library& library) {
   ElfImage image;
   if (!ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image)) return event;
   event.build_id = image.BuildId();
-  int code = 0;
-  using GetVersion = int (*)(int*);
-  const auto get_version = reinterpret_cast<GetVersion>(image.Find("ncclGetVersion"));
-  if (get_version == nullptr || get_version(&code) != 0 || code == 0) return event;
-  const int scale = code >= 10'000 ? 10'000 : 1'000;  // 2.9.0 changed 2908-style numbers to 20908-style
-  event.nccl_version = fmt::format("{}.{}.{}", code / scale, code % scale / 100, code % 100);
+  event.nccl_version = VersionOf(image);
   return event;
+}
+
+std::vector<Presence> Survey() {
+  std::vector<ElfImage> images;
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (StartsWith(image.soname(), "libnccl.so") || HasEntryPoints(image)) images.push_back(image);
+    return false;
+  });
+  std::vector<Presence> found;
+  found.reserve(images.size());
+  for (const ElfImage& image : images) found.push_back(Look(image));
+  return found;
+}
+
+std::uint64_t LoadCount() {
+  std::uint64_t count = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        *static_cast<std::uint64_t*>(found) = info->dlpi_adds;
+        return 1;
+      },
+      &count);
+  return count;
+}
+
+void BeforeFork() {
+  g_patch_mutex.lock();
+  libraries::Lock();
+}
+void AfterFork() {
+  libraries::Unlock();
+  g_patch_mutex.unlock();
 }
 
 void* RealDlsym(void* handle, const char* name) { return LibcDlsym()(handle, name); }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,11 +22,13 @@ void SetReport(Report report);
 // libc's answers.
 void Enable();
 
-// Whether an object is NCCL: it has the soname libnccl.so.*, or defines NCCL's entry points (a build under another name).
+// Whether an object is NCCL: it has the soname libnccl.so.*, or defines NCCL's entry points and little else (a build under
+// another name). A library with NCCL linked into it defines much else; its look-ups are its own for the most part, and are left
+// alone.
 bool IsNccl(const ElfImage& image);
 
 // Patches the loaded libnccls that have not looked up the driver's functions yet; the others are left alone. For the ELF
-// constructor.
+// constructor, and again whenever a libnccl may have been loaded since.
 //
 // A libnccl has not looked them up if its slot for dlsym is still unbound, if the process has no libcuda, or if its data holds
 // no address inside libcuda. (A bound slot alone says nothing: Python binds all slots when it loads a library.)
@@ -35,17 +38,30 @@ void PatchAtLoad();
 // (does not import dlsym). Succeeds if all of them lead to AMem already.
 Status Attach();
 
-// The libnccls under AMem, in the order in which they were patched.
+// The libnccls under AMem, in the order in which they were patched; those that the program has unloaded are forgotten.
 struct Library {
+  std::uint64_t number = 0;  // counts the libnccls of this process from 1
   std::uintptr_t base = 0, text_begin = 0, text_end = 0;
-  const char* path = "";
+  std::string path;
   const char* way = "";                                   // "preload", "patched", "attach"
   std::uintptr_t mem_alloc_begin = 0, mem_alloc_end = 0;  // the code of ncclMemAlloc, which allocates for the program
 };
 std::vector<Library> Libraries();
-// The library whose code contains `address`; null if none. Cheap.
+// The library whose code contains `address`; null if none. Cheap. What it points to is never freed.
 const Library* LibraryAt(std::uintptr_t address);
 LibraryAttached Describe(const Library& library);
+
+// Every NCCL of the process. `way` is empty for one that is not under AMem, and `why` says the reason.
+struct Presence {
+  std::string path, version, way, why;
+};
+std::vector<Presence> Survey();
+// Grows whenever the process loads an object.
+std::uint64_t LoadCount();
+
+// Around fork: no thread of the parent holds a lock of the hook's in the child.
+void BeforeFork();
+void AfterFork();
 
 // libc's dlsym, and the libcuda that NCCL opened, as `dlsym` saw it (null until then).
 void* RealDlsym(void* handle, const char* name);

@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "ncclpatch/amem.h"
+#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
@@ -77,6 +79,7 @@ int AtBorder(const char* call, const Body& body) noexcept {
 }
 
 Status RunCycle(Status (Session::*step)()) {
+  Runtime::Get().LookForLibraries();
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
   if (*session == nullptr) {
@@ -86,12 +89,35 @@ Status RunCycle(Status (Session::*step)()) {
   return ((*session)->*step)();
 }
 
+// Every NCCL of this process, under AMem or not.
+nlohmann::json NcclLibraries() {
+  nlohmann::json all = nlohmann::json::array();
+  for (const hook::Presence& nccl : hook::Survey())
+    all.push_back({{"path", nccl.path},
+                   {"version", nccl.version},
+                   {"under_amem", !nccl.way.empty()},
+                   {"way", nccl.way},
+                   {"why_not", nccl.why}});
+  return all;
+}
+
 Status Statistics(std::string& json) {
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
-  json = *session == nullptr ? std::string(R"({"session":null,"reason":"NCCL has made no memory call yet"})")
-                             : (*session)->StatisticsJson();
+  nlohmann::json all = *session == nullptr
+                           ? nlohmann::json{{"session", nullptr}, {"reason", "NCCL has made no memory call yet"}}
+                           : nlohmann::json::parse((*session)->StatisticsJson());
+  all["nccl_libraries"] = NcclLibraries();
+  json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();
+}
+
+std::string LibrariesText() {
+  std::string text;
+  for (const hook::Presence& nccl : hook::Survey())
+    text += fmt::format("  {} {}: {}\n", nccl.path, nccl.version,
+                        nccl.way.empty() ? "not under AMem, because " + nccl.why : "under AMem (" + nccl.way + ")");
+  return text;
 }
 
 }  // namespace
@@ -115,7 +141,8 @@ int ncclMemStats() {
     const auto session = Runtime::Get().ToPause();
     if (!session) return session.status();
     const std::string text =
-        *session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : (*session)->StatisticsText();
+        (*session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : (*session)->StatisticsText()) +
+        amem::LibrariesText();
     std::fputs(text.c_str(), stderr);
     return Status::Ok();
   });

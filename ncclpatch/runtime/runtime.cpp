@@ -4,7 +4,11 @@
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "ncclpatch/hook/hook.h"
@@ -17,17 +21,44 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
-void InertInChild() { replacements::inert.store(true); }
-
-// Makes no driver calls, because at exit the driver may be gone already.
+// Makes no driver calls, because at exit the driver may be gone already. A thread that hangs in the driver, behind a GPU that
+// hangs, may hold the session's lock for ever; the process must end all the same.
 void CloseAtExit() {
+  constexpr auto kPatience = std::chrono::seconds(5);
   if (replacements::inert.load()) return;
   Session* session = Runtime::Get().started();
   if (session == nullptr) return;
-  if (const Status status = session->Close("exit"); !status) log::Warn("closing the journal at exit: " + status.message());
+  auto closed = std::make_shared<std::promise<Status>>();  // of both threads, whichever ends last
+  std::future<Status> result = closed->get_future();
+  try {
+    std::thread([session, closed] { closed->set_value(session->Close("exit")); }).detach();
+  } catch (const std::system_error&) {
+    return;
+  }
+  if (result.wait_for(kPatience) != std::future_status::ready)
+    return log::Warn(
+        "closing the journal at exit: a thread of this process is still in a driver call; the journal ends without a last "
+        "event");
+  if (const Status status = result.get(); !status) log::Warn("closing the journal at exit: " + status.message());
 }
 
 }  // namespace
+
+// A fork waits for a session that is being started, so that the child inherits all of it or nothing.
+void Runtime::BeforeFork() {
+  Get().mutex_.lock();
+  hook::BeforeFork();
+}
+void Runtime::AfterFork() {
+  hook::AfterFork();
+  Get().mutex_.unlock();
+}
+// Before its parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session works in
+// it.
+void Runtime::InChild() {
+  AfterFork();
+  if (Get().started() != nullptr) replacements::inert.store(true);
+}
 
 Runtime& Runtime::Get() {
   static auto* runtime = new Runtime;
@@ -46,7 +77,7 @@ void Runtime::Load() {
     if (!options_.enable) return;
     log::Configure(options_.log_level, options_.rank);
     for (const std::string& warning : UnknownVariables(environ)) log::Warn(warning);
-    pthread_atfork(nullptr, nullptr, &InertInChild);
+    pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
     hook::Enable();
     hook::PatchAtLoad();
@@ -55,7 +86,10 @@ void Runtime::Load() {
 
 Status Runtime::Usable() {
   if (replacements::inert.load())
-    return {Code::kRefused, "this process was forked from one that uses AMem; start ranks as processes of their own (spawn)"};
+    return {
+        Code::kRefused,
+        "this process was forked from one whose NCCL had used the GPU already; fork before the first use, or start ranks as "
+        "processes of their own (spawn)"};
   if (!settings_) return settings_;
   if (!options_.enable) return {Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
   return Status::Ok();
@@ -79,7 +113,7 @@ Session* Runtime::Start() {
     return nullptr;
   }
   Session* session = (*std::move(made)).release();  // leaked on purpose
-  for (const hook::Library& library : hook::Libraries()) session->Note(hook::Describe(library));
+  NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
   session_.store(session, std::memory_order_release);
   std::atexit(&CloseAtExit);
@@ -95,6 +129,26 @@ Result<std::unique_ptr<Session>> Runtime::MakeSession() {
     status = {Code::kIo, fmt::format("starting AMem's session: {}", error.what())};
   }
   return status;
+}
+
+void Runtime::NoteLibraries(Session& session) {
+  for (const hook::Library& library : hook::Libraries()) {
+    if (library.number <= noted_libraries_) continue;
+    noted_libraries_ = library.number;
+    session.Note(hook::Describe(library));
+  }
+}
+
+void Runtime::LookForLibraries() {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t loaded = hook::LoadCount();
+  if (std::exchange(surveyed_at_, loaded) == loaded) return;
+  hook::PatchAtLoad();
+  if (Session* session = session_.load()) NoteLibraries(*session);
+  for (const hook::Presence& nccl : hook::Survey())
+    if (nccl.way.empty() && not_under_amem_.insert(nccl.path).second)
+      log::Warn(fmt::format("{}{}{} is not under AMem, and a pause leaves its memory where it is: {}", nccl.path,
+                            nccl.version.empty() ? "" : ", NCCL ", nccl.version, nccl.why));
 }
 
 Result<Session*> Runtime::ToPause() {

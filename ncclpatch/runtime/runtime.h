@@ -8,8 +8,10 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,9 @@ class Runtime {
   // Null while NCCL has made no memory call. One load.
   [[nodiscard]] Session* started() const { return session_.load(std::memory_order_acquire); }
 
+  // Puts libnccls that were loaded since under AMem, and warns of each one for which that is impossible: its memory stays.
+  void LookForLibraries();
+
   // For the C interface: the session to pause. Ok(null): NCCL is under AMem and has used no memory yet.
   Result<Session*> ToPause();
 
@@ -50,7 +55,10 @@ class Runtime {
   Session* Start();
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
-  void LogOnce(const Status& status);
+  void NoteLibraries(Session& session);
+  static void BeforeFork();
+  static void AfterFork();
+  static void InChild();
 
   std::once_flag loaded_;
   Options options_;
@@ -60,6 +68,8 @@ class Runtime {
   std::mutex mutex_;  // over the start and all below
   Status failure_;
   std::vector<EventBody> pending_;
+  std::uint64_t noted_libraries_ = 0, surveyed_at_ = 0;  // hook::Library::number, hook::LoadCount
+  std::set<std::string> not_under_amem_;                 // said already
 };
 
 }  // namespace amem

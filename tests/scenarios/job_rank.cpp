@@ -219,6 +219,29 @@ std::string Fork() {
   return std::to_string(status);
 }
 
+std::string Destroy() {
+  const Comm last = g_comms.back();
+  g_comms.pop_back();
+  return std::to_string(Function<int(Comm)>("ncclCommDestroy")(last));
+}
+
+// Goes on in a forked child, whose fate is this process's.
+std::string Child() {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) return "0";
+  int status = 0;
+  waitpid(child, &status, 0);
+  _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 100);
+}
+
+// Leaves a thread in a driver call of NCCL's that does not return, and gives it time to get there.
+std::string Hang() {
+  std::thread([] { Destroy(); }).detach();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  return "0";
+}
+
 std::string ImportForeign() {
   const int descriptor = open("/dev/null", O_RDONLY);
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
@@ -241,11 +264,6 @@ std::string ImportDrivers() {
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
-std::string Destroy() {
-  const Comm last = g_comms.back();
-  g_comms.pop_back();
-  return std::to_string(Function<int(Comm)>("ncclCommDestroy")(last));
-}
 std::string Pause() { return WithReason(Function<int(Comm*)>("ncclPause")(nullptr)); }
 std::string Resume() { return WithReason(Function<int(Comm*)>("ncclResume")(nullptr)); }
 std::string PrintStats() { return WithReason(Function<int()>("ncclMemStats")()); }
@@ -307,6 +325,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"unwindow", CloseWindow},
     {"suspend", Suspend},
     {"unsuspend", Unsuspend},
+    {"child", Child},
+    {"hang", Hang},
 };
 
 }  // namespace

@@ -3,10 +3,16 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "ncclpatch/hook/call_site.h"
@@ -64,6 +70,120 @@ TEST(Hook, call_sites_are_frames_inside_the_library_and_cheap) {
 #ifndef AMEM_SANITIZED
   EXPECT_LT(g_microseconds[1000], 10.0) << "3 us on an idle machine";
 #endif
+}
+
+// ---- libraries that come and go
+// ----------------------------------------------------------------------------------------------
+
+struct Loaded {
+  explicit Loaded(const char* path) : handle(dlopen(path, RTLD_LAZY | RTLD_LOCAL)) { EXPECT_NE(handle, nullptr) << dlerror(); }
+  Loaded(const Loaded&) = delete;
+  Loaded& operator=(const Loaded&) = delete;
+  ~Loaded() {
+    if (handle != nullptr) dlclose(handle);
+  }
+  [[nodiscard]] ElfImage image() const {
+    ElfImage found;
+    EXPECT_TRUE(ElfImage::Containing(dlsym(handle, "ncclGetVersion"), &found));
+    return found;
+  }
+  void* handle;
+};
+
+std::size_t CountUnderAmem(const std::string& path) {
+  const auto all = hook::Libraries();
+  return static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.path == path; }));
+}
+
+// The import table of a library that is bound at load is a page that the loader has sealed.
+TEST(Hook, threads_that_attach_at_once_do_not_seal_the_page_under_each_other) {
+  const Loaded library(AMEM_NCCL_BOUND_NOW);
+  const ElfImage image = library.image();
+  const auto slot = image.ImportSlot("dlsym");
+  const auto* original = reinterpret_cast<const void*>(*slot.where);
+  constexpr int kRounds = 3'000;
+  std::atomic<int> round{-1}, done{0};
+  // Without sleeping at first, so that both threads begin within some nanoseconds.
+  const auto wait = [](const std::atomic<int>& value, int wanted) {
+    for (int spins = 0; value.load() < wanted; ++spins)
+      if (spins > 2'000) std::this_thread::yield();
+  };
+  const auto attach = [&] {
+    for (int n = 0; n < kRounds; ++n) {
+      wait(round, n);
+      EXPECT_TRUE(hook::Attach().ok());
+      ++done;
+    }
+  };
+  std::thread other(attach);
+  for (int n = 0; n < kRounds; ++n) {
+    ASSERT_TRUE(image.Write(slot, original).ok());
+    round = n;
+    EXPECT_TRUE(hook::Attach().ok());
+    wait(done, n + 1);
+  }
+  other.join();
+  EXPECT_EQ(CountUnderAmem(AMEM_NCCL_BOUND_NOW), 1U);
+}
+
+TEST(Hook, a_library_that_was_unloaded_is_forgotten) {
+  std::uintptr_t code = 0;
+  {
+    const Loaded library(AMEM_NCCL_OTHER);
+    ASSERT_TRUE(hook::Attach().ok());
+    EXPECT_EQ(CountUnderAmem(AMEM_NCCL_OTHER), 1U);
+    code = library.image().text_begin();
+  }
+  ASSERT_EQ(dlopen(AMEM_NCCL_OTHER, RTLD_LAZY | RTLD_NOLOAD), nullptr) << "it must be possible to unload the stand-in";
+  EXPECT_EQ(CountUnderAmem(AMEM_NCCL_OTHER), 0U);
+  EXPECT_EQ(hook::LibraryAt(code), nullptr) << "what is loaded there next is not NCCL";
+}
+
+TEST(Hook, libraries_beyond_the_room_for_them_are_forgotten_in_turn) {
+  for (int round = 0; round < 40; ++round) {
+    const std::string path = testing::TempDir() + "libnccl-" + std::to_string(round) + ".so";
+    unlink(path.c_str());
+    ASSERT_EQ(symlink(AMEM_NCCL_OTHER, path.c_str()), 0);
+    const Loaded library(path.c_str());
+    ASSERT_TRUE(hook::Attach().ok());
+    EXPECT_EQ(CountUnderAmem(path), 1U) << round;
+    unlink(path.c_str());
+  }
+}
+
+TEST(Hook, a_framework_with_nccl_linked_into_it_is_left_alone_and_named) {
+  const Loaded framework(AMEM_FRAMEWORK);
+  const ElfImage image = framework.image();
+  ASSERT_NE(image.Find("ncclCommInitRank"), nullptr);
+  EXPECT_FALSE(hook::IsNccl(image));
+  const std::uintptr_t before = *image.ImportSlot("dlsym").where;
+  ASSERT_NE(Nccl(), nullptr);
+  ASSERT_TRUE(hook::Attach().ok());
+  EXPECT_EQ(*image.ImportSlot("dlsym").where, before);
+  const auto all = hook::Survey();
+  const auto found = std::find_if(all.begin(), all.end(), [](const auto& one) { return one.path == AMEM_FRAMEWORK; });
+  ASSERT_NE(found, all.end());
+  EXPECT_EQ(found->way, "");
+  EXPECT_NE(found->why.find("linked into"), std::string::npos) << found->why;
+}
+
+TEST(Hook, a_build_of_nccl_under_another_name_is_nccl) {
+  const std::string renamed = testing::TempDir() + "libmy_collectives.so";
+  ASSERT_EQ(std::system(("sed s/libnccl.so.2/libncxx.so.2/ " AMEM_STAND_INS "/libnccl.so.2 > " + renamed).c_str()), 0);
+  const Loaded library(renamed.c_str());
+  ASSERT_STREQ(library.image().soname(), "libncxx.so.2");
+  EXPECT_TRUE(hook::IsNccl(library.image()));
+}
+
+TEST(Hook, every_nccl_of_the_process_is_named_with_its_version) {
+  ASSERT_NE(Nccl(), nullptr);
+  const Loaded other(AMEM_NCCL_OTHER);
+  ASSERT_TRUE(hook::Attach().ok());
+  std::map<std::string, hook::Presence> all;
+  for (const hook::Presence& one : hook::Survey()) all[one.path] = one;
+  EXPECT_EQ(all[AMEM_STAND_INS "/libnccl.so.2"].version, "2.28.9");
+  EXPECT_EQ(all[AMEM_NCCL_OTHER].version, "2.29.7");
+  for (const char* path : {AMEM_STAND_INS "/libnccl.so.2", AMEM_NCCL_OTHER}) EXPECT_EQ(all[path].way, "attach") << path;
 }
 
 [[maybe_unused]] const bool g_installed = [] {

@@ -5,7 +5,8 @@
 //   AMEM_SIM_DEVICES       GPUs of the world (4); 0: cuInit answers that there is no device
 //   AMEM_SIM_CAPACITY_MIB  memory of each (16384)
 //   CUDA_VISIBLE_DEVICES   as with CUDA, by number
-//   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs
+//   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs; hang-unmap: cuMemUnmap
+//                          never returns, as behind a GPU that hangs
 // A value that cannot be read makes cuInit fail, and the reason is on stderr.
 #pragma once
 

@@ -1,4 +1,9 @@
 // The VMM calls of the stand-in, and multicast objects on them.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
 #include "tests/stand_ins/cuda/stand_in.h"
 
 using amem::Address;
@@ -44,6 +49,8 @@ CUDA_CALL CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::size_t 
 
 CUDA_CALL CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
   STARTED_OR_RETURN(stand_in);
+  if (const char* fault = std::getenv("STAND_IN_FAULT"); fault != nullptr && std::strcmp(fault, "hang-unmap") == 0)
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
   return Result(stand_in->simulator->Unmap(At(pointer), bytes));
 }
 

@@ -1,0 +1,78 @@
+#include "ncclpatch/hook/libraries.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace amem::hook {
+namespace {
+
+// An entry that is replaced is not freed, because another thread may be reading it.
+constinit std::array<std::atomic<const Library*>, 16> g_libraries{};
+constinit std::atomic<std::uint64_t> g_count{0};
+constinit std::mutex g_library_mutex;
+
+bool Is(const Library& library, const ElfImage& image) {
+  return library.base == image.base() && library.text_end == image.text_end() && library.path == image.path();
+}
+
+bool IsLoaded(const Library& library) {
+  return ElfImage::ForEach([&](const ElfImage& image) { return Is(library, image); });
+}
+
+void ForgetUnloaded() {
+  for (auto& entry : g_libraries)
+    if (const Library* library = entry.load(); library != nullptr && !IsLoaded(*library))
+      entry.store(nullptr, std::memory_order_release);
+}
+
+const Library* Find(const ElfImage& image) {
+  for (const auto& entry : g_libraries)
+    if (const Library* library = entry.load(std::memory_order_acquire); library != nullptr && Is(*library, image))
+      return library;
+  return nullptr;
+}
+
+}  // namespace
+
+bool libraries::Knows(const ElfImage& image) { return Find(image) != nullptr; }
+
+const Library* libraries::Register(const ElfImage& image, const char* way) {
+  const std::lock_guard lock(g_library_mutex);
+  if (const Library* known = Find(image)) return known;
+  ForgetUnloaded();
+  for (auto& entry : g_libraries) {
+    if (entry.load() != nullptr) continue;
+    std::size_t bytes = 0;
+    const auto mem_alloc = reinterpret_cast<std::uintptr_t>(image.Find("ncclMemAlloc", &bytes));
+    const auto* library = new Library{++g_count,    image.base(), image.text_begin(), image.text_end(),
+                                      image.path(), way,          mem_alloc,          mem_alloc + bytes};
+    entry.store(library, std::memory_order_release);
+    return library;
+  }
+  return nullptr;
+}
+
+void libraries::Lock() { g_library_mutex.lock(); }
+void libraries::Unlock() { g_library_mutex.unlock(); }
+
+std::vector<Library> Libraries() {
+  const std::lock_guard lock(g_library_mutex);
+  ForgetUnloaded();
+  std::vector<Library> all;
+  for (const auto& entry : g_libraries)
+    if (const Library* library = entry.load()) all.push_back(*library);
+  std::sort(all.begin(), all.end(), [](const Library& a, const Library& b) { return a.number < b.number; });
+  return all;
+}
+
+const Library* LibraryAt(std::uintptr_t address) {
+  for (const auto& entry : g_libraries) {
+    const Library* library = entry.load(std::memory_order_acquire);
+    if (library != nullptr && address >= library->text_begin && address < library->text_end) return library;
+  }
+  return nullptr;
+}
+
+}  // namespace amem::hook

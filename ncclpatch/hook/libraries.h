@@ -1,0 +1,17 @@
+// The list behind hook::Libraries: read without a lock, written under one.
+#pragma once
+
+#include "ncclpatch/hook/hook.h"
+
+namespace amem::hook::libraries {
+
+// Whether this very object is in the list, and not one that the program unloaded from the same addresses.
+bool Knows(const ElfImage& image);
+// Puts it into the list, once. Null: the list is full.
+const Library* Register(const ElfImage& image, const char* way);
+
+// Around fork.
+void Lock();
+void Unlock();
+
+}  // namespace amem::hook::libraries

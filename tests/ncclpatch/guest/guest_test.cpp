@@ -1,0 +1,107 @@
+// A guest's manners: what libamem_nccl.so does, by being preloaded, to programs that have nothing to do with GPUs.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+namespace fs = std::filesystem;
+using job::Environment;
+using job::Job;
+
+struct Way {
+  const char* name;
+  std::vector<std::string> preload;
+};
+
+class Guest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Preloaded alone, and as the partner of a patched copy.
+  [[nodiscard]] std::vector<Way> Ways() const {
+    const fs::path copy = job_.directory() / "patched";
+    EXPECT_EQ(job::RunProgram({AMEM_PATCH, AMEM_STAND_INS "/libnccl.so.2", "-o", copy}, {}, job_.directory()).status, 0);
+    return {{"the library", {AMEM_LIBRARY_FILE}}, {"a patched copy", {copy / "libnccl.so.2"}}};
+  }
+  void RunsWith(const std::vector<std::string>& command, const std::string& preload, const std::string& what) {
+    for (const char* enabled : {"0", "1"}) {
+      Environment environment = job_.environment;
+      environment["LD_PRELOAD"] = preload;
+      environment["AMEM_ENABLE"] = enabled;
+      environment["ASAN_OPTIONS"] =
+          "verify_asan_link_order=0";  // gcc's runtime wants to be the first library; clang's is static
+      const auto run = job::RunProgram(command, environment, job_.directory());
+      EXPECT_EQ(run.status, 0) << what << ", AMEM_ENABLE=" << enabled << "\n" << run.err;
+      EXPECT_EQ(run.out, "fine\n") << what << ", AMEM_ENABLE=" << enabled;
+      EXPECT_EQ(run.err, "") << what << ", AMEM_ENABLE=" << enabled;
+    }
+  }
+  Job job_;
+};
+
+TEST_P(Guest, does_not_disturb) {
+  const fs::path program = fs::path(AMEM_GUESTS) / GetParam();
+  if (!fs::exists(program)) GTEST_SKIP() << program << " was not built: its compiler is not installed";
+  for (const Way& way : Ways()) RunsWith({program}, way.preload.front(), way.name);
+}
+INSTANTIATE_TEST_SUITE_P(Programs, Guest,
+                         ::testing::Values("plain", "clang_address", "clang_thread", "clang_memory", "gcc_address",
+                                           "gcc_thread"),
+                         [](const auto& test) { return test.param; });
+
+TEST_F(Guest, lives_beside_a_wrapper_of_dl_iterate_phdr_in_either_order) {
+  const std::string wrapper = AMEM_GUESTS "/libwraps_phdr.so", program = AMEM_GUESTS "/plain";
+  for (const Way& way : Ways()) {
+    RunsWith({program}, wrapper + " " + way.preload.front(), std::string(way.name) + " behind the wrapper");
+    RunsWith({program}, way.preload.front() + " " + wrapper, std::string(way.name) + " before the wrapper");
+  }
+}
+
+TEST_F(Guest, lives_beside_jemalloc) {
+  for (const char* library : {"/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2"}) {
+    if (!fs::exists(library)) continue;
+    for (const Way& way : Ways()) RunsWith({AMEM_GUESTS "/plain"}, std::string(library) + " " + way.preload.front(), way.name);
+    return;
+  }
+  GTEST_SKIP() << "jemalloc is not installed (Debian: libjemalloc2)";
+}
+
+TEST_F(Guest, python_starts_workers_by_fork_and_by_spawn) {
+  for (const Way& way : Ways())
+    for (const char* method : {"fork", "spawn"})
+      RunsWith({"/usr/bin/env", "python3", AMEM_GUEST_SOURCES "/workers.py", method}, way.preload.front(),
+               std::string(way.name) + ", " + method);
+}
+
+// vLLM starts its workers by fork. Each child that uses NCCL first has a session of its own, and pauses.
+TEST_F(Guest, children_forked_before_the_first_use_pause_on_their_own) {
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks =
+      job_.Run(2, {"load", "child", "cuda", "init", "reduce", "barrier", "pause", "bytes", "barrier", "resume", "reduce"});
+  for (const auto& rank : ranks) {
+    EXPECT_EQ(rank.Said("pause"), "0") << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("bytes"), "0") << rank.out;
+    EXPECT_EQ(rank.Said("resume"), "0") << rank.out;
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce")) << rank.out;
+  }
+}
+
+TEST_F(Guest, a_child_forked_after_the_first_use_is_told_why_it_cannot_pause) {
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks = job_.Run(1, {"cuda", "load", "init", "child", "pause"});
+  EXPECT_NE(ranks[0].Said("pause").find("fork before the first use"), std::string::npos) << ranks[0].out << ranks[0].err;
+}
+
+// A thread that never comes back from the driver, as behind a GPU that hangs, holds the session's lock while the process exits.
+TEST_F(Guest, exit_does_not_wait_for_a_thread_that_hangs_in_the_driver) {
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job_.environment["STAND_IN_FAULT"] = "hang-unmap";
+  const auto ranks = job_.Run(1, {"cuda", "load", "init", "hang"});
+  EXPECT_EQ(ranks[0].status, 0) << ranks[0].out << ranks[0].err;
+  EXPECT_NE(ranks[0].err.find("still in a driver call"), std::string::npos) << ranks[0].err;
+}
+
+}  // namespace
+}  // namespace amem

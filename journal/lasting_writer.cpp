@@ -39,7 +39,7 @@ class LastingWriter final : public JournalWriter {
   }
   Status Close() override {
     ended_ = true;
-    return journal_ == nullptr ? why_ : journal_->Close();
+    return journal_ == nullptr ? Status{} : journal_->Close();  // that there is none has been said
   }
   [[nodiscard]] std::filesystem::path Directory() const override {
     return journal_ == nullptr ? std::filesystem::path() : journal_->Directory();
@@ -50,7 +50,10 @@ class LastingWriter final : public JournalWriter {
   void Lose(const Status& why) {
     why_ = why;
     journal_.reset();  // its directory says by now that it is broken
-    Say(fmt::format("there is no journal: {}; NCCL goes on, and pauses are refused while there is none", why.message()));
+    Say(
+        fmt::format("there is no journal: {}; NCCL goes on, and pauses are refused while there is none (AMEM_JOURNAL_DIR "
+                    "chooses another place)",
+                    why.message()));
   }
   void Say(const std::string& message) const {
     if (options_.report) options_.report(message);

@@ -338,7 +338,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterIsAlive(directory / "tail");
-  auto source = live && !WriterIsTrusted(directory / "tail") ? OpenUntrusted(directory) : OpenSource(directory, live);
+  const bool untrusted = live && !Store::IsOpenHere(directory) && !WriterIsTrusted(directory / "tail");
+  auto source = untrusted ? OpenUntrusted(directory) : OpenSource(directory, live);
   if (!source) return source.status();
   auto meta = ReadMeta(**source, directory);
   if (!meta) return meta.status();

@@ -211,6 +211,13 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
   return std::unique_ptr<Store>(new Store(std::move(made)));
 }
 
+bool Store::IsOpenHere(const std::filesystem::path& directory) {
+  Registry& registry = TheRegistry();
+  const std::lock_guard lock(registry.mutex);
+  const auto file = Identify(directory);
+  return file && registry.environments.contains(*file);
+}
+
 Store::~Store() {
   Registry& registry = TheRegistry();
   const std::lock_guard lock(registry.mutex);

@@ -56,6 +56,8 @@ class Store {
   // Opens for reading only. `live`: a process may be writing to it, so LMDB's locks are taken, for which lock.mdb must be
   // writable; a copy needs none. Otherwise no file is touched.
   static Result<std::unique_ptr<Store>> Open(const std::filesystem::path& directory, bool live);
+  // Whether this process has the store in that directory open.
+  static bool IsOpenHere(const std::filesystem::path& directory);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;

@@ -337,15 +337,14 @@ WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
 
 namespace {
 
-// Whether process `pid`, of this user, has the file open that `st` is of, by another descriptor than `own` of this process.
-bool HasOpen(std::int32_t pid, const struct stat& st, int own) {
+// Whether process `pid`, of this user, has the file open that `st` is of.
+bool HasOpen(std::int32_t pid, const struct stat& st) {
   const std::string directory = "/proc/" + std::to_string(pid) + "/fd";
   struct stat process {};
   if (stat(directory.c_str(), &process) != 0 || process.st_uid != geteuid()) return false;
   std::error_code failed;
   for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end; it.increment(failed)) {
     struct stat open {};
-    if (pid == getpid() && it->path().filename() == std::to_string(own)) continue;
     if (stat(it->path().c_str(), &open) == 0 && open.st_dev == st.st_dev && open.st_ino == st.st_ino) return true;
   }
   return false;
@@ -376,7 +375,7 @@ bool WriterIsTrusted(const std::filesystem::path& path) {
   if (!ReadHeader(*file, header)) return false;
   // Its pid is another one in another pid namespace; the kernel tells the one that is seen from here.
   const std::int32_t pid = header.pid_namespace == PidNamespace() ? header.pid : LockHolder(st);
-  return pid > 0 && HasOpen(pid, st, file->fd());
+  return pid > 0 && pid != getpid() && HasOpen(pid, st);
 }
 
 }  // namespace amem

@@ -129,7 +129,8 @@ enum class WriterLife : std::uint8_t {
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared);
 inline bool WriterIsAlive(const std::filesystem::path& path) { return LifeOfWriter(path, false) == WriterLife::kAlive; }
 // Whether the locks in this tail's directory are those of a living writer that this process may trust: one of the same user
-// that has this very file open. Anybody who can read a directory can lock a file in it.
+// that has this very file open. Anybody who can read a directory can lock a file in it. Of this process's own writers
+// Store::IsOpenHere knows.
 bool WriterIsTrusted(const std::filesystem::path& path);
 
 // A number of this host, the same after a reboot, and never 0.

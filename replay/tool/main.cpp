@@ -61,6 +61,7 @@ int Run(int argc, char** argv, Output& out) {
 int Main(int argc, char** argv) {
   // A reader that went away (head) then shows as EPIPE, which Output takes for a quiet end.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes (ulimit -f) fails a write then
   Output out(STDOUT_FILENO);
   const int code = Run(argc, argv, out);
   if (const Status written = out.Finish(); !written) return Complain(written.message());

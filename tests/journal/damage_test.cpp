@@ -2,7 +2,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <lmdb.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <cstring>
 #include <random>
@@ -251,6 +253,42 @@ TEST_F(Damage, anywhere_in_the_store_never_does_more_than_lose_events) {
     if (HasFailure()) break;
   }
   EXPECT_GT(intact, kRounds / 6);
+}
+
+// Anybody who can read a journal can lock its tail, and then it looks as if its writer lived.
+TEST_F(Damage, behind_a_locked_tail_is_found_as_well) {
+  Make();
+  const std::vector<std::byte> sound = ReadFile(session / "data.mdb");
+  std::mt19937_64 random(11);
+  for (const bool by_child : {false, true}) {
+    const auto tail = File::Open(session / "tail", O_RDWR);
+    ASSERT_TRUE(tail.ok());
+    int ready[2], go[2];
+    ASSERT_EQ(pipe(ready) | pipe(go), 0);
+    char c = 0;
+    const pid_t child = by_child ? fork() : 0;
+    if (child == 0) {
+      ASSERT_EQ(flock(tail->fd(), LOCK_EX | LOCK_NB), 0);
+      if (by_child) {
+        (void)!write(ready[1], "x", 1);
+        (void)!read(go[0], &c, 1);
+        _exit(0);
+      }
+    } else {
+      (void)!read(ready[0], &c, 1);
+    }
+    EXPECT_EQ(ReadWhatIsLeft(), kAll) << "a sound one is read whole";
+    for (int i = 0; i < 100; ++i) {
+      auto bytes = sound;
+      for (int changes = 0; changes < 40; ++changes) bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+      WriteFile(session / "data.mdb", bytes);
+      ReadWhatIsLeft();
+    }
+    WriteFile(session / "data.mdb", sound);
+    (void)!write(go[1], "x", 1);
+    if (by_child) waitpid(child, nullptr, 0);
+    for (const int fd : {ready[0], ready[1], go[0], go[1]}) close(fd);
+  }
 }
 
 TEST_F(Damage, sound_stores_are_found_sound) {

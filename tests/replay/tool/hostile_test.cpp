@@ -94,8 +94,10 @@ class Hostile : public test::ToolTest {
       ASSERT_EQ(text->find("\xc2\x9b"), std::string::npos) << command << ": a control sequence of one character";
     }
   }
-  void AllEndWell(const std::string& place) const {
+  // `state` is about one session.
+  void AllEndWell(const std::string& place, bool of_one = true) const {
     for (const std::string command : kCommands) {
+      if (!of_one && command.starts_with("state")) continue;
       const std::size_t blank = command.find(' ');
       const Ran ran =
           Shell("$TOOL " + command.substr(0, blank) + " " + place + (blank == command.npos ? "" : command.substr(blank)));
@@ -119,9 +121,11 @@ class Hostile : public test::ToolTest {
 };
 
 TEST_F(Hostile, a_pack_of_one_huge_block_is_refused) {
-  PackFile pack;
-  pack.Session(1).Block(3, std::string(std::size_t{400} << 20, '\0'));
-  ASSERT_LT(pack.Write(scratch_ / "bomb.amem"), 60'000U);
+  {  // its memory must be gone before the tool is started, which begins as a copy of this process
+    PackFile pack;
+    pack.Session(1).Block(3, std::string(std::size_t{400} << 20, '\0'));
+    ASSERT_LT(pack.Write(scratch_ / "bomb.amem"), 60'000U);
+  }
   const Ran ran = Shell("$TOOL why $S/bomb.amem");
   EXPECT_EQ(ran.code, 2);
   EXPECT_HAS(ran.err, "--force");
@@ -154,7 +158,7 @@ TEST_F(Hostile, a_pack_of_many_small_events_stays_within_the_budget) {
   pack.Session(0xa11ce);
   Story story(0xa11ce, 0, &clock);
   pack.Event(story.events()[0]);
-  for (std::uint64_t i = 2; i < 250'000; ++i)
+  for (std::uint64_t i = 2; i < (kMore == 1 ? 150'000 : 20'000); ++i)
     pack.Event({SequenceNumber{i}, clock, 1, HostAllocated{Address{i << 12}, 4096, 0, false}});
   pack.Write(scratch_ / "many.amem");
   WithinBudget(scratch_ / "many.amem");
@@ -249,7 +253,8 @@ TEST_F(Hostile, times_from_anywhere_overflow_nothing) {
     for (std::size_t i = 0; i < story.events().size(); ++i) story.events()[i].time_ns = times[(i + session) % std::size(times)];
     WriteJournal(story);
   }
-  AllEndWell("$S/journal");
+  AllEndWell("$S/journal", false);
+  EndsWell(Shell("$TOOL state $S/journal/0000000000000002"), "state");
 }
 
 // ---- -o --------------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,9 @@ Backup::~Backup() {
 Status Backup::Save(std::span<const Item> items) {
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
   pinned_.Rest(true);
+  Bytes total = 0;
+  for (const Item& item : items) total += item.bytes;
+  pinned_.Expect(Expected(total));
   if (contents_ == Contents::kNone) {
     pinned_.BeginCount();
     const std::lock_guard lock(mutex_);
@@ -114,6 +117,7 @@ Status Backup::Save(std::span<const Item> items) {
       return saved.Within(fmt::format("save contents on device {}", device.value));
     }
   }
+  pinned_.Expect(0);
   return {};
 }
 
@@ -140,6 +144,8 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
     statistics_.bytes_zero += total - saved;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
+  // More than was guessed for all that is saved.
+  if (total > 0 && saved > Expected(total)) pinned_.Expect(saved);
   std::size_t run = 0, item = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
     const auto counts = std::span(found->counts).subspan(item, batch.size());

@@ -87,7 +87,7 @@ class Backup {
   void Prepare(Bytes expected) { pinned_.Prepare(expected); }
   // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
   void Busy() { pinned_.Busy(); }
-  void StopPreparing() { pinned_.StopPreparing(); }  // waits for the piece that is being pinned, some 10 ms
+  void StopPreparing() { static_cast<void>(pinned_.StopPreparing()); }  // waits for the piece that is being pinned, some 10 ms
   // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
   // kernels that run: for quiet times, such as the end of a pause.
   void Trim(Bytes keep) { pinned_.Trim(keep); }

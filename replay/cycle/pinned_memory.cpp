@@ -24,7 +24,20 @@ PinnedMemory::~PinnedMemory() {
     for (auto& buffer : buffers_) static_cast<void>(buffer.release());
     return;
   }
-  StopPreparing();
+  if (!StopPreparing()) thread_->join();
+}
+
+void PinnedMemory::WantPages(Bytes more, PageSupply::Haste haste) {
+  pages_.Want((more + options_.chunk - 1) / options_.chunk, haste);
+}
+
+void PinnedMemory::Expect(Bytes wanted) {
+  Bytes room = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = filling_; i < buffers_.size(); ++i) room += buffers_[i]->size() - (i == filling_ ? filled_ : 0);
+  }
+  WantPages(wanted - std::min(wanted, room), PageSupply::Haste::kNow);
 }
 
 Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
@@ -39,10 +52,16 @@ Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
     }
     const std::uint64_t began = MonotonicNs();
     if (pinning_) {  // the buffer that the thread is about to get comes first
-      changed_.wait(lock, [&] { return !pinning_; });
+      if (!changed_.wait_for(lock, driver_.patience(), [&] { return !pinning_; })) {
+        return Status{Code::kDriver,
+                      fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
+                                  "{} ms",
+                                  driver_.patience().count()),
+                      cuda::kTimeout};
+      }
     } else {
       lock.unlock();
-      auto buffer = driver_.AllocatePinned(options_.chunk);
+      auto buffer = driver_.Pin(pages_.Take(), options_.chunk);
       lock.lock();
       if (!buffer.ok()) {
         return buffer.status().Within(
@@ -81,6 +100,7 @@ void PinnedMemory::Prepare(Bytes expected) {
   {
     const std::lock_guard lock(mutex_);
     target_ = std::min(expected, options_.prepare_limit);
+    WantPages(target_ - std::min(target_, statistics_.pinned_bytes), PageSupply::Haste::kAhead);
     asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
     changed_.notify_all();
@@ -109,7 +129,9 @@ void PinnedMemory::PinInBackground() {
     }
     pinning_ = true;
     lock.unlock();
-    auto buffer = driver_.AllocatePinnedQuietly(options_.chunk, [this] { AwaitQuiet(); });
+    auto pages = pages_.Take();
+    AwaitQuiet();
+    auto buffer = driver_.Pin(std::move(pages), options_.chunk);
     lock.lock();
     pinning_ = false;
     if (buffer.ok()) {
@@ -122,6 +144,7 @@ void PinnedMemory::PinInBackground() {
     changed_.notify_all();
   }
   preparing_ = false;
+  changed_.notify_all();
 }
 
 // Returns at once when preparing is to stop or to rest: the caller that asked for it may need the very buffer that is pinned.
@@ -141,21 +164,25 @@ void PinnedMemory::Rest(bool resting) {
   changed_.notify_all();
 }
 
-void PinnedMemory::StopPreparing() {
-  if (fork_.InChild()) return;
+bool PinnedMemory::StopPreparing() {
+  if (fork_.InChild()) return true;
   const std::lock_guard threads(thread_mutex_);
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     target_ = 0;
+    pages_.Want(0, PageSupply::Haste::kAhead);
     changed_.notify_all();
+    if (!changed_.wait_for(lock, driver_.patience(), [&] { return !preparing_; })) return false;
   }
   if (thread_ != nullptr) thread_->join();
   thread_.reset();
+  return true;
 }
 
 void PinnedMemory::Trim(Bytes keep) {
   if (fork_.InChild()) return;
-  StopPreparing();
+  if (!StopPreparing()) return;
+  pages_.Drop();
   std::vector<std::unique_ptr<PinnedBuffer>> unused;  // outlives the lock: giving memory back takes long
   const std::lock_guard lock(mutex_);
   const std::size_t used = filling_ + (filled_ > 0 ? 1 : 0);

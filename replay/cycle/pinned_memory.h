@@ -15,6 +15,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/fork_guard.h"
+#include "replay/cycle/page_supply.h"
 #include "replay/driver/driver.h"
 #include "statemachine/types.h"
 
@@ -40,20 +41,23 @@ class PinnedMemory {
     bool joined = false;  // lies directly behind the room before, in the same pinned buffer
   };
 
-  PinnedMemory(Driver& driver, Options options) : driver_(driver), options_(options) {}
+  PinnedMemory(Driver& driver, Options options) : driver_(driver), options_(options), pages_(driver, options.chunk) {}
   ~PinnedMemory();  // in a forked child it touches nothing
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   Result<Room> Take(Bytes wanted);  // a multiple of 4096, at most that much
-  void TakeBack();                  // all rooms at once; the memory stays pinned
-  void BeginCount();                // of what Take pins
+  // So much will be taken soon: what is not pinned yet is made ready for it by several threads.
+  void Expect(Bytes wanted);
+  void TakeBack();    // all rooms at once; the memory stays pinned
+  void BeginCount();  // of what Take pins
 
   // Begins to pin memory in the background until `expected` bytes or the limit are there. A call replaces the one before.
   void Prepare(Bytes expected);
   void Rest(bool resting);  // the thread pins nothing meanwhile
   void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
-  void StopPreparing();  // waits for the piece that is being pinned, some 10 ms
+  // Waits for the piece that is being pinned, some 10 ms. False: the driver has not come back from it.
+  bool StopPreparing();
   // Gives memory back in which there is no room taken, until no more than `keep` is left; stops preparing.
   void Trim(Bytes keep);
   [[nodiscard]] Statistics Count() const;
@@ -61,9 +65,11 @@ class PinnedMemory {
  private:
   void PinInBackground();
   void AwaitQuiet();
+  void WantPages(Bytes more, PageSupply::Haste haste);
 
   Driver& driver_;
   const Options options_;
+  PageSupply pages_;
   const ForkGuard fork_;
   std::atomic<std::uint64_t> busy_ns_{0};
 

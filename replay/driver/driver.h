@@ -50,6 +50,12 @@ class PinnedBuffer {
   [[nodiscard]] virtual Bytes size() const = 0;
 };
 
+// Host memory that can be pinned; given back by its destructor.
+class HostPages {
+ public:
+  virtual ~HostPages() = default;
+};
+
 // A part of device memory.
 struct Extent {
   Address address;
@@ -99,10 +105,12 @@ class Driver {
   // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
   // access for `device`; the host side must lie in a PinnedBuffer.
   virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
-  // The same; `quiet` is called, and may wait, before the part that would hold up driver calls of other threads.
-  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
-    quiet();
-    return AllocatePinned(bytes);
+  // The same in two parts. Populate makes no driver call, and may be called by several threads at once; null: the host has no
+  // memory. Pin holds up driver calls of other threads for a moment; null for `pages` is like AllocatePinned.
+  [[nodiscard]] virtual bool Populates(Bytes bytes) { return static_cast<void>(bytes), false; }  // it can, and gains by it
+  virtual std::unique_ptr<HostPages> Populate(Bytes bytes) { return static_cast<void>(bytes), nullptr; }
+  virtual Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
+    return static_cast<void>(pages), AllocatePinned(bytes);
   }
   virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
   virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;

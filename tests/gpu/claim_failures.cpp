@@ -74,6 +74,55 @@ void AbsentRank(Rank& rank) {
   work.Destroy(world);
 }
 
+// One rank's receive has no send yet, so that its device is not idle before the other rank sends.
+void DeviceThatWaits(Rank& rank) {
+  if (rank.child.processes() < 2 || rank.nccl.Send == nullptr || rank.nccl.Recv == nullptr)
+    throw Skip("needs two processes, and a libnccl with ncclSend");
+  Workload work = MakeWorkload(rank);
+  Communicator world = work.Create("world", World(rank));
+  const auto reference = work.Verify(world);
+  const Lane& lane = work.lanes()[0];
+  const bool sender = rank.child.rank() == 0, receiver = rank.child.rank() == 1;
+  constexpr std::size_t kCount = 256;
+  const auto send = [&] {
+    if (sender)
+      rank.nccl.Check(
+          rank.nccl.Send(reinterpret_cast<void*>(lane.send), kCount, kNcclFloat32, 1, world.handles[0], lane.stream),
+          "ncclSend");
+  };
+  const auto receive = [&] {
+    if (receiver)
+      rank.nccl.Check(
+          rank.nccl.Recv(reinterpret_cast<void*>(lane.receive), kCount, kNcclFloat32, 0, world.handles[0], lane.stream),
+          "ncclRecv");
+  };
+  lane.device.MakeCurrent();
+  send();  // connects the two
+  receive();
+  work.Wait("the first message", &world);
+  rank.child.Barrier("connected");
+  receive();
+  rank.child.Barrier("one waits");
+  rank.child.Stage("ncclPause while a receive waits for its send");
+  const double start = Now();
+  const ncclResult_t result = rank.amem.Pause(nullptr);
+  rank.details["after_s"] = Now() - start;
+  rank.details["message"] = rank.amem.LastError();
+  const bool on_time = rank.child.Maximum(Now() - start) < 4.5;
+  rank.child.Barrier("the pause failed");
+  send();  // whatever came out of it, so that the job can end
+  work.Wait("the message that was waited for", &world);
+  rank.Expect(result != 0, "ncclPause succeeded although a device was not idle");
+  rank.Expect(on_time, "AMEM_TIMEOUT_MS is 3000, and ncclPause took longer on some rank");
+  const std::string message = rank.amem.LastError();
+  rank.Expect(message.find("has not ended within") != std::string::npos && message.find("rank 1") != std::string::npos,
+              "the message does not name the rank whose device was not idle: " + message);
+  ExpectSame(work, work.Verify(world), reference, "after a pause that failed");
+  Cycle(rank, work, "with idle devices");
+  ExpectSame(work, work.Verify(world), reference, "after a cycle with idle devices");
+  work.Destroy(world);
+}
+
 // Somebody takes the memory of one device while all are paused.
 void OutOfMemory(Rank& rank) {
   const Cuda& cuda = Cuda::Get();

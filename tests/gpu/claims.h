@@ -100,6 +100,7 @@ void ManyCycles(Rank& rank);
 // claim_failures.cpp: ranks that come late, stay away, have no memory or are killed
 void LateRank(Rank& rank);
 void AbsentRank(Rank& rank);
+void DeviceThatWaits(Rank& rank);
 void OutOfMemory(Rank& rank);
 void NeverResumes(Rank& rank);
 void KilledRank(Rank& rank);

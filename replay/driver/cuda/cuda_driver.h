@@ -51,7 +51,9 @@ class CudaDriver final : public Driver {
   Status Synchronize(DeviceOrdinal device) override;
   void NoteStream(const char* call, void* stream) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
-  Result<std::unique_ptr<PinnedBuffer>> AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) override;
+  [[nodiscard]] bool Populates(Bytes bytes) override;
+  std::unique_ptr<HostPages> Populate(Bytes bytes) override;
+  Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages, Bytes bytes) override;
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
@@ -90,6 +92,7 @@ class CudaDriver final : public Driver {
   class Core;
   class IdleWait;
   class NonZeroCopier;
+  class CudaHostPages;
   class CudaPinnedBuffer;
   explicit CudaDriver(std::shared_ptr<Core> core);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,

@@ -18,6 +18,7 @@ CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   return calls.context_synchronize();
 }
 
+// Measured on an H200 (driver 580): such a context can still be made current, and answers the wait with 709.
 bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED; }
 
 }  // namespace

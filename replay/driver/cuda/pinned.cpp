@@ -14,47 +14,53 @@ namespace {
 
 constexpr Bytes kHuge = Bytes{2} << 20;
 
-// Memory that is there, at a multiple of 2 MiB inside the mapping.
-struct Populated {
-  void* mapping = MAP_FAILED;
-  Bytes mapped = 0;
-  std::byte* data = nullptr;
-};
-
-Populated Populate(Bytes bytes) {
-  Populated memory;
-  memory.mapped = bytes + kHuge;
-  memory.mapping = mmap(nullptr, memory.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory.mapping == MAP_FAILED) return memory;
-  const Bytes past = reinterpret_cast<std::uintptr_t>(memory.mapping) % kHuge;
-  memory.data = static_cast<std::byte*>(memory.mapping) + (kHuge - past) % kHuge;
-  madvise(memory.mapping, memory.mapped, MADV_HUGEPAGE);  // where there are none, small ones do
-  madvise(memory.mapping, memory.mapped, MADV_DONTFORK);  // what the device writes to must not become a child's copy
-  // Piece by piece: the process can map nothing else meanwhile.
-  for (Bytes done = 0; done < bytes; done += kHuge) {
-    const Bytes piece = std::min(bytes - done, kHuge);
-#ifdef MADV_POPULATE_WRITE
-    if (madvise(memory.data + done, piece, MADV_POPULATE_WRITE) == 0) continue;
-#endif
-    for (Bytes at = done; at < done + piece; at += 4096) const_cast<volatile std::byte&>(memory.data[at]) = std::byte{};
-  }
-  return memory;
-}
-
 }  // namespace
+
+// At a multiple of 2 MiB inside a mapping.
+class CudaDriver::CudaHostPages final : public HostPages {
+ public:
+  explicit CudaHostPages(Bytes bytes)
+      : mapped_(bytes + kHuge),
+        mapping_(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    if (mapping_ == MAP_FAILED) return;
+    const Bytes past = reinterpret_cast<std::uintptr_t>(mapping_) % kHuge;
+    data_ = static_cast<std::byte*>(mapping_) + (kHuge - past) % kHuge;
+    madvise(mapping_, mapped_, MADV_HUGEPAGE);  // where there are none, small ones do
+    madvise(mapping_, mapped_, MADV_DONTFORK);  // what the device writes to must not become a child's copy
+    // Piece by piece: the process can map nothing else meanwhile.
+    for (Bytes done = 0; done < bytes; done += kHuge) {
+      const Bytes piece = std::min(bytes - done, kHuge);
+#ifdef MADV_POPULATE_WRITE
+      if (madvise(data_ + done, piece, MADV_POPULATE_WRITE) == 0) continue;
+#endif
+      for (Bytes at = done; at < done + piece; at += 4096) const_cast<volatile std::byte&>(data_[at]) = std::byte{};
+    }
+  }
+  ~CudaHostPages() override {
+    if (data_ != nullptr && !guard_.InChild()) munmap(mapping_, mapped_);
+  }
+  CudaHostPages(const CudaHostPages&) = delete;
+  CudaHostPages& operator=(const CudaHostPages&) = delete;
+  [[nodiscard]] std::byte* data() const { return data_; }  // null: there is none
+
+ private:
+  const Bytes mapped_;
+  void* const mapping_;
+  std::byte* data_ = nullptr;
+  const ForkGuard guard_;
+};
 
 class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
  public:
-  CudaPinnedBuffer(std::shared_ptr<Core> core, CUcontext context, std::byte* data, Bytes bytes, Populated own)
-      : core_(std::move(core)), context_(context), data_(data), bytes_(bytes), own_(own) {}
+  CudaPinnedBuffer(std::shared_ptr<Core> core, CUcontext context, std::byte* data, Bytes bytes, std::unique_ptr<HostPages> own)
+      : core_(std::move(core)), context_(context), data_(data), bytes_(bytes), own_(std::move(own)) {}
   ~CudaPinnedBuffer() override {
     if (guard_.InChild()) return;                     // a forked child has neither the memory nor the driver
     const InContext current(core_->calls, context_);  // if its context is gone, so is the memory
-    if (own_.data == nullptr) {
+    if (own_ == nullptr) {
       core_->calls.host_free(data_);
     } else {
       core_->calls.host_unregister(data_);
-      munmap(own_.mapping, own_.mapped);
     }
   }
   CudaPinnedBuffer(const CudaPinnedBuffer&) = delete;
@@ -67,38 +73,41 @@ class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
   CUcontext context_;
   std::byte* data_;
   Bytes bytes_;
-  Populated own_;  // nothing: the driver's memory
+  std::unique_ptr<HostPages> own_;  // null: the driver's memory
   const ForkGuard guard_;
 };
 
-Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
-  return AllocatePinnedQuietly(bytes, [] {});
+bool CudaDriver::Populates(Bytes bytes) {
+  return bytes >= kHuge && core_->calls.host_register != nullptr && core_->calls.host_unregister != nullptr;
 }
 
-Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinnedQuietly(Bytes bytes, const std::function<void()>& quiet) {
+std::unique_ptr<HostPages> CudaDriver::Populate(Bytes bytes) {
+  if (!Populates(bytes)) return nullptr;
+  auto pages = std::make_unique<CudaHostPages>(bytes);
+  return pages->data() == nullptr ? nullptr : std::move(pages);
+}
+
+Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) { return Pin(nullptr, bytes); }
+
+Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
   const auto context = core_->AnyContext();
   if (!context.ok()) return context.status();
-  const bool large = bytes >= kHuge && core_->calls.host_register != nullptr && core_->calls.host_unregister != nullptr;
-  const Populated own = large ? Populate(bytes) : Populated{};
-  quiet();
   const InContext current(core_->calls, *context);
-  if (own.data != nullptr) {
-    if (current.result() == CUDA_SUCCESS) {
-      const CUresult registered = core_->calls.host_register(own.data, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-      if (registered == CUDA_SUCCESS) {
-        return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, *context, own.data, bytes, own));
-      }
-    }
-    munmap(own.mapping, own.mapped);
-  }
-  void* data = nullptr;
   CUresult result = current.result();
+  if (pages == nullptr) pages = Populate(bytes);
+  if (pages != nullptr && result == CUDA_SUCCESS) {
+    std::byte* const data = static_cast<CudaHostPages&>(*pages).data();
+    if (core_->calls.host_register(data, bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
+      return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, *context, data, bytes, std::move(pages)));
+  }
+  pages.reset();
+  void* data = nullptr;
   if (result == CUDA_SUCCESS) result = core_->calls.host_alloc(&data, bytes, CU_MEMHOSTALLOC_PORTABLE);
   if (result != CUDA_SUCCESS) {
     return core_->Failure(result, fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
   }
   return std::unique_ptr<PinnedBuffer>(
-      std::make_unique<CudaPinnedBuffer>(core_, *context, static_cast<std::byte*>(data), bytes, Populated{}));
+      std::make_unique<CudaPinnedBuffer>(core_, *context, static_cast<std::byte*>(data), bytes, nullptr));
 }
 
 }  // namespace amem

@@ -11,10 +11,12 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <random>
 #include <thread>
 
 #include "replay/driver/simulator/simulator.h"
+#include "tests/replay/cycle/plain_driver.h"
 
 namespace amem {
 namespace {
@@ -354,43 +356,11 @@ TEST_F(Contents, memory_that_is_not_mapped_is_refused) {
   Up(block);
 }
 
-// A driver without kernels: the defaults of the seam.
-class Plain final : public Driver {
- public:
-  explicit Plain(Simulator& sim) : sim_(sim) {}
-  std::string Name() const override { return "plain"; }
-  Result<DriverHandle> Create(Bytes b, const AllocationProperties& p, std::uint64_t f) override { return sim_.Create(b, p, f); }
-  Status Release(DriverHandle h) override { return sim_.Release(h); }
-  Result<Address> Reserve(Bytes b, Bytes a, Address h, std::uint64_t f) override { return sim_.Reserve(b, a, h, f); }
-  Status FreeRange(Address a, Bytes b) override { return sim_.FreeRange(a, b); }
-  Status Map(Address a, Bytes b, Bytes o, DriverHandle h, std::uint64_t f) override { return sim_.Map(a, b, o, h, f); }
-  Status Unmap(Address a, Bytes b) override { return sim_.Unmap(a, b); }
-  Status SetAccess(Address a, Bytes b, std::span<const AccessDescriptor> d) override { return sim_.SetAccess(a, b, d); }
-  Result<UniqueFd> Export(DriverHandle h) override { return sim_.Export(h); }
-  Result<DriverHandle> Import(const UniqueFd& d) override { return sim_.Import(d); }
-  Result<Bytes> Granularity(const AllocationProperties& p) override { return sim_.Granularity(p); }
-  Result<MemoryInfo> Memory(DeviceOrdinal d) override { return sim_.Memory(d); }
-  Result<int> DeviceCount() override { return sim_.DeviceCount(); }
-  Result<std::string> DeviceUuid(DeviceOrdinal d) override { return sim_.DeviceUuid(d); }
-  std::string Version() override { return sim_.Version(); }
-  Status Synchronize(DeviceOrdinal d) override { return sim_.Synchronize(d); }
-  Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes b) override { return sim_.AllocatePinned(b); }
-  Status CopyToHost(DeviceOrdinal d, std::byte* t, Address f, Bytes b) override { return sim_.CopyToHost(d, t, f, b); }
-  Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override {
-    return sim_.CopyToDevice(d, t, f, b);
-  }
-  Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
-  Status FinishCopies(DeviceOrdinal d) override { return sim_.FinishCopies(d); }
-
- private:
-  Simulator& sim_;
-};
-
 TEST_F(Contents, a_driver_that_cannot_look_copies_whole_and_says_so) {
   std::mt19937_64 random(8);
   for (int i = 0; i < 3; ++i) Add(40 * kPage, i == 1 ? kGpu1 : kGpu0);
   Scribble(random);
-  Plain plain(*sim_);
+  test::PlainDriver plain(*sim_);
   Backup backup(plain, {.chunk = 64 * kKiB});
   Cycle(backup);
   EXPECT_EQ(backup.Statistics().bytes_saved, 120 * kPage);
@@ -455,6 +425,67 @@ TEST_F(Contents, a_save_during_preparing_takes_what_is_there_and_preparing_rests
   ASSERT_TRUE(backup.Restore(Items()).ok());
   ASSERT_TRUE(backup.Finish().ok());
   ExpectAllBack();
+}
+
+TEST_F(Contents, what_was_not_prepared_is_pinned_from_pages_that_several_threads_populate) {
+  Block& block = Add(2 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(5));
+  Backup backup(driver, {.chunk = 64 * kKiB});
+  Cycle(backup);
+  EXPECT_EQ(driver.populated(), 32U);
+  EXPECT_EQ(driver.pinned_populated(), 32U);
+  EXPECT_GT(driver.at_once(), 1U);
+  EXPECT_EQ(backup.pinned_bytes(), 2 * kMiB);
+}
+
+TEST_F(Contents, pages_are_populated_ahead_while_nccl_is_busy_and_the_save_pins_them) {
+  Block& block = Add(1 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(0));
+  Backup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return driver.populated() == 16; }));
+  EXPECT_EQ(driver.pinned_populated(), 0U);
+  Cycle(backup);
+  EXPECT_EQ(driver.populated(), 16U);
+  EXPECT_EQ(driver.pinned_populated(), 16U);
+  EXPECT_EQ(driver.at_once(), 1U) << "one thread, which gives way to all others";
+  backup.StopPreparing();
+}
+
+TEST_F(Contents, pages_that_are_not_needed_go_back_when_host_memory_is_trimmed) {
+  test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(0));
+  Backup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return driver.populated() == 16; }));
+  backup.Trim(0);
+  EXPECT_EQ(driver.pages(), 0U);
+  EXPECT_EQ(backup.pinned_bytes(), 0U);
+}
+
+// The GPU hangs in a call that pins ahead.
+TEST_F(Contents, a_save_does_not_wait_for_ever_for_a_piece_that_is_being_pinned) {
+  Block& block = Add(64 * kKiB);
+  Write(block, 0, std::byte{1});
+  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  std::promise<void> inside, go_on;
+  sim_->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "AllocatePinned") return 0;
+    inside.set_value();
+    go_on.get_future().wait();
+    return 0;
+  });
+  backup.Prepare(64 * kKiB);
+  inside.get_future().wait();
+  sim_->SetPatience(std::chrono::milliseconds(50));
+  const Status failed = backup.Save(Items());
+  EXPECT_EQ(failed.driver_result(), cuda::kTimeout);
+  EXPECT_NE(failed.message().find("has not returned within 50 ms"), std::string::npos) << failed.message();
+  go_on.set_value();
+  sim_->SetHook({});
+  backup.ForgetAll();
+  Cycle(backup);
 }
 
 TEST_F(Contents, preparing_that_fails_says_why_and_the_save_tries_itself) {

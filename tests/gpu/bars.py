@@ -7,7 +7,8 @@ FLOOR_TIMES = 1.5       # the direct layout against the raw driver calls for the
 STARTUP_PERCENT = 5.0   # to the end of the first collectives, slower than stock
 STEADY_PERCENT = 5.0    # the median collective, slower than stock
 LEGACY_TIMES = 1.5      # NCCL_CUMEM_ENABLE=0 against 1
-REGISTERED_PERCENT = 5.0  # collectives on registered memory, slower than stock, all sizes together
+REGISTERED_PERCENT = 5.0  # collectives on registered memory that the GPU is busy with, slower than stock
+GPU_BOUND_US = 200.0    # shorter ones are launched by PyTorch more slowly than they run, and vary by half between runs of one library
 LEFT_MIB = 4.0          # more memory held than with stock, once communicators and registrations are gone
 
 
@@ -90,12 +91,14 @@ def registration(data, stock):
         if own["kernels"] != other["kernels"]:
             wrong.append(f"{kind}: NCCL launched {', '.join(own['kernels'])}, and without AMem {', '.join(other['kernels'])}")
         for key, when in (("us", "before cycles"), ("us_after", "after cycles")):
-            slower = [100 * (own[key][name] / other["us"][name] - 1) for name in own.get(key, {})]
+            slower = [100 * (own[key][name] / time - 1) for name, time in other["us"].items()
+                      if name in own.get(key, {}) and (name == "graph" or time >= GPU_BOUND_US)]
             if slower and statistics.median(slower) > REGISTERED_PERCENT:
                 wrong.append(f"{kind}: collectives are {statistics.median(slower):.1f} % slower than stock {when} "
                              f"(bar: {REGISTERED_PERCENT:g} %)")
-        if own["left_mib"] > other["left_mib"] + LEFT_MIB:
-            wrong.append(f"{kind}: {own['left_mib']:.0f} MiB are left, and without AMem {other['left_mib']:.0f}")
+    own, other = (sum(kind["left_mib"] for kind in job["kinds"].values()) for job in (data, stock))
+    if own > other + LEFT_MIB:
+        wrong.append(f"{own:.0f} MiB are left at the end, and without AMem {other:.0f}")
     return wrong
 
 

@@ -12,6 +12,7 @@ Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused (NC
 import argparse
 import ctypes
 import datetime
+import gc
 import json
 import os
 import signal
@@ -227,6 +228,7 @@ def job(options, rank, size, report):
             row[key] = {name: max(item[key][name] for item in everyone) for name in row.get(key, {})}
         buffers.remove()
         del buffers
+        gc.collect()  # a process group and its work refer to each other
         torch.cuda.empty_cache()
         row["left_mib"] = round((free - torch.cuda.mem_get_info()[0]) / MIB, 1)
         if any(item["problems"] for item in everyone):

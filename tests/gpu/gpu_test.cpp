@@ -116,6 +116,8 @@ const std::vector<Test>& Tests() {
       {"reference_workload_is_bit_identical_over_all_cycles", ReferenceWorkload, 240},
       {"communicators_come_and_go_before_between_and_after_cycles", Communicators, 90},
       {"user_memory_keeps_address_and_contents", UserMemory, 60},
+      {"symmetric_windows_work_over_cycles", SymmetricWindows, 120},
+      {"nccl_suspends_by_itself_between_cycles", OwnSuspend, 240},
       {"collective_while_paused_is_refused_and_works_after", RefusedWhilePaused, 60},
       {"work_in_flight_is_not_harmed", WorkInFlight, 90},
       {.name = "a_message_that_was_sent_and_not_yet_received_survives",

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "replay/driver/mapped_region.h"
+#include "replay/session/failures.h"
 #include "replay/session/slabs.h"
 
 namespace amem {
@@ -51,9 +52,16 @@ Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
   const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
   if (found == nullptr) return false;
   const KeptRanges::Home home = *found;
+  const State& state = ledger_.state();
+  const auto mapped = state.mappings.lower_bound(address);
+  if (mapped != state.mappings.end() && mapped->first < address + bytes && !state.slabs.contains(mapped->second.allocation))
+    return WrongCall("free range " + Hex(address.value) + ": NCCL has memory mapped in it");
   kept_.Remove(address, bytes);
-  if (kept_.AnyIn(home.base) || ledger_.state().slabs.contains(home.slab)) return true;
-  AMEM_TRY(driver_.FreeRange(home.base, home.bytes));
+  if (kept_.AnyIn(home.base) || state.slabs.contains(home.slab)) return true;
+  if (Status freed = driver_.FreeRange(home.base, home.bytes); !freed.ok()) {
+    kept_.Add(home, address, bytes);
+    return freed;
+  }
   ledger_.Record(RangeFreed{home.base, home.bytes, {}});
   return true;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "replay/driver/mapped_region.h"
+#include "replay/session/failures.h"
 #include "replay/session/slabs.h"
 
 namespace amem {
@@ -16,6 +17,11 @@ bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
 
 }  // namespace
 
+KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const {
+  const auto own = own_.find(slab);
+  return {slab, parts.address, whole.bytes, own == own_.end() ? Kind{} : own->second.kind, whole.remote};
+}
+
 void Slabs::Vacate(AllocationId part) {
   const State& state = ledger_.state();
   const auto it = state.allocations.find(part);
@@ -25,9 +31,7 @@ void Slabs::Vacate(AllocationId part) {
   const Slab* slab = ledger_.Entry(state.slabs, a.slab);
   const Allocation* whole = ledger_.Entry(state.allocations, a.slab);
   if (slab == nullptr || whole == nullptr) return;
-  const auto own = own_.find(a.slab);
-  const KeptRanges::Home home{a.slab, slab->address, whole->bytes, own == own_.end() ? Kind{} : own->second.kind,
-                              whole->remote};
+  const KeptRanges::Home home = HomeOf(a.slab, *slab, *whole);
   const Address place = state.PlaceOf(a);
   const Bytes bytes = a.bytes;
   for (std::uint32_t left = a.reserved; left > 0; --left) {  // it dies with the last
@@ -48,9 +52,16 @@ Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
   const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
   if (found == nullptr) return false;
   const KeptRanges::Home home = *found;
+  const State& state = ledger_.state();
+  const auto mapped = state.mappings.lower_bound(address);
+  if (mapped != state.mappings.end() && mapped->first < address + bytes && !state.slabs.contains(mapped->second.allocation))
+    return WrongCall("free range " + Hex(address.value) + ": NCCL has memory mapped in it");
   kept_.Remove(address, bytes);
-  if (kept_.AnyIn(home.base) || ledger_.state().slabs.contains(home.slab)) return true;
-  AMEM_TRY(driver_.FreeRange(home.base, home.bytes));
+  if (kept_.AnyIn(home.base) || state.slabs.contains(home.slab)) return true;
+  if (Status freed = driver_.FreeRange(home.base, home.bytes); !freed.ok()) {
+    kept_.Add(home, address, bytes);
+    return freed;
+  }
   ledger_.Record(RangeFreed{home.base, home.bytes, {}});
   return true;
 }
@@ -159,6 +170,82 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   AMEM_TRY(driver_.FinishCopies(device));
   AMEM_TRY(driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes));
   return driver_.FinishCopies(device);
+}
+
+// ---- a slab that is cut up ----------------------------------------------------------------------------------------------
+
+Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
+  const State& state = ledger_.state();
+  const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident;
+  const bool simple = std::ranges::all_of(slab.parts, [&](const auto& at) {
+    const auto part = state.allocations.find(at.second.front());
+    return part != state.allocations.end() && part->second.importers.empty() && part->second.mappings <= 1 &&
+           part->second.reserved <= 1;
+  });
+  if (!held && simple && state.lifecycle == Lifecycle::kRunning) return {};
+  return {Code::kUnsupported, "a peer or a network card uses its slab, which cannot be cut up; set AMEM_LAYOUT=direct",
+          cuda::kNotSupported};
+}
+
+Status Slabs::Dissolve(AllocationId id) {
+  const std::lock_guard one(mutex_);
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const auto slab = state.slabs.find(id);
+  const auto whole = state.allocations.find(id);
+  if (slab == state.slabs.end() || whole == state.allocations.end()) return {};
+  AMEM_TRY(CanDissolve(whole->second, slab->second));
+  std::map<AllocationId, OwnedHandle> handles;
+  for (const auto& [offset, parts] : slab->second.parts) {
+    const Allocation* part = ledger_.Entry(state.allocations, parts.front());
+    if (part == nullptr) return ledger_.Broken();
+    const auto created = driver_.Create(part->bytes, part->properties, part->flags);
+    if (!created.ok()) return created.status();
+    const auto handle = handles.emplace(parts.front(), OwnedHandle(driver_, *created)).first;
+    AMEM_TRY(CopyContents(*part, handle->second.get()));
+  }
+  const Status exchanged = Exchange(id, handles);
+  if (!exchanged.ok()) ledger_.Break(exchanged.message());
+  return exchanged;
+}
+
+// What is recorded on the way holds once all of it is recorded; nobody sees the state in between.
+Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& handles) {
+  const State& state = ledger_.state();
+  const KeptRanges::Home home = HomeOf(id, state.slabs.at(id), state.allocations.at(id));
+  const std::vector<AccessDescriptor> access = state.mappings.at(home.base).access;
+  std::vector<std::pair<Address, AllocationId>> mapped;
+  AMEM_TRY(driver_.Unmap(home.base, home.bytes));
+  for (auto& [part, handle] : handles) {
+    const Allocation a = state.allocations.at(part);
+    const Address place = state.PlaceOf(a);
+    if (a.mappings > 0) {
+      AMEM_TRY(driver_.Map(place, a.bytes, 0, handle.get(), 0));
+      AMEM_TRY(driver_.SetAccess(place, a.bytes, access));
+      mapped.emplace_back(place, part);
+      ledger_.Record(AllocationRetained{part, place});
+      ledger_.Record(Unmapped{place, a.bytes, part});
+    }
+    if (a.reserved > 0) {
+      kept_.Add(home, place, a.bytes);
+      ledger_.Record(RangeFreed{place, a.bytes, part});
+    }
+    ledger_.SetHandle(part, handle.get());
+    ledger_.Record(Backed{part, handle.Keep()});
+    ++wrong_guesses_;
+  }
+  ledger_.Record(Unmapped{home.base, home.bytes, {}});
+  if (const DriverHandle handle = ledger_.HandleOf(id)) AMEM_TRY(driver_.Release(handle));
+  ledger_.ForgetHandle(id);
+  ledger_.Record(AllocationReleased{id});
+  own_.erase(id);
+  for (const auto& [place, part] : mapped) {
+    const Bytes bytes = state.allocations.at(part).bytes;
+    ledger_.Record(Mapped{place, bytes, 0, part, 0});
+    ledger_.Record(AccessSet{place, bytes, access, {}});
+    ledger_.Record(AllocationReleased{part});
+  }
+  return {};
 }
 
 }  // namespace amem

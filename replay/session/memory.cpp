@@ -103,6 +103,12 @@ Status Session::FreeRange(Address address, Bytes bytes) {
 }
 
 Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
+  const Status mapped = MapOnce(address, bytes, offset, allocation, flags);
+  if (mapped.code() != Code::kUnsupported || !CutUpSlabOf(allocation)) return mapped;
+  return MapOnce(address, bytes, offset, allocation, flags);
+}
+
+Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("map", address));
   AMEM_TRY(PutBackPart(address, bytes, allocation));

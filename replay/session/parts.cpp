@@ -148,6 +148,27 @@ Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, Alloca
   return false;
 }
 
+// A part that is mapped at its place, and whose address NCCL has, is to be mapped elsewhere as well. The driver neither maps
+// nor unmaps a part of a handle, so the whole slab is cut up, while nothing runs.
+bool Session::CutUpSlabOf(AllocationId allocation) {
+  constexpr std::chrono::milliseconds kOften{1}, kPatience{2000};
+  std::unique_lock alone(gate_, std::try_to_lock);
+  for (auto waited = kOften; !alone.owns_lock() && waited < kPatience; waited += kOften) {
+    std::this_thread::sleep_for(kOften);
+    static_cast<void>(alone.try_lock());
+  }
+  if (!alone.owns_lock() || paused()) return false;
+  const auto [slab, device] = Inspect([&](const State& state) {
+    const auto it = state.allocations.find(allocation);
+    if (it == state.allocations.end() || !it->second.own()) return std::pair(AllocationId{}, DeviceOrdinal{});
+    return std::pair(it->second.slab, DeviceOrdinal{it->second.properties.location.id});
+  });
+  if (!slab || !driver_.Synchronize(device).ok() || !slabs_.Dissolve(slab).ok()) return false;
+  const auto lock = ledger_.Lock();
+  secrets_.erase(slab);
+  return true;
+}
+
 // Gives `allocation` the place at `address`, which was reserved for `other`.
 Status Session::MoveTo(Address address, AllocationId allocation, AllocationId other) {
   const State& state = ledger_.state();

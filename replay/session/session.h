@@ -162,6 +162,8 @@ class Session final : public PeerDelegate {
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
+  Status MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
+  bool CutUpSlabOf(AllocationId allocation);  // false: that was not possible
 
   // All below: with the ledger's lock held.
   void PrepareContents();

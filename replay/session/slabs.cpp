@@ -253,7 +253,7 @@ Status Slabs::Swap(AllocationId moved, AllocationId other) {
   const Allocation* from = ledger_.Entry(state.allocations, moved);
   const Allocation* to = ledger_.Entry(state.allocations, other);
   if (from == nullptr || to == nullptr) return ledger_.Broken();
-  if (!from->placed() || !from->own() || !to->own() || !from->untouched() || from->bytes != to->bytes ||
+  if (!from->placed() || !from->own() || !to->own() || !from->untouched() || !to->untouched() || from->bytes != to->bytes ||
       from->properties != to->properties) {
     return {Code::kUnsupported,
             fmt::format("{} is mapped where {} was expected, and cannot take its place; set AMEM_LAYOUT=direct", ToText(moved),

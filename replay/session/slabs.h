@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "replay/driver/driver.h"
+#include "replay/driver/mapped_region.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "replay/session/kept_ranges.h"
@@ -49,6 +50,9 @@ class Slabs {
   // allocation there, in the slab that was there, which is made again if need be. False: that range is none of these, or the
   // allocation needs a handle of its own to be mapped there. Without the lock.
   Result<bool> PutBack(Address address, Bytes bytes, AllocationId allocation);
+  // Gives all parts of an own slab handles of their own where they are, and the slab back. Without the lock, and while nothing
+  // runs on the device or is launched. kUnsupported: a peer or a network card holds the slab.
+  Status Dissolve(AllocationId slab);
   // Frees a range that NCCL kept. False: it is none of these. Without the lock.
   Result<bool> FreeKept(Address address, Bytes bytes);
 
@@ -91,6 +95,9 @@ class Slabs {
   [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const;
   Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock);
   Status CopyContents(const Allocation& part, DriverHandle to);
+  [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const;
+  Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles);
+  KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const;
   Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
   [[nodiscard]] Bytes SizeOfNext(const Kind& kind);

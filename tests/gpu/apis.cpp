@@ -127,6 +127,8 @@ const Nccl& Nccl::Load(const std::string& path, bool bind_now) {
   find("ncclGroupEnd", nccl->GroupEnd, false);
   find("ncclMemAlloc", nccl->MemAlloc, false);
   find("ncclMemFree", nccl->MemFree, false);
+  find("ncclCommWindowRegister", nccl->CommWindowRegister, false);
+  find("ncclCommWindowDeregister", nccl->CommWindowDeregister, false);
   find("ncclCommSuspend", nccl->CommSuspend, false);
   find("ncclCommResume", nccl->CommResume, false);
   nccl->Check(nccl->GetVersion(&nccl->version), "ncclGetVersion");

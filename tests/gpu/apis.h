@@ -98,6 +98,9 @@ struct Nccl {
   ncclResult_t (*GroupEnd)() = nullptr;
   ncclResult_t (*MemAlloc)(void**, std::size_t) = nullptr;
   ncclResult_t (*MemFree)(void*) = nullptr;
+  // NCCL 2.27 and later; null before.
+  ncclResult_t (*CommWindowRegister)(ncclComm_t, void*, std::size_t, void**, int) = nullptr;
+  ncclResult_t (*CommWindowDeregister)(ncclComm_t, void*) = nullptr;
   // NCCL 2.29.7 and later; null before.
   ncclResult_t (*CommSuspend)(ncclComm_t, int) = nullptr;
   ncclResult_t (*CommResume)(ncclComm_t) = nullptr;

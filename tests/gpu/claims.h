@@ -88,6 +88,10 @@ void WorkInFlight(Rank& rank);
 void MessageOnItsWay(Rank& rank);
 void OtherThread(Rank& rank);
 
+// claim_addresses.cpp: memory at addresses of NCCL's own choosing
+void SymmetricWindows(Rank& rank);
+void OwnSuspend(Rank& rank);
+
 // claim_cycles.cpp: results and memory over many cycles
 void ReferenceWorkload(Rank& rank);
 void SingleProcess(Rank& rank);

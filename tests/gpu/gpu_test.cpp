@@ -125,6 +125,8 @@ const std::vector<Test>& Tests() {
        .body = WhilePaused,
        .limit_s = 60,
        .environment = {{"AMEM_USER_MEMORY", "release"}}},
+      {"symmetric_windows_work_over_cycles", SymmetricWindows, 120},
+      {"nccl_suspends_by_itself_between_cycles", OwnSuspend, 240},
       {"collective_while_paused_is_refused_and_works_after", RefusedWhilePaused, 60},
       {"work_in_flight_is_not_harmed", WorkInFlight, 90},
       {.name = "a_message_that_was_sent_and_not_yet_received_survives",

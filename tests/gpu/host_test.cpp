@@ -223,6 +223,12 @@ TEST_F(ProgramsUnderAMem, ranks_that_are_killed_in_a_resume_or_pause_leave_nothi
     EXPECT_NE(ran.output.find(point), std::string::npos) << point << "\n" << ran.output;
 }
 
+TEST_F(ProgramsUnderAMem, symmetric_windows_work_over_cycles) {
+  const Ran ran = Run(AMEM_GPU_TEST " --only symmetric_windows --cycles 3" + common_);
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("1 passed, 0 FAILED, 0 skipped"), std::string::npos) << ran.output;
+}
+
 TEST_F(ProgramsUnderAMem, many_cycles_leak_nothing) {
   const Ran ran = Run(AMEM_GPU_TEST " --only two_hundred --leak-cycles 8" + common_);
   EXPECT_EQ(ran.code, 0) << ran.output;

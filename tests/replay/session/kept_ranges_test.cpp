@@ -182,6 +182,40 @@ TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
   EXPECT_NE(other, nullptr);
 }
 
+TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cut_up) {
+  std::vector<std::pair<std::byte*, AllocationId>> buffers;
+  for (unsigned i = 0; i < 4; ++i) {
+    const AllocationId id = a.Create(i == 1 ? 5 * k2M : k2M);
+    buffers.emplace_back(a.Place(id, i == 1 ? 5 * k2M : k2M), id);
+    Fill(buffers[i].first, k2M, i);
+  }
+  EXPECT_TRUE(a.session->Release(buffers[3].second).ok());  // only mapped
+  const auto [memory, id] = buffers[2];
+  EXPECT_EQ(*a.session->Retain(At(memory)), id);
+  const Address elsewhere = *a.session->Reserve(8 * k2M, 0, {}, 0, {});
+  MapThere(a, elsewhere + k2M, k2M, id);
+  EXPECT_TRUE(a.session->CopyState().slabs.empty());
+  for (unsigned cycle = 0; cycle < 2; ++cycle) {
+    for (unsigned i = 0; i < 4; ++i) EXPECT_TRUE(Holds(buffers[i].first, k2M, i)) << i;
+    Fill(memory, k2M, 9);
+    EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 9));
+    Fill(Memory(elsewhere + k2M), k2M, 2);
+    Cycle();
+  }
+  const AllocationId as = Pass(id);  // shared afterwards
+  std::byte* theirs = b.Place(as);
+  Cycle();
+  EXPECT_TRUE(Holds(theirs, k2M, 2));
+  b.Free(theirs, as);
+  EXPECT_TRUE(a.session->Release(id).ok());
+  EXPECT_TRUE(a.session->Unmap(elsewhere + k2M, k2M).ok());
+  EXPECT_TRUE(a.session->FreeRange(elsewhere, 8 * k2M).ok());
+  for (unsigned i = 0; i < 3; ++i) a.Free(buffers[i].first, buffers[i].second, i == 1 ? 5 * k2M : k2M);
+  EXPECT_TRUE(a.session->Unmap(At(buffers[3].first), k2M).ok());
+  EXPECT_TRUE(a.session->FreeRange(At(buffers[3].first), k2M).ok());
+  LeavesNothing();
+}
+
 // ---- NCCL's own suspend and resume -------------------------------------------------------------------------------------
 
 // A communicator of two ranks: each has buffers, and mappings of the other's.

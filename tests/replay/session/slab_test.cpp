@@ -109,6 +109,7 @@ TEST_F(SlabTest, a_range_that_was_guessed_for_another_handle_serves_the_one_that
 TEST_F(SlabTest, a_guess_that_cannot_be_mended_is_refused_with_the_remedy) {
   const AllocationId id = a.Create();
   std::byte* there = a.Place(id);
+  const AllocationId as = Pass(id);  // so the slab cannot be cut up
   const Address elsewhere = *a.session->Reserve(k2M, 0, {}, 0, {});
   const State before = a.session->CopyState();
   const Status refused = a.session->Map(elsewhere, k2M, 0, id, 0);
@@ -116,6 +117,7 @@ TEST_F(SlabTest, a_guess_that_cannot_be_mended_is_refused_with_the_remedy) {
   EXPECT_NE(refused.message().find("AMEM_LAYOUT=direct"), std::string::npos) << refused.message();
   EXPECT_EQ(a.session->CopyState(), before);
   EXPECT_TRUE(a.session->FreeRange(elsewhere, k2M).ok());
+  EXPECT_TRUE(b.session->Release(as).ok());
   a.Free(there, id);
 }
 

@@ -179,6 +179,8 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
 
 Status Fold::AllGone(const std::string& doing) const {
   for (const auto& [id, a] : s_.allocations) {
+    // The undo of a resume leaves what the pause had left, also if the reason for that has gone since.
+    if (s_.lifecycle == Lifecycle::kResuming && a.own() && !a.saved) continue;
     if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
       return Bad(doing + ": " + ToText(id) + " still has memory");
   }

@@ -100,7 +100,8 @@ Status CheckLifecycle(const State& s) {
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
   for (const auto& [id, a] : s.allocations) {
     if (whole && (!a.resident || a.awaiting_restore)) return Broken(ToText(id) + " has no memory and the session is running");
-    if (gone && a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
+    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
+    if (gone && a.resident && a.saved && WhyKept(a) == KeepReason::kNone)
       return Broken(ToText(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {

@@ -15,7 +15,15 @@ Places PlacesOf(const State& state) {
   return places;
 }
 
-bool Leaves(const Allocation& a) { return !a.placed() && WhyKept(a) == KeepReason::kNone; }
+// A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
+// the undo of a resume would put those at risk that are saved.
+bool LeftByPause(const State& state, const Allocation& a) {
+  return state.lifecycle == Lifecycle::kResuming && a.own() && a.resident && !a.saved;
+}
+
+bool Leaves(const State& state, const Allocation& a) {
+  return !a.placed() && WhyKept(a) == KeepReason::kNone && !LeftByPause(state, a);
+}
 
 Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {}) {
   return {kind, id, address, a.bytes, a.on_device() ? DeviceOrdinal{a.properties.location.id} : DeviceOrdinal{}};
@@ -36,12 +44,12 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
   return {};
 }
 
-bool NeedsSaving(const Allocation& a) { return a.own() && Leaves(a) && a.resident && !a.saved; }
+bool NeedsSaving(const State& state, const Allocation& a) { return a.own() && Leaves(state, a) && a.resident && !a.saved; }
 
 void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
-    if (a.own() != own || !Leaves(a)) continue;
-    if (NeedsSaving(a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+    if (a.own() != own || !Leaves(state, a)) continue;
+    if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
     if (const auto it = places.find(id); it != places.end()) {
       for (const Address address : it->second) {
         if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
@@ -133,7 +141,7 @@ void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase
 PlannedPhase PlanSave(const State& state, const Places& places) {
   std::vector<Step> saves;
   for (const auto& [id, a] : state.allocations) {
-    if (NeedsSaving(a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+    if (NeedsSaving(state, a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
   }
   PlannedPhase phase{PhaseKind::kPauseSave, {}};
   BeginCopies(StepKind::kScan, saves, phase);

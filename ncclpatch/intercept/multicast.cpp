@@ -5,7 +5,8 @@
 namespace amem::intercept {
 namespace {
 
-// This version does not rebuild multicast objects, so none may be touched while memory is paused.
+// This version does not rebuild multicast objects, so nothing may be added to one while memory is paused. Taking memory from
+// one is freeing, which works at any time; what is bound stays in a pause.
 bool Paused(Session& session, const char* call, CUresult& result) {
   if (!session.paused()) return false;
   result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});
@@ -26,12 +27,12 @@ RealHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
 
 // Makes the call with the driver's handle, and records `event` if it worked and the multicast object is ours.
 template <class MakeCall, class MakeEvent>
-CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call,
-                  const MakeEvent& make_event) {
+CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call, const MakeEvent& make_event,
+                  bool also_paused = false) {
   Session* session = Runtime::Get().session();
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   CUresult result{};
-  if (Paused(*session, call, result)) return result;
+  if (!also_paused && Paused(*session, call, result)) return result;
   const CUmemGenericAllocationHandle real = Real(*session, object).handle;
   if (real == 0) return CUDA_ERROR_INVALID_HANDLE;
   result = make_call(session, real);
@@ -110,7 +111,8 @@ struct MulticastUnbind {
         kName, object, [&](Session*, CUmemGenericAllocationHandle handle) { return real(handle, device, offset, bytes); },
         [&](AllocationId id) {
           return MulticastUnbound{id, DeviceOrdinal{device}, offset, bytes};
-        });
+        },
+        true);
   }
 };
 

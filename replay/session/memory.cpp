@@ -97,6 +97,10 @@ Status Session::FreeRange(Address address, Bytes bytes) {
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
   if (!ledger_.state().ranges.contains(address))
     return NotOurs(fmt::format("free range {}: it was not reserved by NCCL", Hex(address.value)));
+  // While paused the driver does not know of what is mapped there, and would take the range away from under the resume.
+  const auto mapped = ledger_.state().mappings.lower_bound(address);
+  if (mapped != ledger_.state().mappings.end() && mapped->first < address + bytes)
+    return WrongCall(fmt::format("free range {}: memory is still mapped at {}", Hex(address.value), Hex(mapped->first.value)));
   AMEM_TRY(driver_.FreeRange(address, bytes));
   ledger_.Record(RangeFreed{address, bytes, {}});
   return {};
@@ -149,16 +153,18 @@ Status Session::Unmap(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
+  // As with the driver, there may be holes: NCCL unmaps the whole range of its symmetric windows at once.
   const auto& mappings = ledger_.state().mappings;
+  const Address end = address + bytes;
+  auto it = ledger_.state().MappingAt(address);
+  if (it == mappings.end()) it = mappings.lower_bound(address);
   std::vector<Address> whole;
-  Address at = address;
-  for (auto it = mappings.find(address); it != mappings.end() && it->first == at && at < address + bytes; ++it) {
+  for (; it != mappings.end() && it->first < end; ++it) {
+    if (it->first < address || it->first + it->second.bytes > end)
+      return WrongCall(fmt::format("unmap {}: {} would cut a mapping in two", Hex(address.value), FormatBytes(bytes)));
     whole.push_back(it->first);
-    at = at + it->second.bytes;
   }
   if (whole.empty()) return NotOurs(fmt::format("unmap {}: NCCL mapped nothing there", Hex(address.value)));
-  if (at != address + bytes)
-    return WrongCall(fmt::format("unmap {}: {} would cut a mapping in two", Hex(address.value), FormatBytes(bytes)));
   for (const Address one : whole) AMEM_TRY(UnmapOne(one));
   return {};
 }

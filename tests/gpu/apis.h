@@ -23,6 +23,7 @@ namespace amem::gpu {
   X(MemsetD8Async, cuMemsetD8Async) X(StreamCreate, cuStreamCreate) X(StreamDestroy, cuStreamDestroy)                          \
   X(StreamQuery, cuStreamQuery) X(MemCreate, cuMemCreate) X(MemRelease, cuMemRelease) X(MemMap, cuMemMap)                      \
   X(MemUnmap, cuMemUnmap) X(MemSetAccess, cuMemSetAccess) X(MemAddressReserve, cuMemAddressReserve)                            \
+  X(PrimaryCtxGetState, cuDevicePrimaryCtxGetState)                                                                             \
   X(MemAddressFree, cuMemAddressFree) X(MemExport, cuMemExportToShareableHandle) X(MemImport, cuMemImportFromShareableHandle)
 // clang-format on
 

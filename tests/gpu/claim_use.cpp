@@ -12,6 +12,19 @@
 namespace amem::gpu {
 namespace {
 
+// The devices on which this process has a primary context. Memory of ncclMemAlloc is open to all devices of the host, and a
+// context on each would cost some 500 MiB there.
+std::vector<int> Contexts(const Cuda& cuda) {
+  std::vector<int> found;
+  for (int device = 0; device < cuda.devices; ++device) {
+    unsigned flags = 0;
+    int active = 0;
+    cuda.Check(cuda.PrimaryCtxGetState(device, &flags, &active), "cuDevicePrimaryCtxGetState");
+    if (active != 0) found.push_back(device);
+  }
+  return found;
+}
+
 // Whether all that was launched has ended by itself, after five seconds at most.
 bool Ends(Workload& work) {
   const Lane& lane = work.lanes()[0];
@@ -148,6 +161,7 @@ void WhilePaused(Rank& rank) {
                 "user memory is not what was written " + when);
   };
   fill(0x11, "before the pause");
+  const std::vector<int> contexts = Contexts(cuda);
   rank.child.Barrier("before the pause");
   rank.Pause();
   rank.child.Barrier("all paused");
@@ -161,6 +175,8 @@ void WhilePaused(Rank& rank) {
   rank.child.Barrier("freed");
   rank.Resume();
   rank.child.Barrier("all resumed");
+  rank.Expect(Contexts(cuda) == contexts, "the pause or the resume made a context on another device");
+  rank.details["contexts"] = contexts.size();
   expect(kept ? 0x22 : 0x11, "after the resume");
   ExpectSame(work, work.Verify(world), reference, "after the resume");
   rank.nccl.Check(rank.nccl.MemFree(used), "ncclMemFree after the resume");

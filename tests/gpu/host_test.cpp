@@ -205,7 +205,8 @@ TEST_F(Programs, floor_makes_the_reference_workloads_allocations) {
 }
 
 TEST_F(Programs, tests_pass_on_a_library_that_behaves) {
-  const Ran ran = Tests("before_any,twice,reference,communicators,user,refused,flight,thread,one_process,legacy,RTLD");
+  const Ran ran =
+      Tests("before_any,twice,reference,communicators,user_memory_keeps,refused,flight,thread,one_process,legacy,RTLD");
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_NE(ran.output.find("11 passed, 0 FAILED, 1 skipped"), std::string::npos) << ran.output;
   // On the stand-in work has ended when its launch returns, so there is none in flight to look at.
@@ -234,6 +235,12 @@ TEST_F(ProgramsUnderAMem, many_cycles_leak_nothing) {
   EXPECT_EQ(ran.code, 0) << ran.output;
   for (const char* held : {"descriptors", "threads", "pinned bytes", "address_ranges", "free bytes of lane 0"})
     EXPECT_NE(ran.output.find("\"" + std::string(held) + "\":"), std::string::npos) << held << "\n" << ran.output;
+}
+
+TEST_F(ProgramsUnderAMem, a_program_uses_and_frees_its_memory_while_paused) {
+  const Ran ran = Run(AMEM_GPU_TEST " --only user_memory" + common_);
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("4 passed, 0 FAILED, 0 skipped"), std::string::npos) << ran.output;
 }
 
 TEST_F(ProgramsUnderAMem, the_cost_of_votes_is_a_part_of_pause_and_resume) {

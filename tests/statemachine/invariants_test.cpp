@@ -96,7 +96,7 @@ const std::vector<Violation>& Running() {
 const std::vector<Violation>& WhilePaused() {
   static const std::vector<Violation> all = {
       {"a step is open and the session is paused", [](State& s) { s.cycle.open_step = Step{}; }},
-      {"allocation 2 has memory and the session is paused", [](State& s) { Of(s, kImported).resident = true; }},
+      {"allocation 1 has memory and the session is paused", [](State& s) { Of(s, kOwn).resident = true; }},
   };
   return all;
 }

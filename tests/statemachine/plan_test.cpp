@@ -90,6 +90,34 @@ TEST(Plan, memory_of_the_program_stays_with_its_owner_and_its_importers_unless_i
   }
 }
 
+// As when a communicator is destroyed: its network buffers are deregistered, and its multicast objects unbound.
+TEST(Plan, what_stays_may_be_let_go_of_while_paused) {
+  for (const bool fails : {false, true}) {
+    Folding f;
+    const AllocationId own = f.Allocate(kA), imported = f.Import(kB, {kPeer, AllocationId{5}}), bound = f.Allocate(kC);
+    const AllocationId object{9};
+    f.Ok(MulticastCreated{object, k2M, 1, 1, 0, {}});
+    f.Ok(MulticastBound{object, 0, bound, 0, k2M, {}});
+    f.Ok(Registered{kA, k2M, "dma-buf"});
+    f.Ok(Registered{kB, k2M, "dma-buf"});
+    f.Pause();
+    f.Ok(Deregistered{kA, k2M});
+    f.Ok(Deregistered{kB, k2M});
+    f.Ok(MulticastUnbound{object, DeviceOrdinal{0}, 0, k2M});
+    if (fails) {  // its undo saves nothing
+      f.Ok(CycleBegun{CycleKind::kResume, 1, {}});
+      f.Run(PlanPause(f.state));
+      f.Ok(CycleFailed{CycleKind::kResume, 1, true, "out of memory"});
+    }
+    for (const AllocationId id : {own, bound})
+      EXPECT_TRUE(f.state.allocations.at(id).resident && !f.state.allocations.at(id).saved);
+    EXPECT_EQ(f.state.allocations.at(imported).resident, !fails) << "its owner may make it anew";
+    f.Resume();
+    f.Pause();
+    for (const AllocationId id : {own, imported, bound}) EXPECT_FALSE(f.state.allocations.at(id).resident);
+  }
+}
+
 // The undo of a pause drops imports whose owners may have made their memory anew; the program's never moves.
 TEST(Plan, an_undo_leaves_the_imported_memory_of_a_program_where_it_is) {
   Folding f;

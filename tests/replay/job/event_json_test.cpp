@@ -68,5 +68,21 @@ TEST(EventJson, state_tells_allocations_holdings_and_digest) {
   EXPECT_EQ(json["events"]["reference-added"], 1);
 }
 
+TEST(EventJson, state_tells_the_memory_of_the_program_apart) {
+  test::Job job;
+  job.Share();
+  State state;
+  for (Event event : job.owner.events()) {
+    if (auto* created = std::get_if<AllocationCreated>(&event.body)) created->tag = MemoryTag::kUser;
+    ASSERT_TRUE(Apply(state, event).ok());
+  }
+  const auto json = ToJson(state);
+  EXPECT_EQ(json["allocations"][0]["tag"], "user");
+  EXPECT_EQ(json["allocations"][0]["kept"], "the program's own (ncclMemAlloc)");
+  EXPECT_EQ(json["holdings"]["user_bytes"], 2 * test::kMiB);
+  EXPECT_EQ(json["holdings"]["user_resident_bytes"], 2 * test::kMiB);
+  EXPECT_EQ(json["holdings"]["kept_bytes"]["the program's own (ncclMemAlloc)"], 2 * test::kMiB);
+}
+
 }  // namespace
 }  // namespace amem

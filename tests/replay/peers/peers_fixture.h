@@ -149,6 +149,7 @@ class FakeSession : public PeerDelegate {
     shared.bytes = own.bytes;
     shared.properties.location = {LocationType::kDevice, 3};
     shared.properties.handle_types = 1;
+    shared.tag = MemoryTag::kUser;
     return shared;
   }
 

@@ -66,6 +66,7 @@ TEST_F(UnixPeersTest, import_hands_over_the_memory_its_size_and_properties) {
   ASSERT_TRUE(one && two) << one.status().message();
   EXPECT_EQ(one->bytes, 12288u);
   EXPECT_EQ(one->properties.location, (Location{LocationType::kDevice, 3}));
+  EXPECT_EQ(one->tag, MemoryTag::kUser);
   EXPECT_EQ(InodeOf(one->descriptor.get()), InodeOf(two->descriptor.get()));
   EXPECT_NE(::fcntl(one->descriptor.get(), F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_EQ(owner.session.references(), 2u);

@@ -105,6 +105,29 @@ TEST_P(UserMemoryTest, is_freed_while_paused_and_then_its_importer_holds_it_alon
   EXPECT_TRUE(a.session->CopyState().allocations.empty());
 }
 
+// As NCCL does it at the end of a communicator with symmetric windows.
+TEST_P(UserMemoryTest, is_unmapped_at_once_from_a_whole_range_with_holes) {
+  const AllocationId first = a.Create(k2M, true), second = a.Create(k2M, true);
+  for (const bool paused : {false, true}) {
+    const Address flat = *a.session->Reserve(5 * k2M, 0, {}, 0, {});
+    EXPECT_TRUE(a.session->Map(flat + k2M, k2M, 0, first, 0).ok());
+    EXPECT_TRUE(a.session->Map(flat + 3 * k2M, k2M, 0, second, 0).ok());
+    EXPECT_EQ(paused ? a.session->Pause() : Status{}, Status{});
+    const Status cut = a.session->Unmap(flat, k2M + kMiB);
+    EXPECT_NE(cut.message().find("would cut a mapping in two"), std::string::npos) << cut.message();
+    EXPECT_EQ(a.session->Unmap(flat + 3 * k2M + kMiB, 2 * k2M).code(), Code::kInvalid) << "begins in a mapping";
+    const Status mapped = a.session->FreeRange(flat, 5 * k2M);
+    EXPECT_EQ(mapped.driver_result(), cuda::kInvalidValue);
+    EXPECT_NE(mapped.message().find("memory is still mapped at " + Hex((flat + k2M).value)), std::string::npos);
+    EXPECT_TRUE(a.session->Unmap(flat, 5 * k2M).ok());
+    EXPECT_EQ(a.session->Unmap(flat, 5 * k2M).code(), Code::kNotFound) << "the driver's to answer: success";
+    EXPECT_TRUE(a.session->FreeRange(flat, 5 * k2M).ok());
+  }
+  for (const AllocationId id : {first, second}) EXPECT_TRUE(a.session->Release(id).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.session->Resume().ok());
+}
+
 TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
   const auto address = a.session->LegacyAllocate(8, kDevice, {}, true);
   EXPECT_EQ(address.ok(), !kept());

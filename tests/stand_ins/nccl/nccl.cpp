@@ -98,6 +98,12 @@ EXPORT int ncclMemAlloc(void** pointer, size_t bytes) {
   CU(driver->device(&device));
   Buffer buffer;
   TRY(Allocate(*driver, device, bytes, buffer));
+  CUmemAccessDesc access{};  // for every device of the host, as NCCL does it
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  for (CUdevice other = 0; !Legacy(); ++other) {
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, other};
+    if (driver->access(buffer.address, buffer.bytes, &access, 1) != CUDA_SUCCESS) break;
+  }
   *pointer = reinterpret_cast<void*>(buffer.address);
   return kSuccess;
 }

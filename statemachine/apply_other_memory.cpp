@@ -119,19 +119,22 @@ Status Fold::CountUnbound(Allocation& a) {
 }
 
 Status Fold::operator()(const Registered& e) {
-  if (const auto again = s_.registrations.find(e.address); again != s_.registrations.end()) {
-    ++again->second.count;
-    return {};
-  }
-  Registration r{e.bytes, e.how, 1, {}};
+  std::vector<AllocationId> below;
   auto it = s_.MappingAt(e.address);
   if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
   for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
     AMEM_CHECK(Find(it->second.allocation) != nullptr, it->first, it->second.allocation);
-    r.allocations.push_back(it->second.allocation);
+    below.push_back(it->second.allocation);
   }
-  for (const AllocationId id : r.allocations) ++Find(id)->registrations;
-  s_.registrations.emplace(e.address, std::move(r));
+  // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
+  Registration& r = s_.registrations.try_emplace(e.address, Registration{0, e.how, 0, {}}).first->second;
+  ++r.count;
+  r.bytes = std::max(r.bytes, e.bytes);
+  for (const AllocationId id : below) {
+    if (std::find(r.allocations.begin(), r.allocations.end(), id) != r.allocations.end()) continue;
+    r.allocations.push_back(id);
+    ++Find(id)->registrations;
+  }
   return {};
 }
 

@@ -1,13 +1,8 @@
 // Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
-#include <spdlog/fmt/fmt.h>
-
 #include "ncclpatch/intercept/intercept.h"
-#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
-
-constinit log::Limited g_refused_launches;
 
 template <Text Name, class F>
 struct Launch {
@@ -15,14 +10,8 @@ struct Launch {
   using Function = F;
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    Session* session = Runtime::Get().started();
-    if (session == nullptr) return real(arguments...);
-    const auto entered = session->EnterLaunch();
-    if (entered.owns_lock()) [[likely]]
-      return real(arguments...);
-    g_refused_launches.Error(
-        fmt::format("{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first", kName));
-    return CUDA_ERROR_ILLEGAL_STATE;
+    return ThroughTheGate(
+        kName, [](Touch, A...) { return true; }, real, arguments...);
   }
 };
 
@@ -31,12 +20,15 @@ using LaunchKernel = Launch<"cuLaunchKernel", CUresult(CUfunction, unsigned, uns
 using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**)>;
 using LaunchCooperativeKernel = Launch<"cuLaunchCooperativeKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned,
                                                                              unsigned, unsigned, unsigned, CUstream, void**)>;
+using LaunchCooperativeKernelMultiDevice =
+    Launch<"cuLaunchCooperativeKernelMultiDevice", CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned)>;
 using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream)>;
 
 }  // namespace
 
 std::span<const replacements::Replacement> LaunchReplacements() {
-  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, GraphLaunch>();
+  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, LaunchCooperativeKernelMultiDevice,
+                             GraphLaunch>();
 }
 
 }  // namespace amem::intercept

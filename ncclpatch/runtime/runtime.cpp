@@ -175,6 +175,39 @@ void Runtime::Note(EventBody event) {
   started()->Note(std::move(event));
 }
 
+void Runtime::KeepEverything(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!keep_everything_.empty()) return;
+    keep_everything_ = why;
+  }
+  log::Warn("pauses will leave all of NCCL's memory in place: " + why);
+  Note(PassedThrough{"keep everything", why, 0});
+}
+
+// What is mapped counts as registered for as long as the pause lasts.
+void Runtime::HoldEverything(Session& session) {
+  const std::lock_guard lock(mutex_);
+  if (keep_everything_.empty() || !held_.empty() || session.paused()) return;
+  session.Inspect([&](const State& state) {
+    for (const auto& [address, mapping] : state.mappings) held_.push_back({address, mapping.bytes, keep_everything_});
+  });
+  std::erase_if(held_, [&](const Registered& held) { return !session.NoteRegistration(held); });
+}
+
+void Runtime::LetGo(Session& session) {
+  const std::lock_guard lock(mutex_);
+  if (session.paused()) return;
+  for (const Registered& held : std::exchange(held_, {})) session.Note(Deregistered{held.address, held.bytes});
+}
+
+Status Runtime::Cycle(Session& session, CycleKind kind) {
+  if (kind == CycleKind::kPause) HoldEverything(session);
+  const Status status = kind == CycleKind::kPause ? session.Pause() : session.Resume();
+  LetGo(session);
+  return status;
+}
+
 Status Runtime::SetGroup(std::int64_t group) {
   AMEM_TRY(Usable());
   {

@@ -97,9 +97,9 @@ class Session final : public PeerDelegate {
   Status Pause();
   Status Resume();
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // Held over a launch by NCCL: no pause begins meanwhile. Not owned: refused, memory is paused or about to be.
+  // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. Not owned: refused, memory is paused or about to be.
   [[nodiscard]] std::shared_lock<std::shared_mutex> EnterLaunch();
-  // True when [address, address + bytes) touches memory that a pause took away.
+  // True when [address, address + bytes) touches memory that a pause took away, or that one under way is taking.
   bool TouchesPaused(Address address, Bytes bytes);
   void SetGroup(std::int64_t group);
   [[nodiscard]] std::int64_t group();

@@ -21,6 +21,8 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
+thread_local bool t_forking = false;  // this thread holds the locks that a child must not inherit
+
 // Makes no driver calls, because at exit the driver may be gone already. A thread that hangs in the driver, behind a GPU that
 // hangs, may hold the session's lock for ever; the process must end all the same.
 void CloseAtExit() {
@@ -44,12 +46,16 @@ void CloseAtExit() {
 
 }  // namespace
 
-// A fork waits for a session that is being started, so that the child inherits all of it or nothing.
+// A fork waits for a session that is being started, so that the child inherits all of it or nothing. Once there is one the
+// child is inert, and nothing need be waited for: a thread that hangs in the driver may hold a lock for ever.
 void Runtime::BeforeFork() {
+  t_forking = Get().started() == nullptr;
+  if (!t_forking) return;
   Get().mutex_.lock();
   hook::BeforeFork();
 }
 void Runtime::AfterFork() {
+  if (!std::exchange(t_forking, false)) return;
   hook::AfterFork();
   Get().mutex_.unlock();
 }

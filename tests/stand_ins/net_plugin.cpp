@@ -7,6 +7,22 @@
 
 #define SHOWN extern "C" __attribute__((visibility("default")))
 
+// Of libibverbs, libmlx5 and libgdrapi, their names only.
+#define NAME(name) \
+  SHOWN int name() { return 0; }
+NAME(ibv_reg_mr)
+NAME(ibv_reg_mr_iova2)
+NAME(ibv_reg_dmabuf_mr)
+NAME(ibv_dereg_mr)
+NAME(ibv_open_device)
+NAME(mlx5dv_reg_dmabuf_mr)
+NAME(mlx5dv_devx_umem_reg)
+NAME(mlx5dv_devx_umem_reg_ex)
+NAME(mlx5dv_devx_umem_dereg)
+NAME(gdr_pin_buffer)
+NAME(gdr_pin_buffer_v2)
+NAME(gdr_unpin_buffer)
+
 SHOWN int stand_in_plugin_result;         // what registering and its undoing answer
 SHOWN std::size_t stand_in_plugin_bytes;  // of the last registration
 SHOWN void* stand_in_plugin_same_handle;  // not null: the handle of every registration

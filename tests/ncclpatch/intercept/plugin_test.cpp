@@ -132,6 +132,19 @@ TEST_F(PluginTest, the_same_table_is_wrapped_once_and_other_names_are_not) {
   EXPECT_FALSE(APauseKeepsIt());
 }
 
+TEST_F(PluginTest, nccl_gets_our_function_for_every_name_that_registers) {
+  const auto look_up = Nccl<void*(void*, const char*)>("stand_in_nccl_look_up");
+  for (const char* name :
+       {"ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr", "ibv_dereg_mr", "mlx5dv_reg_dmabuf_mr", "mlx5dv_devx_umem_reg",
+        "mlx5dv_devx_umem_reg_ex", "mlx5dv_devx_umem_dereg", "gdr_pin_buffer", "gdr_pin_buffer_v2", "gdr_unpin_buffer"}) {
+    void* const own = dlsym(plugin_, name);
+    ASSERT_NE(own, nullptr) << name;
+    EXPECT_NE(look_up(plugin_, name), own) << name;
+  }
+  EXPECT_EQ(look_up(plugin_, "ibv_open_device"), dlsym(plugin_, "ibv_open_device"));
+  EXPECT_EQ(look_up(plugin_, "gdr_no_such_function"), nullptr);
+}
+
 // The last test, because it holds for the rest of the process.
 TEST_F(PluginTest, under_a_plugin_of_an_unknown_version_all_memory_stays_and_pauses_work) {
   EXPECT_FALSE(APauseKeepsIt());

@@ -42,12 +42,13 @@ AMEM_EXPORT int ncclMemStats(void);
 AMEM_EXPORT int ncclSetGroupID(int group);
 AMEM_EXPORT int ncclGetGroupID(int* group);
 
-/* Puts an NCCL under AMem that is loaded and has not called the driver yet. Not needed with LD_PRELOAD or a patched copy, and
- * harmless there. 5 when there is none, or when it is too late. */
+/* Puts every NCCL under AMem that is loaded and has not called the driver yet; again after another one was loaded. Not needed
+ * with LD_PRELOAD or a patched copy, and harmless there. 5 when there is none, or when it is too late for one of them. */
 AMEM_EXPORT int amem_attach(void);
 
 /* Statistics as JSON, one object, terminated by NUL. In: *length is the size of `buffer`. Out: *length is the size needed, with
  * the NUL. `buffer` null: only that. Too small: 4, and nothing is written. Before NCCL has used memory: {"session":null,...}.
+ * "nccl_libraries" names every NCCL of the process: path, version, under_amem, way, why_not.
  */
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 

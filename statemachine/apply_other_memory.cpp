@@ -128,22 +128,22 @@ Status Fold::CountUnbound(Allocation& a) {
 }
 
 Status Fold::operator()(const Registered& e) {
-  const auto again = s_.registrations.find(e.address);
-  Registration r = again == s_.registrations.end() ? Registration{0, e.how, 0, {}} : again->second;
-  // Again from the same address, and further: what lies in the part that is new.
-  const Address from = e.address + std::min(r.bytes, e.bytes);
-  auto it = s_.MappingAt(from);
-  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(from);
-  std::vector<AllocationId> more;
+  std::vector<AllocationId> below;
+  auto it = s_.MappingAt(e.address);
+  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
   for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
     AMEM_CHECK(Find(it->second.allocation) != nullptr, it->first, it->second.allocation);
-    if (r.bytes == 0 || it->first >= from) more.push_back(it->second.allocation);
+    below.push_back(it->second.allocation);
   }
-  for (const AllocationId id : more) ++Find(id)->registrations;
-  r.allocations.insert(r.allocations.end(), more.begin(), more.end());
-  r.bytes = std::max(r.bytes, e.bytes);
+  // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
+  Registration& r = s_.registrations.try_emplace(e.address, Registration{0, e.how, 0, {}}).first->second;
   ++r.count;
-  s_.registrations.insert_or_assign(e.address, std::move(r));
+  r.bytes = std::max(r.bytes, e.bytes);
+  for (const AllocationId id : below) {
+    if (std::find(r.allocations.begin(), r.allocations.end(), id) != r.allocations.end()) continue;
+    r.allocations.push_back(id);
+    ++Find(id)->registrations;
+  }
   return {};
 }
 

@@ -6,6 +6,7 @@ namespace amem::replacements {
 namespace {
 
 constinit std::atomic<const Tables*> g_tables{nullptr};
+constinit std::atomic<WrapPlugin> g_wrap_plugin{nullptr};
 
 template <class Match>
 const Replacement* FindIf(const Match& match) {
@@ -49,7 +50,13 @@ void* Bind(const char* name, int cuda_version, void* real, bool* replaced) {
   return BindTo(found, real, replaced);
 }
 
+void Install(WrapPlugin wrap) { g_wrap_plugin.store(wrap, std::memory_order_release); }
+
 void* BindExported(const char* exported, void* real, bool* replaced) {
+  if (std::string_view(exported).starts_with("nccl")) {
+    const WrapPlugin wrap = g_wrap_plugin.load(std::memory_order_acquire);
+    return wrap == nullptr || real == nullptr ? real : wrap(exported, real);
+  }
   const std::string_view base = WithoutStream(exported);
   return BindTo(FindIf([&](const Replacement& r) { return r.exported == base; }), real, replaced);
 }

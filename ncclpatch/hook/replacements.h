@@ -96,4 +96,8 @@ void* BindExported(const char* exported, void* real, bool* replaced);
 using Tables = std::span<const std::span<const Replacement>>;
 void Install(const Tables& tables);
 
+// What NCCL gets in place of `real` for a name of its own interface: the table of functions of a plugin.
+using WrapPlugin = void* (*)(const char* name, void* real);
+void Install(WrapPlugin wrap);
+
 }  // namespace amem::replacements

@@ -1,20 +1,10 @@
-// Copies and fills by NCCL: refused while they touch memory that a pause took away.
-#include <spdlog/fmt/fmt.h>
-
+// Copies and fills by NCCL: none is under way when a pause begins, and none touches memory that a pause took away.
 #include <algorithm>
 
 #include "ncclpatch/intercept/intercept.h"
-#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
-
-constinit log::Limited g_refused_copies;
-
-struct Touch {
-  Session& session;
-  bool operator()(CUdeviceptr address, Bytes bytes) const { return session.TouchesPaused(Address{address}, bytes); }
-};
 
 // `touches(touch, arguments...)`: does this call touch paused memory?
 template <Text Name, Text Exported, class F, auto touches>
@@ -23,13 +13,7 @@ struct Copy {
   using Function = F;
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    Session* session = Runtime::Get().started();
-    if (session == nullptr || !session->paused()) [[likely]]
-      return real(arguments...);
-    if (!touches(Touch{*session}, arguments...)) return real(arguments...);
-    g_refused_copies.Error(fmt::format(
-        "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it touches paused memory; call ncclResume first", kName));
-    return CUDA_ERROR_ILLEGAL_STATE;
+    return ThroughTheGate(kName, nullptr, touches, real, arguments...);
   }
 };
 
@@ -67,6 +51,8 @@ constexpr auto kBatch = [](Touch touch, CUdeviceptr* to, CUdeviceptr* from, size
     if (touch(to[i], bytes[i]) || touch(from[i], bytes[i])) return true;
   return false;
 };
+// Shapes whose operands AMem does not read: refused while anything is paused.
+constexpr auto kAnything = [](auto...) { return true; };
 template <std::size_t kWidth>
 constexpr auto kFill = [](Touch touch, CUdeviceptr to, auto, size_t count, auto...) { return touch(to, count * kWidth); };
 constexpr auto kFillPlane = [](Touch touch, CUdeviceptr to, size_t pitch, auto, size_t, size_t height, auto...) {
@@ -106,6 +92,18 @@ struct MemcpyBatch : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2",
                           CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream), kBatch> {
   static constexpr int kSince = 13000;
 };
+using MemcpyWithAttributes = Copy<"cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync",
+                                  CUresult(CUdeviceptr, CUdeviceptr, size_t, void*, CUstream), kBoth>;
+using Memcpy3DWithAttributes = Copy<"cuMemcpy3DWithAttributesAsync", "cuMemcpy3DWithAttributesAsync",
+                                    CUresult(void*, unsigned long long, CUstream), kAnything>;
+struct Memcpy3DBatchV1 : Copy<"cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync",
+                              CUresult(size_t, void*, size_t*, unsigned long long, CUstream), kAnything> {
+  static constexpr int kSince = 12080, kBefore = 13000;
+};
+struct Memcpy3DBatch : Copy<"cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2",
+                            CUresult(size_t, void*, unsigned long long, CUstream), kAnything> {
+  static constexpr int kSince = 13000;
+};
 using MemsetD8 = Copy<"cuMemsetD8", "cuMemsetD8_v2", CUresult(CUdeviceptr, unsigned char, size_t), kFill<1>>;
 using MemsetD16 = Copy<"cuMemsetD16", "cuMemsetD16_v2", CUresult(CUdeviceptr, unsigned short, size_t), kFill<2>>;
 using MemsetD32 = Copy<"cuMemsetD32", "cuMemsetD32_v2", CUresult(CUdeviceptr, unsigned int, size_t), kFill<4>>;
@@ -133,8 +131,9 @@ using MemsetD2D32Async = Copy<"cuMemsetD2D32Async", "cuMemsetD2D32Async",
 std::span<const replacements::Replacement> CopyReplacements() {
   return replacements::Table<Memcpy, MemcpyAsync, MemcpyDtoD, MemcpyDtoDAsync, MemcpyHtoD, MemcpyHtoDAsync, MemcpyDtoH,
                              MemcpyDtoHAsync, MemcpyPeer, MemcpyPeerAsync, Memcpy2D, Memcpy2DUnaligned, Memcpy2DAsync, Memcpy3D,
-                             Memcpy3DAsync, Memcpy3DPeer, Memcpy3DPeerAsync, MemcpyBatchV1, MemcpyBatch, MemsetD8, MemsetD16,
-                             MemsetD32, MemsetD8Async, MemsetD16Async, MemsetD32Async, MemsetD2D8, MemsetD2D16, MemsetD2D32,
+                             Memcpy3DAsync, Memcpy3DPeer, Memcpy3DPeerAsync, MemcpyBatchV1, MemcpyBatch, MemcpyWithAttributes,
+                             Memcpy3DWithAttributes, Memcpy3DBatchV1, Memcpy3DBatch, MemsetD8, MemsetD16, MemsetD32,
+                             MemsetD8Async, MemsetD16Async, MemsetD32Async, MemsetD2D8, MemsetD2D16, MemsetD2D32,
                              MemsetD2D8Async, MemsetD2D16Async, MemsetD2D32Async>();
 }
 }  // namespace amem::intercept

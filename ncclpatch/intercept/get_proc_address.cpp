@@ -7,7 +7,8 @@ namespace amem::intercept {
 namespace {
 
 bool IsAboutMemory(std::string_view name) {
-  for (const std::string_view prefix : {"cuMem", "cuMulticast", "cuIpc", "cuLaunch"})
+  for (const std::string_view prefix : {"cuMem", "cuMulticast", "cuIpc", "cuLaunch", "cuLogicalEndpoint", "cuPointerSet",
+                                        "cuStreamBatch", "cuStreamWrite", "cuStreamWait"})
     if (name.starts_with(prefix)) return true;
   return false;
 }

@@ -52,6 +52,13 @@ CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUr
   return result;
 }
 
+CUresult RefusedWhilePaused(const char* call) {
+  static constinit log::Limited refused;
+  refused.Error(fmt::format(
+      "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call));
+  return CUDA_ERROR_ILLEGAL_STATE;
+}
+
 AllocationProperties FromDriver(const CUmemAllocationProp& from) {
   AllocationProperties to;
   to.type = from.type;
@@ -78,10 +85,10 @@ CUmemAllocationProp ToDriver(const AllocationProperties& from) {
 }
 
 const replacements::Tables& Tables() {
-  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(), GetProcAddressReplacements(),
-                                 HostMemoryReplacements(), LaunchReplacements(),  MemoryReplacements(),
-                                 MulticastReplacements(),  PointerReplacements(), SharingReplacements(),
-                                 VerbsReplacements()};
+  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(),      GetProcAddressReplacements(),
+                                 HostMemoryReplacements(), LaunchReplacements(),       LogicalEndpointReplacements(),
+                                 MemoryReplacements(),     MulticastReplacements(),    PointerReplacements(),
+                                 SharingReplacements(),    StreamMemoryReplacements(), VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

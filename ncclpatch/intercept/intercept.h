@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"
@@ -51,6 +52,31 @@ CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
   return result;
 }
 
+// Does a range of addresses touch memory that a pause took away, or is taking?
+struct Touch {
+  Session& session;
+  bool operator()(CUdeviceptr address, Bytes bytes) const { return session.TouchesPaused(Address{address}, bytes); }
+};
+
+// Logs, at most once a second for all calls, that a call was refused because it needs memory that is paused.
+CUresult RefusedWhilePaused(const char* call);
+
+// A call that puts work on a device, or reads or writes device memory at once: made with the gate held, so that no pause begins
+// before it has returned. While memory is paused it is refused if it touches that memory: `touches(touch, arguments...)`.
+// `stream`: the one that it submits to, if that is known.
+template <class Touches, class F, class... A>
+CUresult ThroughTheGate(const char* call, CUstream stream, const Touches& touches, F* real, A... arguments) {
+  Session* session = Runtime::Get().started();
+  if (session == nullptr) return real(arguments...);
+  for (;; std::this_thread::yield()) {  // again if a pause or resume ended between the two questions
+    const auto entered = session->EnterLaunch(call, stream);
+    if (entered.owns_lock()) [[likely]]
+      return real(arguments...);
+    if (session->paused()) break;
+  }
+  return touches(Touch{*session}, arguments...) ? RefusedWhilePaused(call) : real(arguments...);
+}
+
 AllocationProperties FromDriver(const CUmemAllocationProp& properties);
 CUmemAllocationProp ToDriver(const AllocationProperties& properties);
 
@@ -60,10 +86,12 @@ std::span<const replacements::Replacement> CudaIpcReplacements();
 std::span<const replacements::Replacement> GetProcAddressReplacements();
 std::span<const replacements::Replacement> HostMemoryReplacements();
 std::span<const replacements::Replacement> LaunchReplacements();
+std::span<const replacements::Replacement> LogicalEndpointReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
 std::span<const replacements::Replacement> PointerReplacements();
 std::span<const replacements::Replacement> SharingReplacements();
+std::span<const replacements::Replacement> StreamMemoryReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
 

@@ -1,18 +1,14 @@
 // Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
-#include <spdlog/fmt/fmt.h>
-
 #include <tuple>
 
 #include "ncclpatch/intercept/intercept.h"
-#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
 
-constinit log::Limited g_refused_launches;
-
 // The stream that a launch submits to.
 inline CUstream StreamOf(CUstream stream) { return stream; }
+inline CUstream StreamOf(const CUDA_LAUNCH_PARAMS* launches) { return launches == nullptr ? nullptr : launches->hStream; }
 inline CUstream StreamOf(const CUlaunchConfig* config) { return config == nullptr ? nullptr : config->hStream; }
 
 // `kStream`: the position of the argument that has the stream.
@@ -22,14 +18,9 @@ struct Launch {
   using Function = F;
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    Session* session = Runtime::Get().started();
-    if (session == nullptr) return real(arguments...);
-    const auto entered = session->EnterLaunch(kName, StreamOf(std::get<kStream>(std::tie(arguments...))));
-    if (entered.owns_lock()) [[likely]]
-      return real(arguments...);
-    g_refused_launches.Error(
-        fmt::format("{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): memory is paused; call ncclResume first", kName));
-    return CUDA_ERROR_ILLEGAL_STATE;
+    const CUstream stream = StreamOf(std::get<kStream>(std::tie(arguments...)));
+    return ThroughTheGate(
+        kName, stream, [](Touch, A...) { return true; }, real, arguments...);
   }
 };
 
@@ -41,12 +32,15 @@ using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*
 using LaunchCooperativeKernel =
     Launch<"cuLaunchCooperativeKernel",
            CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**), 8>;
+using LaunchCooperativeKernelMultiDevice =
+    Launch<"cuLaunchCooperativeKernelMultiDevice", CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned), 0>;
 using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream), 1>;
 
 }  // namespace
 
 std::span<const replacements::Replacement> LaunchReplacements() {
-  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, GraphLaunch>();
+  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, LaunchCooperativeKernelMultiDevice,
+                             GraphLaunch>();
 }
 
 }  // namespace amem::intercept

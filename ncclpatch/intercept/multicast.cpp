@@ -73,33 +73,75 @@ struct MulticastAddDevice {
   }
 };
 
+// `make_call(object, memory, memory_offset)`, with the driver's handles.
+template <class MakeCall>
+CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_t object_offset,
+                    CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, const MakeCall& make_call) {
+  const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
+    const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
+    return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE : make_call(handle, known.handle, known.offset + memory_offset);
+  };
+  return OnObject(call, object, bind, [&](AllocationId id) {
+    return MulticastBound{id,    object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset,
+                          bytes, Address{}};
+  });
+}
+
+// CUDA 13.1 has put the device behind the object's handle, under the same names.
+constexpr int kWithDevice = 13010;
+
 struct MulticastBindMem {
   static constexpr const char *kName = "cuMulticastBindMem", *kExported = kName;
-  using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
-                            unsigned long long);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t object_offset,
-                       CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, unsigned long long flags) {
-    const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
-      const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
-      return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE
-                               : real(handle, object_offset, known.handle, known.offset + memory_offset, bytes, flags);
-    };
-    return OnObject(kName, object, bind, [&](AllocationId id) {
-      return MulticastBound{id,    object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset,
-                            bytes, Address{}};
+  static constexpr int kBefore = kWithDevice;
+  using Handle = CUmemGenericAllocationHandle;
+  using Function = CUresult(Handle, size_t, Handle, size_t, size_t, unsigned long long);
+  static CUresult Call(Function* real, Handle object, size_t object_offset, Handle memory, size_t memory_offset, size_t bytes,
+                       unsigned long long flags) {
+    return BindMemory(kName, object, object_offset, memory, memory_offset, bytes,
+                      [&](Handle o, Handle m, size_t offset) { return real(o, object_offset, m, offset, bytes, flags); });
+  }
+};
+
+struct MulticastBindMem2 {
+  static constexpr const char *kName = "cuMulticastBindMem", *kExported = "cuMulticastBindMem_v2";
+  static constexpr int kSince = kWithDevice;
+  using Handle = CUmemGenericAllocationHandle;
+  using Function = CUresult(Handle, CUdevice, size_t, Handle, size_t, size_t, unsigned long long);
+  static CUresult Call(Function* real, Handle object, CUdevice device, size_t object_offset, Handle memory,
+                       size_t memory_offset, size_t bytes, unsigned long long flags) {
+    return BindMemory(kName, object, object_offset, memory, memory_offset, bytes, [&](Handle o, Handle m, size_t offset) {
+      return real(o, device, object_offset, m, offset, bytes, flags);
     });
   }
 };
 
+template <class MakeCall>
+CUresult BindAddress(const char* call, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
+                     const MakeCall& make_call) {
+  return OnObject(
+      call, object, [&](Session*, CUmemGenericAllocationHandle handle) { return make_call(handle); },
+      [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
+}
+
 struct MulticastBindAddr {
   static constexpr const char *kName = "cuMulticastBindAddr", *kExported = kName;
+  static constexpr int kBefore = kWithDevice;
   using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
                        unsigned long long flags) {
-    return OnObject(
-        kName, object,
-        [&](Session*, CUmemGenericAllocationHandle handle) { return real(handle, offset, address, bytes, flags); },
-        [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
+    return BindAddress(kName, object, offset, address, bytes,
+                       [&](auto handle) { return real(handle, offset, address, bytes, flags); });
+  }
+};
+
+struct MulticastBindAddr2 {
+  static constexpr const char *kName = "cuMulticastBindAddr", *kExported = "cuMulticastBindAddr_v2";
+  static constexpr int kSince = kWithDevice;
+  using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr address,
+                       size_t bytes, unsigned long long flags) {
+    return BindAddress(kName, object, offset, address, bytes,
+                       [&](auto handle) { return real(handle, device, offset, address, bytes, flags); });
   }
 };
 
@@ -119,6 +161,7 @@ struct MulticastUnbind {
 }  // namespace
 
 std::span<const replacements::Replacement> MulticastReplacements() {
-  return replacements::Table<MulticastCreate, MulticastAddDevice, MulticastBindMem, MulticastBindAddr, MulticastUnbind>();
+  return replacements::Table<MulticastCreate, MulticastAddDevice, MulticastBindMem, MulticastBindMem2, MulticastBindAddr,
+                             MulticastBindAddr2, MulticastUnbind>();
 }
 }  // namespace amem::intercept

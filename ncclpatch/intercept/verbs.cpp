@@ -1,59 +1,15 @@
-// Network cards: a card that memory is registered with holds its pages, so a pause must leave that memory in place
-// (Registered).
+// What NCCL itself registers with network cards, and pins for copies by the processor (GDRCopy).
 //
 // NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf of an address range. It closes the
-// dma-buf's descriptor right after; the registration holds the pages until ibv_dereg_mr.
+// dma-buf's descriptor right after; the registration holds the pages until it is undone.
 #include <spdlog/fmt/fmt.h>
 
-#include <map>
-#include <mutex>
-#include <optional>
-#include <utility>
+#include <cerrno>
 
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/registrations.h"
 
 namespace amem::intercept {
 namespace {
-
-struct Part {
-  Address address;
-  Bytes bytes = 0;
-};
-
-class Registrations {
- public:
-  static Registrations& Get() {
-    static auto* all = new Registrations;
-    return *all;
-  }
-  void Exported(int descriptor, Part part) {
-    const std::lock_guard lock(mutex_);
-    exported_[descriptor] = part;
-  }
-  Part ExportedAs(int descriptor) {
-    const std::lock_guard lock(mutex_);
-    const auto found = exported_.find(descriptor);
-    return found == exported_.end() ? Part{} : found->second;
-  }
-  // `region` now pins `part`; nothing is recorded if that is not memory of AMem's.
-  void Add(void* region, Part part, const char* how) {
-    Session* session = Runtime::Get().started();
-    if (session == nullptr || region == nullptr || part.bytes == 0) return;
-    const std::lock_guard lock(mutex_);
-    if (session->NoteRegistration({part.address, part.bytes, how})) regions_[region] = part;
-  }
-  std::optional<Part> Take(void* region) {
-    const std::lock_guard lock(mutex_);
-    const auto node = regions_.extract(region);
-    if (node.empty()) return std::nullopt;
-    return node.mapped();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int, Part> exported_;
-  std::map<void*, Part> regions_;
-};
 
 struct MemGetHandleForAddressRange {
   static constexpr const char *kName = "cuMemGetHandleForAddressRange", *kExported = kName;
@@ -61,8 +17,8 @@ struct MemGetHandleForAddressRange {
   static CUresult Call(Function* real, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                        unsigned long long flags) {
     Session* session = Runtime::Get().session();
-    if (session != nullptr && session->paused() && session->TouchesPaused(Address{address}, bytes))
-      return ToDriver(kName, {Code::kRefused, "that memory is paused; call ncclResume first"});
+    const Registering gate(kName, {Address{address}, bytes});
+    if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = real(handle, address, bytes, type, flags);
     if (session != nullptr && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
       Registrations::Get().Exported(*static_cast<int*>(handle), {Address{address}, bytes});
@@ -85,16 +41,37 @@ struct PointerSetAttribute {
   }
 };
 
-Part Plain(void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
-
 // AMem only passes the protection domain and the region on, so ibverbs' own types are not needed.
+void* Refused() {
+  errno = EBUSY;
+  return nullptr;
+}
+
+template <class MakeCall>
+void* Register(const char* call, Registrar registrar, Part part, const char* how, const MakeCall& make_call) {
+  const Registering gate(call, part);
+  if (gate.refused()) return Refused();
+  void* region = make_call();
+  if (region != nullptr) Registrations::Get().Add(KeyOf(registrar, region), part, how);
+  return region;
+}
+// The same for [offset, offset + bytes) of a dma-buf.
+template <class MakeCall>
+void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std::uint64_t offset, size_t bytes,
+                     const MakeCall& make_call) {
+  const Part whole = Registrations::Get().ExportedAs(descriptor);
+  const Part part = whole.bytes == 0 ? Part{} : Part{whole.address + offset, bytes};
+  void* region = Register(call, registrar, part, "dma-buf", make_call);
+  Registrations::Get().Consumed(descriptor);
+  return region;
+}
+
 struct RegMr {
   static constexpr const char *kName = "ibv_reg_mr", *kExported = kName;
   using Function = void*(void*, void*, size_t, int);
   static void* Call(Function* real, void* domain, void* address, size_t bytes, int access) {
-    void* region = real(domain, address, bytes, access);
-    Registrations::Get().Add(region, Plain(address, bytes), kName);
-    return region;
+    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), kName,
+                    [&] { return real(domain, address, bytes, access); });
   }
 };
 
@@ -102,9 +79,8 @@ struct RegMrIova2 {
   static constexpr const char *kName = "ibv_reg_mr_iova2", *kExported = kName;
   using Function = void*(void*, void*, size_t, std::uint64_t, unsigned int);
   static void* Call(Function* real, void* domain, void* address, size_t bytes, std::uint64_t iova, unsigned int access) {
-    void* region = real(domain, address, bytes, iova, access);
-    Registrations::Get().Add(region, Plain(address, bytes), "ibv_reg_mr");
-    return region;
+    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), "ibv_reg_mr",
+                    [&] { return real(domain, address, bytes, iova, access); });
   }
 };
 
@@ -113,10 +89,18 @@ struct RegDmabufMr {
   using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int);
   static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
                     int access) {
-    const Part whole = Registrations::Get().ExportedAs(descriptor);
-    void* region = real(domain, offset, bytes, iova, descriptor, access);
-    if (whole.bytes != 0) Registrations::Get().Add(region, {whole.address + offset, bytes}, "dma-buf");
-    return region;
+    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes,
+                          [&] { return real(domain, offset, bytes, iova, descriptor, access); });
+  }
+};
+
+struct Mlx5RegDmabufMr {  // its region is undone by ibv_dereg_mr
+  static constexpr const char *kName = "mlx5dv_reg_dmabuf_mr", *kExported = kName;
+  using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int, int);
+  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
+                    int access, int more_access) {
+    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes,
+                          [&] { return real(domain, offset, bytes, iova, descriptor, access, more_access); });
   }
 };
 
@@ -124,21 +108,92 @@ struct DeregMr {
   static constexpr const char *kName = "ibv_dereg_mr", *kExported = kName;
   using Function = int(void*);
   static int Call(Function* real, void* region) {
-    // Taken before the call, because after it another thread may get a region at the same address.
-    const std::optional<Part> part = Registrations::Get().Take(region);
-    const int result = real(region);
-    if (!part) return result;
-    if (result != 0)
-      Registrations::Get().Add(region, *part, "ibv_reg_mr");  // still pinned: counted once more, which errs on the safe side
-    else if (Session* session = Runtime::Get().started())
-      session->Note(Deregistered{part->address, part->bytes});
-    return result;
+    return Deregister(KeyOf(Registrar::kVerbs, region), [&] { return real(region); });
+  }
+};
+
+struct UmemReg {
+  static constexpr const char *kName = "mlx5dv_devx_umem_reg", *kExported = kName;
+  using Function = void*(void*, void*, size_t, std::uint32_t);
+  static void* Call(Function* real, void* context, void* address, size_t bytes, std::uint32_t access) {
+    return Register(kName, Registrar::kUserMemory, PartAt(address, bytes), kName,
+                    [&] { return real(context, address, bytes, access); });
+  }
+};
+
+struct UmemRegEx {
+  static constexpr const char *kName = "mlx5dv_devx_umem_reg_ex", *kExported = kName;
+  struct Input {    // mlx5dv_devx_umem_in
+    void* address;  // of a dma-buf: the offset in it
+    size_t bytes;
+    std::uint32_t access;
+    std::uint64_t page_sizes, mask;
+    int descriptor;
+  };
+  static constexpr std::uint64_t kDmaBuf = 1;  // in the mask: `descriptor` is set
+  using Function = void*(void*, Input*);
+  static void* Call(Function* real, void* context, Input* input) {
+    const auto make_call = [&] { return real(context, input); };
+    if (input == nullptr) return make_call();
+    if ((input->mask & kDmaBuf) != 0)
+      return RegisterDmaBuf(kName, Registrar::kUserMemory, input->descriptor, reinterpret_cast<std::uint64_t>(input->address),
+                            input->bytes, make_call);
+    return Register(kName, Registrar::kUserMemory, PartAt(input->address, input->bytes), kName, make_call);
+  }
+};
+
+struct UmemDereg {
+  static constexpr const char *kName = "mlx5dv_devx_umem_dereg", *kExported = kName;
+  using Function = int(void*);
+  static int Call(Function* real, void* memory) {
+    return Deregister(KeyOf(Registrar::kUserMemory, memory), [&] { return real(memory); });
+  }
+};
+
+struct GdrHandle {
+  unsigned long value;
+};
+// The two versions differ in the arguments between the size and the handle.
+template <class... Middle>
+int PinForGdr(int (*real)(void*, unsigned long, size_t, Middle..., GdrHandle*), void* gdr, unsigned long address, size_t bytes,
+              Middle... middle, GdrHandle* handle) {
+  const Part part{Address{address}, bytes};
+  const Registering gate("gdr_pin_buffer", part);
+  if (gate.refused()) return EBUSY;
+  const int result = real(gdr, address, bytes, middle..., handle);
+  if (result == 0 && handle != nullptr) Registrations::Get().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
+  return result;
+}
+
+struct GdrPin {
+  static constexpr const char *kName = "gdr_pin_buffer", *kExported = kName;
+  using Function = int(void*, unsigned long, size_t, std::uint64_t, std::uint32_t, GdrHandle*);
+  static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint64_t token, std::uint32_t space,
+                  GdrHandle* handle) {
+    return PinForGdr<std::uint64_t, std::uint32_t>(real, gdr, address, bytes, token, space, handle);
+  }
+};
+
+struct GdrPin2 {
+  static constexpr const char *kName = "gdr_pin_buffer_v2", *kExported = kName;
+  using Function = int(void*, unsigned long, size_t, std::uint32_t, GdrHandle*);
+  static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint32_t flags, GdrHandle* handle) {
+    return PinForGdr<std::uint32_t>(real, gdr, address, bytes, flags, handle);
+  }
+};
+
+struct GdrUnpin {
+  static constexpr const char *kName = "gdr_unpin_buffer", *kExported = kName;
+  using Function = int(void*, GdrHandle);
+  static int Call(Function* real, void* gdr, GdrHandle handle) {
+    return Deregister({Registrar::kGdrCopy, handle.value}, [&] { return real(gdr, handle); });
   }
 };
 
 }  // namespace
 
 std::span<const replacements::Replacement> VerbsReplacements() {
-  return replacements::Table<MemGetHandleForAddressRange, PointerSetAttribute, RegMr, RegMrIova2, RegDmabufMr, DeregMr>();
+  return replacements::Table<MemGetHandleForAddressRange, PointerSetAttribute, RegMr, RegMrIova2, RegDmabufMr, Mlx5RegDmabufMr,
+                             DeregMr, UmemReg, UmemRegEx, UmemDereg, GdrPin, GdrPin2, GdrUnpin>();
 }
 }  // namespace amem::intercept

@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/registrations.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
@@ -10,6 +11,7 @@ namespace {
 __attribute__((constructor)) void OnLoad() {
   try {
     amem::replacements::Install(amem::intercept::Tables());
+    amem::replacements::Install(&amem::intercept::WrapPlugin);
     amem::Runtime::Get().Load();
   } catch (const std::exception& error) {
     amem::log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

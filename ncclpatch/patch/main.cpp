@@ -13,7 +13,11 @@ constexpr const char* kFooter =
     "\n"
     "Example:\n"
     "  amem-patch $(python -c 'import nvidia.nccl as n; print(n.__path__[0])')/lib/libnccl.so.2 -o $HOME/amem\n"
-    "  LD_PRELOAD=$HOME/amem/libnccl.so.2 torchrun ... train.py";
+    "  LD_LIBRARY_PATH=$HOME/amem ./program\n"
+    "\n"
+    "A program that finds its libnccl by an own path (PyTorch's wheels) gets the copy in that place. Do not preload a libnccl: "
+    "its\n"
+    "functions would also serve every other NCCL of the process. LD_PRELOAD=libamem_nccl.so needs no patched copy at all.";
 
 int Complain(const std::string& message) {
   std::fprintf(stderr, "amem-patch: %s\n", message.c_str());
@@ -27,7 +31,9 @@ int Patch(const amem::patch::Request& request) {
   std::printf("wrote %s\n", patched->library.c_str());
   for (const auto& companion : patched->companions) std::printf("wrote %s\n", companion.c_str());
   std::error_code error;
-  std::printf("use it with\n  LD_PRELOAD=%s\n", std::filesystem::absolute(patched->library, error).lexically_normal().c_str());
+  const auto copy = std::filesystem::absolute(patched->library, error).lexically_normal();
+  std::printf("let the program find it in place of the original, for example with\n  LD_LIBRARY_PATH=%s\n",
+              copy.parent_path().c_str());
   return kFine;
 }
 

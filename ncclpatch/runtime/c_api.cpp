@@ -78,7 +78,7 @@ int AtBorder(const char* call, const Body& body) noexcept {
   }
 }
 
-Status RunCycle(Status (Session::*step)()) {
+Status RunCycle(CycleKind kind) {
   Runtime::Get().LookForLibraries();
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
@@ -86,7 +86,7 @@ Status RunCycle(Status (Session::*step)()) {
     log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
     return Status::Ok();
   }
-  return ((*session)->*step)();
+  return Runtime::Get().Cycle(**session, kind);
 }
 
 // Every NCCL of this process, under AMem or not.
@@ -125,15 +125,14 @@ std::string LibrariesText() {
 
 using amem::AtBorder;
 using amem::Runtime;
-using amem::Session;
 using amem::Status;
 
 int ncclPause(ncclComm** /*comm*/) {
-  return AtBorder("ncclPause", [] { return amem::RunCycle(&Session::Pause); });
+  return AtBorder("ncclPause", [] { return amem::RunCycle(amem::CycleKind::kPause); });
 }
 
 int ncclResume(ncclComm** /*comm*/) {
-  return AtBorder("ncclResume", [] { return amem::RunCycle(&Session::Resume); });
+  return AtBorder("ncclResume", [] { return amem::RunCycle(amem::CycleKind::kResume); });
 }
 
 int ncclMemStats() {

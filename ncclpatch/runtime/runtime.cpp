@@ -21,6 +21,8 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
+thread_local bool t_forking = false;  // this thread holds the locks that a child must not inherit
+
 // Makes no driver calls, because at exit the driver may be gone already. A thread that hangs in the driver, behind a GPU that
 // hangs, may hold the session's lock for ever; the process must end all the same.
 void CloseAtExit() {
@@ -44,12 +46,16 @@ void CloseAtExit() {
 
 }  // namespace
 
-// A fork waits for a session that is being started, so that the child inherits all of it or nothing.
+// A fork waits for a session that is being started, so that the child inherits all of it or nothing. Once there is one the
+// child is inert, and nothing need be waited for: a thread that hangs in the driver may hold a lock for ever.
 void Runtime::BeforeFork() {
+  t_forking = Get().started() == nullptr;
+  if (!t_forking) return;
   Get().mutex_.lock();
   hook::BeforeFork();
 }
 void Runtime::AfterFork() {
+  if (!std::exchange(t_forking, false)) return;
   hook::AfterFork();
   Get().mutex_.unlock();
 }
@@ -173,6 +179,39 @@ void Runtime::Note(EventBody event) {
     }
   }
   started()->Note(std::move(event));
+}
+
+void Runtime::KeepEverything(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!keep_everything_.empty()) return;
+    keep_everything_ = why;
+  }
+  log::Warn("pauses will leave all of NCCL's memory in place: " + why);
+  Note(PassedThrough{"keep everything", why, 0});
+}
+
+// What is mapped counts as registered for as long as the pause lasts.
+void Runtime::HoldEverything(Session& session) {
+  const std::lock_guard lock(mutex_);
+  if (keep_everything_.empty() || !held_.empty() || session.paused()) return;
+  session.Inspect([&](const State& state) {
+    for (const auto& [address, mapping] : state.mappings) held_.push_back({address, mapping.bytes, keep_everything_});
+  });
+  std::erase_if(held_, [&](const Registered& held) { return !session.NoteRegistration(held); });
+}
+
+void Runtime::LetGo(Session& session) {
+  const std::lock_guard lock(mutex_);
+  if (session.paused()) return;
+  for (const Registered& held : std::exchange(held_, {})) session.Note(Deregistered{held.address, held.bytes});
+}
+
+Status Runtime::Cycle(Session& session, CycleKind kind) {
+  if (kind == CycleKind::kPause) HoldEverything(session);
+  const Status status = kind == CycleKind::kPause ? session.Pause() : session.Resume();
+  LetGo(session);
+  return status;
 }
 
 Status Runtime::SetGroup(std::int64_t group) {

@@ -44,6 +44,10 @@ class Runtime {
   // Journals an event, now or as soon as the session starts.
   void Note(EventBody event);
 
+  // From now on a pause leaves all of NCCL's memory in place, because somebody whom AMem cannot ask may hold its pages.
+  void KeepEverything(const std::string& why);
+  Status Cycle(Session& session, CycleKind kind);
+
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
 
@@ -56,6 +60,8 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
   void NoteLibraries(Session& session);
+  void HoldEverything(Session& session);
+  void LetGo(Session& session);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -69,6 +75,8 @@ class Runtime {
   Status failure_;
   std::vector<EventBody> pending_;
   std::uint64_t noted_libraries_ = 0, surveyed_at_ = 0;  // hook::Library::number, hook::LoadCount
+  std::string keep_everything_;                          // why, if so
+  std::vector<Registered> held_;                         // because of that, in this pause
   std::set<std::string> not_under_amem_;                 // said already
 };
 

@@ -127,11 +127,15 @@ std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) 
 bool Session::TouchesPaused(Address address, Bytes bytes) {
   if (!paused()) return false;
   const auto lock = ledger_.Lock();
-  const auto& mappings = ledger_.state().mappings;
-  auto it = ledger_.state().MappingAt(address);
-  if (it == mappings.end()) it = mappings.lower_bound(address);
-  for (; it != mappings.end() && it->first < address + bytes; ++it) {
+  const State& state = ledger_.state();
+  // In the middle of a pause or resume, what is mapped may be about to leave, or may not have its contents back yet.
+  const bool settled = state.lifecycle == Lifecycle::kPaused;
+  auto it = state.MappingAt(address);
+  if (it == state.mappings.end()) it = state.mappings.lower_bound(address);
+  for (; it != state.mappings.end() && it->first < address + bytes; ++it) {
     if (!it->second.present) return true;
+    const auto allocation = state.allocations.find(it->second.allocation);
+    if (!settled && allocation != state.allocations.end() && WhyKept(allocation->second) == KeepReason::kNone) return true;
   }
   return false;
 }

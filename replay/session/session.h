@@ -100,12 +100,12 @@ class Session final : public PeerDelegate {
   Status Pause();
   Status Resume();
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // Held over a launch by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its end. Not
+  // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its end. Not
   // owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
-  // True when [address, address + bytes) touches memory that a pause took away.
+  // True when [address, address + bytes) touches memory that a pause took away, or that one under way is taking.
   bool TouchesPaused(Address address, Bytes bytes);
   // kRefused while paused or in a pause or resume, whose members are those of the group that began it; the same group again is
   // no change, at any time.

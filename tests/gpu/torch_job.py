@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A PyTorch job as users write them: torchrun, process groups, collectives. Nothing in it knows AMem but the two calls.
 
-Start it with nothing but LD_PRELOAD of a patched libnccl.so.2 (or of libamem_nccl.so):
+Start it with nothing but LD_PRELOAD of libamem_nccl.so:
 
-    LD_PRELOAD=DIR/libnccl.so.2 NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 4 torch_job.py --cycles 20
+    LD_PRELOAD=DIR/libamem_nccl.so NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 4 torch_job.py --cycles 20
 
 ncclPause and ncclResume are found through ctypes, as a PyNccl wrapper finds them. The data are whole numbers, so every result is
 known exactly; it is checked before the first cycle and after each, in outputs that were poisoned. A CUDA graph that was captured before the first pause must replay after each resume.

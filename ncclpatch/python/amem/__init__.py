@@ -5,13 +5,15 @@
     with amem.paused():         # collective: every rank that shares NCCL memory with this one does the same
         generate_rollouts()
 
-Importing puts a loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what
-to do. Without NCCL in the process, import it first and call attach().
+Importing puts every loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what
+to do. An NCCL that is loaded later, by ctypes or an import, follows before its first call. stats()["nccl_libraries"] names each
+NCCL of the process, whether it is under AMem, and why not.
 """
 
 import contextlib
 import ctypes
 import json
+import sys
 import warnings
 
 from . import _library
@@ -88,8 +90,15 @@ def version():
     return _lib.amem_version().decode()
 
 
+def _watch(event, arguments):
+    """Before the first call of an NCCL that was loaded after this package, its functions are looked up by name."""
+    if event == "ctypes.dlsym" and isinstance(arguments[1], str) and arguments[1].startswith("nccl"):
+        _lib.amem_attach()  # what cannot be attached to is said by the pause and by stats()
+
+
 if _library.nccl_is_loaded():
     try:
         attach()
     except AmemError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+sys.addaudithook(_watch)

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/registrations.h"
 
 namespace amem::test {
 
@@ -49,6 +49,10 @@ class Intercepted : public ::testing::Test {
     return memory;
   }
   static int Free(void* memory) { return nccl_free_(memory); }
+  void FreeAndAllocate() {
+    ASSERT_EQ(nccl_free_(memory_), 0);
+    ASSERT_EQ(nccl_alloc_(&memory_, kBytes), 0);
+  }
 
   static Session& session() { return *Runtime::Get().started(); }
   [[nodiscard]] CUdeviceptr memory() const { return reinterpret_cast<CUdeviceptr>(memory_); }
@@ -73,6 +77,15 @@ class Intercepted : public ::testing::Test {
     EXPECT_EQ(get(name, &real, 13000, 0, nullptr), CUDA_SUCCESS) << name;
     return Replace(name, reinterpret_cast<F*>(real));
   }
+  // The stand-in driver's own function.
+  template <class F>
+  static F* Plain(const char* name) {
+    return reinterpret_cast<F*>(dlsym(driver_, name));
+  }
+  template <class F>
+  static F* Nccl(const char* name) {
+    return reinterpret_cast<F*>(dlsym(nccl_, name));
+  }
   // Counts by kind, of all events that this session has recorded.
   template <class Kind>
   static std::uint64_t Count() {
@@ -88,9 +101,10 @@ class Intercepted : public ::testing::Test {
     setenv("AMEM_LOG", "off", 1);
     setenv("AMEM_USER_MEMORY", "release", 1);
     driver_ = dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    void* nccl = dlopen(AMEM_STAND_INS "/libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
-    if (driver_ == nullptr || nccl == nullptr) return false;
+    nccl_ = dlopen(AMEM_STAND_INS "/libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+    if (driver_ == nullptr || nccl_ == nullptr) return false;
     replacements::Install(intercept::Tables());
+    replacements::Install(&intercept::WrapPlugin);
     EXPECT_TRUE(Runtime::Get().Attach().ok());
     const auto call = [](const char* name, auto* type) { return reinterpret_cast<decltype(type)>(dlsym(driver_, name)); };
     CUcontext context = nullptr;
@@ -98,13 +112,13 @@ class Intercepted : public ::testing::Test {
     EXPECT_EQ(call("cuDevicePrimaryCtxRetain", static_cast<decltype(cuDevicePrimaryCtxRetain)*>(nullptr))(&context, 0),
               CUDA_SUCCESS);
     EXPECT_EQ(call("cuCtxSetCurrent", static_cast<decltype(cuCtxSetCurrent)*>(nullptr))(context), CUDA_SUCCESS);
-    nccl_alloc_ = reinterpret_cast<int (*)(void**, size_t)>(dlsym(nccl, "ncclMemAlloc"));
-    nccl_free_ = reinterpret_cast<int (*)(void*)>(dlsym(nccl, "ncclMemFree"));
+    nccl_alloc_ = reinterpret_cast<int (*)(void**, size_t)>(dlsym(nccl_, "ncclMemAlloc"));
+    nccl_free_ = reinterpret_cast<int (*)(void*)>(dlsym(nccl_, "ncclMemFree"));
     void* first = nullptr;
     return nccl_alloc_(&first, kBytes) == 0 && nccl_free_(first) == 0 && Runtime::Get().started() != nullptr;
   }
 
-  static inline void* driver_ = nullptr;
+  static inline void *driver_ = nullptr, *nccl_ = nullptr;
   static inline int (*nccl_alloc_)(void**, size_t) = nullptr;
   static inline int (*nccl_free_)(void*) = nullptr;
   void* memory_ = nullptr;

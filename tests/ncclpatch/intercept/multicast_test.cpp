@@ -111,5 +111,129 @@ TEST_F(MulticastTest, each_call_that_adds_something_is_refused_while_memory_is_p
   EXPECT_EQ(session().CopyState().multicasts, before.multicasts);
 }
 
+// CUDA 13.1 put the device behind the object's handle, under the same names.
+struct LastBinding {
+  CUmemGenericAllocationHandle object, memory;
+  CUdevice device;
+  size_t object_offset, memory_offset, bytes;
+  unsigned long long flags;
+} g_last_binding;
+
+TEST_F(MulticastTest, from_13_1_on_bindings_name_their_device) {
+  using BindMem = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+                           unsigned long long);
+  using BindAddr = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+  const auto bind = Replace<BindMem>(
+      "cuMulticastBindMem",
+      +[](CUmemGenericAllocationHandle o, CUdevice device, size_t oo, CUmemGenericAllocationHandle m, size_t mo, size_t bytes,
+          unsigned long long flags) {
+        g_last_binding = {o, m, device, oo, mo, bytes, flags};
+        return CUDA_SUCCESS;
+      },
+      13010);
+  const auto bind_at = Replace<BindAddr>(
+      "cuMulticastBindAddr",
+      +[](CUmemGenericAllocationHandle o, CUdevice device, size_t oo, CUdeviceptr at, size_t bytes, unsigned long long flags) {
+        g_last_binding = {o, at, device, oo, 0, bytes, flags};
+        return CUDA_SUCCESS;
+      },
+      13010);
+  ASSERT_EQ(bind(object, 1, 4096, bound_memory, 8192, kBytes / 2, 5), CUDA_SUCCESS);
+  EXPECT_FALSE(intercept::IsGuest(g_last_binding.object) || intercept::IsGuest(g_last_binding.memory));
+  EXPECT_EQ(g_last_binding.device, 1);
+  EXPECT_EQ(g_last_binding.object_offset, 4096U);
+  EXPECT_EQ(g_last_binding.memory_offset, 8192U);
+  EXPECT_EQ(g_last_binding.bytes, kBytes / 2);
+  EXPECT_EQ(g_last_binding.flags, 5U);
+  EXPECT_EQ(AllocationOfMemory().multicast_bindings, 1U);
+  ASSERT_EQ(bind_at(object, 1, 0, memory(), kBytes, 6), CUDA_SUCCESS);
+  EXPECT_EQ(g_last_binding.memory, memory());
+  EXPECT_EQ(g_last_binding.flags, 6U);
+  EXPECT_EQ(AllocationOfMemory().multicast_bindings, 2U);
+  const auto before = Replace("cuMulticastBindMem", &test::Recorded<decltype(cuMulticastBindMem)>::Real, 13000);
+  EXPECT_NE(reinterpret_cast<void*>(before), reinterpret_cast<void*>(bind)) << "NCCL of 13.0 has six arguments";
+}
+
+// ---- logical endpoints ------------------------------------------------------------------------------------------------------
+
+class EndpointTest : public MulticastTest {
+ protected:
+  using BindAddr = CUresult(cuuint32_t, CUdevice, cuuint64_t, void*, cuuint64_t, unsigned long long);
+  using BindMem = CUresult(cuuint32_t, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t,
+                           unsigned long long);
+  using Unbind = CUresult(cuuint32_t, CUdevice, cuuint64_t, cuuint64_t);
+  static inline CUmemGenericAllocationHandle bound = 0;
+  static inline CUresult answer = CUDA_SUCCESS;
+  void SetUp() override {
+    MulticastTest::SetUp();
+    answer = CUDA_SUCCESS;
+  }
+  [[nodiscard]] bool APauseKeepsIt() const {
+    EXPECT_TRUE(session().Pause().ok());
+    const bool kept = AllocationOfMemory().resident;
+    EXPECT_TRUE(session().Resume().ok());
+    return kept;
+  }
+  [[nodiscard]] void* pointer() const { return reinterpret_cast<void*>(memory()); }
+
+  BindAddr* bind_at = Replace<BindAddr>(
+      "cuLogicalEndpointBindAddr",
+      +[](cuuint32_t, CUdevice, cuuint64_t, void*, cuuint64_t, unsigned long long) { return answer; }, 13030);
+  BindMem* bind_mem = Replace<BindMem>(
+      "cuLogicalEndpointBindMem",
+      +[](cuuint32_t, CUdevice, cuuint64_t, CUmemGenericAllocationHandle handle, cuuint64_t, cuuint64_t, unsigned long long) {
+        bound = handle;
+        return answer;
+      },
+      13030);
+  Unbind* unbind_all = Replace<Unbind>(
+      "cuLogicalEndpointUnbind", +[](cuuint32_t, CUdevice, cuuint64_t, cuuint64_t) { return answer; }, 13030);
+};
+
+TEST_F(EndpointTest, memory_bound_by_address_or_handle_stays_until_it_is_unbound) {
+  EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_SUCCESS);
+  EXPECT_EQ(bind_mem(3, 0, kBytes, bound_memory, 0, kBytes, 0), CUDA_SUCCESS);
+  EXPECT_FALSE(intercept::IsGuest(bound)) << "the driver knows its own handles only";
+  EXPECT_NE(bound, 0U);
+  EXPECT_TRUE(APauseKeepsIt());
+  EXPECT_EQ(unbind_all(3, 1, 0, 2 * kBytes), CUDA_SUCCESS) << "of another device";
+  EXPECT_EQ(unbind_all(3, 0, 0, kBytes), CUDA_SUCCESS);
+  EXPECT_TRUE(APauseKeepsIt()) << "the second binding";
+  EXPECT_EQ(unbind_all(3, 0, 0, 2 * kBytes), CUDA_SUCCESS);
+  EXPECT_FALSE(APauseKeepsIt());
+}
+
+TEST_F(EndpointTest, what_the_driver_refuses_is_not_recorded_and_paused_memory_is_refused) {
+  answer = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(bind_mem(3, 0, 0, bound_memory, 0, kBytes, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(AllocationOfMemory().registrations, 0U);
+  answer = CUDA_SUCCESS;
+  EXPECT_EQ(bind_at(4, 0, 0, pointer(), kBytes, 0), CUDA_SUCCESS);
+  answer = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_EQ(unbind_all(4, 0, 0, kBytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_TRUE(APauseKeepsIt());
+  answer = CUDA_SUCCESS;
+  EXPECT_EQ(unbind_all(4, 0, 0, kBytes), CUDA_SUCCESS);
+  ASSERT_TRUE(session().Pause().ok());
+  EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_ERROR_ILLEGAL_STATE);
+  EXPECT_EQ(bind_mem(3, 0, 0, bound_memory, 0, kBytes, 0), CUDA_ERROR_ILLEGAL_STATE);
+}
+
+// ---- pools of the driver's
+// ----------------------------------------------------------------------------------------------------
+
+TEST_F(EndpointTest, what_nccl_does_with_pools_is_journaled_with_the_drivers_answer) {
+  using Create = decltype(cuMemPoolCreate);
+  const auto create_pool = Replace<Create>("cuMemPoolCreate", &test::Recorded<Create>::Real);
+  using Trim = decltype(cuMemPoolTrimTo);
+  const auto trim = Replace<Trim>("cuMemPoolTrimTo", &test::Recorded<Trim>::Real);
+  const auto before = Count<PassedThrough>();
+  test::Recorded<Trim>::result = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_EQ(create_pool(nullptr, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(trim(nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Count<PassedThrough>(), before + 2);
+}
+
 }  // namespace
 }  // namespace amem

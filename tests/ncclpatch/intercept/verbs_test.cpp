@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 
 #include "tests/ncclpatch/intercept/intercepted.h"
 
@@ -81,7 +82,7 @@ TEST_F(VerbsTest, a_registration_by_dma_buf_counts_though_its_descriptor_is_clos
   const auto export_range = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
   int descriptor = -1;
   ASSERT_EQ(export_range(&descriptor, memory(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS);
-  EXPECT_EQ(Registrations(), 0U) << "the descriptor alone pins nothing that lasts";
+  EXPECT_EQ(Registrations(), 1U) << "somebody unknown may register the descriptor";
   void* const region = reg_dmabuf_mr(nullptr, kBytes / 2, kBytes / 4, 0, descriptor, 1);
   close(descriptor);
   ASSERT_EQ(Registrations(), 1U);
@@ -102,7 +103,109 @@ TEST_F(VerbsTest, a_deregistration_that_fails_keeps_the_memory) {
   APauseKeepsIt();
   g_deregister_result = 0;
   EXPECT_EQ(dereg_mr(region), 0);
-  session().Note(Deregistered{Address{memory()}, kBytes});  // the failure was counted once more; for the tests that follow
+  EXPECT_EQ(Registrations(), 0U) << "a failure does not count as one more registration";
+  APauseTakesIt();
+}
+
+TEST_F(VerbsTest, a_dma_buf_pins_its_range_until_its_registration_is_seen_to_end_or_to_fail) {
+  const auto export_range = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
+  int descriptor = -1;
+  ASSERT_EQ(export_range(&descriptor, memory(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS);
+  APauseKeepsIt();
+  g_register_fails = true;
+  EXPECT_EQ(reg_dmabuf_mr(nullptr, 0, kBytes, 0, descriptor, 1), nullptr);
+  close(descriptor);
+  EXPECT_EQ(Registrations(), 0U);
+  APauseTakesIt();
+}
+
+TEST_F(VerbsTest, a_second_longer_registration_at_one_address_holds_all_of_it) {
+  void* const first = reg_mr(nullptr, pointer(), 4096, 1);
+  void* const second = reg_mr(nullptr, pointer(), kBytes, 1);
+  EXPECT_EQ(session().CopyState().registrations.at(Address{memory()}).bytes, kBytes);
+  EXPECT_EQ(dereg_mr(first), 0);
+  APauseKeepsIt();
+  EXPECT_EQ(dereg_mr(second), 0);
+  APauseTakesIt();
+}
+
+TEST_F(VerbsTest, a_registration_that_outlives_its_memory_does_not_hide_one_of_the_next) {
+  void* const lost = reg_mr(nullptr, pointer(), kBytes, 1);
+  const CUdeviceptr before = memory();
+  FreeAndAllocate();
+  if (memory() != before) GTEST_SKIP() << "the next memory lies elsewhere";
+  void* const region = reg_mr(nullptr, pointer(), kBytes, 1);
+  APauseKeepsIt();
+  EXPECT_EQ(dereg_mr(region), 0);
+  EXPECT_EQ(dereg_mr(lost), 0);
+  APauseTakesIt();
+}
+
+TEST_F(VerbsTest, registering_paused_memory_is_refused) {
+  ASSERT_TRUE(session().Pause().ok());
+  EXPECT_EQ(reg_mr(nullptr, pointer(), kBytes, 1), nullptr);
+  EXPECT_EQ(errno, EBUSY);
+  std::array<std::byte, 64> host{};
+  void* const region = reg_mr(nullptr, host.data(), host.size(), 1);
+  EXPECT_NE(region, nullptr);
+  EXPECT_EQ(dereg_mr(region), 0);
+}
+
+// The functions beside plain verbs: each pins, and its counterpart lets go.
+TEST_F(VerbsTest, mellanox_user_memory_and_gdrcopy_count_as_well) {
+  struct Input {
+    void* address;
+    size_t bytes;
+    std::uint32_t access;
+    std::uint64_t page_sizes, mask;
+    int descriptor;
+  };
+  struct Handle {
+    unsigned long value;
+  };
+  const auto umem = Verbs(
+      "mlx5dv_devx_umem_reg", +[](void*, void*, size_t, std::uint32_t) { return NewRegion(); });
+  const auto umem_ex = Verbs(
+      "mlx5dv_devx_umem_reg_ex", +[](void*, void*) { return NewRegion(); });
+  const auto umem_gone = Verbs("mlx5dv_devx_umem_dereg", &VerbsDeregMr);
+  const auto reg_dmabuf = Verbs(
+      "mlx5dv_reg_dmabuf_mr", +[](void*, std::uint64_t, size_t, std::uint64_t, int, int, int) { return NewRegion(); });
+  const auto pin = Verbs(
+      "gdr_pin_buffer", +[](void*, unsigned long, size_t, std::uint64_t, std::uint32_t, Handle* handle) {
+        handle->value = 7;
+        return 0;
+      });
+  const auto pin_2 = Verbs(
+      "gdr_pin_buffer_v2", +[](void*, unsigned long, size_t, std::uint32_t, Handle* handle) {
+        handle->value = 8;
+        return 0;
+      });
+  const auto unpin = Verbs(
+      "gdr_unpin_buffer", +[](void*, Handle) { return g_deregister_result; });
+  const auto counts = [&](const auto& add, const auto& remove) {
+    add();
+    EXPECT_EQ(Registrations(), 1U);
+    g_deregister_result = 22;
+    EXPECT_EQ(remove(), 22);
+    EXPECT_EQ(Registrations(), 1U);
+    g_deregister_result = 0;
+    EXPECT_EQ(remove(), 0);
+    EXPECT_EQ(Registrations(), 0U);
+  };
+  void* region = nullptr;
+  counts([&] { region = umem(nullptr, pointer(), kBytes, 1); }, [&] { return umem_gone(region); });
+  Input plain{pointer(), kBytes, 1, 0, 0, -1};
+  counts([&] { region = umem_ex(nullptr, &plain); }, [&] { return umem_gone(region); });
+  const auto export_range = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
+  int descriptor = -1;
+  ASSERT_EQ(export_range(&descriptor, memory(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS);
+  Input by_descriptor{nullptr, kBytes, 1, 0, 1, descriptor};
+  counts([&] { region = umem_ex(nullptr, &by_descriptor); }, [&] { return umem_gone(region); });
+  counts([&] { region = reg_dmabuf(nullptr, 0, kBytes, 0, descriptor, 1, 0); }, [&] { return dereg_mr(region); });
+  close(descriptor);
+  Handle handle{};
+  counts([&] { EXPECT_EQ(pin(nullptr, memory(), kBytes, 0, 0, &handle), 0); }, [&] { return unpin(nullptr, handle); });
+  counts([&] { EXPECT_EQ(pin_2(nullptr, memory(), kBytes, 0, &handle), 0); }, [&] { return unpin(nullptr, handle); });
 }
 
 TEST_F(VerbsTest, a_registration_that_fails_counts_for_nothing) {

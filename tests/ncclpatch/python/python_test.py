@@ -15,10 +15,12 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxSetCurrent(context) == 0
 cuda.stand_in_cuda_bytes_in_use.restype = ctypes.c_uint64
 in_use = lambda: cuda.stand_in_cuda_bytes_in_use(0)
-def load_nccl():
+def load_nccl(path=os.environ["LD_LIBRARY_PATH"] + "/libnccl.so.2"):
     global nccl
-    nccl = ctypes.CDLL("libnccl.so.2")
-def allocate():
+    nccl = ctypes.CDLL(path)
+    return nccl
+def allocate(nccl=None):
+    nccl = nccl or globals()["nccl"]
     pointer = ctypes.c_void_p()
     assert nccl.ncclMemAlloc(ctypes.byref(pointer), ctypes.c_size_t(4 << 20)) == 0
     return pointer
@@ -34,12 +36,14 @@ def run(script, **more):
         )
 
 
-class Package(unittest.TestCase):
+class Scripts(unittest.TestCase):
     def check(self, script, **more):
         result = run(script, **more)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return result
 
+
+class Package(Scripts):
     def test_import_attaches_and_the_context_manager_gives_memory_back(self):
         self.check(
             """
@@ -113,6 +117,70 @@ with amem.paused():
         result = run("import amem", AMEM_LIBRARY="/no/such/libamem_nccl.so")
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("AMEM_LIBRARY", result.stderr)
+
+
+class SeveralNccls(Scripts):
+    """Two builds of NCCL in one process, loaded in each way and order: both are under AMem, and a pause releases both."""
+
+    BOTH_PAUSE = """
+import amem
+for one in loaded: allocate(one)
+assert in_use() >= 2 * (4 << 20)
+with amem.paused():
+    assert in_use() == 0, in_use()
+named = {one["version"]: one for one in amem.stats()["nccl_libraries"]}
+assert sorted(named) == ["2.28.9", "2.29.7"], named
+assert all(one["under_amem"] and not one["why_not"] for one in named.values()), named
+"""
+    OTHER = os.environ.get("STAND_IN_NCCL_OTHER", "")
+
+    def check_both(self, script, **more):
+        self.check(script + self.BOTH_PAUSE, OTHER=self.OTHER, **more)
+
+    def test_preload_of_the_library(self):
+        self.check_both(
+            "loaded = [load_nccl(), load_nccl(os.environ['OTHER'])]", LD_PRELOAD=os.environ["AMEM_LIBRARY"]
+        )
+
+    def test_preload_of_the_library_the_other_first_and_global(self):
+        self.check_both(
+            "loaded = [ctypes.CDLL(os.environ['OTHER'], mode=ctypes.RTLD_GLOBAL), load_nccl()]",
+            LD_PRELOAD=os.environ["AMEM_LIBRARY"],
+        )
+
+    def test_attach_after_both(self):
+        self.check_both("loaded = [load_nccl(), load_nccl(os.environ['OTHER'])]")
+
+    def test_the_other_is_loaded_after_the_package_and_used_at_once(self):
+        self.check_both("loaded = [load_nccl()]\nimport amem\nloaded.append(load_nccl(os.environ['OTHER']))\nallocate(loaded[1])")
+
+    def test_the_other_is_loaded_after_the_first_pause(self):
+        self.check_both(
+            "loaded = [load_nccl()]\nimport amem\nallocate()\namem.pause(); amem.resume()\n"
+            "loaded.append(load_nccl(os.environ['OTHER']))"
+        )
+
+    def test_one_that_was_used_before_is_named_by_statistics_and_by_the_pause(self):
+        result = self.check(
+            """
+other = load_nccl(os.environ["OTHER"])
+allocate(other)
+kept = in_use()
+load_nccl()
+warnings.simplefilter("ignore")
+import amem
+allocate()
+with amem.paused():
+    assert in_use() == kept, in_use()
+named = {one["version"]: one for one in amem.stats()["nccl_libraries"]}
+assert named["2.28.9"]["under_amem"] and not named["2.29.7"]["under_amem"], named
+assert "looked up the driver's functions before" in named["2.29.7"]["why_not"], named
+amem.pause(); amem.resume()
+""",
+            OTHER=self.OTHER,
+        )
+        self.assertEqual(result.stderr.count("is not under AMem, and a pause leaves its memory"), 1, result.stderr)
+        self.assertIn("NCCL 2.29.7", result.stderr)
 
 
 if __name__ == "__main__":

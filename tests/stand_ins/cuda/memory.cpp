@@ -361,3 +361,47 @@ CUDA_CALL CUresult cuMemsetD32(CUdeviceptr pointer, unsigned int value, std::siz
 CUDA_CALL CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned int value, std::size_t count, CUstream) {
   return Fill(pointer, value, count);
 }
+
+// ---- stream memory operations: done when the call returns ------------------------------------------------------------------
+
+namespace {
+
+template <class T>
+CUresult WriteFlag(CUdeviceptr pointer, T value) {
+  return pointer % sizeof value != 0 ? CUDA_ERROR_INVALID_VALUE : Fill(pointer, value, 1);
+}
+
+// Streams are not simulated, so that a flag that is not there yet would never come.
+template <class T>
+CUresult WaitForFlag(CUdeviceptr pointer, T value, unsigned int flags) {
+  T found{};
+  const CUresult result = Copy(Number(&found), Side::kHost, pointer, Side::kAny, sizeof found);
+  if (result != CUDA_SUCCESS) return result;
+  const bool met = flags == CU_STREAM_WAIT_VALUE_EQ ? found == value : flags == CU_STREAM_WAIT_VALUE_GEQ && found >= value;
+  return met ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+CUDA_CALL CUresult cuStreamWriteValue32(CUstream, CUdeviceptr pointer, cuuint32_t value, unsigned int) {
+  return WriteFlag(pointer, value);
+}
+CUDA_CALL CUresult cuStreamWriteValue64(CUstream, CUdeviceptr pointer, cuuint64_t value, unsigned int) {
+  return WriteFlag(pointer, value);
+}
+CUDA_CALL CUresult cuStreamWaitValue32(CUstream, CUdeviceptr pointer, cuuint32_t value, unsigned int flags) {
+  return WaitForFlag(pointer, value, flags);
+}
+CUDA_CALL CUresult cuStreamWaitValue64(CUstream, CUdeviceptr pointer, cuuint64_t value, unsigned int flags) {
+  return WaitForFlag(pointer, value, flags);
+}
+CUDA_CALL CUresult cuStreamBatchMemOp(CUstream, unsigned int count, CUstreamBatchMemOpParams* operations, unsigned int) {
+  for (unsigned int i = 0; i < count; ++i) {
+    const auto& one = operations[i];
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    if (one.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) result = WriteFlag(one.writeValue.address, one.writeValue.value);
+    if (one.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64) result = WriteFlag(one.writeValue.address, one.writeValue.value64);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}

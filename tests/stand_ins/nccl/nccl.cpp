@@ -1,6 +1,7 @@
 // NCCL's interface, but for the collectives.
 #include "tests/stand_ins/nccl/nccl.h"
 
+#include <dlfcn.h>
 #include <sys/random.h>
 
 #include <cstdio>
@@ -123,7 +124,7 @@ EXPORT const char* ncclGetErrorString(int result) {
 }
 EXPORT const char* ncclGetLastError(Comm*) { return ""; }
 
-// For tests: imports any descriptor as NCCL would, and calls back from inside this library's code.
+// For tests: imports any descriptor as NCCL would, looks up a name, and calls back from inside this library's code.
 EXPORT int stand_in_nccl_import(int descriptor) {
   Driver* driver = TheDriver();
   if (driver == nullptr) return kInvalidUsage;
@@ -132,6 +133,8 @@ EXPORT int stand_in_nccl_import(int descriptor) {
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   return result == CUDA_SUCCESS ? driver->release(handle) : result;
 }
+
+EXPORT void* stand_in_nccl_look_up(void* library, const char* name) { return dlsym(library, name); }
 
 EXPORT int stand_in_nccl_call_back(int depth, int (*callback)()) {
   static int (*volatile self)(int, int (*)()) = &stand_in_nccl_call_back;  // volatile: each level stays a frame of its own

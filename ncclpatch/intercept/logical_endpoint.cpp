@@ -1,0 +1,105 @@
+// Logical endpoints (CUDA 13.3): memory that is bound to one is reached past its mappings, so it stays in place until it is
+// unbound (Registered).
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "ncclpatch/intercept/registrations.h"
+
+namespace amem::intercept {
+namespace {
+
+using EndpointId = cuuint32_t;  // CUlogicalEndpointId, which older headers lack
+
+class Endpoints {
+ public:
+  static Endpoints& Get() {
+    static auto* all = new Endpoints;
+    return *all;
+  }
+  void Bound(EndpointId id, CUdevice device, cuuint64_t offset, Part part) {
+    Session* session = Runtime::Get().started();
+    const std::lock_guard lock(mutex_);
+    if (session != nullptr && session->NoteRegistration({part.address, part.bytes, "logical endpoint"}))
+      bound_[{id, device, offset}].push_back(part);
+  }
+  // What lies from one key up to the other is bound no more.
+  void Unbound(const std::tuple<EndpointId, CUdevice, cuuint64_t>& from,
+               const std::tuple<EndpointId, CUdevice, cuuint64_t>& to) {
+    const std::lock_guard lock(mutex_);
+    const auto first = bound_.lower_bound(from), last = bound_.lower_bound(to);
+    for (auto it = first; it != last; ++it) Registrations::Forget(it->second);
+    bound_.erase(first, last);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<EndpointId, CUdevice, cuuint64_t>, std::vector<Part>> bound_;
+};
+
+struct EndpointBindAddr {
+  static constexpr const char *kName = "cuLogicalEndpointBindAddr", *kExported = kName;
+  using Function = CUresult(EndpointId, CUdevice, cuuint64_t, void*, cuuint64_t, unsigned long long);
+  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, void* address, cuuint64_t bytes,
+                       unsigned long long flags) {
+    const Part part = PartAt(address, bytes);
+    const Registering gate(kName, part);
+    if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
+    const CUresult result = real(id, device, offset, address, bytes, flags);
+    if (result == CUDA_SUCCESS) Endpoints::Get().Bound(id, device, offset, part);
+    return result;
+  }
+};
+
+// Where an allocation of AMem's lies; zero if it is not mapped.
+Address PlaceOf(Session& session, AllocationId allocation) {
+  return session.Inspect([&](const State& state) {
+    const auto found = state.allocations.find(allocation);
+    if (found != state.allocations.end() && found->second.placed()) return state.PlaceOf(found->second);
+    for (const auto& [address, mapping] : state.mappings)
+      if (mapping.allocation == allocation) return address;
+    return Address{};
+  });
+}
+
+struct EndpointBindMem {
+  static constexpr const char *kName = "cuLogicalEndpointBindMem", *kExported = kName;
+  using Function = CUresult(EndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t,
+                            unsigned long long);
+  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle memory,
+                       cuuint64_t memory_offset, cuuint64_t bytes, unsigned long long flags) {
+    Session* session = Runtime::Get().started();
+    if (session == nullptr || !IsGuest(memory)) return real(id, device, offset, memory, memory_offset, bytes, flags);
+    if (session->paused()) return ToDriver(kName, {Code::kRefused, "memory is paused; call ncclResume first"});
+    const auto [handle, begin] = session->Backing(ToAllocation(memory));
+    if (handle.value == 0) return CUDA_ERROR_INVALID_HANDLE;
+    const Address address = PlaceOf(*session, ToAllocation(memory));
+    const Part part{address + memory_offset, bytes};
+    const Registering gate(kName, address ? part : Part{});
+    const CUresult result = real(id, device, offset, handle.value, begin + memory_offset, bytes, flags);
+    if (result != CUDA_SUCCESS) return result;
+    if (address)
+      Endpoints::Get().Bound(id, device, offset, part);
+    else
+      Runtime::Get().KeepEverything("memory without an address is bound to a logical endpoint (cuLogicalEndpointBindMem)");
+    return result;
+  }
+};
+
+struct EndpointUnbind {
+  static constexpr const char *kName = "cuLogicalEndpointUnbind", *kExported = kName;
+  using Function = CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t);
+  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
+    const CUresult result = real(id, device, offset, bytes);
+    if (result == CUDA_SUCCESS) Endpoints::Get().Unbound({id, device, offset}, {id, device, offset + bytes});
+    return result;
+  }
+};
+
+}  // namespace
+
+std::span<const replacements::Replacement> LogicalEndpointReplacements() {
+  return replacements::Table<EndpointBindAddr, EndpointBindMem, EndpointUnbind>();
+}
+}  // namespace amem::intercept

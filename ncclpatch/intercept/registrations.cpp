@@ -1,0 +1,72 @@
+#include "ncclpatch/intercept/registrations.h"
+
+namespace amem::intercept {
+
+Registrations& Registrations::Get() {
+  static auto* all = new Registrations;
+  return *all;
+}
+
+void Registrations::Exported(int descriptor, Part part) {
+  Session* session = Runtime::Get().started();
+  const std::lock_guard lock(mutex_);
+  // What an earlier dma-buf of that number pins stays so: somebody unknown may have registered it before it was closed.
+  exported_[descriptor] = {part, session != nullptr && session->NoteRegistration({part.address, part.bytes, "dma-buf"})};
+}
+
+void Registrations::Consumed(int descriptor) {
+  const std::lock_guard lock(mutex_);
+  const auto found = exported_.find(descriptor);
+  if (found == exported_.end() || !std::exchange(found->second.pinned, false)) return;
+  Forget({found->second.part});
+}
+
+Part Registrations::ExportedAs(int descriptor) {
+  const std::lock_guard lock(mutex_);
+  const auto found = exported_.find(descriptor);
+  return found == exported_.end() ? Part{} : found->second.part;
+}
+
+void Registrations::Add(RegionKey key, Part part, const char* how) {
+  Session* session = Runtime::Get().started();
+  const std::lock_guard lock(mutex_);
+  Region& region = regions_[key];
+  ++region.uses;
+  // Nothing is recorded of memory that is not AMem's.
+  if (session != nullptr && part.bytes != 0 && session->NoteRegistration({part.address, part.bytes, how}))
+    region.parts.push_back(part);
+}
+
+std::vector<Part> Registrations::Take(RegionKey key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find(key);
+  if (found == regions_.end() || --found->second.uses > 0) return {};
+  return std::move(regions_.extract(found).mapped().parts);
+}
+
+void Registrations::PutBack(RegionKey key, std::vector<Part> parts) {
+  const std::lock_guard lock(mutex_);
+  Region& region = regions_[key];
+  ++region.uses;
+  region.parts.insert(region.parts.end(), parts.begin(), parts.end());
+}
+
+void Registrations::Forget(const std::vector<Part>& parts) {
+  Session* session = Runtime::Get().started();
+  for (const Part& part : parts)
+    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes});
+}
+
+Registering::Registering(const char* call, Part part) {
+  Session* session = Runtime::Get().started();
+  if (session == nullptr || part.bytes == 0) return;
+  for (;; std::this_thread::yield()) {
+    entered_ = session->EnterLaunch();
+    if (entered_.owns_lock()) return;
+    if (session->paused()) break;
+  }
+  refused_ = session->TouchesPaused(part.address, part.bytes);
+  if (refused_) RefusedWhilePaused(call);
+}
+
+}  // namespace amem::intercept

@@ -1,0 +1,88 @@
+// Memory that a network card, or another driver, was told of by address: its physical pages must stay where they are, so a
+// pause leaves it in place (Registered).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "ncclpatch/intercept/intercept.h"
+
+namespace amem::intercept {
+
+struct Part {
+  Address address;
+  Bytes bytes = 0;
+};
+inline Part PartAt(const void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
+
+// Who gave the handle of a registration; handles of two of them may be equal.
+enum class Registrar : std::uint8_t { kVerbs, kUserMemory, kGdrCopy, kPlugin };
+struct RegionKey {
+  Registrar registrar;
+  std::uint64_t handle;
+  friend auto operator<=>(const RegionKey&, const RegionKey&) = default;
+};
+inline RegionKey KeyOf(Registrar registrar, const void* handle) { return {registrar, reinterpret_cast<std::uint64_t>(handle)}; }
+
+class Registrations {
+ public:
+  static Registrations& Get();
+
+  // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
+  // that AMem sees takes its place (Consumed), or that registration fails.
+  void Exported(int descriptor, Part part);
+  void Consumed(int descriptor);
+  [[nodiscard]] Part ExportedAs(int descriptor);
+
+  // `key` now pins `part`. A plugin that caches registrations may give one handle for several.
+  void Add(RegionKey key, Part part, const char* how);
+  // Before a registration is undone, because after it another thread may get the same handle; and if that failed.
+  [[nodiscard]] std::vector<Part> Take(RegionKey key);
+  void PutBack(RegionKey key, std::vector<Part> parts);
+  static void Forget(const std::vector<Part>& parts);
+
+ private:
+  struct Export {
+    Part part;
+    bool pinned = false;
+  };
+  struct Region {
+    std::vector<Part> parts;
+    int uses = 0;
+  };
+  std::mutex mutex_;
+  std::map<int, Export> exported_;
+  std::map<RegionKey, Region> regions_;
+};
+
+// Held while memory is registered, so that no pause takes it between the card's answer and its record.
+class Registering {
+ public:
+  Registering(const char* call, Part part);
+  [[nodiscard]] bool refused() const { return refused_; }  // the memory is paused
+
+ private:
+  decltype(std::declval<Session&>().EnterLaunch()) entered_;
+  bool refused_ = false;
+};
+
+// Undoes a registration by `make_call`, which succeeds with 0.
+template <class MakeCall>
+int Deregister(RegionKey key, const MakeCall& make_call) {
+  std::vector<Part> parts = Registrations::Get().Take(key);
+  const int result = make_call();
+  if (result == 0)
+    Registrations::Forget(parts);
+  else
+    Registrations::Get().PutBack(key, std::move(parts));
+  return result;
+}
+
+// What NCCL gets in place of a table of functions that it looked up by name: a network plugin's is wrapped, so that its
+// registrations are seen.
+void* WrapPlugin(const char* name, void* table);
+
+}  // namespace amem::intercept

@@ -96,6 +96,31 @@ int main(int argc, char** argv) {
   }
   block(4, "a sentence about damage");
   Write(seeds / "pack" / "0", {}, blocks);
+  // Another, whose times are whatever fits into them.
+  blocks.assign(1, '\0');
+  const std::uint64_t times[] = {~0ULL, 1ULL << 63, 1, (1ULL << 63) - 1, 1ULL << 62, 2};
+  for (std::uint64_t session = 1; session < 4; ++session) {
+    block(1, "{\"session\":" + std::to_string(session) + ",\"pid\":7,\"status\":\"live\",\"as_of_ns\":18446744073709551615}");
+    const SessionOpened opened{.session = SessionId{session},
+                               .host = "h",
+                               .boot_id = "boot " + std::to_string(session),
+                               .realtime_ns = times[session],
+                               .monotonic_ns = times[session + 1]};
+    const EventBody events[] = {opened,
+                                HostAllocated{Address{1}, ~0ULL >> 1, 0, false},
+                                HostAllocated{Address{1ULL << 63}, ~0ULL >> 1, 0, false},
+                                PeerConnected{SessionId{session % 3 + 1}, "h", 1, 0, 0},
+                                PhaseBegun{PhaseKind::kPauseArrive},
+                                CycleBegun{CycleKind::kPause, 1, {SessionId{1}, SessionId{2}}},
+                                CycleDone{CycleKind::kPause, 1, ~0ULL},
+                                PeerLost{SessionId{session % 3 + 1}, "died"}};
+    for (std::uint64_t seq = 1; seq <= std::size(events); ++seq) {
+      const auto message =
+          encoder.Encode(Event{SequenceNumber{seq}, times[(seq + session) % std::size(times)], 3, events[seq - 1]});
+      block(3, {reinterpret_cast<const char*>(message.data()), message.size()});
+    }
+  }
+  Write(seeds / "pack" / "2", {}, blocks);
   std::filesystem::remove_all(directory);
   return 0;
 }

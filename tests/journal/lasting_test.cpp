@@ -108,14 +108,22 @@ TEST(Lasting, a_full_disk_is_waited_for) {
 
 TEST(Lasting, a_forked_child_begins_nothing_anew) {
   const TemporaryDirectory directory;
-  Lasting session(SmallJournal(directory.path()));
-  ASSERT_TRUE(session.Append().ok());
-  EXPECT_FINE_IN_CHILD([&]() -> std::string {
-    if (session.Append().code() != Code::kRefused) return "the child appended";
-    return session.writer->Renew(session.state).code() == Code::kRefused && session.said.empty() ? ""
-                                                                                                 : "the child began a journal";
-  });
-  EXPECT_TRUE(session.writer->Append(LegalEvent(2)).ok());
+  const fs::path place = directory.path() / "journal";
+  for (const bool lost : {false, true}) {
+    if (lost) std::ofstream(place) << "in the way";
+    Lasting session(SmallJournal(place));
+    EXPECT_EQ(session.Append().ok(), !lost);
+    if (lost) fs::remove(place);
+    EXPECT_FINE_IN_CHILD([&]() -> std::string {
+      if (session.Append().ok()) return "the child appended";
+      return session.writer->Renew(session.state).code() == Code::kRefused ? "" : "the child began a journal";
+    });
+    EXPECT_EQ(fs::exists(place), !lost);
+    EXPECT_EQ(session.writer->Renew(session.state).ok(), lost);
+    EXPECT_TRUE(session.Append().ok());
+    session.writer.reset();
+    fs::remove_all(place);
+  }
 }
 
 // Every directory on the way is the one session's, and complete.

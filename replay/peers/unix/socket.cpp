@@ -69,6 +69,9 @@ std::string ErrnoText(int error) {
 }
 
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
+  std::error_code failed;
+  if (std::filesystem::is_symlink(path, failed))
+    return Status{Code::kIo, "socket directory " + path.string() + " is a symbolic link: name the directory itself"};
   auto fd = OpenOwnDirectory("use as socket directory", path);
   if (!fd) return fd;
   struct stat info {};

@@ -1,7 +1,7 @@
 // Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
 #include <spdlog/fmt/fmt.h>
 
-#include <tuple>
+#include <type_traits>
 
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
@@ -11,12 +11,16 @@ namespace {
 
 constinit log::Limited g_refused_launches;
 
-// The stream that a launch submits to.
-inline CUstream StreamOf(CUstream stream) { return stream; }
-inline CUstream StreamOf(const CUlaunchConfig* config) { return config == nullptr ? nullptr : config->hStream; }
+// The stream among the arguments of a call.
+void* StreamIn() { return nullptr; }
+template <class First, class... Rest>
+void* StreamIn(First first, Rest... rest) {
+  if constexpr (std::is_same_v<First, CUstream>) return first;
+  if constexpr (std::is_same_v<First, const CUlaunchConfig*>) return first == nullptr ? nullptr : first->hStream;
+  return StreamIn(rest...);
+}
 
-// `kStream`: the position of the argument that has the stream.
-template <Text Name, class F, std::size_t kStream>
+template <Text Name, class F>
 struct Launch {
   static constexpr const char *kName = Name.data, *kExported = kName;
   using Function = F;
@@ -24,7 +28,7 @@ struct Launch {
   static CUresult Call(Function* real, A... arguments) {
     Session* session = Runtime::Get().started();
     if (session == nullptr) return real(arguments...);
-    const auto entered = session->EnterLaunch(kName, StreamOf(std::get<kStream>(std::tie(arguments...))));
+    const auto entered = session->EnterLaunch(kName, StreamIn(arguments...));
     if (entered.owns_lock()) [[likely]]
       return real(arguments...);
     g_refused_launches.Error(
@@ -33,15 +37,12 @@ struct Launch {
   }
 };
 
-using LaunchKernel =
-    Launch<"cuLaunchKernel",
-           CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**),
-           8>;
-using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**), 0>;
-using LaunchCooperativeKernel =
-    Launch<"cuLaunchCooperativeKernel",
-           CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**), 8>;
-using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream), 1>;
+using LaunchKernel = Launch<"cuLaunchKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                                       unsigned, CUstream, void**, void**)>;
+using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**)>;
+using LaunchCooperativeKernel = Launch<"cuLaunchCooperativeKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned,
+                                                                             unsigned, unsigned, unsigned, CUstream, void**)>;
+using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream)>;
 
 }  // namespace
 

@@ -74,8 +74,17 @@ Status Session::Cycle(CycleKind kind) {
   const std::lock_guard one(cycle_mutex_);
   const bool pausing = kind == CycleKind::kPause;
   const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
-  // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
-  if (Progress().lifecycle == target) return {};
+  {
+    const auto lock = ledger_.LockWithin(LocalPatience());
+    if (!lock.owns_lock()) {
+      return {Code::kRefused,
+              fmt::format("a driver call of NCCL's that gives memory back has not returned within {} ms; let the "
+                          "device become idle before, or raise AMEM_TIMEOUT_MS",
+                          LocalPatience().count())};
+    }
+    // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
+    if (ledger_.state().lifecycle == target) return {};
+  }
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
   if (const Status closed = gate_.Close(LocalPatience()); !closed.ok()) {

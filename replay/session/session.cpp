@@ -93,6 +93,11 @@ Status Session::Cycle(CycleKind kind) {
                                                 closed.message(), DevicesText())};
     return coordinator_->Refuse(kind, *std::move(round), why);
   }
+  struct OpenAtEnd {
+    CallGate& gate;
+    ~OpenAtEnd() { gate.Open(); }
+  };
+  const OpenAtEnd open_at_end{gate_};
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
@@ -101,7 +106,6 @@ Status Session::Cycle(CycleKind kind) {
     RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
   }
   paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
-  gate_.Open();
   return status;
 }
 

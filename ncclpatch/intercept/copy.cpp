@@ -13,7 +13,7 @@ struct Copy {
   using Function = F;
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
-    return ThroughTheGate(kName, nullptr, touches, real, arguments...);
+    return ThroughTheGate(kName, touches, real, arguments...);
   }
 };
 

@@ -61,15 +61,24 @@ struct Touch {
 // Logs, at most once a second for all calls, that a call was refused because it needs memory that is paused.
 CUresult RefusedWhilePaused(const char* call);
 
+// The stream among the arguments of a call, if there is one.
+inline CUstream StreamIn() { return nullptr; }
+template <class First, class... Rest>
+CUstream StreamIn(First first, Rest... rest) {
+  if constexpr (std::is_same_v<First, CUstream>) return first;
+  if constexpr (std::is_same_v<First, const CUlaunchConfig*> || std::is_same_v<First, CUDA_LAUNCH_PARAMS*>)
+    return first == nullptr ? nullptr : first->hStream;
+  return StreamIn(rest...);
+}
+
 // A call that puts work on a device, or reads or writes device memory at once: made with the gate held, so that no pause begins
 // before it has returned. While memory is paused it is refused if it touches that memory: `touches(touch, arguments...)`.
-// `stream`: the one that it submits to, if that is known.
 template <class Touches, class F, class... A>
-CUresult ThroughTheGate(const char* call, CUstream stream, const Touches& touches, F* real, A... arguments) {
+CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... arguments) {
   Session* session = Runtime::Get().started();
   if (session == nullptr) return real(arguments...);
   for (;; std::this_thread::yield()) {  // again if a pause or resume ended between the two questions
-    const auto entered = session->EnterLaunch(call, stream);
+    const auto entered = session->EnterLaunch(call, StreamIn(arguments...));
     if (entered.owns_lock()) [[likely]]
       return real(arguments...);
     if (session->paused()) break;

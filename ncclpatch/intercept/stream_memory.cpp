@@ -11,7 +11,7 @@ struct OneFlag {
   using Function = CUresult(CUstream, CUdeviceptr, Value, unsigned int);
   static CUresult Call(Function* real, CUstream stream, CUdeviceptr address, Value value, unsigned int flags) {
     const auto touches = [](Touch touch, CUstream, CUdeviceptr flag, auto...) { return touch(flag, sizeof(Value)); };
-    return ThroughTheGate(kName, stream, touches, real, stream, address, value, flags);
+    return ThroughTheGate(kName, touches, real, stream, address, value, flags);
   }
 };
 
@@ -44,7 +44,7 @@ struct BatchMemOp {
       return operations != nullptr &&
              std::any_of(operations, operations + count, [&](const auto& operation) { return one(touch, operation); });
     };
-    return ThroughTheGate(kName, stream, touches, real, stream, count, operations, flags);
+    return ThroughTheGate(kName, touches, real, stream, count, operations, flags);
   }
 };
 

@@ -17,12 +17,12 @@ namespace {
 
 // Measured on an H200 host with 32 processors: a GiB takes 190 to 230 ms with one thread, 55 to 70 with four, and longer with
 // more, because they wait for each other in the kernel.
-constexpr std::size_t kThreads = 4, kProcessorsForEach = 4;
-constexpr int kNiceness = 10;
+constexpr std::size_t kPageThreads = 4, kProcessorsForEach = 4;
+constexpr int kPagesNiceness = 10;
 
 std::size_t ThreadsFor(PageSupply::Haste haste) {
   if (haste == PageSupply::Haste::kAhead) return 1;
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / kProcessorsForEach, 2, kThreads);
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / kProcessorsForEach, 2, kPageThreads);
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ void PageSupply::Want(std::size_t pieces, Haste haste) {
   while (shared_->threads < threads) {
     auto started = StartThread("amem-pages", [shared = shared_, haste] {
       if (haste == Haste::kAhead)
-        static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness));
+        static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kPagesNiceness));
       shared->Work();
     });
     if (!started.ok()) return;  // what is not ready is populated when it is pinned

@@ -76,8 +76,17 @@ Status Session::Cycle(CycleKind kind) {
   const std::lock_guard one(cycle_mutex_);
   const bool pausing = kind == CycleKind::kPause;
   const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
-  // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
-  if (Progress().lifecycle == target) return {};
+  {
+    const auto lock = ledger_.LockWithin(LocalPatience());
+    if (!lock.owns_lock()) {
+      return {Code::kRefused,
+              fmt::format("a driver call of NCCL's that gives memory back has not returned within {} ms; let the "
+                          "device become idle before, or raise AMEM_TIMEOUT_MS",
+                          LocalPatience().count())};
+    }
+    // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
+    if (ledger_.state().lifecycle == target) return {};
+  }
   auto round = coordinator_->Arrive(kind);
   if (!round.ok()) return round.status();
   if (const Status closed = gate_.Close(LocalPatience()); !closed.ok()) {
@@ -86,6 +95,11 @@ Status Session::Cycle(CycleKind kind) {
                                                 closed.message(), DevicesText())};
     return coordinator_->Refuse(kind, *std::move(round), why);
   }
+  struct OpenAtEnd {
+    CallGate& gate;
+    ~OpenAtEnd() { gate.Open(); }
+  };
+  const OpenAtEnd open_at_end{gate_};
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);
   const Status status = coordinator_->Run(kind, **round);
@@ -94,7 +108,6 @@ Status Session::Cycle(CycleKind kind) {
     RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
   }
   paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
-  gate_.Open();
   return status;
 }
 

@@ -122,7 +122,7 @@ TEST_F(DeadlineTest, a_launch_that_comes_during_a_pause_waits_and_is_made_when_t
   PauseWorksNow();
 }
 
-TEST_F(DeadlineTest, an_exit_does_not_wait_for_ever_for_a_driver_call_that_hangs) {
+TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_call_that_hangs) {
   const AllocationId id = a.Create();
   std::promise<void> hangs, go_on;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
@@ -133,6 +133,9 @@ TEST_F(DeadlineTest, an_exit_does_not_wait_for_ever_for_a_driver_call_that_hangs
   });
   std::thread release([&] { EXPECT_TRUE(a.session->Release(id).ok()); });
   hangs.get_future().wait();
+  const Status refused = a.session->Pause();
+  EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_SAYS(refused, "gives memory back has not returned within 350 ms");
   const Status closed = a.session->Close("exit");
   EXPECT_EQ(closed.code(), Code::kTimeout);
   EXPECT_SAYS(closed, "a driver call of another thread has not returned within 2000 ms");

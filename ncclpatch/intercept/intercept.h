@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"

@@ -16,6 +16,8 @@ struct ThisThread {
   std::int32_t id;
   const char* next_call;
   const void* next_stream;
+  const CallGate* inside = nullptr;  // the gate that it passed last, `depth` times
+  int depth = 0;
 };
 
 ThisThread& Self() {
@@ -34,10 +36,16 @@ void CallGate::Announce(const char* call, const void* stream) {
 
 CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()]; }
 
+// A call that is made inside another must not wait for the gate: who closes it waits for the outer one.
 void CallGate::lock_shared() {
-  while (closed_.load(std::memory_order_acquire) != 0) [[unlikely]] closed_.wait(1, std::memory_order_acquire);
-  mutex_.lock_shared();
   ThisThread& self = Self();
+  if (self.inside != this) {
+    for (auto closed = closed_.load(std::memory_order_acquire); closed != 0; closed = closed_.load(std::memory_order_acquire))
+      closed_.wait(closed, std::memory_order_acquire);
+  }
+  mutex_.lock_shared();
+  self.inside = this;
+  ++self.depth;
   Place& mine = Mine();
   mine.thread.store(self.id, std::memory_order_relaxed);
   mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
@@ -46,6 +54,7 @@ void CallGate::lock_shared() {
 }
 
 void CallGate::unlock_shared() {
+  if (ThisThread& self = Self(); --self.depth == 0) self.inside = nullptr;
   Mine().inside.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock_shared();
 }
@@ -54,11 +63,11 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
   const auto until = Clock::now() + patience;
-  closed_.store(1, std::memory_order_release);
+  closed_.fetch_add(1, std::memory_order_release);
   for (auto nap = kNapMin; !mutex_.try_lock(); nap = std::min(nap * 2, kNapMax)) {
     if (Clock::now() >= until) {
       const std::string inside = CallsInside();
-      closed_.store(0, std::memory_order_release);
+      closed_.fetch_sub(1, std::memory_order_release);
       closed_.notify_all();
       return {Code::kRefused,
               fmt::format("what NCCL called before has not returned within {} ms: {}", patience.count(), inside)};
@@ -70,7 +79,7 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
 
 void CallGate::Open() {
   mutex_.unlock();
-  closed_.store(0, std::memory_order_release);
+  closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();
 }
 

@@ -24,7 +24,7 @@ class CallGate {
   void lock_shared();
   void unlock_shared();
 
-  // Waits until no call is inside, and keeps others out until Open. kRefused: some did not return in time, which are named;
+  // Waits until no call is inside, and keeps others out until Open; those who close it take turns. kRefused: some did not return in time, which are named;
   // then the gate is open as before.
   Status Close(std::chrono::milliseconds patience);
   void Open();
@@ -39,8 +39,13 @@ class CallGate {
   [[nodiscard]] std::string CallsInside() const;
 
   std::shared_mutex mutex_;
-  std::atomic<std::int32_t> closed_ = 0;  // or about to be
+  std::atomic<std::int32_t> closed_ = 0;  // by so many, or about to be
   std::array<Place, 64> places_;
+};
+
+struct OpenAtEnd {
+  CallGate& gate;
+  ~OpenAtEnd() { gate.Open(); }
 };
 
 }  // namespace amem

@@ -95,10 +95,6 @@ Status Session::Cycle(CycleKind kind) {
                                                 closed.message(), DevicesText())};
     return coordinator_->Refuse(kind, *std::move(round), why);
   }
-  struct OpenAtEnd {
-    CallGate& gate;
-    ~OpenAtEnd() { gate.Open(); }
-  };
   const OpenAtEnd open_at_end{gate_};
   // Nothing may be launched from here until everything is back.
   paused_.store(true, std::memory_order_release);

@@ -103,7 +103,7 @@ BUGS = [
     *_in("statemachine/plan.cpp", STATE,
          ("contents are read through a mapping of a part", "if (m.offset != 0 || m.bytes != a.bytes) continue;", "if (m.offset != 0) continue;"),
          ("contents are read where there is no access now", "if (now && !(m.present && m.accessible)) continue;", ""),
-         ("contents that are saved are saved again", "a.own() && Leaves(a) && a.resident && !a.saved; }", "a.own() && Leaves(a) && a.resident; }"),
+         ("contents that are saved are saved again", "Leaves(state, a) && a.resident && !a.saved; }", "Leaves(state, a) && a.resident; }"),
          ("a mapping that is gone is unmapped again", "if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap", "steps.push_back(On(StepKind::kUnmap"),
          ("memory that is gone is released again", "if (a.resident) steps.push_back(On(release, id, a));", "steps.push_back(On(release, id, a));"),
          ("a mapping comes back without access", "if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess", "if (false) steps.push_back(On(StepKind::kSetAccess"),

@@ -94,6 +94,43 @@ TEST_F(DeadlineTest, a_launch_is_refused_at_once_while_paused) {
   Both(&Session::Resume);
 }
 
+// A pause that begins between the two would wait for the outer call, and the inner one for the pause.
+TEST_F(DeadlineTest, a_call_inside_another_passes_a_gate_that_is_being_closed) {
+  CallGate gate;
+  std::shared_lock outer(gate);
+  std::thread closes([&] {
+    EXPECT_TRUE(gate.Close(std::chrono::seconds(20)).ok());
+    gate.Open();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  { const std::shared_lock inner(gate); }
+  outer.unlock();
+  closes.join();
+}
+
+TEST_F(DeadlineTest, who_closes_a_gate_that_another_has_closed_keeps_calls_out) {
+  CallGate gate;
+  ASSERT_TRUE(gate.Close(std::chrono::seconds(1)).ok());
+  std::atomic<bool> closed{false}, inside{false};
+  std::thread second([&] {
+    EXPECT_TRUE(gate.Close(std::chrono::seconds(20)).ok());
+    closed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  gate.Open();
+  std::thread call([&] {
+    const std::shared_lock entered(gate);
+    inside = true;
+  });
+  second.join();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(closed);
+  EXPECT_FALSE(inside);
+  gate.Open();
+  call.join();
+  EXPECT_TRUE(inside);
+}
+
 TEST_F(DeadlineTest, copies_that_do_not_end_in_time_fail_the_pause_and_are_undone_when_they_end) {
   a.simulator->SetWork(Simulator::Work::kCopies);
   std::atomic<int> waits{0};

@@ -32,6 +32,12 @@ void Session::RetireIfEmpty(AllocationId slab) {
   if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
 }
 
+// New memory lay in them before NCCL mapped it at addresses that it had kept; while it keeps more, they serve the next.
+void Session::RetireSpareSlabs() {
+  if (slabs_.AwaitsReturns()) return;
+  if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
+}
+
 void Session::RetireEmptySlabs() {
   std::vector<AllocationId> parts;  // that peers have let go of
   for (const auto& [id, a] : ledger_.state().allocations) {
@@ -118,8 +124,7 @@ Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocatio
   const auto back = slabs_.PutBack(address, bytes, allocation);
   if (!back.ok() || !*back) return back.status();
   const Locked lock(*this);
-  if (!slabs_.AwaitsReturns())
-    RetireEmptySlabs();  // where new memory was before it was put back; until then it serves the next
+  RetireSpareSlabs();
   return {};
 }
 

@@ -172,6 +172,7 @@ class Session final : public PeerDelegate {
   Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes);  // mapped there, with that size
   void RetireIfEmpty(AllocationId slab);
   void RetireEmptySlabs();
+  void RetireSpareSlabs();
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site);

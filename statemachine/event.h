@@ -383,7 +383,7 @@ struct Placed {  // `allocation` has no memory of its own, but that part of a sl
   bool touched = false;  // in a snapshot: it was mapped, or a peer imported it
   friend bool operator==(const Placed&, const Placed&) = default;
 };
-struct Backed {  // `allocation` left its place in a slab, untouched, and has a driver handle of its own
+struct Backed {  // `allocation` left its place in a slab, where nobody could reach it, for a driver handle of its own
   AllocationId allocation;
   DriverHandle handle;
   friend bool operator==(const Backed&, const Backed&) = default;

@@ -239,6 +239,10 @@ Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& han
   ledger_.ForgetHandle(id);
   ledger_.Record(AllocationReleased{id});
   own_.erase(id);
+  if (!kept_.AnyIn(home.base)) {
+    AMEM_TRY(driver_.FreeRange(home.base, home.bytes));
+    ledger_.Record(RangeFreed{home.base, home.bytes, {}});
+  }
   for (const auto& [place, part] : mapped) {
     const Bytes bytes = state.allocations.at(part).bytes;
     ledger_.Record(Mapped{place, bytes, 0, part, 0});

@@ -92,8 +92,10 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
 
 Status Session::FreeRange(Address address, Bytes bytes) {
   const std::shared_lock gate(gate_);
-  if (const auto freed = slabs_.FreeKept(address, bytes); !freed.ok() || *freed) return freed.status();
+  const auto kept = slabs_.FreeKept(address, bytes);
   const Locked lock(*this);
+  if (kept.ok() && *kept) RetireSpareSlabs();
+  if (!kept.ok() || *kept) return kept.status();
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
   if (!ledger_.state().ranges.contains(address))
     return NotOurs(fmt::format("free range {}: it was not reserved by NCCL", Hex(address.value)));

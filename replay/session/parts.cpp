@@ -32,6 +32,12 @@ void Session::RetireIfEmpty(AllocationId slab) {
   if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
 }
 
+// New memory lay in them before NCCL mapped it at addresses that it had kept; while it keeps more, they serve the next.
+void Session::RetireSpareSlabs() {
+  if (slabs_.AwaitsReturns()) return;
+  if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
+}
+
 void Session::RetireEmptySlabs() {
   std::vector<AllocationId> parts;  // that peers have let go of
   for (const auto& [id, a] : ledger_.state().allocations) {
@@ -118,8 +124,7 @@ Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocatio
   const auto back = slabs_.PutBack(address, bytes, allocation);
   if (!back.ok() || !*back) return back.status();
   const Locked lock(*this);
-  if (!slabs_.AwaitsReturns())
-    RetireEmptySlabs();  // where new memory was before it was put back; until then it serves the next
+  RetireSpareSlabs();
   return {};
 }
 
@@ -151,13 +156,10 @@ Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, Alloca
 // A part that is mapped at its place, and whose address NCCL has, is to be mapped elsewhere as well. The driver neither maps
 // nor unmaps a part of a handle, so the whole slab is cut up, while nothing runs.
 bool Session::CutUpSlabOf(AllocationId allocation) {
-  constexpr std::chrono::milliseconds kOften{1}, kPatience{2000};
-  std::unique_lock alone(gate_, std::try_to_lock);
-  for (auto waited = kOften; !alone.owns_lock() && waited < kPatience; waited += kOften) {
-    std::this_thread::sleep_for(kOften);
-    static_cast<void>(alone.try_lock());
-  }
-  if (!alone.owns_lock() || paused()) return false;
+  constexpr std::chrono::milliseconds kPatience{2000};
+  if (!gate_.Close(kPatience).ok()) return false;
+  const OpenAtEnd open_at_end{gate_};
+  if (paused()) return false;
   const auto [slab, device] = Inspect([&](const State& state) {
     const auto it = state.allocations.find(allocation);
     if (it == state.allocations.end() || !it->second.own()) return std::pair(AllocationId{}, DeviceOrdinal{});

@@ -100,8 +100,9 @@ class Session final : public PeerDelegate {
   Status Pause();
   Status Resume();
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its end. Not
-  // owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in vain.
+  // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its
+  // end. Not owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in
+  // vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
@@ -185,6 +186,7 @@ class Session final : public PeerDelegate {
   Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes);  // mapped there, with that size
   void RetireIfEmpty(AllocationId slab);
   void RetireEmptySlabs();
+  void RetireSpareSlabs();
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<std::mutex>& lock);
   Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site,
                                      std::unique_lock<std::mutex>& lock);

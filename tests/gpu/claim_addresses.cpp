@@ -98,13 +98,13 @@ void OwnSuspend(Rank& rank) {
   const auto reference = work.Verify(world);
   ExpectSame(work, work.Verify(other), reference, "another communicator");
   const auto suspend = [&](const std::string& when) {
-    rank.child.Barrier("before " + when);
+    rank.child.Barrier("before NCCL suspends");
     nccl.Check(nccl.CommSuspend(world.handles[0], kNcclSuspendMemory), "ncclCommSuspend " + when);
-    rank.child.Barrier(when);
+    rank.child.Barrier("suspended by NCCL");
   };
   const auto resume = [&](const std::string& when) {
     nccl.Check(nccl.CommResume(world.handles[0]), "ncclCommResume " + when);
-    rank.child.Barrier("after " + when);
+    rank.child.Barrier("resumed by NCCL");
     ExpectSame(work, work.Verify(world), reference, when);
     ExpectSame(work, work.Verify(other), reference, when + ", the other communicator");
   };

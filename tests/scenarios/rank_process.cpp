@@ -163,15 +163,15 @@ class RankSession {
   }
   Status Build(Reply& reply) {
     simulator_->SetHook([this](std::string_view, std::uint64_t) { return trigger_.Due(false) ? cuda::kUnknown : 0; });
-    auto ring = New(kRing), own = New(kOwn);
-    auto left = session_->Create(kLeft, Properties(), 0, {}), bare = session_->Create(kBare, Properties(), 0, {});
+    auto ring = New(kRing), own = New(kOwn), left = New(kLeft);
+    auto bare = session_->Create(kBare, Properties(), 0, {});
     for (const Status& made : {ring.status(), own.status(), left.status(), bare.status()}) AMEM_TRY(made);
     ring_ = *ring;
     own_ = *own;
     left_ = *left;
     bare_ = *bare;
     AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
-    return Token(left_, reply.tokens[1]);
+    return Token(left_.allocation, reply.tokens[1]);
   }
   Status Import(const Command& command) {
     if (ranks_ > 1) {
@@ -203,10 +203,7 @@ class RankSession {
   void Fill(std::uint64_t version) {
     Write(ring_, rank_, 0, version);
     Write(own_, rank_, 1, version);
-    if (left_ && ranks_ > 1) {  // from now on only the next rank has it
-      static_cast<void>(session_->Release(left_));
-      left_ = {};
-    }
+    if (ranks_ > 1) static_cast<void>(FreeOne(left_));  // from now on only the next rank has it
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
   }
   // The contents are as written; memory of a dead owner is all zero after a resume.
@@ -268,11 +265,9 @@ class RankSession {
     return {};
   }
   Status Free() {
-    for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_}) AMEM_TRY(FreeOne(*buffer));
-    for (AllocationId* id : {&bare_, &left_}) {
-      if (*id) AMEM_TRY(session_->Release(*id));
-      *id = {};
-    }
+    for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_}) AMEM_TRY(FreeOne(*buffer));
+    if (bare_) AMEM_TRY(session_->Release(bare_));
+    bare_ = {};
     return {};
   }
   Status Hog(bool take) {
@@ -306,8 +301,8 @@ class RankSession {
   Trigger trigger_;
   std::unique_ptr<Simulator> simulator_;
   std::unique_ptr<Session> session_;
-  Buffer ring_, own_, from_ring_, from_left_;
-  AllocationId left_, bare_;
+  Buffer ring_, own_, left_, from_ring_, from_left_;
+  AllocationId bare_;
   DriverHandle hog_;
 };
 

@@ -2,7 +2,7 @@
 // sockets, and does what the test tells it over a socket pair. The test's process stays single-threaded, and holds the model.
 //
 // Every rank has a device to itself and four allocations: "ring" is exported to the next rank and mapped by both, "left" is
-// exported to the next rank and let go of by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
+// exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
 // from rank and version alone.
 #pragma once
 

@@ -381,6 +381,26 @@ TEST_F(NativeSuspendTest, new_memory_is_zero_where_a_slab_stayed) {
   for (const auto& buffer : from_a.buffers()) EXPECT_TRUE(AllZero(buffer.mine, buffer.bytes));
 }
 
+TEST_F(NativeSuspendTest, a_resume_that_is_given_up_leaves_no_empty_slab) {
+  Communicator stays(a, b, 1, 3);
+  from_b.Destroy();
+  from_a.SuspendPeer();
+  from_a.SuspendOwner();
+  const auto& first = from_a.buffers().front();
+  const AllocationId id = a.Create(first.bytes);
+  MapThere(a, At(first.mine), first.bytes, id);
+  a.Free(first.mine, id, first.bytes);
+  for (const auto& buffer : from_a.buffers()) {
+    if (buffer.mine != first.mine) {
+      EXPECT_TRUE(a.session->FreeRange(At(buffer.mine), buffer.bytes).ok());
+    }
+    EXPECT_TRUE(b.session->FreeRange(At(buffer.theirs), buffer.bytes).ok());
+  }
+  for (const auto& [slab, parts] : a.session->CopyState().slabs) EXPECT_FALSE(parts.parts.empty()) << slab.value;
+  stays.Destroy();
+  LeavesNothing();
+}
+
 TEST_F(NativeSuspendTest, and_then_destroyed_leaves_nothing) {
   SuspendAll();
   from_a.FreeRanges();

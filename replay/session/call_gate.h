@@ -24,8 +24,8 @@ class CallGate {
   void lock_shared();
   void unlock_shared();
 
-  // Waits until no call is inside, and keeps others out until Open; those who close it take turns. kRefused: some did not return in time, which are named;
-  // then the gate is open as before.
+  // Waits until no call is inside, and keeps others out until Open, on the same thread; those who close it take turns.
+  // kRefused: some did not return in time, which are named; then the gate is open as before.
   Status Close(std::chrono::milliseconds patience);
   void Open();
 

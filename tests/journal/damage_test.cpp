@@ -150,11 +150,17 @@ TEST_F(Damage, of_the_last_event_in_the_tail_is_told) {
 TEST_F(Damage, an_event_whose_number_is_not_its_records_is_told) {
   Make(kStored, 0);
   fs::remove(session / "closed");
-  auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
-  ASSERT_TRUE(tail.ok()) << tail.status().message();
-  Encoder encoder;
-  ASSERT_TRUE(tail->Append(RecordType::kEvent, kStored + 1, encoder.Encode(LegalEvent(kStored + 2))));
-  ASSERT_TRUE(tail->Append(RecordType::kEvent, kStored + 2, encoder.Encode(LegalEvent(kStored + 2))));
+  const pid_t writer = ::fork();  // which dies without closing it
+  if (writer == 0) {
+    auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
+    Encoder encoder;
+    const bool appended = tail.ok() && tail->Append(RecordType::kEvent, kStored + 1, encoder.Encode(LegalEvent(kStored + 2))) &&
+                          tail->Append(RecordType::kEvent, kStored + 2, encoder.Encode(LegalEvent(kStored + 2)));
+    ::_exit(appended ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(writer, &status, 0), writer);
+  ASSERT_EQ(status, 0);
   const Contents contents = ReadAll(session);
   EXPECT_EQ(contents.events.size(), kStored + 1);
   EXPECT_EQ(contents.report.corrupt_records, 1U);

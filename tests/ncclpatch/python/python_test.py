@@ -30,7 +30,9 @@ def allocate(nccl=None):
 def run(script, **more):
     with tempfile.TemporaryDirectory() as scratch:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") or k == "AMEM_LIBRARY"}
-        environment.update(AMEM_JOURNAL_DIR=scratch, **more)
+        # What these scripts allocate is the program's (ncclMemAlloc), and a pause is to be seen by what is in use.
+        environment.update(AMEM_JOURNAL_DIR=scratch, AMEM_USER_MEMORY="release")
+        environment.update(more)
         return subprocess.run(
             [sys.executable, "-c", PREAMBLE + script], env=environment, capture_output=True, text=True, timeout=60
         )

@@ -111,10 +111,13 @@ TEST_F(DeadlineTest, a_call_inside_another_passes_a_gate_that_is_being_closed) {
 TEST_F(DeadlineTest, who_closes_a_gate_that_another_has_closed_keeps_calls_out) {
   CallGate gate;
   ASSERT_TRUE(gate.Close(std::chrono::seconds(1)).ok());
-  std::atomic<bool> closed{false}, inside{false};
+  std::atomic<bool> inside{false};
+  std::promise<void> closed, go_on;
   std::thread second([&] {
     EXPECT_TRUE(gate.Close(std::chrono::seconds(20)).ok());
-    closed = true;
+    closed.set_value();
+    go_on.get_future().wait();
+    gate.Open();
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   gate.Open();
@@ -122,11 +125,11 @@ TEST_F(DeadlineTest, who_closes_a_gate_that_another_has_closed_keeps_calls_out) 
     const std::shared_lock entered(gate);
     inside = true;
   });
-  second.join();
+  closed.get_future().wait();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_TRUE(closed);
   EXPECT_FALSE(inside);
-  gate.Open();
+  go_on.set_value();
+  second.join();
   call.join();
   EXPECT_TRUE(inside);
 }

@@ -17,6 +17,7 @@ SessionOptions InSlabs() {
   SessionOptions options;
   options.layout = Layout::kSlab;
   options.slab_bytes = kWhole;
+  options.user_memory = UserMemory::kRelease;
   return options;
 }
 

@@ -6,7 +6,8 @@ registers by itself (NCCL_GRAPH_REGISTER=1).
     NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 2 registration_job.py --cycles 20 [--stock]
 
 With --stock nothing is paused: times and kernels to compare with. Otherwise AMem must be preloaded. The data are whole numbers, so
-every result is known exactly, outputs are poisoned before each call, and each collective is checked before and after each cycle.
+every result is known exactly, outputs are poisoned before each call, and each collective is checked before and after each cycle. At
+the end a MemPool and a communicator are dropped while NCCL is paused.
 Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
@@ -186,6 +187,34 @@ class Buffers:
         dist.destroy_process_group(self.group)
 
 
+def drop_while_paused(nccl, meeting):
+    """A MemPool with NCCL's allocator goes while NCCL is paused, and a communicator as well; what is left works on."""
+    group = dist.new_group(list(range(meeting.size)))
+    dist.all_reduce(torch.ones(1, device="cuda"), group=group)
+    pool = torch.cuda.MemPool(group._get_backend(torch.device("cuda")).mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.ones(1 << 24, device="cuda")
+    dist.all_reduce(tensor, group=group)
+    torch.cuda.synchronize()
+    meeting.gather("idle")
+    nccl.pause()
+    before = torch.cuda.mem_get_info()[0]
+    del tensor, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    freed = (torch.cuda.mem_get_info()[0] - before) / MIB
+    dist.destroy_process_group(group)
+    meeting.gather("dropped")
+    nccl.resume()
+    meeting.gather("resumed")
+    ones = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(ones)
+    torch.cuda.synchronize()
+    if int(ones.sum()) != meeting.size << 20:
+        raise RuntimeError("an all-reduce is wrong after a MemPool was dropped while paused")
+    return round(freed, 1)
+
+
 def job(options, rank, size, report):
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
@@ -234,6 +263,8 @@ def job(options, rank, size, report):
         if any(item["problems"] for item in everyone):
             raise RuntimeError(json.dumps([item["problems"][:4] for item in everyone]))
         print(f"rank {rank}: {kind}: {row}", file=sys.stderr, flush=True) if rank == 0 else None
+    if not options.stock:
+        report["freed_by_dropping_while_paused_mib"] = drop_while_paused(nccl, meeting)
     dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ inline constexpr int kCannot = 77;  // what a child returns when the machine doe
 
 // Runs `body` in a process of its own, whose expectations count here. A text that is not empty is a failure.
 template <class Body>
-int InChild(const Body& body, std::string& complaint) {
+int RunInChild(const Body& body, std::string& complaint) {
   int pipe_ends[2];
   if (pipe(pipe_ends) != 0) return -1;
   const pid_t child = fork();
@@ -40,7 +40,7 @@ int InChild(const Body& body, std::string& complaint) {
 #define EXPECT_FINE_IN_CHILD(...)                                                             \
   do {                                                                                        \
     std::string complaint;                                                                    \
-    const int rc = InChild((__VA_ARGS__), complaint);                                         \
+    const int rc = RunInChild((__VA_ARGS__), complaint);                                      \
     if (rc == kCannot) GTEST_SKIP() << "WAIVED: needs the right to mount a file system here"; \
     EXPECT_EQ(rc, 0) << complaint;                                                            \
     EXPECT_EQ(complaint, "");                                                                 \

@@ -15,7 +15,7 @@ struct Walk {
   CallSite site;
   std::size_t most;  // frames of the library to look at
   std::size_t found = 0, own = 0;
-  bool for_application = false;
+  bool for_application = false, for_window = false;
 };
 
 _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
@@ -26,15 +26,17 @@ _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
   if (walk.found < walk.site.frames.size()) walk.site.frames[walk.found] = address - library->base;
   ++walk.found;
   walk.for_application = walk.for_application || (address >= library->mem_alloc_begin && address < library->mem_alloc_end);
-  return walk.found >= walk.most || walk.for_application ? _URC_END_OF_STACK : _URC_NO_REASON;
+  walk.for_window = walk.for_window || (address >= library->window_begin && address < library->window_end);
+  return walk.found >= walk.most || walk.for_application || walk.for_window ? _URC_END_OF_STACK : _URC_NO_REASON;
 }
 
 }  // namespace
 
-CallSite CaptureCallSite(bool* for_application) noexcept {
+CallSite CaptureCallSite(bool* for_application, bool* for_window) noexcept {
   Walk walk{{}, for_application == nullptr ? CallSite{}.frames.size() : kMostLibraryFrames};
   _Unwind_Backtrace(&Visit, &walk);
   if (for_application != nullptr) *for_application = walk.for_application;
+  if (for_window != nullptr) *for_window = walk.for_window;
   return walk.site;
 }
 

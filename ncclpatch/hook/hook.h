@@ -45,6 +45,7 @@ struct Library {
   std::string path;
   const char* way = "";                                   // "preload", "patched", "attach"
   std::uintptr_t mem_alloc_begin = 0, mem_alloc_end = 0;  // the code of ncclMemAlloc, which allocates for the program
+  std::uintptr_t window_begin = 0, window_end = 0;  // of ncclCommWindowRegister, which maps what it allocates in a window, too
 };
 std::vector<Library> Libraries();
 // The library whose code contains `address`; null if none. Cheap. What it points to is never freed.

@@ -44,10 +44,13 @@ const Library* libraries::Register(const ElfImage& image, const char* way) {
   ForgetUnloaded();
   for (auto& entry : g_libraries) {
     if (entry.load() != nullptr) continue;
+    auto* library = new Library{++g_count, image.base(), image.text_begin(), image.text_end(), image.path(), way};
     std::size_t bytes = 0;
-    const auto mem_alloc = reinterpret_cast<std::uintptr_t>(image.Find("ncclMemAlloc", &bytes));
-    const auto* library = new Library{++g_count,    image.base(), image.text_begin(), image.text_end(),
-                                      image.path(), way,          mem_alloc,          mem_alloc + bytes};
+    library->mem_alloc_begin = reinterpret_cast<std::uintptr_t>(image.Find("ncclMemAlloc", &bytes));
+    library->mem_alloc_end = library->mem_alloc_begin + bytes;
+    bytes = 0;
+    library->window_begin = reinterpret_cast<std::uintptr_t>(image.Find("ncclCommWindowRegister", &bytes));
+    library->window_end = library->window_begin + bytes;
     entry.store(library, std::memory_order_release);
     return library;
   }

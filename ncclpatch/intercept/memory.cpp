@@ -15,9 +15,9 @@ struct MemCreate {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, bytes, properties, flags);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    bool for_application = false;
-    const CallSite site = CaptureCallSite(&for_application);
-    const auto created = session->Create(bytes, FromDriver(*properties), flags, site, for_application);
+    bool for_application = false, for_window = false;
+    const CallSite site = CaptureCallSite(&for_application, &for_window);
+    const auto created = session->Create(bytes, FromDriver(*properties), flags, site, for_application, for_window);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;

@@ -12,12 +12,12 @@ MemoryTag Session::TagOf(bool for_application) const {
 }
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                     const CallSite& site, bool for_application) {
+                                     const CallSite& site, bool for_application, bool mapped_again) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
   std::unique_lock<std::mutex> lock;
   AllocationId id;
-  if (!for_application) {
+  if (!for_application && !mapped_again) {  // a part of a slab has one address
     const auto part = slabs_.Create(bytes, properties, flags, site, lock);
     if (!part.ok()) return part.status();
     id = *part;

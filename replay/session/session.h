@@ -54,7 +54,7 @@ class Session final : public PeerDelegate {
   // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
   // about it; so it is never part of a slab. It is tagged as the program's, and a pause does with it what SessionOptions say.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
-                              bool for_application = false);
+                              bool for_application = false, bool mapped_again = false);
   Status Release(AllocationId allocation);
   Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
   Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);

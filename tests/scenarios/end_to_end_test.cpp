@@ -216,6 +216,21 @@ TEST(UserMemory, that_is_to_be_released_comes_back_as_it_was_and_is_freed_while_
 
 // ---- addresses of NCCL's own choosing ----------------------------------------------------------------------------------
 
+// What NCCL 2.32 allocates for a window has an address already, in a slab that peers may have imported by then.
+TEST(EndToEnd, a_window_whose_flags_have_an_address_already_works_over_pauses) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["STAND_IN_WINDOW"] = "twice";
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "window", "symmetric", "barrier", "pause", "resume", "symmetric",
+                                 "reduce", "barrier", "unwindow", "barrier", "destroy", "gone"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("window"), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("symmetric", 1), rank.Said("symmetric")) << All(ranks);
+    EXPECT_EQ(rank.Said("unwindow"), "00") << All(ranks);
+    EXPECT_EQ(rank.Said("gone"), "0") << All(ranks);
+  }
+}
+
 TEST(EndToEnd, symmetric_windows_work_as_without_and_over_pauses) {
   for (const int count : {2, 3}) {
     Job stock;

@@ -13,7 +13,7 @@ using test::k2M, test::kDevice, test::kMiB, test::Process;
 
 constexpr Bytes kWhole = 32 * kMiB;  // of all slabs here
 
-SessionOptions InSlabs() {
+SessionOptions InSmallSlabs() {
   SessionOptions options;
   options.layout = Layout::kSlab;
   options.slab_bytes = kWhole;
@@ -22,7 +22,7 @@ SessionOptions InSlabs() {
 }
 
 Address At(const std::byte* memory) { return Address{reinterpret_cast<std::uint64_t>(memory)}; }
-std::byte* Memory(Address address) { return reinterpret_cast<std::byte*>(address.value); }
+std::byte* MemoryAt(Address address) { return reinterpret_cast<std::byte*>(address.value); }
 
 // Different for every place that a mistake could exchange for another.
 std::uint64_t Word(Bytes i, unsigned seed) { return (i + 1) * 0x9E3779B97F4A7C15U + seed; }
@@ -43,7 +43,7 @@ bool AllZero(const std::byte* memory, Bytes bytes) {
 
 class AlienAddressTest : public test::TwoProcesses {
  protected:
-  AlienAddressTest() : TwoProcesses(InSlabs(), 512 * kMiB) {}
+  AlienAddressTest() : TwoProcesses(InSmallSlabs(), 512 * kMiB) {}
   void TearDown() override {
     for (const Process* p : {&a, &b}) {
       const State state = p->session->CopyState();
@@ -110,10 +110,10 @@ class WindowTest : public AlienAddressTest, public ::testing::WithParamInterface
     }
   }
   void EachSeesWhatTheOtherWrites(Bytes bytes, Bytes offset, unsigned seed) const {
-    Fill(Memory(window_a.Of(0, offset)), bytes, seed);
-    Fill(Memory(window_b.Of(1, offset)), bytes, seed + 1);
-    EXPECT_TRUE(Holds(Memory(window_b.Of(0, offset)), bytes, seed));
-    EXPECT_TRUE(Holds(Memory(window_a.Of(1, offset)), bytes, seed + 1));
+    Fill(MemoryAt(window_a.Of(0, offset)), bytes, seed);
+    Fill(MemoryAt(window_b.Of(1, offset)), bytes, seed + 1);
+    EXPECT_TRUE(Holds(MemoryAt(window_b.Of(0, offset)), bytes, seed));
+    EXPECT_TRUE(Holds(MemoryAt(window_a.Of(1, offset)), bytes, seed + 1));
   }
   Window window_a{a}, window_b{b};
 };
@@ -128,8 +128,8 @@ TEST_P(WindowTest, memory_that_has_no_address_of_its_own_lies_in_a_window_over_p
   for (unsigned cycle = 0; cycle < 3; ++cycle) {
     EachSeesWhatTheOtherWrites(5 * k2M, kOffset, cycle);
     Cycle();
-    EXPECT_TRUE(Holds(Memory(window_a.Of(0, kOffset)), 5 * k2M, cycle));
-    EXPECT_TRUE(Holds(Memory(window_b.Of(0, kOffset)), 5 * k2M, cycle));
+    EXPECT_TRUE(Holds(MemoryAt(window_a.Of(0, kOffset)), 5 * k2M, cycle));
+    EXPECT_TRUE(Holds(MemoryAt(window_b.Of(0, kOffset)), 5 * k2M, cycle));
   }
   Deregister(5 * k2M, kOffset);
   window_a.Free();
@@ -150,7 +150,7 @@ TEST_P(WindowTest, memory_of_the_program_is_at_its_first_address_and_in_the_wind
     EXPECT_TRUE(Holds(first_a, k2M, cycle));
     EXPECT_TRUE(Holds(first_b, k2M, cycle + 1));
     Fill(first_a, k2M, cycle + 9);
-    EXPECT_TRUE(Holds(Memory(window_b.Of(0, 0)), k2M, cycle + 9)) << "one memory at three addresses";
+    EXPECT_TRUE(Holds(MemoryAt(window_b.Of(0, 0)), k2M, cycle + 9)) << "one memory at three addresses";
   }
   Deregister(k2M, 0);
   EXPECT_TRUE(a.session->Release(of_a).ok());
@@ -173,13 +173,13 @@ TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
   EXPECT_TRUE(a.session->FreeRange(At(memory), k2M).ok());
   const Address elsewhere = *a.session->Reserve(2 * k2M, 0, {}, 0, {});
   MapThere(a, elsewhere + k2M, k2M, id);
-  EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 1));
+  EXPECT_TRUE(Holds(MemoryAt(elsewhere + k2M), k2M, 1));
   const AllocationId next = a.Create();
   std::byte* place = a.Place(next);
   ASSERT_EQ(place, memory);
   EXPECT_TRUE(AllZero(place, k2M)) << "what it left behind was cleared";
   Cycle();
-  EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 1));
+  EXPECT_TRUE(Holds(MemoryAt(elsewhere + k2M), k2M, 1));
   EXPECT_NE(other, nullptr);
 }
 
@@ -199,8 +199,8 @@ TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cu
   for (unsigned cycle = 0; cycle < 2; ++cycle) {
     for (unsigned i = 0; i < 4; ++i) EXPECT_TRUE(Holds(buffers[i].first, k2M, i)) << i;
     Fill(memory, k2M, 9);
-    EXPECT_TRUE(Holds(Memory(elsewhere + k2M), k2M, 9));
-    Fill(Memory(elsewhere + k2M), k2M, 2);
+    EXPECT_TRUE(Holds(MemoryAt(elsewhere + k2M), k2M, 9));
+    Fill(MemoryAt(elsewhere + k2M), k2M, 2);
     Cycle();
   }
   const AllocationId as = Pass(id);  // shared afterwards
@@ -474,7 +474,7 @@ TEST_F(NativeSuspendTest, has_handles_of_its_own_where_there_is_no_memory_for_a_
 TEST(NativeSuspend, does_not_ask_again_for_what_network_cards_need) {
   LocalNetwork network;
   const auto world = *SimulatorWorld::InMemory(2, 512 * kMiB);
-  Process a(1, world, network, InSlabs());
+  Process a(1, world, network, InSmallSlabs());
   AllocationProperties rdma = Process::On(kDevice);
   rdma.gpu_direct_rdma = 1;
   std::vector<std::pair<std::byte*, AllocationId>> buffers;

@@ -1,6 +1,7 @@
 // Symmetric windows, and memory that is suspended, with NCCL's order of calls: both map memory at addresses that were reserved
 // for something else before.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "tests/stand_ins/cuda/control.h"
@@ -37,7 +38,13 @@ Result Obtain(Comm& comm, Window window) {
 Result MakeResources(Comm& comm) {
   Window window;
   window.bytes = kResources;
-  TRY(Create(*comm.cu, comm.device, window.bytes, window.handle));
+  const char* twice = std::getenv("STAND_IN_WINDOW");  // "twice": as NCCL 2.32, which has an address of it already
+  if (twice != nullptr && std::strcmp(twice, "twice") == 0) {
+    TRY(Allocate(*comm.cu, comm.device, window.bytes, comm.resources));
+    CU(comm.cu->retain(&window.handle, reinterpret_cast<void*>(comm.resources.address)));
+  } else {
+    TRY(Create(*comm.cu, comm.device, window.bytes, window.handle));
+  }
   TRY(Obtain(comm, window));
   CU(comm.cu->clear(PartOf(comm, comm.rank, 0), 0, window.bytes, nullptr));
   return Meet(comm);
@@ -120,6 +127,10 @@ Result WindowAllReduce(Comm& comm, const float* send, float* receive, size_t cou
 
 Result FreeWindows(Comm& comm) {
   while (!comm.windows.empty()) TRY(FreeLast(comm));
+  if (comm.resources.address != 0) {
+    TRY(GiveUp(*comm.cu, comm.resources));
+    CU(comm.cu->free_range(comm.resources.address, comm.resources.bytes));
+  }
   if (comm.flat != 0) CU(comm.cu->free_range(comm.flat, static_cast<size_t>(comm.ranks) * kStride));
   return kSuccess;
 }

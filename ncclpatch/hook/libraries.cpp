@@ -4,12 +4,14 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 namespace amem::hook {
 namespace {
 
-// An entry that is replaced is not freed, because another thread may be reading it.
 constinit std::array<std::atomic<const Library*>, 16> g_libraries{};
+// Entries that were replaced are not freed, because another thread may be reading them.
+constinit std::vector<const Library*>* g_replaced = nullptr;
 constinit std::atomic<std::uint64_t> g_count{0};
 constinit std::mutex g_library_mutex;
 
@@ -22,9 +24,13 @@ bool IsLoaded(const Library& library) {
 }
 
 void ForgetUnloaded() {
-  for (auto& entry : g_libraries)
-    if (const Library* library = entry.load(); library != nullptr && !IsLoaded(*library))
-      entry.store(nullptr, std::memory_order_release);
+  for (auto& entry : g_libraries) {
+    const Library* library = entry.load();
+    if (library == nullptr || IsLoaded(*library)) continue;
+    if (g_replaced == nullptr) g_replaced = new std::vector<const Library*>();
+    g_replaced->push_back(library);
+    entry.store(nullptr, std::memory_order_release);
+  }
 }
 
 const Library* Find(const ElfImage& image) {

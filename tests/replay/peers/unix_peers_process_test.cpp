@@ -353,13 +353,9 @@ TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
       self->session.lifecycle = Lifecycle::kPausing;
       auto round = self->peers->Arrive(CycleKind::kPause, 1);
       if (!round) return 1;
-      if (rank == 0) {
-        ready_.Pass();
-        never_.Await();
-      }
-      if (rank == 1) {  // it heard that the pause had passed
-        self->session.lifecycle = Lifecycle::kPaused;
-        ready_.Pass();
+      if (rank == 1) self->session.lifecycle = Lifecycle::kPaused;  // it heard that the pause had passed
+      ready_.Pass();
+      if (rank != 2) {
         never_.Await();
         return 0;
       }
@@ -369,8 +365,7 @@ TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
       return ended.ok() && *ended == Lifecycle::kPaused && !(*round)->Leaderless() ? 0 : 3;
     }));
   }
-  ready_.Await();
-  ready_.Await();
+  for (int rank = 0; rank < 3; ++rank) ready_.Await();  // all have arrived
   children[0]->Kill(SIGKILL);
   EXPECT_EQ(children[2]->Wait(), 0);
   never_.Pass();

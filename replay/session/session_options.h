@@ -14,8 +14,8 @@ struct SessionOptions {
   Layout layout = Layout::kSlab;               // AMEM_LAYOUT=slab|direct
   Bytes slab_bytes = Bytes{256} << 20;         // AMEM_SLAB_MB: the largest slab; a power of two of at least 2 MiB
   UserMemory user_memory = UserMemory::kKeep;  // AMEM_USER_MEMORY=keep|release: what a pause does with ncclMemAlloc memory
-  std::uint32_t timeout_ms = 60'000;           // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
-  Bytes pinned_bytes = Bytes{4} << 30;         // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
+  std::uint32_t timeout_ms = 60'000;    // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
+  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
 };
 
 }  // namespace amem

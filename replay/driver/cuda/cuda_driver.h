@@ -46,8 +46,8 @@ class CudaDriver final : public Driver {
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override;  // "13.0", the CUDA version of the driver; empty if it does not say
   // Of the primary context, if this process has one on the device, and of all that NoteStream has seen. kRefused, with 900: a
-  // capture is running. One on a stream that waits for the legacy stream is found first and goes on; one on a non-blocking stream
-  // is found by the driver, which breaks that capture (measured; it offers no other way to ask).
+  // capture is running. One on a stream that waits for the legacy stream is found first and goes on; one on a non-blocking
+  // stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device) override;
   void NoteStream(const char* call, void* stream) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;

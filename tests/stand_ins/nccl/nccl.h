@@ -130,7 +130,7 @@ struct Comm {
   size_t offered_bytes = 0;
   CUdeviceptr flat = 0;  // the range of all ranks
   std::vector<Window> windows;
-  Buffer resources;  // of the first window, if they have an address of their own
+  Buffer resources;                          // of the first window, if they have an address of their own
   std::uint64_t epochs = 0;                  // barriers through the first window
   std::vector<std::vector<char>> offloaded;  // contents of own buffers while they are suspended
 };

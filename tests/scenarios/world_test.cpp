@@ -517,7 +517,7 @@ void RunJobs(std::uint64_t first) {
 #ifdef AMEM_SANITIZED
   constexpr std::uint64_t kJobs = 300;
 #else
-  constexpr std::uint64_t kJobs = 5'000;
+  constexpr std::uint64_t kJobs = 2'500;
 #endif
   const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;

@@ -16,7 +16,6 @@ import datetime
 import gc
 import json
 import os
-import signal
 import statistics
 import sys
 
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
+import rank_main  # noqa: E402
 from torch_job import MIB, Meeting, Nccl  # noqa: E402
 
 KINDS = ("plain", "pool", "window", "registered", "part", "graph")
@@ -268,31 +268,5 @@ def job(options, rank, size, report):
     dist.destroy_process_group()
 
 
-def main():
-    if os.environ.get("NCCL_NVLS_ENABLE") != "0":
-        print("registration_job.py: refused: NCCL_NVLS_ENABLE must be 0", file=sys.stderr)
-        return 2
-    options = arguments()
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    signal.alarm(options.time_limit)  # whatever hangs, this ends it
-    report = {"program": "registration_job", "ranks": size, "cycles": options.cycles, "stock": options.stock, "ok": False}
-    code = 1
-    try:
-        job(options, rank, size, report)
-        report["ok"] = True
-        code = 0
-    except Exception as error:  # the line must come whatever went wrong
-        report["error"] = f"{type(error).__name__}: {error}"
-        print(f"rank {rank}: {report['error']}", file=sys.stderr, flush=True)
-    if rank == 0:
-        print(json.dumps(report), flush=True)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(report, file)
-    if code != 0:
-        os._exit(code)  # taking the groups down in order could hang
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rank_main.run("registration_job", job, arguments, ("cycles", "stock")))

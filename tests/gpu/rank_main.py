@@ -1,0 +1,34 @@
+"""What the PyTorch jobs of this folder have in common: each rank runs a job under a time limit, and rank 0 reports it in one JSON line."""
+import json
+import os
+import signal
+import sys
+
+
+def run(program, job, arguments, echo=()):
+    """Runs job(options, rank, size, report) with the options that arguments() parses, among them time_limit and json; the exit code.
+    `echo`: options that the report names."""
+    if os.environ.get("NCCL_NVLS_ENABLE") != "0":
+        print(f"{program}.py: refused: NCCL_NVLS_ENABLE must be 0", file=sys.stderr)
+        return 2
+    options = arguments()
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    signal.alarm(options.time_limit)  # whatever hangs, this ends it
+    report = {"program": program, "ranks": size, "ok": False, **{key: getattr(options, key) for key in echo}}
+    code = 1
+    try:
+        job(options, rank, size, report)
+        report["ok"] = True
+        code = 0
+    except Exception as error:  # the line must come whatever went wrong
+        report["error"] = f"{type(error).__name__}: {error}"
+        print(f"rank {rank}: {report['error']}", file=sys.stderr, flush=True)
+    if rank == 0:
+        line = json.dumps(report)
+        print(line, flush=True)
+        if options.json:
+            with open(options.json, "w") as file:
+                file.write(line + "\n")
+    if code != 0:
+        os._exit(code)  # taking the groups down in order could hang
+    return code

@@ -319,8 +319,10 @@ void RunSeed(std::uint64_t seed, Layout layout) {
   seed = FromEnvironment("AMEM_RANDOM_SEED", seed);
 #ifdef AMEM_SANITIZED
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 1'000);
-#else
+#elif defined(AMEM_BY_NIGHT)
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 100'000);
+#else
+  const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 30'000);
 #endif
   Job job(seed, layout);
   for (std::uint64_t i = 0; i < sequences; ++i) {

@@ -29,7 +29,8 @@ namespace codec {
   X(PassedThrough, PASSED_THROUGH) X(CycleBegun, CYCLE_BEGUN) X(StepBegun, STEP_BEGUN) X(StepDone, STEP_DONE)                  \
   X(StepFailed, STEP_FAILED) X(PhaseBegun, PHASE_BEGUN) X(PhaseDecided, PHASE_DECIDED) X(CycleDone, CYCLE_DONE)                \
   X(CycleFailed, CYCLE_FAILED) X(Condensed, CONDENSED) X(SlabOpened, SLAB_OPENED) X(Placed, PLACED) X(Backed, BACKED)          \
-  X(PartCleared, PART_CLEARED)
+  X(PartCleared, PART_CLEARED) X(CommunicatorBegun, COMMUNICATOR_BEGUN) X(CommunicatorReady, COMMUNICATOR_READY)               \
+  X(CommunicatorEnded, COMMUNICATOR_ENDED) X(CommunicatorSuspended, COMMUNICATOR_SUSPENDED)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

@@ -22,7 +22,7 @@ AMEM_CARRY(DriverSymbolBound, Name, CudaVersion, Replaced)
 
 AMEM_CARRY(RangeReserved, Address, Bytes, Alignment, Hint, Flags, Site, Allocation)
 AMEM_CARRY(RangeFreed, Address, Bytes, Allocation)
-AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created, Tag)
+AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created, Tag, Communicator)
 AMEM_CARRY(AllocationRetained, Allocation, Address)
 AMEM_CARRY(AllocationReleased, Allocation)
 AMEM_CARRY(Mapped, Address, Bytes, Offset, Allocation, Flags)
@@ -32,7 +32,7 @@ AMEM_CARRY(AccessSet, Address, Bytes, Access, Allocation)
 // ---- sharing -------------------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(Exported, Allocation, HandleType)
-AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created, Tag)
+AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created, Tag, Communicator)
 AMEM_CARRY(ReferenceAdded, Allocation, By, As)
 AMEM_CARRY(ReferenceDropped, Allocation, By, As)
 AMEM_CARRY(PeerConnected, Peer, Host, Pid, Group, Rank)
@@ -42,7 +42,7 @@ AMEM_CARRY(PeerLost, Peer, Reason)
 
 AMEM_CARRY(HostAllocated, Address, Bytes, Flags, Registered)
 AMEM_CARRY(HostFreed, Address)
-AMEM_CARRY(LegacyAllocated, Address, Bytes, Backing, Offset, Why, Site)
+AMEM_CARRY(LegacyAllocated, Address, Bytes, Backing, Offset, Why, Site, Communicator)
 AMEM_CARRY(LegacyFreed, Address)
 AMEM_CARRY(LegacyExported, Address, Backing)
 AMEM_CARRY(LegacyImported, Address, Allocation)
@@ -75,5 +75,12 @@ AMEM_CARRY(SlabOpened, Slab, Address, Dirty)
 AMEM_CARRY(Placed, Allocation, Slab, Offset, Touched)
 AMEM_CARRY(Backed, Allocation, Handle)
 AMEM_CARRY(PartCleared, Slab, Offset, Bytes)
+
+// ---- communicators -------------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(CommunicatorBegun, Communicator, Parent, How, Rank, Ranks)
+AMEM_CARRY(CommunicatorReady, Communicator, Hash, Rank, Ranks, Device)
+AMEM_CARRY(CommunicatorEnded, Communicator, How)
+AMEM_CARRY(CommunicatorSuspended, Communicator, Suspended)
 
 }  // namespace amem::codec

@@ -76,6 +76,10 @@ struct Event {
     placed @49 :Placed;
     backed @50 :Backed;
     partCleared @51 :PartCleared;
+    communicatorBegun @52 :CommunicatorBegun;
+    communicatorReady @53 :CommunicatorReady;
+    communicatorEnded @54 :CommunicatorEnded;
+    communicatorSuspended @55 :CommunicatorSuspended;
   }
 }
 
@@ -178,6 +182,7 @@ struct AllocationCreated {
   site @5 :CallSite;
   created @6 :UInt64;
   tag @7 :MemoryTag;
+  communicator @8 :UInt64;
 }
 struct AllocationRetained {
   allocation @0 :UInt64;
@@ -221,6 +226,7 @@ struct Imported {
   site @6 :CallSite;
   created @7 :UInt64;
   tag @8 :MemoryTag;
+  communicator @9 :UInt64;
 }
 struct ReferenceAdded {
   allocation @0 :UInt64;
@@ -262,6 +268,7 @@ struct LegacyAllocated {
   offset @3 :UInt64;
   why @4 :Text;
   site @5 :CallSite;
+  communicator @6 :UInt64;
 }
 struct LegacyFreed {
   address @0 :UInt64;
@@ -410,4 +417,29 @@ struct PartCleared {
   slab @0 :UInt64;
   offset @1 :UInt64;
   bytes @2 :UInt64;
+}
+
+# ---- communicators -------------------------------------------------------------------------------------------------------
+
+struct CommunicatorBegun {
+  communicator @0 :UInt64;
+  parent @1 :UInt64;
+  how @2 :Text;
+  rank @3 :Int32 = -1;
+  ranks @4 :Int32;
+}
+struct CommunicatorReady {
+  communicator @0 :UInt64;
+  hash @1 :UInt64;
+  rank @2 :Int32 = -1;
+  ranks @3 :Int32;
+  device @4 :Int32;
+}
+struct CommunicatorEnded {
+  communicator @0 :UInt64;
+  how @1 :Text;
+}
+struct CommunicatorSuspended {
+  communicator @0 :UInt64;
+  suspended @1 :Bool = true;
 }

@@ -59,7 +59,9 @@ Status Fold::EraseIfDead(AllocationId id) {
   AMEM_TRY(RemoveFromSlab(id, it->second));
   s_.slabs.erase(id);
   s_.multicasts.erase(id);
+  const CommunicatorId communicator = it->second.communicator;
   s_.allocations.erase(it);
+  UncountMemory(communicator);
   return {};
 }
 
@@ -76,6 +78,7 @@ Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
   if (a.bytes == 0) return Bad(doing + ": its size is zero");
   if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");
   a.guest_references = 1;
+  CountMemory(a.communicator);
   s_.allocations.emplace(id, std::move(a));
   s_.next_allocation = std::max(s_.next_allocation, id.value + 1);
   return {};

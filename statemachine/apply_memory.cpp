@@ -88,6 +88,7 @@ Status Fold::operator()(const AllocationCreated& e) {
   a.site = e.site;
   a.created = e.created ? e.created : seq_;
   a.tag = e.tag;
+  a.communicator = e.communicator;
   return Add("create", e.allocation, std::move(a));
 }
 

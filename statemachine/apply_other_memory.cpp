@@ -16,12 +16,19 @@ Status Fold::operator()(const HostFreed& e) {
 Status Fold::operator()(const LegacyAllocated& e) {
   if (e.backing && Find(e.backing) == nullptr)
     return Bad("cuMemAlloc " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
-  const auto [it, fresh] = s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site});
+  const auto [it, fresh] =
+      s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site, e.communicator});
+  if (fresh) CountMemory(e.communicator);
   return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address.value) + ": that address is allocated already");
 }
 
 Status Fold::operator()(const LegacyFreed& e) {
-  return s_.legacy.erase(e.address) == 1 ? Status{} : Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
+  const auto it = s_.legacy.find(e.address);
+  if (it == s_.legacy.end()) return Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
+  const CommunicatorId communicator = it->second.communicator;
+  s_.legacy.erase(it);
+  UncountMemory(communicator);
+  return {};
 }
 
 Status Fold::operator()(const LegacyExported& e) {

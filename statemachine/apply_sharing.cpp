@@ -16,6 +16,7 @@ Status Fold::operator()(const Imported& e) {
   a.site = e.site;
   a.created = e.created ? e.created : seq_;
   a.tag = e.tag;
+  a.communicator = e.communicator;
   a.remote = e.remote;
   if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
   return Add("import", e.allocation, std::move(a));

@@ -11,6 +11,9 @@
 namespace amem {
 namespace {
 
+// Kinds that later versions added count only where there are any, so that a journal keeps the digest it was written with.
+constexpr std::size_t kFirstKinds = 49;
+
 template <class T>
 constexpr bool kIsList = false;
 template <class T>
@@ -41,6 +44,10 @@ class Hasher {
   template <class T>
   void Add(const Unlisted<T>& value) {
     Add(value.field);
+  }
+  template <class T>
+  void Add(const IfAny<T>& value) {  // younger than the journals whose digests are known
+    if (value.field != T{}) Add(value.field);
   }
   template <class T>
   void Add(const Hexadecimal<T>& value) {
@@ -79,6 +86,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
            a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
   if (a.placed()) h.AddAll(a.slab, a.offset, a.reserved, a.touched);
   if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
+  if (a.communicator) h.Add(a.communicator);
   if (a.remote) h.Add(*a.remote);
   for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
 }
@@ -126,7 +134,10 @@ std::uint64_t Digest(const State& s) {
   }
   h.AddAll(s.registrations, s.peers);
   AddCycle(h, s.cycle);
-  for (const std::uint64_t n : s.totals.events) h.Add(n);
+  for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
+    if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
+  }
+  h.Add(s.communicators);
   return h.value();
 }
 

@@ -91,6 +91,7 @@ struct AllocationCreated {
   CallSite site;
   SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
   MemoryTag tag{};
+  CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
 struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
@@ -139,8 +140,9 @@ struct Imported {  // `allocation` is the new local id
   std::uint32_t handle_type = 1;
   DriverHandle handle;
   CallSite site;
-  SequenceNumber created;  // as in AllocationCreated
-  MemoryTag tag{};         // the owner's: both sides keep memory of the program's, or both release it
+  SequenceNumber created;       // as in AllocationCreated
+  MemoryTag tag{};              // the owner's: both sides keep memory of the program's, or both release it
+  CommunicatorId communicator;  // of this process, as in AllocationCreated
   friend bool operator==(const Imported&, const Imported&) = default;
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`
@@ -192,6 +194,7 @@ struct LegacyAllocated {
   Bytes offset = 0;
   std::string why;
   CallSite site;
+  CommunicatorId communicator;  // as in AllocationCreated
   friend bool operator==(const LegacyAllocated&, const LegacyAllocated&) = default;
 };
 struct LegacyFreed {
@@ -395,6 +398,36 @@ struct PartCleared {  // zeros were written to a part of a slab that nobody hold
   friend bool operator==(const PartCleared&, const PartCleared&) = default;
 };
 
+// ---- communicators -----------------------------------------------------------------------------------------------------
+// Numbered by AMem, because an allocation may be made before NCCL has an address or a hash for its communicator.
+
+struct CommunicatorBegun {  // NCCL was asked to make one
+  CommunicatorId communicator;
+  CommunicatorId parent;   // that it was split, shrunk or grown from; zero: none
+  std::string how;         // "init", "init all", "split", "shrink", "grow"
+  std::int32_t rank = -1;  // as asked for; -1: not known yet
+  std::int32_t ranks = 0;  // 0: not known yet
+  friend bool operator==(const CommunicatorBegun&, const CommunicatorBegun&) = default;
+};
+struct CommunicatorReady {  // NCCL made it
+  CommunicatorId communicator;
+  std::uint64_t hash = 0;  // NCCL's, the same in all its ranks; 0: unknown
+  std::int32_t rank = -1;
+  std::int32_t ranks = 0;
+  DeviceOrdinal device;
+  friend bool operator==(const CommunicatorReady&, const CommunicatorReady&) = default;
+};
+struct CommunicatorEnded {
+  CommunicatorId communicator;
+  std::string how;  // "destroyed", "aborted", "failed" (it was never made), "left out" (a split without a color)
+  friend bool operator==(const CommunicatorEnded&, const CommunicatorEnded&) = default;
+};
+struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, which AMem serves
+  CommunicatorId communicator;
+  bool suspended = true;
+  friend bool operator==(const CommunicatorSuspended&, const CommunicatorSuspended&) = default;
+};
+
 using EventVariant =
     std::variant<SessionOpened, SessionClosed, SessionBroken, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved,
                  RangeFreed, AllocationCreated, AllocationRetained, AllocationReleased, Mapped, Unmapped, AccessSet, Exported,
@@ -402,7 +435,7 @@ using EventVariant =
                  LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
-                 Placed, Backed, PartCleared>;
+                 Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;
@@ -447,8 +480,9 @@ std::string_view ToText(PhaseKind);
 std::string_view ToText(StepKind);
 std::string ToText(const Step&);
 std::string ToText(const Location&);
-std::string ToText(AllocationId);  // "allocation 7"
-std::string ToText(SessionId);     // "session 0x1f"
+std::string ToText(AllocationId);    // "allocation 7"
+std::string ToText(SessionId);       // "session 0x1f"
+std::string ToText(CommunicatorId);  // "communicator 2"
 std::string ToText(const CallSite&);
 // One line without the sequence number, time and thread: "mapped 0x7f00 2 MiB of allocation 3".
 std::string ToText(const EventBody&);

@@ -60,6 +60,10 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "placed",
     "backed",
     "part cleared",
+    "communicator begun",
+    "communicator ready",
+    "communicator ended",
+    "communicator suspended",
 };
 
 template <class Enum>
@@ -98,6 +102,7 @@ std::string ToText(const AllocationProperties& p) {
 }
 
 std::string Tag(MemoryTag tag) { return tag == MemoryTag::kNccl ? "" : " for the program (ncclMemAlloc)"; }
+std::string Of(CommunicatorId id) { return id ? " for " + amem::ToText(id) : ""; }
 std::string Site(const CallSite& site) { return site.frames[0] == 0 ? "" : " at " + amem::ToText(site); }
 
 std::string Process(std::int32_t rank, std::int32_t pid, const std::string& host) {
@@ -131,7 +136,8 @@ struct Describe {
     return "range freed " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
   }
   std::string operator()(const AllocationCreated& e) const {
-    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Tag(e.tag) + Site(e.site);
+    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Tag(e.tag) +
+           Of(e.communicator) + Site(e.site);
   }
   std::string operator()(const AllocationRetained& e) const {
     return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
@@ -152,7 +158,7 @@ struct Describe {
   }
   std::string operator()(const Imported& e) const {
     return ToText(e.allocation) + " imported, " + FormatBytes(e.bytes) + " of " + ToText(e.remote.allocation) + " of " +
-           ToText(e.remote.owner) + " " + ToText(e.properties) + Tag(e.tag) + Site(e.site);
+           ToText(e.remote.owner) + " " + ToText(e.properties) + Tag(e.tag) + Of(e.communicator) + Site(e.site);
   }
   std::string operator()(const ReferenceAdded& e) const {
     return "reference to " + ToText(e.allocation) + " added by " + ToText(e.by) + " as " + ToText(e.as);
@@ -172,7 +178,7 @@ struct Describe {
   std::string operator()(const LegacyAllocated& e) const {
     return "cuMemAlloc " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
            (e.backing ? " in " + ToText(e.backing) + " at offset " + FormatBytes(e.offset) : " kept by the driver: " + e.why) +
-           Site(e.site);
+           Of(e.communicator) + Site(e.site);
   }
   std::string operator()(const LegacyFreed& e) const { return "cuMemFree " + Hex(e.address.value); }
   std::string operator()(const LegacyExported& e) const {
@@ -239,6 +245,18 @@ struct Describe {
   std::string operator()(const Backed& e) const { return ToText(e.allocation) + " left its slab for memory of its own"; }
   std::string operator()(const PartCleared& e) const {
     return "slab " + to_string(e.slab.value) + " cleared at offset " + FormatBytes(e.offset) + ", " + FormatBytes(e.bytes);
+  }
+  std::string operator()(const CommunicatorBegun& e) const {
+    return ToText(e.communicator) + " begun by " + e.how + (e.parent ? " of " + ToText(e.parent) : "") +
+           (e.rank >= 0 ? " as rank " + to_string(e.rank) : "") + (e.ranks > 0 ? " of " + to_string(e.ranks) : "");
+  }
+  std::string operator()(const CommunicatorReady& e) const {
+    return ToText(e.communicator) + " ready, rank " + to_string(e.rank) + " of " + to_string(e.ranks) + " on device " +
+           to_string(e.device.value) + (e.hash != 0 ? ", hash " + Hex(e.hash) : ", hash unknown");
+  }
+  std::string operator()(const CommunicatorEnded& e) const { return ToText(e.communicator) + " ended: " + e.how; }
+  std::string operator()(const CommunicatorSuspended& e) const {
+    return ToText(e.communicator) + (e.suspended ? " suspended" : " resumed");
   }
   std::string operator()(const Condensed& e) const {
     return "snapshot of everything up to event " + to_string(e.through.value);
@@ -315,6 +333,7 @@ std::string ToText(const Step& step) {
 }
 
 std::string ToText(AllocationId id) { return "allocation " + to_string(id.value); }
+std::string ToText(CommunicatorId id) { return "communicator " + to_string(id.value); }
 std::string ToText(SessionId id) { return "session " + Hex(id.value); }
 std::string ToText(const Location& location) {
   switch (location.type) {

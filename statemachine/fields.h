@@ -92,7 +92,7 @@ inline auto Fields(const RangeFreed& e) {
 }
 inline auto Fields(const AllocationCreated& e) {
   return Named("allocation", e.allocation, "bytes", e.bytes, "properties", e.properties, "flags", e.flags, "handle", e.handle,
-               "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag});
+               "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag}, "communicator", IfAny{e.communicator});
 }
 inline auto Fields(const AllocationRetained& e) { return Named("allocation", e.allocation, "address", e.address); }
 inline auto Fields(const AllocationReleased& e) { return Named("allocation", e.allocation); }
@@ -108,7 +108,8 @@ inline auto Fields(const AccessSet& e) {
 inline auto Fields(const Exported& e) { return Named("allocation", e.allocation, "handle_type", e.handle_type); }
 inline auto Fields(const Imported& e) {
   return Named("allocation", e.allocation, "", e.remote, "bytes", e.bytes, "properties", e.properties, "handle_type",
-               e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag});
+               e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag}, "communicator",
+               IfAny{e.communicator});
 }
 inline auto Fields(const ReferenceAdded& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
 inline auto Fields(const ReferenceDropped& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
@@ -121,7 +122,8 @@ inline auto Fields(const HostAllocated& e) {
 }
 inline auto Fields(const HostFreed& e) { return Named("address", e.address); }
 inline auto Fields(const LegacyAllocated& e) {
-  return Named("address", e.address, "bytes", e.bytes, "backing", e.backing, "offset", e.offset, "why", e.why, "site", e.site);
+  return Named("address", e.address, "bytes", e.bytes, "backing", e.backing, "offset", e.offset, "why", e.why, "site", e.site,
+               "communicator", IfAny{e.communicator});
 }
 inline auto Fields(const LegacyFreed& e) { return Named("address", e.address); }
 inline auto Fields(const LegacyExported& e) { return Named("address", e.address, "backing", e.backing); }
@@ -168,6 +170,16 @@ inline auto Fields(const Placed& e) {
 inline auto Fields(const Backed& e) { return Named("allocation", e.allocation, "handle", e.handle); }
 inline auto Fields(const PartCleared& e) { return Named("slab", e.slab, "offset", e.offset, "bytes", e.bytes); }
 
+inline auto Fields(const CommunicatorBegun& e) {
+  return Named("communicator", e.communicator, "parent", IfAny{e.parent}, "how", e.how, "rank", e.rank, "ranks", e.ranks);
+}
+inline auto Fields(const CommunicatorReady& e) {
+  return Named("communicator", e.communicator, "hash", Hexadecimal{e.hash}, "rank", e.rank, "ranks", e.ranks, "device",
+               e.device);
+}
+inline auto Fields(const CommunicatorEnded& e) { return Named("communicator", e.communicator, "how", e.how); }
+inline auto Fields(const CommunicatorSuspended& e) { return Named("communicator", e.communicator, "suspended", e.suspended); }
+
 // ---- what a state holds --------------------------------------------------------------------------------------------------
 
 inline auto Fields(const Range& v) {
@@ -178,7 +190,8 @@ inline auto Fields(const Mapping& v) {
                "present", v.present, "accessible", v.accessible);
 }
 inline auto Fields(const LegacyAllocation& v) {
-  return Named("bytes", v.bytes, "backing", v.backing, "offset", v.offset, "why", v.why, "site", v.site);
+  return Named("bytes", v.bytes, "backing", v.backing, "offset", v.offset, "why", v.why, "site", v.site, "communicator",
+               IfAny{v.communicator});
 }
 inline auto Fields(const HostAllocation& v) { return Named("bytes", v.bytes, "flags", v.flags, "registered", v.registered); }
 inline auto Fields(const Registration& v) {
@@ -190,6 +203,11 @@ inline auto Fields(const MulticastBinding& v) {
 inline auto Fields(const Peer& v) {
   return Named("host", v.host, "pid", v.pid, "group", v.group, "rank", v.rank, "connected", v.connected, "lost_reason",
                v.lost_reason);
+}
+
+inline auto Fields(const Communicator& v) {
+  return Named("parent", IfAny{v.parent}, "how", v.how, "hash", Hexadecimal{v.hash}, "rank", v.rank, "ranks", v.ranks, "device",
+               v.device, "ready", v.ready, "suspended", v.suspended, "ended", v.ended, "memory", Unlisted{v.memory});
 }
 
 // ---- walking over them ---------------------------------------------------------------------------------------------------

@@ -71,10 +71,20 @@ class Fold {
   Status operator()(const Placed& e);
   Status operator()(const Backed& e);
   Status operator()(const PartCleared& e);
+  // Communicators: apply_communicators.cpp.
+  Status operator()(const CommunicatorBegun& e);
+  Status operator()(const CommunicatorReady& e);
+  Status operator()(const CommunicatorEnded& e);
+  Status operator()(const CommunicatorSuspended& e);
 
  private:
   [[nodiscard]] static Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
   [[nodiscard]] Allocation* Find(AllocationId id);
+  // A communicator that lives; null: it never began, or has ended.
+  [[nodiscard]] Communicator* FindLiving(CommunicatorId id);
+  // Memory was made for a communicator, or is gone; an unknown one counts nothing.
+  void CountMemory(CommunicatorId id);
+  void UncountMemory(CommunicatorId id);
   Status Add(const char* verb, AllocationId id, Allocation a);
   Status EraseIfDead(AllocationId id);
   // The session is running, as it must be to get anything new.

@@ -93,6 +93,19 @@ Status CheckSlabs(const State& s) {
   return parts == placed ? Status{} : Broken("the slabs list " + std::to_string(parts) + " parts of " + std::to_string(placed));
 }
 
+Status CheckCommunicators(const State& s) {
+  std::map<CommunicatorId, std::uint64_t> memory;
+  for (const auto& [id, a] : s.allocations) ++memory[a.communicator];
+  for (const auto& [address, l] : s.legacy) ++memory[l.communicator];
+  for (const auto& [id, c] : s.communicators) {
+    const auto it = memory.find(id);
+    if ((it == memory.end() ? 0 : it->second) != c.memory)
+      return Broken(ToText(id) + " counts " + std::to_string(c.memory) + " allocations, and has another number");
+    if (!c.ended.empty() && c.memory == 0) return Broken(ToText(id) + " has ended, and has no memory left");
+  }
+  return {};
+}
+
 Status CheckLifecycle(const State& s) {
   const bool whole = s.lifecycle == Lifecycle::kRunning;
   const bool gone = s.lifecycle == Lifecycle::kPaused;
@@ -117,6 +130,7 @@ Status CheckInvariants(const State& state) {
   AMEM_TRY(CheckMappings(state));
   AMEM_TRY(CheckAllocations(state));
   AMEM_TRY(CheckSlabs(state));
+  AMEM_TRY(CheckCommunicators(state));
   return CheckLifecycle(state);
 }
 

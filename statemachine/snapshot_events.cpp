@@ -7,9 +7,9 @@ namespace {
 void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
   if (a.multicast) return;
   if (a.remote) {
-    out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag});
+    out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag, a.communicator});
   } else {
-    out.emplace_back(AllocationCreated{id, a.bytes, a.properties, a.flags, {}, a.site, a.created, a.tag});
+    out.emplace_back(AllocationCreated{id, a.bytes, a.properties, a.flags, {}, a.site, a.created, a.tag, a.communicator});
   }
 }
 
@@ -61,6 +61,20 @@ void AddBindings(std::vector<EventBody>& out, const State& s) {
   }
 }
 
+void AddCommunicators(std::vector<EventBody>& out, const State& s) {
+  for (const auto& [id, c] : s.communicators) {
+    out.emplace_back(CommunicatorBegun{id, c.parent, c.how, c.rank, c.ranks});
+    if (c.ready) out.emplace_back(CommunicatorReady{id, c.hash, c.rank, c.ranks, c.device});
+    if (c.suspended) out.emplace_back(CommunicatorSuspended{id, true});
+  }
+}
+// After the memory that was made for them, which keeps them known.
+void AddEnds(std::vector<EventBody>& out, const State& s) {
+  for (const auto& [id, c] : s.communicators) {
+    if (!c.ended.empty()) out.emplace_back(CommunicatorEnded{id, c.ended});
+  }
+}
+
 Condensed Head(const State& s) {
   Condensed head{s.last, s.next_allocation, s.cycles, {}};
   for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
@@ -86,6 +100,7 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
     out.emplace_back(PeerConnected{id, p.host, p.pid, p.group, p.rank});
     if (!p.connected) out.emplace_back(PeerLost{id, p.lost_reason});
   }
+  AddCommunicators(out, s);
   for (const auto& [address, r] : s.ranges)
     out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
   for (const auto& [id, a] : s.allocations) AddAllocation(out, id, a);
@@ -101,10 +116,11 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   }
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
   for (const auto& [address, l] : s.legacy)
-    out.emplace_back(LegacyAllocated{address, l.bytes, l.backing, l.offset, l.why, l.site});
+    out.emplace_back(LegacyAllocated{address, l.bytes, l.backing, l.offset, l.why, l.site, l.communicator});
   for (const auto& [address, id] : s.legacy_imports) out.emplace_back(LegacyImported{address, id});
   for (const auto& [address, h] : s.host) out.emplace_back(HostAllocated{address, h.bytes, h.flags, h.registered});
   for (const auto& [address, bytes] : s.async) out.emplace_back(AsyncAllocated{address, bytes});
+  AddEnds(out, s);
   for (const auto& [id, a] : s.allocations) {
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});
   }

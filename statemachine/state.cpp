@@ -1,6 +1,7 @@
 #include "statemachine/state.h"
 
 #include <algorithm>
+#include <set>
 
 namespace amem {
 namespace {
@@ -113,6 +114,40 @@ Holdings Measure(const State& state) {
     if (!l.backing && l.why == ToText(KeepReason::kUser)) sum.legacy_user += l.bytes;
   }
   return sum;
+}
+
+std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State& state) {
+  std::map<CommunicatorId, CommunicatorHoldings> sums;
+  const auto behind = [&](const Allocation& a) -> const Allocation& {  // a part lies in its slab's memory
+    const auto slab = state.allocations.find(a.slab);
+    return slab == state.allocations.end() ? a : slab->second;
+  };
+  std::set<AllocationId> backings;  // of cuMemAlloc memory, which is counted by itself
+  for (const auto& [address, l] : state.legacy) backings.insert(l.backing);
+  for (const auto& [id, a] : state.allocations) {
+    if (state.slabs.contains(id) || a.multicast || a.tag != MemoryTag::kNccl || backings.contains(id)) continue;
+    CommunicatorHoldings& sum = sums[a.communicator];
+    if (!a.own()) {
+      sum.imported += a.bytes;
+      ++sum.imported_count;
+    } else if (a.on_device()) {
+      sum.own += a.bytes;
+      ++sum.own_count;
+      if (behind(a).resident) sum.own_present += a.bytes;
+      if (WhyKept(behind(a)) != KeepReason::kNone) sum.own_kept += a.bytes;
+    }
+  }
+  for (const auto& [address, l] : state.legacy) {
+    if (l.why == ToText(KeepReason::kUser)) continue;
+    CommunicatorHoldings& sum = sums[l.communicator];
+    const auto backing = state.allocations.find(l.backing);
+    sum.own += l.bytes;
+    ++sum.own_count;
+    const bool kept = backing == state.allocations.end() || WhyKept(backing->second) != KeepReason::kNone;
+    if (kept || backing->second.resident) sum.own_present += l.bytes;
+    if (kept) sum.own_kept += l.bytes;
+  }
+  return sums;
 }
 
 }  // namespace amem

@@ -48,6 +48,7 @@ struct Allocation {
   SequenceNumber created;
   std::optional<RemoteAllocation> remote;  // set: imported from there
   MemoryTag tag{};
+  CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
   bool multicast = false;
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
@@ -94,6 +95,7 @@ struct LegacyAllocation {
   Bytes offset = 0;
   std::string why;
   CallSite site;
+  CommunicatorId communicator;
   friend bool operator==(const LegacyAllocation&, const LegacyAllocation&) = default;
 };
 struct HostAllocation {
@@ -130,6 +132,21 @@ struct Peer {
   bool connected = true;
   std::string lost_reason;
   friend bool operator==(const Peer&, const Peer&) = default;
+};
+
+// A communicator that has ended is remembered for as long as memory is left that was made for it.
+struct Communicator {
+  CommunicatorId parent;
+  std::string how;
+  std::uint64_t hash = 0;  // 0: unknown
+  std::int32_t rank = -1;
+  std::int32_t ranks = 0;
+  DeviceOrdinal device;
+  bool ready = false;
+  bool suspended = false;
+  std::string ended;         // how; empty: it lives
+  std::uint64_t memory = 0;  // allocations made for it that exist
+  friend bool operator==(const Communicator&, const Communicator&) = default;
 };
 
 enum class Lifecycle : std::uint8_t { kNew = 0, kRunning, kPausing, kPaused, kResuming, kClosed };
@@ -169,6 +186,7 @@ struct State {
   std::map<AllocationId, Multicast> multicasts;
   std::map<Address, Registration> registrations;
   std::map<SessionId, Peer> peers;
+  std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use
   std::uint64_t cycles = 0;           // pauses begun
   Cycle cycle;
@@ -210,5 +228,18 @@ struct Holdings {
   std::uint64_t own_count = 0, imported_count = 0, slab_count = 0, imported_slab_count = 0;
 };
 Holdings Measure(const State&);
+
+// What was made for one communicator; bytes, as NCCL asked for them.
+struct CommunicatorHoldings {
+  Bytes own = 0;          // own device memory, with cuMemAlloc's
+  Bytes own_present = 0;  // of that, what is on the device now
+  Bytes own_kept = 0;     // of that, what a pause leaves in place
+  Bytes imported = 0;     // peers' memory mapped here
+  std::uint64_t own_count = 0, imported_count = 0;
+  friend bool operator==(const CommunicatorHoldings&, const CommunicatorHoldings&) = default;
+};
+// By communicator; under zero, NCCL's memory of which the communicator is not known. Memory of the program (ncclMemAlloc)
+// belongs to no communicator and is left out. The sums are those of Measure, less the program's.
+std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State&);
 
 }  // namespace amem

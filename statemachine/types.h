@@ -32,6 +32,7 @@ struct Id {
 using SequenceNumber = Id<struct SequenceTag>;             // position in one session's journal; the first event has 1
 using SessionId = Id<struct SessionTag>;                   // random, unique on all hosts for practical purposes
 using AllocationId = Id<struct AllocationTag>;             // stable over resumes; what NCCL holds in place of a driver handle
+using CommunicatorId = Id<struct CommunicatorTag>;         // counts the communicators of this process from 1
 using DriverHandle = Id<struct DriverHandleTag>;           // what the driver calls it today; changes with every resume
 using Address = Id<struct AddressTag>;                     // a device virtual address
 using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordinal of this process; zero is device 0

@@ -111,6 +111,7 @@ Json ToJson(AllocationId id, const Allocation& a) {
   j["stale"] = a.awaiting_restore;
   j["kept"] = WhyKept(a) == KeepReason::kNone ? Json(nullptr) : Json(ToText(WhyKept(a)));
   if (a.tag != MemoryTag::kNccl) j["tag"] = ToText(a.tag);
+  if (a.communicator) j["communicator"] = a.communicator.value;
   j["multicast"] = a.multicast;
   j["guest_references"] = a.guest_references;
   j["mappings"] = a.mappings;
@@ -257,6 +258,7 @@ Json ToJson(const State& state) {
   j["multicasts"] = Multicasts(state);
   j["registrations"] = Listed("address", state.registrations);
   j["peers"] = Listed("peer", state.peers);
+  j["communicators"] = Listed("communicator", state.communicators);
   j["events"] = CountsByKind(state);
   return j;
 }

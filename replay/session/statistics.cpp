@@ -79,6 +79,33 @@ json ByPeer(const State& state) {
   return out;
 }
 
+// Living communicators, and what was made for each; the last entry is NCCL's memory of which the communicator is not known.
+json ByCommunicator(const State& state) {
+  std::map<CommunicatorId, CommunicatorHoldings> sums = MeasureCommunicators(state);
+  const auto figures = [&](CommunicatorId id) {
+    const CommunicatorHoldings& sum = sums[id];
+    return json{{"bytes", sum.own},
+                {"released_bytes", sum.own - std::min(sum.own, sum.own_present)},
+                {"kept_bytes", sum.own_kept},
+                {"imported_bytes", sum.imported},
+                {"allocations", sum.own_count}};
+  };
+  json out = json::array();
+  for (const auto& [id, c] : state.communicators) {
+    json one = {{"communicator", id.value}, {"hash", c.hash == 0 ? json(nullptr) : json(Hex(c.hash))},
+                {"rank", c.rank},           {"ranks", c.ranks},
+                {"device", c.device.value}, {"how", c.how},
+                {"parent", c.parent.value}, {"suspended", c.suspended},
+                {"ended", c.ended}};
+    one.update(figures(id));
+    out.push_back(std::move(one));
+  }
+  json unknown = {{"communicator", nullptr}};
+  unknown.update(figures({}));
+  out.push_back(std::move(unknown));
+  return out;
+}
+
 // Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
@@ -174,6 +201,7 @@ std::string Session::StatisticsJson() {
               {"imported_bytes", held.imported},
               {"kept_bytes", kept},
               {"tags", ByTag(state, held)},
+              {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},
               {"pool_bytes", held.async},
               {"host_bytes", held.host},

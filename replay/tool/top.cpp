@@ -1,8 +1,9 @@
-// top: what holds the most memory, by call site, peer, size or age.
+// top: what holds the most memory, by call site, communicator, peer, size or age.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
@@ -13,7 +14,7 @@ namespace {
 
 struct TopOptions {
   Directories directories;
-  std::string by = "site";  // "site", "peer", "size", "age"
+  std::string by = "site";  // "site", "communicator", "peer", "size", "age"
   std::optional<std::uint64_t> at;
   std::size_t limit = 20;
   bool json = false;
@@ -61,6 +62,7 @@ class Grouper {
       : by_(by), state_(state), times_(std::move(times)), symbols_(state.libraries), groups_(groups) {}
 
   void Run() {
+    if (by_ == "communicator") return RunByCommunicator();
     for (const auto& [id, a] : state_.allocations) {
       if (state_.slabs.contains(id)) continue;  // its parts are what NCCL asked for
       if (by_ == "peer") {
@@ -74,6 +76,39 @@ class Grouper {
   [[nodiscard]] const std::string& note() const { return symbols_.note(); }
 
  private:
+  // cuMemAlloc memory is counted by its own size, in place of the blocks that it lies in.
+  void RunByCommunicator() {
+    std::set<AllocationId> backings;
+    for (const auto& [address, l] : state_.legacy) {
+      backings.insert(l.backing);
+      const auto backing = state_.allocations.find(l.backing);
+      const bool there = backing == state_.allocations.end() || backing->second.resident;
+      Add(CommunicatorName(l.communicator, l.why == ToText(KeepReason::kUser), l.site), 0, l.bytes, there);
+    }
+    for (const auto& [id, a] : state_.allocations) {
+      if (!a.own() || a.multicast || state_.slabs.contains(id) || backings.contains(id)) continue;
+      Add(CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site), 0, a);
+    }
+  }
+  // The same in all ranks of a communicator, so that the journals of a job add up.
+  [[nodiscard]] std::string CommunicatorName(CommunicatorId id, bool of_program, const CallSite& site) const {
+    if (of_program) return "none: the program's (ncclMemAlloc)";
+    const auto it = state_.communicators.find(id);
+    if (it == state_.communicators.end()) return "unknown: " + symbols_.Name(site);
+    const Communicator& c = it->second;
+    std::string name =
+        c.hash != 0
+            ? Hex(c.hash)
+            : ToText(id) + " of " +
+                  ShortNameOf({.session = state_.session.session, .pid = state_.session.pid, .rank = state_.session.rank});
+    name += ", " + (c.ranks > 0 ? std::to_string(c.ranks) + " ranks" : std::string("unknown ranks")) + ", " + c.how;
+    if (const auto parent = state_.communicators.find(c.parent);
+        parent != state_.communicators.end() && parent->second.hash != 0)
+      name += " of " + Hex(parent->second.hash);
+    if (c.suspended) name += ", suspended";
+    if (!c.ended.empty()) name += ", " + c.ended;
+    return name;
+  }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
     if (by_ == "site") return {symbols_.Name(a.site), 0};
@@ -96,10 +131,14 @@ class Grouper {
     return ShortNameOf({.session = session, .pid = peer->second.pid, .rank = peer->second.rank});
   }
   void Add(const std::string& key, std::uint64_t order, const Allocation& a) {
+    const auto slab = state_.allocations.find(a.slab);  // a part is where its slab is
+    Add(key, order, a.bytes, slab == state_.allocations.end() ? a.resident : slab->second.resident);
+  }
+  void Add(const std::string& key, std::uint64_t order, Bytes bytes, bool resident) {
     Sum& sum = groups_[key];
     ++sum.count;
-    sum.bytes += a.bytes;
-    sum.resident += a.resident ? a.bytes : 0;
+    sum.bytes += bytes;
+    sum.resident += resident ? bytes : 0;
     sum.order = order;
   }
 
@@ -114,10 +153,11 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
   out << "BYTES         SHARE  COUNT    ON THE DEVICE  "
-      << (by == "site"   ? "CALL SITE, INNERMOST FIRST"
-          : by == "peer" ? "PEER"
-          : by == "age"  ? "AGE"
-                         : "SIZE")
+      << (by == "site"           ? "CALL SITE, INNERMOST FIRST"
+          : by == "communicator" ? "COMMUNICATOR"
+          : by == "peer"         ? "PEER"
+          : by == "age"          ? "AGE"
+                                 : "SIZE")
       << "\n";
   for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
     const auto& [key, sum] = sorted[i];
@@ -163,7 +203,8 @@ int RunTop(const TopOptions& options, Output& out) {
 
 void AddOptions(CLI::App& app, TopOptions& options) {
   AddDirectories(app, options.directories);
-  app.add_option("--by", options.by, "site, peer, size or age")->check(CLI::IsMember({"site", "peer", "size", "age"}));
+  app.add_option("--by", options.by, "site, communicator, peer, size or age")
+      ->check(CLI::IsMember({"site", "communicator", "peer", "size", "age"}));
   app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
   app.add_option("--limit", options.limit, "So many lines")->type_name("N");
   AddJson(app, options.json, "One JSON array");
@@ -172,8 +213,9 @@ void AddOptions(CLI::App& app, TopOptions& options) {
 }  // namespace
 
 Command TopCommand() {
-  return {"top", "What holds the most memory, by call site, peer, size or age",
+  return {"top", "What holds the most memory, by call site, communicator, peer, size or age",
           "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
+          "  amem-replay top DIR --by communicator\n"
           "  amem-replay top DIR --by peer --at 1200\n",
           [](CLI::App& app) { return SetUp<TopOptions>(app, AddOptions, RunTop); }};
 }

@@ -78,6 +78,13 @@ const std::vector<Violation>& Running() {
       {"allocation 4 is part of a slab, and has memory of its own", [](State& s) { Of(s, kPart).saved = true; }},
       {"allocation 4 is mapped in a range that is not reserved", [](State& s) { Of(s, kPart).reserved = 0; }},
       {"the slabs list 1 parts of 2", [](State& s) { s.slabs.at(kSlab).parts.erase(4 * kMiB); }},
+      {"communicator 1 counts 1 allocations, and has another number",
+       [](State& s) {
+         Communicator& counted = s.communicators[CommunicatorId{1}];
+         counted.memory = 1;
+       }},
+      {"communicator 1 has ended, and has no memory left",
+       [](State& s) { s.communicators[CommunicatorId{1}].ended = "destroyed"; }},
       {"a step is open and the session is running", [](State& s) { s.cycle.open_step = Step{}; }},
       {"allocation 1 has no memory and the session is running",
        [](State& s) {

@@ -173,6 +173,22 @@ TEST(Rejections, of_slabs) {
        {"clear part of slab 77: it does not exist", PartCleared{kNobody, 0, 1}}});
 }
 
+TEST(Rejections, of_communicators) {
+  Folding f;
+  f.state = Whole();
+  const CommunicatorId first{1}, gone{2}, none{7};
+  f.Ok(CommunicatorBegun{first, {}, "init", 0, 2});
+  f.Ok(CommunicatorBegun{gone, {}, "init", 0, 2});
+  f.Ok(CommunicatorEnded{gone, "failed"});
+  ExpectEach(f.state, {{"begin communicator: zero is no id", CommunicatorBegun{{}, {}, "init"}},
+                       {"begin communicator 1: that id is in use", CommunicatorBegun{first, {}, "init"}},
+                       {"communicator 7 ready: it was not begun, or has ended", CommunicatorReady{none}},
+                       {"communicator 2 ready: it was not begun, or has ended", CommunicatorReady{gone}},
+                       {"end communicator 2: it was not begun, or has ended", CommunicatorEnded{gone, "destroyed"}},
+                       {"suspend communicator 7: it was not begun, or has ended", CommunicatorSuspended{none, true}},
+                       {"resume communicator 2: it was not begun, or has ended", CommunicatorSuspended{gone, false}}});
+}
+
 // A part of a slab has the slab's mapping, and can never be opened as a slab: it has no mapping of its own.
 TEST(Rejections, of_a_part_that_would_be_a_slab) {
   State state = Whole();

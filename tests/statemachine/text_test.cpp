@@ -88,6 +88,18 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
       {Placed{AllocationId{4}, AllocationId{3}, kMiB, false}, "allocation 4 placed in slab 3 at offset 1 MiB"},
       {Backed{AllocationId{4}, {}}, "allocation 4 left its slab for memory of its own"},
       {PartCleared{AllocationId{3}, kMiB, 64}, "slab 3 cleared at offset 1 MiB, 64 B"},
+      {CommunicatorBegun{CommunicatorId{2}, CommunicatorId{1}, "split", 0, 4},
+       "communicator 2 begun by split of communicator 1 as rank 0 of 4"},
+      {CommunicatorBegun{CommunicatorId{2}, {}, "init all"}, "communicator 2 begun by init all"},
+      {CommunicatorReady{CommunicatorId{2}, 0x51, 0, 4, DeviceOrdinal{1}},
+       "communicator 2 ready, rank 0 of 4 on device 1, hash 0x51"},
+      {CommunicatorReady{CommunicatorId{2}, 0, 0, 4, DeviceOrdinal{1}},
+       "communicator 2 ready, rank 0 of 4 on device 1, hash unknown"},
+      {CommunicatorEnded{CommunicatorId{2}, "aborted"}, "communicator 2 ended: aborted"},
+      {CommunicatorSuspended{CommunicatorId{2}, true}, "communicator 2 suspended"},
+      {CommunicatorSuspended{CommunicatorId{2}, false}, "communicator 2 resumed"},
+      {AllocationCreated{AllocationId{4}, kMiB, {}, 0, {}, {}, {}, MemoryTag::kNccl, CommunicatorId{2}},
+       "allocation 4 created, 1 MiB on location type 0 for communicator 2"},
       {Condensed{SequenceNumber{70}, 1, 0, {}}, "snapshot of everything up to event 70"}};
   for (const auto& [body, sentence] : all) EXPECT_EQ(ToText(body), sentence);
 }

@@ -1,0 +1,61 @@
+#include "statemachine/fold.h"
+
+namespace amem {
+
+Communicator* Fold::FindLiving(CommunicatorId id) {
+  const auto it = s_.communicators.find(id);
+  return it == s_.communicators.end() || !it->second.ended.empty() ? nullptr : &it->second;
+}
+
+void Fold::CountMemory(CommunicatorId id) {
+  if (const auto it = s_.communicators.find(id); it != s_.communicators.end()) ++it->second.memory;
+}
+
+void Fold::UncountMemory(CommunicatorId id) {
+  const auto it = s_.communicators.find(id);
+  if (it == s_.communicators.end() || it->second.memory == 0) return;
+  if (--it->second.memory == 0 && !it->second.ended.empty()) s_.communicators.erase(it);
+}
+
+Status Fold::operator()(const CommunicatorBegun& e) {
+  if (!e.communicator) return Bad("begin communicator: zero is no id");
+  Communicator made;
+  made.parent = e.parent;
+  made.how = e.how;
+  made.rank = e.rank;
+  made.ranks = e.ranks;
+  for (const auto& [id, a] : s_.allocations) made.memory += a.communicator == e.communicator ? 1 : 0;
+  for (const auto& [address, l] : s_.legacy) made.memory += l.communicator == e.communicator ? 1 : 0;
+  const auto [it, fresh] = s_.communicators.emplace(e.communicator, std::move(made));
+  return fresh ? Status{} : Bad("begin " + ToText(e.communicator) + ": that id is in use");
+}
+
+Status Fold::operator()(const CommunicatorReady& e) {
+  Communicator* c = FindLiving(e.communicator);
+  if (c == nullptr) return Bad(ToText(e.communicator) + " ready: it was not begun, or has ended");
+  c->hash = e.hash;
+  c->rank = e.rank;
+  c->ranks = e.ranks;
+  c->device = e.device;
+  c->ready = true;
+  return {};
+}
+
+Status Fold::operator()(const CommunicatorEnded& e) {
+  Communicator* c = FindLiving(e.communicator);
+  if (c == nullptr) return Bad("end " + ToText(e.communicator) + ": it was not begun, or has ended");
+  c->ended = e.how.empty() ? "ended" : e.how;
+  c->suspended = false;
+  if (c->memory == 0) s_.communicators.erase(e.communicator);
+  return {};
+}
+
+Status Fold::operator()(const CommunicatorSuspended& e) {
+  Communicator* c = FindLiving(e.communicator);
+  if (c == nullptr)
+    return Bad((e.suspended ? "suspend " : "resume ") + ToText(e.communicator) + ": it was not begun, or has ended");
+  c->suspended = e.suspended;
+  return {};
+}
+
+}  // namespace amem

@@ -7,6 +7,10 @@ FLOOR_TIMES = 1.5       # the direct layout against the raw driver calls for the
 STARTUP_PERCENT = 5.0   # to the end of the first collectives, slower than stock
 STEADY_PERCENT = 5.0    # the median collective, slower than stock
 LEGACY_TIMES = 1.5      # NCCL_CUMEM_ENABLE=0 against 1
+SERVED_TIMES = 1.2      # ncclCommSuspend and ncclCommResume of all communicators, served by AMem, against ncclPause and ncclResume
+SERVED_FREED = 0.99     # of what ncclPause frees
+SERVED_FASTER = 40.0    # than NCCL's own, where that much is held
+SERVED_HELD_MIB = 3500.0
 REGISTERED_PERCENT = 5.0  # collectives on registered memory that the GPU is busy with, slower than stock
 GPU_BOUND_US = 200.0    # shorter ones are launched by PyTorch more slowly than they run, and vary by half between runs of one library
 LEFT_MIB = 4.0          # more memory held than with stock, once communicators and registrations are gone
@@ -80,6 +84,24 @@ def legacy(data, of_cumem):
         times = data["median"][what] / of_cumem["median"][what]
         if times > LEGACY_TIMES:
             wrong.append(f"a {what[:-3]} takes {times:.2f} times that with NCCL_CUMEM_ENABLE=1 (bar: {LEGACY_TIMES:g})")
+    return wrong
+
+
+def served(data, amem, native):
+    """The same program with its suspends served by AMem (`data`) and by NCCL itself (`native`; None where NCCL has none), and
+    ncclPause on the same communicators (`amem`)."""
+    wrong = []
+    for what, key in (("suspending", "pause_ms"), ("resuming", "resume_ms")):
+        times = data["median"][key] / amem["median"][key]
+        if times > SERVED_TIMES:
+            wrong.append(f"{what} all communicators takes {times:.2f} times what AMem's own call takes (bar: {SERVED_TIMES:g})")
+        if native and native["held_mib"] >= SERVED_HELD_MIB:
+            faster = native["median"][key] / data["median"][key]
+            if faster < SERVED_FASTER:
+                wrong.append(f"{what} all communicators is {faster:.1f} times faster than NCCL's own (bar: {SERVED_FASTER:g})")
+    freed, bar = data["median"]["freed_mib"], SERVED_FREED * amem["median"]["freed_mib"]
+    if freed < bar:
+        wrong.append(f"suspending frees {freed:.0f} MiB, and ncclPause {amem['median']['freed_mib']:.0f}")
     return wrong
 
 

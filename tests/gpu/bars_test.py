@@ -33,6 +33,19 @@ class Bars(unittest.TestCase):
         self.assertEqual(bars.of_cycles(changed(median__votes_ms=50.0), timed=False), [])
         self.assertEqual(bars.of_cycles(FLOOR), [])
 
+    def test_served_suspends_are_held_to_AMems_own_call_and_to_NCCLs(self):
+        native = changed(held_mib=3600.0, median__pause_ms=8000.0, median__resume_ms=15000.0)
+        self.assertEqual(bars.served(changed(held_mib=3600.0), GOOD, native), [])
+        self.assertEqual(bars.served(changed(held_mib=3600.0), GOOD, None), [])
+        for bad, word in ((changed(median__pause_ms=195.0), "1.22 times"), (changed(median__resume_ms=361.0), "1.20 times"),
+                          (changed(median__freed_mib=4.5), "frees 4 MiB")):
+            found = bars.served(bad, GOOD, None)
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(word, found[0])
+        slow = changed(held_mib=3600.0, median__pause_ms=6000.0, median__resume_ms=15000.0)
+        self.assertIn("37.5 times faster", bars.served(changed(), GOOD, slow)[0])
+        self.assertEqual(bars.served(changed(), GOOD, {**slow, "held_mib": 100.0}), [])
+
     def test_the_direct_layout_is_held_to_the_raw_calls_without_contents(self):
         self.assertEqual(bars.against_floor(GOOD, FLOOR), [])
         self.assertEqual(len(bars.against_floor(changed(median__pause_ms=171.0), FLOOR)), 1)

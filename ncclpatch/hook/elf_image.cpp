@@ -12,9 +12,9 @@ namespace amem {
 namespace {
 
 #if defined(__x86_64__)
-constexpr std::uint32_t kJumpSlot = R_X86_64_JUMP_SLOT, kGlobDat = R_X86_64_GLOB_DAT;
+constexpr std::uint32_t kJumpSlot = R_X86_64_JUMP_SLOT, kGlobDat = R_X86_64_GLOB_DAT, kPointer = R_X86_64_64;
 #elif defined(__aarch64__)
-constexpr std::uint32_t kJumpSlot = R_AARCH64_JUMP_SLOT, kGlobDat = R_AARCH64_GLOB_DAT;
+constexpr std::uint32_t kJumpSlot = R_AARCH64_JUMP_SLOT, kGlobDat = R_AARCH64_GLOB_DAT, kPointer = R_AARCH64_ABS64;
 #else
 #error "AMem knows the relocations of x86-64 and aarch64 only"
 #endif
@@ -210,13 +210,20 @@ void* ElfImage::Find(const char* name, std::size_t* bytes) const {
 ElfImage::Slot ElfImage::ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const {
   if (table == nullptr) return {};
   for (std::size_t i = 0; i < bytes / sizeof *table; ++i) {
-    const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(table[i].r_info));
-    if (type != kJumpSlot && type != kGlobDat) continue;
-    const ElfW(Sym)& symbol = symbols_[ELF64_R_SYM(table[i].r_info)];
-    if (std::strcmp(strings_ + symbol.st_name, name) == 0)
-      return {reinterpret_cast<std::uintptr_t*>(base_ + table[i].r_offset), type == kJumpSlot};
+    if (static_cast<std::uint32_t>(ELF64_R_TYPE(table[i].r_info)) == kPointer) continue;
+    const Import import = ImportOf(table[i]);
+    if (import.slot && std::strcmp(import.name, name) == 0) return import.slot;
   }
   return {};
+}
+
+ElfImage::Import ElfImage::ImportOf(const ElfW(Rela) & relocation) const {
+  const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(relocation.r_info));
+  const auto symbol = ELF64_R_SYM(relocation.r_info);
+  if (symbol == 0 || (type != kJumpSlot && type != kGlobDat && type != kPointer)) return {};
+  if (type == kPointer && (relocation.r_addend != 0 || relocation.r_offset % sizeof(std::uintptr_t) != 0)) return {};
+  return {strings_ + symbols_[symbol].st_name,
+          {reinterpret_cast<std::uintptr_t*>(base_ + relocation.r_offset), type == kJumpSlot}};
 }
 
 ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
@@ -238,17 +245,44 @@ __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(con
   return false;
 }
 
-Status ElfImage::Write(const Slot& slot, const void* target) const {
+// The protection that the loader gave to a page: that of its segment, but for the whole pages of the RELRO segment, which are
+// read-only once they are relocated.
+int ElfImage::ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const {
+  if (page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size) return PROT_READ;
+  int protection = 0;
+  for (std::size_t i = 0; i < header_count_; ++i) {
+    const ElfW(Phdr)& header = headers_[i];
+    const std::uintptr_t from = base_ + header.p_vaddr;
+    if (header.p_type != PT_LOAD || page + page_size <= from || page >= from + header.p_memsz) continue;
+    protection |= ((header.p_flags & PF_R) != 0 ? PROT_READ : 0) | ((header.p_flags & PF_W) != 0 ? PROT_WRITE : 0) |
+                  ((header.p_flags & PF_X) != 0 ? PROT_EXEC : 0);
+  }
+  return protection;
+}
+
+// NCCL's symbol table lies in one segment with its code, so the page stays executable while it is written: other threads may be
+// running on it.
+Status ElfImage::WriteWord(std::uintptr_t* where, std::uintptr_t value) const {
   const auto page_size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto at = reinterpret_cast<std::uintptr_t>(slot.where);
-  const std::uintptr_t page = at / page_size * page_size;
-  // The loader has made read-only the whole pages of the RELRO segment, and no others.
-  const bool sealed = page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size;
-  if (sealed && mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ | PROT_WRITE) != 0)
-    return {Code::kIo, fmt::format("making the import table of {} writable (mprotect): {}", path_, std::strerror(errno))};
-  __atomic_store_n(slot.where, reinterpret_cast<std::uintptr_t>(target), __ATOMIC_RELEASE);
-  if (sealed) mprotect(reinterpret_cast<void*>(page), page_size, PROT_READ);
+  const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(where) / page_size * page_size;
+  const int protection = ProtectionOf(page, page_size);
+  const bool sealed = (protection & PROT_WRITE) == 0;
+  if (sealed && mprotect(reinterpret_cast<void*>(page), page_size, protection | PROT_WRITE) != 0)
+    return {Code::kIo, fmt::format("making a table of {} writable (mprotect): {}", path_, std::strerror(errno))};
+  __atomic_store_n(where, value, __ATOMIC_RELEASE);
+  if (sealed) mprotect(reinterpret_cast<void*>(page), page_size, protection);
   return Status::Ok();
+}
+
+Status ElfImage::Write(const Slot& slot, const void* target) const {
+  return WriteWord(slot.where, reinterpret_cast<std::uintptr_t>(target));
+}
+
+Status ElfImage::PointNameTo(std::uint32_t index, const void* target) const {
+  auto* value = const_cast<ElfW(Addr)*>(&symbols_[index].st_value);
+  static_assert(sizeof *value == sizeof(std::uintptr_t));
+  const std::uintptr_t offset = target == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(target) - base_;  // may wrap around
+  return WriteWord(reinterpret_cast<std::uintptr_t*>(value), offset);
 }
 
 }  // namespace amem

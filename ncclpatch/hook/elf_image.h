@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "statemachine/types.h"
 
@@ -49,6 +50,20 @@ class ElfImage {
     }
   }
 
+  // Calls `visit(name, address, index)` for every function that this object defines in its dynamic table, with the address that
+  // a look-up of the name gives. `index` is for PointNameTo.
+  template <class Visit>
+  void ForEachExport(const Visit& visit) const {
+    for (std::uint32_t index = 1, count = SymbolCount(); index < count; ++index) {
+      const ElfW(Sym)& symbol = symbols_[index];
+      if (symbol.st_shndx != SHN_UNDEF && symbol.st_value != 0 && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC)
+        visit(static_cast<const char*>(strings_ + symbol.st_name), base_ + symbol.st_value, index);
+    }
+  }
+  // From now on a look-up of the name leads to `target`: by dlsym, and by the loader when it binds an import. Null hides the
+  // name. Find() gives the new answer, too. What was bound before stays as it is.
+  [[nodiscard]] Status PointNameTo(std::uint32_t index, const void* target) const;
+
   // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
   struct Slot {
     std::uintptr_t* where = nullptr;  // null: the object does not import it
@@ -58,6 +73,17 @@ class ElfImage {
   [[nodiscard]] Slot ImportSlot(const char* name) const;
   // Until the first call through it, a PLT slot points back into its own object.
   [[nodiscard]] bool Unbound(const Slot& slot) const { return slot.plt && InText(*slot.where); }
+  // Calls `visit(name, slot)` for every place that the loader fills with the address of an imported function: the slots of the
+  // PLT, of code built without one, and pointers in data.
+  template <class Visit>
+  void ForEachImport(const Visit& visit) const {
+    for (const auto& [table, bytes] : {std::pair(plt_relocations_, plt_bytes_), std::pair(relocations_, relocation_bytes_)}) {
+      for (std::size_t i = 0; table != nullptr && i < bytes / sizeof *table; ++i) {
+        const Import import = ImportOf(table[i]);
+        if (import.slot) visit(import.name, import.slot);
+      }
+    }
+  }
   // Whether its writable data has an address in the code of `other`, as it has once it has looked up functions there.
   [[nodiscard]] bool HoldsCodeOf(const ElfImage& other) const;
   // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
@@ -75,6 +101,13 @@ class ElfImage {
   [[nodiscard]] std::uint32_t SymbolCount() const;
   [[nodiscard]] std::uint32_t FindGnu(const char* name) const;
   [[nodiscard]] std::uint32_t FindLinear(const char* name) const;
+  struct Import {
+    const char* name = nullptr;
+    Slot slot;
+  };
+  [[nodiscard]] Import ImportOf(const ElfW(Rela) & relocation) const;
+  [[nodiscard]] int ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const;
+  [[nodiscard]] Status WriteWord(std::uintptr_t* where, std::uintptr_t value) const;
   [[nodiscard]] Slot ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const;
 
   const char* path_ = "";

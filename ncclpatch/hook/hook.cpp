@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,8 @@
 
 #include "ncclpatch/hook/libc_symbols.h"
 #include "ncclpatch/hook/libraries.h"
+#include "ncclpatch/hook/own_names.h"
+#include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/hook/replacements.h"
 
 extern "C" {
@@ -64,14 +67,24 @@ bool IsNetworkName(const char* name) {
 
 const char* WayOf(const ElfImage& image) {
   if (image.Needs("libamem_nccl.so")) return "patched";
-  const char* preloaded = std::getenv("LD_PRELOAD");
-  return preloaded != nullptr && std::strstr(preloaded, "libamem_nccl") != nullptr ? "preload" : "attach";
+  return IsPreloaded() ? "preload" : "attach";
+}
+
+// Puts a libnccl whose look-ups lead here into the list, and its names under AMem. With g_patch_mutex held.
+bool Take(const ElfImage& image, const char* way) {
+  const Library* library = libraries::Register(image, way);
+  if (library == nullptr) return false;
+  if (const Status status = redirects::Set(*library, image); !status) Tell(true, status.message());
+  return true;
 }
 
 bool FromNccl(void* return_address) {
   ElfImage image;
   if (!ElfImage::Containing(return_address, &image)) return false;
-  return libraries::Knows(image) || (IsNccl(image) && libraries::Register(image, WayOf(image)) != nullptr);
+  if (libraries::Knows(image)) return true;
+  if (!IsNccl(image)) return false;
+  const std::lock_guard lock(g_patch_mutex);
+  return Take(image, WayOf(image));
 }
 
 // ---- what libnccl gets in place of dlsym and dlvsym --------------------------------------------------------------------
@@ -93,6 +106,12 @@ bool Concerns(void* return_address, const char* name) {
          !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
+// Whether a program looks up a function of NCCL's.
+bool AsksForNccl(const char* name) {
+  return g_enabled.load(std::memory_order_acquire) && name != nullptr &&
+         (StartsWith(name, "nccl") || StartsWith(name, "pnccl")) && !replacements::inert.load(std::memory_order_relaxed);
+}
+
 // ---- patching ----------------------------------------------------------------------------------------------------------
 
 bool LeadsHere(std::uintptr_t target) {
@@ -104,7 +123,7 @@ Status Patch(const ElfImage& image, const char* way) {
   AMEM_TRY(image.Write(image.ImportSlot("dlsym"), reinterpret_cast<const void*>(&amem_dlsym_stub)));
   if (const auto slot = image.ImportSlot("dlvsym"))
     AMEM_TRY(image.Write(slot, reinterpret_cast<const void*>(&amem_dlvsym_stub)));
-  libraries::Register(image, way);
+  Take(image, way);
   Tell(false, fmt::format("{} is under AMem ({})", image.path(), way));
   return Status::Ok();
 }
@@ -127,7 +146,7 @@ Status AttachTo(const ElfImage& image) {
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
   if (!slot) return {Code::kUnsupported, fmt::format("attach to {}: it does not import dlsym", image.path())};
   if (LeadsHere(*slot.where)) {
-    libraries::Register(image, WayOf(image));
+    Take(image, WayOf(image));
     return Status::Ok();
   }
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
@@ -180,6 +199,11 @@ Presence Look(const ElfImage& image) {
 void SetReport(Report report) { g_report.store(report, std::memory_order_release); }
 void Enable() { g_enabled.store(true, std::memory_order_release); }
 
+bool IsPreloaded() {
+  const char* preloaded = std::getenv("LD_PRELOAD");
+  return preloaded != nullptr && std::strstr(preloaded, "libamem_nccl") != nullptr;
+}
+
 bool IsNccl(const ElfImage& image) {
   if (StartsWith(image.soname(), "libnccl.so")) return true;
   if (!HasEntryPoints(image)) return false;
@@ -192,12 +216,24 @@ void PatchAtLoad() {
   const std::lock_guard lock(g_patch_mutex);
   for (const ElfImage& image : LoadedNccls()) {
     const ElfImage::Slot slot = image.ImportSlot("dlsym");
-    if (!slot || LeadsHere(*slot.where) || HasLookedUpTheDriver(image, slot)) continue;
+    if (!slot) continue;
+    if (LeadsHere(*slot.where)) {
+      Take(image, WayOf(image));
+      continue;
+    }
+    if (HasLookedUpTheDriver(image, slot)) continue;
     if (const Status status = Patch(image, WayOf(image)); !status) Tell(true, status.message());
   }
 }
 
-Status Attach() {
+void PatchIfLoaded() {
+  static constinit std::atomic<std::uint64_t> patched_at{0};
+  if (const std::uint64_t loaded = LoadCount(); patched_at.exchange(loaded) != loaded) PatchAtLoad();
+}
+
+namespace {
+
+Status AttachToAll() {
   const std::lock_guard lock(g_patch_mutex);
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
@@ -209,6 +245,17 @@ Status Attach() {
     if (Status status = AttachTo(image); !status && first) first = std::move(status);
   Enable();
   return first;
+}
+
+}  // namespace
+
+Status Attach() {
+  Status status = AttachToAll();
+  const std::vector<Library> all = Libraries();
+  // Without the lock over the import tables: this asks the loader, which may be waiting for a thread that waits for the lock.
+  if (std::any_of(all.begin(), all.end(), [](const Library& one) { return std::strcmp(one.way, "attach") == 0; }))
+    ShowServedNames();
+  return status;
 }
 
 LibraryAttached Describe(const Library& library) {
@@ -253,6 +300,7 @@ void AfterFork() {
 }
 
 void* RealDlsym(void* handle, const char* name) { return LibcDlsym()(handle, name); }
+void* FindLibcDlsym() { return reinterpret_cast<void*>(LibcDlsym()); }
 void* DriverLibrary() { return g_driver_library.load(std::memory_order_acquire); }
 void* DriverSymbol(const char* name) {
   void* library = DriverLibrary();
@@ -261,9 +309,14 @@ void* DriverSymbol(const char* name) {
 
 }  // namespace amem::hook
 
-void* amem_route_dlsym(void* return_address, void* /*handle*/, const char* name) {
+void* amem_route_dlsym(void* return_address, void* handle, const char* name) {
   using namespace amem::hook;
-  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlsym) : reinterpret_cast<void*>(LibcDlsym());
+  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
+  if (AsksForNccl(name)) {
+    if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
+    PatchIfLoaded();
+  }
+  return reinterpret_cast<void*>(LibcDlsym());
 }
 
 void* amem_route_dlvsym(void* return_address, void* /*handle*/, const char* name) {

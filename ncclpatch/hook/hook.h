@@ -22,6 +22,9 @@ void SetReport(Report report);
 // libc's answers.
 void Enable();
 
+// Whether this library was preloaded, and so comes before NCCL in the search order.
+bool IsPreloaded();
+
 // Whether an object is NCCL: it has the soname libnccl.so.*, or defines NCCL's entry points and little else (a build under
 // another name). A library with NCCL linked into it defines much else; its look-ups are its own for the most part, and are left
 // alone.
@@ -33,6 +36,8 @@ bool IsNccl(const ElfImage& image);
 // A libnccl has not looked them up if its slot for dlsym is still unbound, if the process has no libcuda, or if its data holds
 // no address inside libcuda. (A bound slot alone says nothing: Python binds all slots when it loads a library.)
 void PatchAtLoad();
+// The same if the process has loaded an object since the last time; otherwise no more than a look at a counter.
+void PatchIfLoaded();
 
 // Patches every loaded libnccl, or says why that is impossible: kNotFound (none is loaded), kRefused (too late), kUnsupported
 // (does not import dlsym). Succeeds if all of them lead to AMem already.
@@ -66,6 +71,7 @@ void AfterFork();
 
 // libc's dlsym, and the libcuda that NCCL opened, as `dlsym` saw it (null until then).
 void* RealDlsym(void* handle, const char* name);
+void* FindLibcDlsym();
 void* DriverLibrary();
 // A symbol of that libcuda, untouched; null if NCCL has not opened it or there is no such symbol.
 void* DriverSymbol(const char* name);

@@ -9,21 +9,12 @@
 
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
 namespace amem {
 namespace {
-
-enum NcclResult : int {
-  kOk = 0,
-  kCudaError = 1,
-  kSystemError = 2,
-  kInternalError = 3,
-  kInvalidArgument = 4,
-  kInvalidUsage = 5,
-  kRemoteError = 6
-};
 
 NcclResult ToNccl(Code code) {
   switch (code) {
@@ -47,19 +38,6 @@ NcclResult ToNccl(Code code) {
       return kRemoteError;
   }
   return kInternalError;
-}
-
-std::string& LastError() {
-  thread_local std::string text;
-  return text;
-}
-
-int Fail(NcclResult result, const std::string& message) noexcept {
-  try {
-    LastError() = message;
-  } catch (...) {
-  }
-  return result;
 }
 
 // Runs `body` (which returns a Status) behind the C border.

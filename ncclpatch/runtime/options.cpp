@@ -20,7 +20,8 @@ constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NC
                                "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC", "AMEM_LAYOUT",
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
                                "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
-                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY"};
+                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY",
+                               "AMEM_SUSPEND"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -183,6 +184,9 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
   options.pinned_bytes = Bytes{pinned_mib} << 20;
   AMEM_TRY(ParseContent(get, options));
+  const auto suspend = ParseChoice(get, "AMEM_SUSPEND", {"serve", "native"});
+  if (!suspend) return suspend.status();
+  options.suspend = *suspend == 0 ? Suspend::kServe : Suspend::kNative;
 
   const auto sync = ParseChoice(get, "AMEM_JOURNAL_SYNC", {"process", "full"});
   if (!sync) return sync.status();

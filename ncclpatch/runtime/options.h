@@ -15,11 +15,13 @@
 namespace amem {
 
 enum class Content : std::uint8_t { kPreserve, kDiscard };
+enum class Suspend : std::uint8_t { kServe, kNative };
 
 struct Options : SessionOptions {
   bool enable = true;                    // AMEM_ENABLE=0|1
   std::int64_t group = 0;                // AMEM_GROUPID
   std::int32_t rank = -1;                // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
+  Suspend suspend = Suspend::kServe;     // AMEM_SUSPEND=serve|native
   Content content = Content::kPreserve;  // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full, AMEM_JOURNAL_KEEP
   JournalOptions journal;

@@ -12,9 +12,15 @@
 #include <utility>
 
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/hook/own_names.h"
+#include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/runtime/communicators.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/start.h"
+#include "ncclpatch/runtime/suspend.h"
 
 namespace amem {
 namespace {
@@ -51,6 +57,7 @@ void CloseAtExit() {
 void Runtime::BeforeFork() {
   t_forking = Get().started() == nullptr;
   if (!t_forking) return;
+  nccl::BeforeFork();  // first, because its observers come here with its lock held
   Get().mutex_.lock();
   hook::BeforeFork();
 }
@@ -58,6 +65,7 @@ void Runtime::AfterFork() {
   if (!std::exchange(t_forking, false)) return;
   hook::AfterFork();
   Get().mutex_.unlock();
+  nccl::AfterFork();
 }
 // Before its parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session works in
 // it.
@@ -71,20 +79,47 @@ Runtime& Runtime::Get() {
   return *runtime;
 }
 
-void Runtime::Load() {
-  std::call_once(loaded_, [this] {
+// Names that AMem does not answer in this process are taken out of its own symbol table.
+void Runtime::ShowNames(std::span<const char* const> doorbells) {
+  static std::vector<redirects::Table> tables(nccl::Tables().begin(), nccl::Tables().end());
+  if (!options_.enable || !settings_ || options_.suspend == Suspend::kNative) {
+    hook::HideNames(suspend::kNames);
+  } else {
+    tables.push_back(suspend::Calls());
+    serves_suspend_.store(true);
+  }
+  const bool preloaded = options_.enable && settings_.ok() && hook::IsPreloaded();
+  if (!preloaded) hook::HideNames(doorbells);
+  if (!options_.enable || !settings_) return;
+  hook::AnswerNames(serves_suspend_.load() ? std::span<const char* const>(suspend::kNames) : std::span<const char* const>(),
+                    preloaded ? doorbells : std::span<const char* const>());
+  nccl::SetObserver(JournalOfCommunicators());
+  redirects::Install(tables);
+  redirects::InstallThreadStart(nccl::ThreadStart());
+  enabled_.store(true);
+}
+
+bool Runtime::ServesSuspend() const { return serves_suspend_.load() && !replacements::inert.load(); }
+
+void Runtime::LookForNames() {
+  if (enabled_.load() && !replacements::inert.load()) hook::PatchIfLoaded();
+}
+
+void Runtime::Load(std::span<const char* const> doorbells) {
+  std::call_once(loaded_, [this, doorbells] {
     Result<Options> options = ParseOptions([](const char* name) -> const char* { return std::getenv(name); });
     if (!options) {
       settings_ = options.status().Within("settings");
       log::Error(settings_.message() + "; AMem is off in this process");
-      return;
+      return ShowNames(doorbells);
     }
     options_ = *std::move(options);
-    if (!options_.enable) return;
+    if (!options_.enable) return ShowNames(doorbells);
     log::Configure(options_.log_level, options_.rank);
     for (const std::string& warning : UnknownVariables(environ)) log::Warn(warning);
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
+    ShowNames(doorbells);
     hook::Enable();
     hook::PatchAtLoad();
   });

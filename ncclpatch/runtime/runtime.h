@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,14 @@ class Runtime {
  public:
   static Runtime& Get();
 
-  void Load();      // once, from the ELF constructor
+  // Once, from the ELF constructor. `doorbells`: the functions of NCCL's that the library exports for LD_PRELOAD.
+  void Load(std::span<const char* const> doorbells = {});
   Status Attach();  // amem_attach
+
+  // Whether ncclCommSuspend and the like are AMem's here: not with AMEM_SUSPEND=native, switched off, or in an inert child.
+  [[nodiscard]] bool ServesSuspend() const;
+  // A program begins to use NCCL: puts what was loaded since under AMem.
+  void LookForNames();
 
   // The session, started now if need be. Null: it could not be started, and the call must be passed through.
   Session* session() {
@@ -56,6 +63,7 @@ class Runtime {
 
  private:
   Runtime() = default;
+  void ShowNames(std::span<const char* const> doorbells);
   Session* Start();
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
@@ -69,6 +77,7 @@ class Runtime {
   std::once_flag loaded_;
   Options options_;
   Status settings_;  // the result of reading the environment
+  std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false};
   std::mutex mutex_;  // over the start and all below

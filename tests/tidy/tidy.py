@@ -37,9 +37,10 @@ ROOMS = {room: set(below.split()) for room, below in {
     "replay/session": _BASE + "journal replay/driver replay/peers replay/ledger replay/cycle",
     "ncclpatch": "",
     "ncclpatch/hook": _BASE + "ncclpatch",
-    "ncclpatch/runtime": _LIVE + _REAL + "ncclpatch ncclpatch/hook",
-    "ncclpatch/intercept": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/runtime",
-    "ncclpatch/library": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/runtime ncclpatch/intercept",
+    "ncclpatch/nccl": _BASE + "ncclpatch/hook",
+    "ncclpatch/runtime": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/nccl",
+    "ncclpatch/intercept": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/nccl ncclpatch/runtime",
+    "ncclpatch/library": _LIVE + _REAL + "ncclpatch ncclpatch/hook ncclpatch/nccl ncclpatch/runtime ncclpatch/intercept",
     "ncclpatch/patch": _BASE,
     # reading wing
     "replay/job": _BASE + "journal",

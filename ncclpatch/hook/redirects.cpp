@@ -1,0 +1,142 @@
+#include "ncclpatch/hook/redirects.h"
+
+#include <pthread.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "ncclpatch/hook/libraries.h"
+
+namespace amem::redirects {
+namespace {
+
+constinit std::atomic<const std::span<const Table>*> g_tables{nullptr};
+constinit std::atomic<void*> g_create_thread{nullptr};
+constinit std::array<std::atomic<const hook::Library*>, kLibraries> g_places{};
+
+const Redirect* FindRedirect(std::string_view name) {
+  const auto* tables = g_tables.load(std::memory_order_acquire);
+  if (tables == nullptr || !name.starts_with("nccl")) return nullptr;
+  for (const Table& table : *tables)
+    for (const Redirect& redirect : table)
+      if (name == redirect.name) return &redirect;
+  return nullptr;
+}
+
+// A name that a library has, and the address that it has it at.
+struct Found {
+  const Redirect* redirect;
+  std::uintptr_t address;
+  std::uint32_t index;  // in its symbol table
+};
+
+std::vector<Found> NamesOf(const ElfImage& image) {
+  std::vector<Found> found;
+  image.ForEachExport([&](const char* name, std::uintptr_t address, std::uint32_t index) {
+    if (const Redirect* redirect = FindRedirect(name)) found.push_back({redirect, address, index});
+  });
+  const std::size_t own = found.size();
+  image.ForEachExport([&](const char* name, std::uintptr_t address, std::uint32_t index) {
+    if (name[0] != 'p') return;
+    const Redirect* redirect = FindRedirect(name + 1);
+    for (std::size_t i = 0; redirect != nullptr && i < own; ++i)
+      if (found[i].redirect == redirect && found[i].address == address) return found.push_back({redirect, address, index});
+  });
+  return found;
+}
+
+bool SamePlace(const hook::Library& a, const hook::Library& b) { return a.number == b.number; }
+
+// A place of its own: a free one, or one whose library the program has unloaded.
+std::size_t ChoosePlace(const hook::Library& library) {
+  const std::vector<hook::Library> loaded = hook::Libraries();
+  for (std::size_t place = 0; place < kLibraries; ++place) {
+    const hook::Library* taken = g_places[place].load();
+    const bool in_use =
+        taken != nullptr && std::any_of(loaded.begin(), loaded.end(), [&](const auto& one) { return SamePlace(one, *taken); });
+    if (!in_use) {
+      g_places[place].store(&library, std::memory_order_release);
+      return place;
+    }
+  }
+  return kLibraries;
+}
+
+// Imports of other objects that were bound to NCCL's function before. Under the loader's lock, so that no object can be
+// unloaded meanwhile.
+Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names, std::size_t place) {
+  Status first;
+  ElfImage::ForEach([&](const ElfImage& other) {
+    if (other.base() == nccl.base()) return false;
+    other.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
+      if (!nccl.InText(*slot.where)) return;
+      const std::string_view asked(name[0] == 'p' ? name + 1 : name);
+      for (const Found& found : names) {
+        if (found.address != *slot.where || asked != found.redirect->name) continue;
+        if (Status status = other.Write(slot, found.redirect->entries[place]); !status && first) first = std::move(status);
+        return;
+      }
+    });
+    return false;
+  });
+  return first;
+}
+
+// Only if the library's threads are started by the function that AMem's wrapper will call.
+Status TakeThreadStart(const ElfImage& image) {
+  void* const create = g_create_thread.load(std::memory_order_acquire);
+  const ElfImage::Slot slot = image.ImportSlot("pthread_create");
+  if (create == nullptr || !slot) return Status::Ok();
+  if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(&pthread_create)) return Status::Ok();
+  return image.Write(slot, create);
+}
+
+}  // namespace
+
+void Install(std::span<const Table> tables) { g_tables.store(new std::span<const Table>(tables), std::memory_order_release); }
+void InstallThreadStart(void* create) { g_create_thread.store(create, std::memory_order_release); }
+
+Status Set(const hook::Library& library, const ElfImage& image) {
+  if (g_tables.load(std::memory_order_acquire) == nullptr) return Status::Ok();
+  for (const auto& place : g_places)
+    if (const hook::Library* known = place.load(); known != nullptr && SamePlace(*known, library)) return Status::Ok();
+  const std::size_t place = ChoosePlace(library);
+  if (place == kLibraries)
+    return {Code::kUnsupported,
+            fmt::format("{}: the names of its functions stay its own, because there are {} NCCLs in this process already; its "
+                        "communicators are not seen",
+                        library.path, kLibraries)};
+  const std::vector<Found> names = NamesOf(image);
+  for (const auto* tables = g_tables.load(); const Table& table : *tables)
+    for (const Redirect& redirect : table) redirect.reals[place].store(nullptr);
+  for (const Found& found : names)
+    found.redirect->reals[place].store(reinterpret_cast<void*>(found.address), std::memory_order_release);
+  AMEM_TRY(TakeThreadStart(image));
+  for (const Found& found : names) AMEM_TRY(image.PointNameTo(found.index, found.redirect->entries[place]));
+  return RewriteBoundImports(image, names, place);
+}
+
+const hook::Library* LibraryAt(std::size_t place) { return g_places[place].load(std::memory_order_acquire); }
+
+void* Real(std::size_t place, const char* name) {
+  if (const Redirect* redirect = FindRedirect(name))
+    if (void* real = redirect->reals[place].load(std::memory_order_acquire)) return real;
+  const hook::Library* library = LibraryAt(place);
+  ElfImage image;
+  if (library == nullptr || !ElfImage::Containing(reinterpret_cast<const void*>(library->text_begin), &image)) return nullptr;
+  return image.Find(name);
+}
+
+bool AllHave(const char* name) {
+  for (const hook::Library& library : hook::Libraries()) {
+    ElfImage image;
+    if (ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image) && image.Find(name) == nullptr)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace amem::redirects

@@ -1,0 +1,50 @@
+#include "ncclpatch/nccl/calls.h"
+
+#include <array>
+
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/hash.h"
+
+namespace amem::nccl {
+namespace {
+
+// A number about a communicator; `otherwise` if NCCL does not say.
+std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32_t otherwise, bool* answered = nullptr) {
+  using Function = int(const ncclComm*, int*);
+  auto* const function = reinterpret_cast<Function*>(redirects::Real(place, call));
+  int value = otherwise;
+  const bool ok = function != nullptr && function(comm, &value) == kSuccess;
+  if (answered != nullptr) *answered = ok || function == nullptr;
+  return ok ? value : otherwise;
+}
+
+}  // namespace
+
+void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
+  if (!id) return;
+  if (result != kSuccess && result != kInProgress) return registry::End(id, "failed");
+  if (comm == nullptr) return registry::End(id, "left out");
+  registry::Bind(id, comm);
+  if (result == kSuccess) AskWhetherReady(id, comm);
+}
+
+void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
+  std::optional<Communicator> known = Find(comm);
+  if (!known || known->id != id || known->stage != Stage::kMaking) return;
+  const Following following(t_state.id, t_state.comm);  // NCCL's calls of its own interface behind these are not the program's
+  bool answered = false;
+  known->rank = Ask(known->place, "ncclCommUserRank", comm, known->rank, &answered);
+  if (!answered) return;  // it is still being made
+  known->ranks = Ask(known->place, "ncclCommCount", comm, known->ranks);
+  known->device.value = Ask(known->place, "ncclCommCuDevice", comm, known->device.value);
+  if (const hook::Library* library = redirects::LibraryAt(known->place))
+    known->hash = ReadHash(library->number, comm, known->hash);
+  registry::MarkReady(*known);
+}
+
+std::span<const redirects::Table> Tables() {
+  static const std::array all = {MakingCalls(), EndingCalls(), GroupCalls(), TouchingCalls()};
+  return all;
+}
+
+}  // namespace amem::nccl

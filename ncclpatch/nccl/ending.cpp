@@ -1,0 +1,93 @@
+// Communicators end, and what is asked about those that NCCL makes in the background.
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/calls.h"
+
+namespace amem::nccl {
+namespace {
+
+bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
+
+// NCCL may give the address to another communicator as soon as it has freed this one, so it is taken away before.
+template <class Call>
+int EndOne(ncclComm* comm, const char* how, const Call& call) {
+  if (t_state.inside) return call();
+  const CommunicatorId id = registry::Detach(comm);
+  int result = kSuccess;
+  {
+    const Following following(id);
+    result = call();
+  }
+  if (Accepted(result))
+    registry::End(id, how);
+  else if (id)
+    registry::Bind(id, comm);
+  t_state.comm = nullptr;
+  return result;
+}
+
+template <class Call>
+int Change(ncclComm* comm, Stage stage, const Call& call) {
+  if (t_state.inside) return call();
+  int result = kSuccess;
+  {
+    const Following following(CommunicatorId{}, comm);
+    result = call();
+  }
+  if (Accepted(result)) registry::MarkStage(comm, stage);
+  return result;
+}
+
+struct Destroy {
+  static constexpr const char* kName = "ncclCommDestroy";
+  using Function = int(ncclComm*);
+  template <class Real>
+  static int Call(std::size_t, Real real, ncclComm* comm) {
+    return EndOne(comm, "destroyed", [&] { return real(comm); });
+  }
+};
+
+struct Abort {
+  static constexpr const char* kName = "ncclCommAbort";
+  using Function = int(ncclComm*);
+  template <class Real>
+  static int Call(std::size_t, Real real, ncclComm* comm) {
+    return EndOne(comm, "aborted", [&] { return real(comm); });
+  }
+};
+
+struct Finalize {
+  static constexpr const char* kName = "ncclCommFinalize";
+  using Function = int(ncclComm*);
+  template <class Real>
+  static int Call(std::size_t, Real real, ncclComm* comm) {
+    return Change(comm, Stage::kFinalized, [&] { return real(comm); });
+  }
+};
+
+struct Revoke {
+  static constexpr const char* kName = "ncclCommRevoke";
+  using Function = int(ncclComm*, int);
+  template <class Real>
+  static int Call(std::size_t, Real real, ncclComm* comm, int flags) {
+    return Change(comm, Stage::kRevoked, [&] { return real(comm, flags); });
+  }
+};
+
+// The program asks until a nonblocking communicator is made, and NCCL itself at the beginning of each call with one.
+struct GetAsyncError {
+  static constexpr const char* kName = "ncclCommGetAsyncError";
+  using Function = int(ncclComm*, int*);
+  template <class Real>
+  static int Call(std::size_t, Real real, ncclComm* comm, int* error) {
+    const int result = real(comm, error);
+    if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.inside)
+      AskWhetherReady(registry::IdOf(comm), comm);
+    return result;
+  }
+};
+
+}  // namespace
+
+redirects::Table EndingCalls() { return redirects::MakeTable<Destroy, Abort, Finalize, Revoke, GetAsyncError>(); }
+
+}  // namespace amem::nccl

@@ -1,0 +1,153 @@
+// Communicators are made: from a unique id, all of a process at once, and from another communicator.
+#include <vector>
+
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/hash.h"
+
+namespace amem::nccl {
+namespace {
+
+Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::int32_t ranks) {
+  Communicator asked;
+  asked.place = place;
+  asked.how = how;
+  asked.rank = rank;
+  asked.ranks = ranks;
+  return asked;
+}
+
+void AddPending(Group& group, const Pending& pending) noexcept {
+  if (group.comm == nullptr && !group.id)
+    group.id = pending.id;
+  else
+    group.several = true;
+  try {
+    if (group.pending == nullptr) group.pending = new std::vector<Pending>();
+    group.pending->push_back(pending);
+  } catch (...) {
+    registry::End(pending.id, "failed");  // its end would not be seen
+  }
+}
+
+// One communicator. In a group NCCL only takes note of the request; the result is known at the end of it. A library that writes
+// the address at once leaves the program free to move it, so that `out` counts later only where nothing was written.
+template <class Call>
+int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
+  if (t_state.inside || out == nullptr) return call();
+  const CommunicatorId id = registry::Begin(asked);
+  const ncclComm* const before = *out;
+  int result = kSuccess;
+  {
+    const Following following(id);
+    result = call();
+  }
+  Group& group = t_state.groups[asked.place];
+  if (group.depth > 0 && id && (result == kSuccess || result == kInProgress))
+    AddPending(group, {id, out, *out == before ? nullptr : *out});
+  else
+    Settle(id, result == kSuccess || result == kInProgress ? *out : nullptr, result);
+  return result;
+}
+
+template <class Call>
+int MakeFrom(ncclComm* parent, Communicator asked, ncclComm** out, const Call& call) {
+  asked.parent = registry::IdOf(parent);
+  return MakeOne(asked, out, call);
+}
+
+struct InitRank {
+  static constexpr const char* kName = "ncclCommInitRank";
+  using Function = int(ncclComm**, int, UniqueId, int);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank) {
+    Communicator asked = Asked(place, "init", rank, ranks);
+    asked.hash = HashOf(unique);
+    return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank); });
+  }
+};
+
+struct InitRankConfig {
+  static constexpr const char* kName = "ncclCommInitRankConfig";
+  using Function = int(ncclComm**, int, UniqueId, int, Config*);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank, Config* config) {
+    Communicator asked = Asked(place, "init", rank, ranks);
+    asked.hash = HashOf(unique);
+    return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank, config); });
+  }
+};
+
+struct InitRankScalable {
+  static constexpr const char* kName = "ncclCommInitRankScalable";
+  using Function = int(ncclComm**, int, int, int, UniqueId*, Config*);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, int rank, int ids, UniqueId* unique,
+                  Config* config) {
+    Communicator asked = Asked(place, "init", rank, ranks);
+    if (unique != nullptr && ids > 0) asked.hash = HashOf(unique[0]);  // NCCL takes the first
+    return MakeOne(asked, comm, [&] { return real(comm, ranks, rank, ids, unique, config); });
+  }
+};
+
+// All of them at once, so an allocation meanwhile is for one that is not known, unless there is but one.
+struct InitAll {
+  static constexpr const char* kName = "ncclCommInitAll";
+  using Function = int(ncclComm**, int, const int*);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm** comms, int count, const int* devices) {
+    if (t_state.inside || comms == nullptr || count < 1) return real(comms, count, devices);
+    std::vector<CommunicatorId> ids;
+    try {
+      for (int rank = 0; rank < count; ++rank) ids.push_back(registry::Begin(Asked(place, "init all", rank, count)));
+    } catch (...) {
+    }
+    int result = kSuccess;
+    {
+      const Following following(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{});
+      result = real(comms, count, devices);
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
+    return result;
+  }
+};
+
+struct Split {
+  static constexpr const char* kName = "ncclCommSplit";
+  using Function = int(ncclComm*, int, int, ncclComm**, Config*);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm* parent, int color, int key, ncclComm** comm, Config* config) {
+    return MakeFrom(parent, Asked(place, "split", -1, 0), comm, [&] { return real(parent, color, key, comm, config); });
+  }
+};
+
+struct Shrink {
+  static constexpr const char* kName = "ncclCommShrink";
+  using Function = int(ncclComm*, int*, int, ncclComm**, Config*, int);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm* parent, int* excluded, int count, ncclComm** comm, Config* config,
+                  int flags) {
+    return MakeFrom(parent, Asked(place, "shrink", -1, 0), comm,
+                    [&] { return real(parent, excluded, count, comm, config, flags); });
+  }
+};
+
+// A rank that joins has no parent; one that stays passes no rank.
+struct Grow {
+  static constexpr const char* kName = "ncclCommGrow";
+  using Function = int(ncclComm*, int, const UniqueId*, int, ncclComm**, Config*);
+  template <class Real>
+  static int Call(std::size_t place, Real real, ncclComm* parent, int ranks, const UniqueId* unique, int rank, ncclComm** comm,
+                  Config* config) {
+    return MakeFrom(parent, Asked(place, "grow", rank, ranks), comm,
+                    [&] { return real(parent, ranks, unique, rank, comm, config); });
+  }
+};
+
+}  // namespace
+
+redirects::Table MakingCalls() {
+  return redirects::MakeTable<InitRank, InitRankConfig, InitRankScalable, InitAll, Split, Shrink, Grow>();
+}
+
+}  // namespace amem::nccl

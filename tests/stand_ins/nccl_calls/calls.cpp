@@ -1,0 +1,278 @@
+// A libnccl that has NCCL's calls and no memory: communicators are made at once, at the end of a group, or in a thread of the
+// library, and where NCCL would allocate, a test is called back. It counts which calls reached it, and which of them came from
+// libamem_nccl.so.
+//
+// Built with CALLS_SUSPEND, it has NCCL 2.29's suspend; CALLS_VERSION is its version.
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#ifndef CALLS_VERSION
+#define CALLS_VERSION 22105
+#endif
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define COUNT() Count(__func__, __builtin_return_address(0))
+
+struct ncclComm {
+  std::uint64_t magic = 0x0280028002800280;
+  char before[5000] = {};
+  std::uint64_t hash = 0;
+  int rank = 0, ranks = 1, device = 0, splits = 0;
+  std::atomic<int> state{0};  // a result; 7: it is being made
+  std::atomic<bool> held{false};
+};
+
+namespace {
+
+struct Counter {
+  int calls = 0, through_amem = 0;
+};
+std::mutex g_mutex;
+std::map<std::string, Counter>& Counters() {
+  static std::map<std::string, Counter> counters;
+  return counters;
+}
+
+void Count(const char* name, const void* from) {
+  Dl_info caller{};
+  const bool amem = dladdr(from, &caller) != 0 && std::strstr(caller.dli_fname, "libamem_nccl") != nullptr;
+  const std::lock_guard lock(g_mutex);
+  ++Counters()[name].calls;
+  Counters()[name].through_amem += amem ? 1 : 0;
+}
+
+std::atomic<void (*)(const char*)> g_probe{nullptr};
+std::atomic<bool> g_late{false}, g_hold{false};
+void Allocate(const char* where) {
+  if (auto* probe = g_probe.load()) probe(where);
+}
+
+struct UniqueId {
+  char bytes[128];
+};
+struct Configuration {  // as in nccl.h
+  std::size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+
+std::uint64_t HashOf(const UniqueId& id) {
+  std::uint64_t hash = 5381;
+  for (const char byte : id.bytes) hash = (hash << 5) + hash ^ static_cast<std::uint64_t>(byte);
+  return hash;
+}
+
+struct Job {
+  ncclComm* comm;
+  ncclComm** out;
+  bool fails, in_background;
+};
+thread_local int t_depth = 0;
+thread_local std::vector<Job> t_jobs;
+thread_local std::vector<ncclComm*> t_used;
+
+void* RunProxy(void*) {
+  Allocate("proxy");
+  return nullptr;
+}
+
+void* RunJob(void* argument) {
+  auto* job = static_cast<Job*>(argument);
+  Allocate("init");
+  pthread_t proxy{};
+  pthread_create(&proxy, nullptr, &RunProxy, nullptr);
+  pthread_join(proxy, nullptr);
+  while (job->comm->held) sched_yield();
+  if (!job->in_background) return nullptr;
+  job->comm->state = job->fails ? 3 : 0;
+  delete job;
+  return nullptr;
+}
+
+int RunJobs() {
+  int result = 0;
+  std::vector<Job> jobs;
+  jobs.swap(t_jobs);
+  std::vector<pthread_t> threads;
+  for (Job& job : jobs) {
+    pthread_t thread{};
+    if (job.in_background) {
+      job.comm->state = 7;
+      *job.out = job.comm;
+      pthread_create(&thread, nullptr, &RunJob, new Job(job));
+      pthread_detach(thread);
+      if (result == 0) result = 7;
+      continue;
+    }
+    pthread_create(&thread, nullptr, &RunJob, &job);
+    threads.push_back(thread);
+  }
+  for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+  for (const Job& job : jobs) {
+    if (job.fails) result = 3;
+    if (!job.in_background) *job.out = job.fails ? nullptr : job.comm;
+  }
+  for (ncclComm* used : t_used) {
+    (void)used;
+    Allocate("group");
+  }
+  t_used.clear();
+  return result;
+}
+
+int Make(ncclComm** out, int ranks, int rank, std::uint64_t hash, const void* config, bool fails) {
+  auto* comm = new ncclComm;
+  comm->hash = hash;
+  comm->rank = rank;
+  comm->ranks = ranks;
+  comm->device = rank;
+  comm->held = g_hold.load();
+  const auto* configuration = static_cast<const Configuration*>(config);
+  const bool in_background = configuration != nullptr && configuration->blocking == 0;
+  if (!g_late) *out = comm;
+  t_jobs.push_back({comm, out, fails, in_background});
+  return t_depth > 0 ? 0 : RunJobs();
+}
+
+int Use(ncclComm* comm, const char* what) {
+  if (t_depth > 0)
+    t_used.push_back(comm);
+  else
+    Allocate(what);
+  return 0;
+}
+
+}  // namespace
+
+EXPORT int ncclGetVersion(int* version) {
+  *version = CALLS_VERSION;
+  return 0;
+}
+EXPORT int ncclGetUniqueId(UniqueId* id) {
+  COUNT();
+  std::memset(id, 0, sizeof *id);
+  std::snprintf(id->bytes, sizeof id->bytes, "\xf0\xe1id %d", Counters()["ncclGetUniqueId"].calls);
+  return 0;
+}
+EXPORT int ncclCommInitRankConfig(ncclComm** comm, int ranks, UniqueId id, int rank, void* config) {
+  COUNT();
+  return Make(comm, ranks, rank, HashOf(id), config, id.bytes[0] == 'F');
+}
+EXPORT int ncclCommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
+  COUNT();
+  return Make(comm, ranks, rank, HashOf(id), nullptr, id.bytes[0] == 'F');
+}
+// The same function under NCCL's other name, as its binary has it.
+extern "C" __attribute__((visibility("default"), alias("ncclCommInitRank"))) int pncclCommInitRank(ncclComm**, int, UniqueId,
+                                                                                                   int);
+EXPORT int ncclCommInitRankScalable(ncclComm** comm, int ranks, int rank, int, UniqueId* ids, void* config) {
+  COUNT();
+  return Make(comm, ranks, rank, HashOf(ids[0]), config, false);
+}
+EXPORT int ncclCommInitAll(ncclComm** comms, int count, const int*) {
+  COUNT();
+  ++t_depth;
+  for (int i = 0; i < count; ++i) Make(&comms[i], count, i, 4711, nullptr, false);
+  --t_depth;
+  return RunJobs();
+}
+EXPORT int ncclCommSplit(ncclComm* parent, int color, int key, ncclComm** comm, void* config) {
+  COUNT();
+  if (color < 0) {
+    *comm = nullptr;
+    return 0;
+  }
+  return Make(comm, 1, key, parent->hash * 31 + static_cast<unsigned>(++parent->splits), config, false);
+}
+EXPORT int ncclCommShrink(ncclComm* parent, int*, int count, ncclComm** comm, void* config, int) {
+  COUNT();
+  return Make(comm, parent->ranks - count, parent->rank, parent->hash * 37, config, false);
+}
+EXPORT int ncclCommGrow(ncclComm* parent, int ranks, const UniqueId*, int rank, ncclComm** comm, void* config) {
+  COUNT();
+  return Make(comm, ranks, parent != nullptr ? parent->rank : rank, 41 * static_cast<unsigned>(ranks), config, false);
+}
+EXPORT int ncclCommFinalize(ncclComm*) {
+  COUNT();
+  return 0;
+}
+EXPORT int ncclCommDestroy(ncclComm* comm) {
+  COUNT();
+  if (comm == nullptr) return 4;
+  delete comm;
+  return 0;
+}
+EXPORT int ncclCommAbort(ncclComm* comm) {
+  COUNT();
+  delete comm;
+  return 0;
+}
+EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  *error = comm->state;
+  return 0;
+}
+EXPORT int ncclCommUserRank(const ncclComm* comm, int* rank) {
+  *rank = comm->rank;
+  return comm->state;
+}
+EXPORT int ncclCommCount(const ncclComm* comm, int* count) {
+  *count = comm->ranks;
+  return comm->state;
+}
+EXPORT int ncclCommCuDevice(const ncclComm* comm, int* device) {
+  *device = comm->device;
+  return comm->state;
+}
+EXPORT int ncclGroupStart() {
+  ++t_depth;
+  return 0;
+}
+EXPORT int ncclGroupEnd() {
+  if (t_depth == 0) return 5;
+  return --t_depth > 0 ? 0 : RunJobs();
+}
+EXPORT int ncclAllReduce(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "all-reduce"); }
+EXPORT int ncclCommWindowRegister(ncclComm* comm, void*, std::size_t, void**, int) { return Use(comm, "window"); }
+
+#ifdef CALLS_SUSPEND
+EXPORT int ncclCommSuspend(ncclComm*, int) {
+  COUNT();
+  return 0;
+}
+EXPORT int ncclCommResume(ncclComm*) {
+  COUNT();
+  return 0;
+}
+EXPORT int ncclCommMemStats(ncclComm*, int, std::uint64_t* value) {
+  COUNT();
+  *value = 0;
+  return 0;
+}
+#endif
+
+// ---- for tests -----------------------------------------------------------------------------------------------------------
+
+// Is called where NCCL would allocate, with what it is doing.
+EXPORT void stand_in_probe(void (*probe)(const char*)) { g_probe = probe; }
+// Addresses are written at the end of a group, and not at once.
+EXPORT void stand_in_write_late(int late) { g_late = late != 0; }
+// Communicators that are begun from now on are not made before they are let go.
+EXPORT void stand_in_hold(int hold) { g_hold = hold != 0; }
+EXPORT void stand_in_let_go(ncclComm* comm) { comm->held = false; }
+// How many calls reached this library, in all and by way of libamem_nccl.so.
+EXPORT int stand_in_calls(const char* name, int through_amem) {
+  const std::lock_guard lock(g_mutex);
+  return through_amem != 0 ? Counters()[name].through_amem : Counters()[name].calls;
+}
+EXPORT void* stand_in_look_up(const char* name) { return dlsym(RTLD_DEFAULT, name); }
+EXPORT std::uint64_t stand_in_hash(const ncclComm* comm) { return comm->hash; }
+EXPORT int stand_in_empty(const void*, void*, std::size_t, int, int, ncclComm*, void*) { return 0; }
+EXPORT int ncclReduceScatter(const void*, void*, std::size_t, int, int, ncclComm*, void*) { return 0; }

@@ -34,25 +34,18 @@ std::size_t Copy(const void* from, void* to, std::size_t bytes) {
   return copied < 0 ? 0 : static_cast<std::size_t>(copied);
 }
 
-// The words from an address on, up to the first page that cannot be read.
-std::vector<std::uint64_t> WordsAt(const void* address) {
-  std::vector<std::uint64_t> words(kMostBytes / sizeof(std::uint64_t));
-  const auto begin = reinterpret_cast<std::uintptr_t>(address);
-  std::size_t got = 0;
-  while (got < kMostBytes) {
-    const std::size_t piece = std::min(kPage - (begin + got) % kPage, kMostBytes - got);
-    if (Copy(reinterpret_cast<const void*>(begin + got), reinterpret_cast<char*>(words.data()) + got, piece) != piece) break;
-    got += piece;
-  }
-  words.resize(got / sizeof(std::uint64_t));
-  return words;
-}
-
+// By way of the stack, so that no copies are left in the heap, where the next search would find them.
 std::vector<std::size_t> PlacesOf(std::uint64_t hash, const ncclComm* comm) {
   std::vector<std::size_t> found;
-  const std::vector<std::uint64_t> words = WordsAt(comm);
-  for (std::size_t i = 0; i < words.size(); ++i)
-    if (words[i] == hash) found.push_back(i * sizeof(std::uint64_t));
+  const auto begin = reinterpret_cast<std::uintptr_t>(comm);
+  std::uint64_t words[kPage / sizeof(std::uint64_t)];
+  for (std::size_t done = 0; done < kMostBytes;) {  // up to the first page that cannot be read
+    const std::size_t piece = kPage - (begin + done) % kPage;
+    if (Copy(reinterpret_cast<const void*>(begin + done), words, piece) != piece) break;
+    for (std::size_t i = 0; i < piece / sizeof(std::uint64_t); ++i)
+      if (words[i] == hash) found.push_back(done + i * sizeof(std::uint64_t));
+    done += piece;
+  }
   return found;
 }
 

@@ -62,7 +62,7 @@ struct InitRank {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    asked.hash = HashOf(unique);
+    asked.expected_complement = ~HashOf(unique);
     return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank); });
   }
 };
@@ -73,7 +73,7 @@ struct InitRankConfig {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank, Config* config) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    asked.hash = HashOf(unique);
+    asked.expected_complement = ~HashOf(unique);
     return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank, config); });
   }
 };
@@ -85,7 +85,7 @@ struct InitRankScalable {
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, int rank, int ids, UniqueId* unique,
                   Config* config) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    if (unique != nullptr && ids > 0) asked.hash = HashOf(unique[0]);  // NCCL takes the first
+    if (unique != nullptr && ids > 0) asked.expected_complement = ~HashOf(unique[0]);  // NCCL takes the first
     return MakeOne(asked, comm, [&] { return real(comm, ranks, rank, ids, unique, config); });
   }
 };

@@ -1,0 +1,315 @@
+// What AMem sees of NCCL's calls, on a libnccl that has the calls and no memory.
+#include "ncclpatch/nccl/communicators.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/calls.h"
+
+namespace amem::nccl {
+namespace {
+
+// Keeps what it is told, and what NCCL's allocations were attributed to.
+struct Seen : Observer {
+  void Begun(const Communicator& one) override { lines.push_back("begun " + std::string(one.how)); }
+  void Ready(const Communicator& one) override { lines.push_back("ready " + std::to_string(one.rank)); }
+  void Ended(CommunicatorId, const char* how) override { lines.push_back("ended " + std::string(how)); }
+  std::vector<std::string> lines;
+};
+Seen g_seen;
+std::mutex g_probe_mutex;
+std::multimap<std::string, std::uint64_t> g_probed;
+void Probe(const char* where) {
+  const CommunicatorId id = CurrentCommunicator();
+  const std::lock_guard lock(g_probe_mutex);
+  g_probed.emplace(where, id.value);
+}
+std::set<std::uint64_t> Probed(const std::string& where) {
+  const std::lock_guard lock(g_probe_mutex);
+  std::set<std::uint64_t> found;
+  for (auto [at, end] = g_probed.equal_range(where); at != end; ++at) found.insert(at->second);
+  return found;
+}
+
+struct Configuration {
+  std::size_t size = sizeof(Configuration);
+  unsigned magic = 0xcafebeef, version = 22105;
+  int blocking = 0;
+};
+
+class Communicators : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    nccl_ = dlopen(AMEM_NCCL_CALLS, RTLD_LAZY | RTLD_LOCAL);
+    ASSERT_NE(nccl_, nullptr) << dlerror();
+    plain_all_reduce_ = Function<AllReduce>("ncclAllReduce");
+    SetObserver(&g_seen);
+    redirects::Install(Tables());
+    redirects::InstallThreadStart(ThreadStart());
+    ASSERT_TRUE(hook::Attach().ok());
+    Function<void(void (*)(const char*))>("stand_in_probe")(&Probe);
+  }
+  void SetUp() override {
+    ASSERT_NE(nccl_, nullptr);
+    for (const Communicator& left : All()) registry::End(left.id, "");
+    g_seen.lines.clear();
+    g_probed.clear();
+  }
+
+  using AllReduce = int(const void*, void*, std::size_t, int, int, ncclComm*, void*);
+  template <class F>
+  static F* Function(const char* name) {
+    return reinterpret_cast<F*>(dlsym(nccl_, name));
+  }
+  static UniqueId Unique(const char* text) {
+    UniqueId id{};
+    std::snprintf(id.bytes, sizeof id.bytes, "\xc3%s", text);
+    return id;
+  }
+  static int InitRank(ncclComm** comm, const char* unique, int rank = 0, int ranks = 1) {
+    return Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(comm, ranks, Unique(unique), rank);
+  }
+  static int Split(ncclComm* parent, int color, ncclComm** comm) {
+    return Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, color, 0, comm, nullptr);
+  }
+  static int Reduce(ncclComm* comm) {
+    return Function<AllReduce>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr);
+  }
+  static int Do(const char* name) { return Function<int()>(name)(); }
+  static int Do(const char* name, ncclComm* comm) { return Function<int(ncclComm*)>(name)(comm); }
+  static std::uint64_t HashIn(const ncclComm* comm) { return Function<std::uint64_t(const ncclComm*)>("stand_in_hash")(comm); }
+  static std::set<std::uint64_t> Only(const ncclComm* comm) { return {Find(comm)->id.value}; }
+
+  static void* nccl_;
+  static AllReduce* plain_all_reduce_;
+};
+void* Communicators::nccl_ = nullptr;
+Communicators::AllReduce* Communicators::plain_all_reduce_ = nullptr;
+
+TEST_F(Communicators, one_that_is_made_used_and_destroyed_is_known_by_rank_size_device_and_hash) {
+  ncclComm* comm = nullptr;
+  ASSERT_EQ(InitRank(&comm, "made", 2, 4), 0);
+  const auto known = Find(comm);
+  ASSERT_TRUE(known.has_value());
+  EXPECT_EQ(known->stage, Stage::kReady);
+  EXPECT_EQ(known->rank, 2);
+  EXPECT_EQ(known->ranks, 4);
+  EXPECT_EQ(known->device.value, 2);
+  EXPECT_EQ(known->hash, HashIn(comm));
+  EXPECT_EQ(Probed("init"), Only(comm)) << "memory is for the communicator before it has an address";
+  EXPECT_EQ(Probed("proxy"), Only(comm)) << "a thread that a thread of NCCL's starts is the communicator's, too";
+  EXPECT_EQ(Reduce(comm), 0);
+  EXPECT_EQ(Probed("all-reduce"), Only(comm));
+  EXPECT_EQ(Do("ncclCommFinalize", comm), 0);
+  EXPECT_EQ(Find(comm)->stage, Stage::kFinalized);
+  EXPECT_EQ(Do("ncclCommDestroy", comm), 0);
+  EXPECT_FALSE(Find(comm).has_value());
+  EXPECT_EQ(g_seen.lines, (std::vector<std::string>{"begun init", "ready 2", "ended destroyed"}));
+  EXPECT_EQ(CurrentCommunicator(), CommunicatorId{}) << "no call is under way";
+}
+
+TEST_F(Communicators, all_ways_to_make_one_are_seen) {
+  ncclComm *config = nullptr, *scalable = nullptr, *split = nullptr, *shrunk = nullptr, *grown = nullptr, *all[2] = {};
+  UniqueId ids[2] = {Unique("first"), Unique("second")};
+  ASSERT_EQ((Function<int(ncclComm**, int, UniqueId, int, void*)>("ncclCommInitRankConfig")(&config, 1, ids[1], 0, nullptr)), 0);
+  ASSERT_EQ((Function<int(ncclComm**, int, int, int, UniqueId*, void*)>("ncclCommInitRankScalable")(&scalable, 3, 1, 2, ids,
+                                                                                                     nullptr)),
+            0);
+  ASSERT_EQ((Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(all, 2, nullptr)), 0);
+  EXPECT_EQ(*Probed("init").begin(), 0U) << "of several at once it is not known whose the memory is";
+  ASSERT_EQ(Split(scalable, 0, &split), 0);
+  ASSERT_EQ((Function<int(ncclComm*, int*, int, ncclComm**, void*, int)>("ncclCommShrink")(scalable, nullptr, 1, &shrunk, nullptr,
+                                                                                          0)),
+            0);
+  ASSERT_EQ((Function<int(ncclComm*, int, const UniqueId*, int, ncclComm**, void*)>("ncclCommGrow")(scalable, 5, nullptr, -1,
+                                                                                                    &grown, nullptr)),
+            0);
+  for (const auto& [comm, how] : std::map<ncclComm*, std::string>{{config, "init"},
+                                                                  {scalable, "init"},
+                                                                  {all[0], "init all"},
+                                                                  {all[1], "init all"},
+                                                                  {split, "split"},
+                                                                  {shrunk, "shrink"},
+                                                                  {grown, "grow"}}) {
+    ASSERT_TRUE(Find(comm).has_value()) << how;
+    EXPECT_EQ(Find(comm)->how, how);
+    EXPECT_EQ(Find(comm)->stage, Stage::kReady) << how;
+    EXPECT_EQ(Find(comm)->hash, HashIn(comm)) << how << ": learned from those that were made from a unique id";
+    EXPECT_EQ(Find(comm)->parent, how == "split" || how == "shrink" || how == "grow" ? Find(scalable)->id : CommunicatorId{});
+  }
+  EXPECT_EQ(Find(grown)->ranks, 5);
+  EXPECT_EQ(Find(shrunk)->ranks, 2);
+  for (ncclComm* comm : {config, scalable, all[0], all[1], split, shrunk, grown}) Do("ncclCommAbort", comm);
+  EXPECT_TRUE(All().empty());
+  EXPECT_EQ(std::count(g_seen.lines.begin(), g_seen.lines.end(), "ended aborted"), 7);
+}
+
+TEST_F(Communicators, a_rank_without_a_color_has_none) {
+  ncclComm *world = nullptr, *none = reinterpret_cast<ncclComm*>(1);
+  ASSERT_EQ(InitRank(&world, "no color"), 0);
+  ASSERT_EQ(Split(world, -1, &none), 0);
+  EXPECT_EQ(none, nullptr);
+  EXPECT_EQ(g_seen.lines.back(), "ended left out");
+  Do("ncclCommDestroy", world);
+}
+
+TEST_F(Communicators, what_fails_ends_as_failed) {
+  ncclComm* comm = nullptr;
+  UniqueId id = Unique("");
+  id.bytes[0] = 'F';
+  EXPECT_EQ((Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(&comm, 1, id, 0)), 3);
+  EXPECT_EQ(g_seen.lines, (std::vector<std::string>{"begun init", "ended failed"}));
+  Do("ncclGroupStart");
+  EXPECT_EQ((Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(&comm, 1, id, 0)), 0);
+  EXPECT_EQ(All().size(), 1U) << "not known before the group ends";
+  EXPECT_EQ(Do("ncclGroupEnd"), 3);
+  EXPECT_TRUE(All().empty());
+  EXPECT_EQ(Do("ncclCommDestroy", nullptr), 4);
+}
+
+// NCCL writes the address at once or when the group ends; in a group of several it is not known whose memory is allocated.
+TEST_F(Communicators, a_group_of_several_is_known_at_its_end) {
+  for (const int late : {0, 1}) {
+    Function<void(int)>("stand_in_write_late")(late);
+    g_probed.clear();
+    ncclComm *first = nullptr, *second = nullptr;
+    Do("ncclGroupStart");
+    ASSERT_EQ(InitRank(&first, late != 0 ? "first, late" : "first", 0, 2), 0);
+    Do("ncclGroupStart");
+    ASSERT_EQ(InitRank(&second, late != 0 ? "second, late" : "second", 1, 2), 0);
+    EXPECT_EQ(Do("ncclGroupEnd"), 0) << "the inner group";
+    EXPECT_FALSE(std::any_of(g_seen.lines.begin(), g_seen.lines.end(), [](const auto& line) { return line.starts_with("ready"); }));
+    ASSERT_EQ(Do("ncclGroupEnd"), 0);
+    EXPECT_EQ(Find(first)->rank, 0);
+    EXPECT_EQ(Find(second)->rank, 1);
+    EXPECT_EQ(Probed("init"), (std::set<std::uint64_t>{0}));
+    g_seen.lines.clear();
+    Do("ncclCommDestroy", first);
+    Do("ncclCommDestroy", second);
+  }
+  Function<void(int)>("stand_in_write_late")(0);
+}
+
+TEST_F(Communicators, a_group_of_one_is_attributed) {
+  ncclComm *made = nullptr, *other = nullptr;
+  Do("ncclGroupStart");
+  ASSERT_EQ(InitRank(&made, "one"), 0);
+  ASSERT_EQ(Do("ncclGroupEnd"), 0);
+  EXPECT_EQ(Probed("init"), Only(made));
+  ASSERT_EQ(InitRank(&other, "other"), 0);
+  Do("ncclGroupStart");
+  Reduce(made);
+  Reduce(made);
+  Do("ncclGroupEnd");
+  EXPECT_EQ(Probed("group"), Only(made));
+  g_probed.clear();
+  Do("ncclGroupStart");
+  Reduce(made);
+  Reduce(other);
+  Do("ncclGroupEnd");
+  EXPECT_EQ(Probed("group"), (std::set<std::uint64_t>{0}));
+  Reduce(other);
+  EXPECT_EQ(Probed("all-reduce"), Only(other)) << "the group before it leaves nothing behind";
+  Do("ncclCommDestroy", made);
+  Do("ncclCommDestroy", other);
+}
+
+TEST_F(Communicators, a_nonblocking_one_is_ready_when_ncclCommGetAsyncError_says_so) {
+  const Configuration configuration;
+  const auto init = Function<int(ncclComm**, int, UniqueId, int, const void*)>("ncclCommInitRankConfig");
+  const auto poll = Function<int(ncclComm*, int*)>("ncclCommGetAsyncError");
+  for (const bool grouped : {false, true}) {
+    g_seen.lines.clear();
+    g_probed.clear();
+    Function<void(int)>("stand_in_hold")(1);
+    ncclComm* comm = nullptr;
+    if (grouped) Do("ncclGroupStart");
+    EXPECT_EQ(init(&comm, 3, Unique(grouped ? "grouped" : "background"), 1, &configuration), grouped ? 0 : 7);
+    if (grouped) {
+      EXPECT_EQ(Do("ncclGroupEnd"), 7);
+    }
+    int error = 0;
+    ASSERT_EQ(poll(comm, &error), 0);
+    EXPECT_EQ(error, 7);
+    ASSERT_TRUE(Find(comm).has_value()) << "it has an address";
+    EXPECT_EQ(Find(comm)->stage, Stage::kMaking);
+    EXPECT_EQ(Find(comm)->hash, 0U) << "not yet known";
+    Function<void(int)>("stand_in_hold")(0);
+    Function<void(ncclComm*)>("stand_in_let_go")(comm);
+    while (poll(comm, &error) == 0 && error == 7) std::this_thread::yield();
+    EXPECT_EQ(Find(comm)->stage, Stage::kReady);
+    EXPECT_EQ(Find(comm)->hash, HashIn(comm));
+    EXPECT_EQ(Probed("init"), Only(comm)) << "the thread that makes it";
+    poll(comm, &error);
+    EXPECT_EQ(std::count(g_seen.lines.begin(), g_seen.lines.end(), "ready 1"), 1);
+    Do("ncclCommAbort", comm);
+  }
+}
+
+TEST_F(Communicators, an_address_that_nccl_gives_again_is_another_communicator) {
+  ncclComm *first = nullptr, *second = nullptr;
+  ASSERT_EQ(InitRank(&first, "before"), 0);
+  const CommunicatorId id = Find(first)->id;
+  Do("ncclCommDestroy", first);
+  ASSERT_EQ(InitRank(&second, "after"), 0);
+  EXPECT_NE(Find(second)->id, id);
+  Do("ncclCommDestroy", second);
+}
+
+TEST_F(Communicators, threads_have_communicators_of_their_own) {
+  ncclComm* comms[4] = {};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      ASSERT_EQ(InitRank(&comms[i], std::to_string(i).c_str(), i, 4), 0);
+      for (int n = 0; n < 1000; ++n) Reduce(comms[i]);
+      EXPECT_EQ(CurrentCommunicator(), Find(comms[i])->id);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Probed("all-reduce").size(), 4U);
+  EXPECT_FALSE(Probed("all-reduce").contains(0));
+  for (ncclComm* comm : comms) Do("ncclCommDestroy", comm);
+}
+
+double NanosecondsOf(int (*call)(const void*, void*, std::size_t, int, int, ncclComm*, void*)) {
+  constexpr int kCalls = 200'000;
+  double best = 1e9;
+  for (int round = 0; round < 20; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) call(nullptr, nullptr, 0, 7, 0, nullptr, nullptr);
+    best = std::min(best, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / kCalls);
+  }
+  return best;
+}
+
+TEST_F(Communicators, following_a_collective_costs_some_nanoseconds) {
+  const double plain = NanosecondsOf(Function<AllReduce>("stand_in_empty"));
+  const double followed = NanosecondsOf(Function<AllReduce>("ncclReduceScatter"));
+  std::printf("a collective that does nothing: %.1f ns, followed %.1f ns\n", plain, followed);
+#ifndef AMEM_SANITIZED
+  EXPECT_LT(followed - plain, 30.0);
+#endif
+}
+
+TEST_F(Communicators, names_and_aliases_lead_here_and_the_own_look_up_stays_real) {
+  EXPECT_NE(Function<AllReduce>("ncclAllReduce"), plain_all_reduce_);
+  EXPECT_EQ(redirects::Real(0, "ncclAllReduce"), reinterpret_cast<void*>(plain_all_reduce_));
+  EXPECT_EQ(dlsym(nccl_, "pncclCommInitRank"), dlsym(nccl_, "ncclCommInitRank"));
+  EXPECT_EQ(redirects::Real(0, "ncclCommCount"), dlsym(nccl_, "ncclCommCount")) << "not redirected";
+}
+
+}  // namespace
+}  // namespace amem::nccl

@@ -104,7 +104,7 @@ bool AnswersName(const void* caller, void* handle, const char* name) {
   if (handle != RTLD_NEXT) return true;
   // Of all callers, the program alone comes before a preloaded library.
   ElfImage image;
-  return !own->served && ElfImage::Containing(caller, &image) && image.path()[0] == '\0';
+  return ElfImage::Containing(caller, &image) && image.path()[0] == '\0';
 }
 
 void* AnswerName(void* handle, const char* name) {

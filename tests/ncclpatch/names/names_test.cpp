@@ -36,7 +36,7 @@ class NamesBase {
     if (way == "preload") environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     return environment;
   }
-  [[nodiscard]] job::Rank Run(const std::vector<std::string>& arguments, const Environment& environment) const {
+  [[nodiscard]] job::Rank RunWith(const std::vector<std::string>& arguments, const Environment& environment) const {
     std::vector<std::string> command = {AMEM_NAMES_PROGRAM};
     command.insert(command.end(), arguments.begin(), arguments.end());
     auto run = job::RunProgram(command, environment, job_.directory());
@@ -69,21 +69,21 @@ TEST_P(Names, lead_to_amem) {
   } else if (way == "attach") {
     environment["ATTACH"] = AMEM_LIBRARY_FILE;
   }
-  const auto run = Run(arguments, environment);
+  const auto run = RunWith(arguments, environment);
   EXPECT_EQ(run.Said("init"), "through 0") << run.out << run.err;
   EXPECT_EQ(run.Said("destroy"), "through 0") << run.out << run.err;
   const std::string who = run.Said("suspend");
-  if (suspend == "serve") EXPECT_TRUE(who.starts_with("amem")) << run.out << run.err;
-  if (suspend == "native") EXPECT_EQ(who, has_suspend ? "plain 0" : "none") << run.out << run.err;
-  if (look == "lazy" || look == "now") EXPECT_EQ(run.Said("pointer"), "through") << run.out << run.err;
+  EXPECT_EQ(suspend == "serve" ? who.substr(0, 4) : who, suspend == "serve" ? "amem" : has_suspend ? "plain 0" : "none")
+      << run.out << run.err;
+  EXPECT_EQ(run.Said("pointer"), look == "lazy" || look == "now" ? "through" : "(not run)") << run.out << run.err;
 }
 INSTANTIATE_TEST_SUITE_P(All, Names,
                          ::testing::Combine(::testing::Values("handle", "default", "lazy", "now"),
                                             ::testing::Values("patched", "preload", "attach"), ::testing::Bool(),
                                             ::testing::Values("serve", "native")),
-                         [](const auto& test) {
-                           const auto& [look, way, has_suspend, suspend] = test.param;
-                           return look + "_" + way + (has_suspend ? "_new_" : "_old_") + suspend;
+                         [](const auto& one) {
+                           return std::get<0>(one.param) + "_" + std::get<1>(one.param) +
+                                  (std::get<2>(one.param) ? "_new_" : "_old_") + std::get<3>(one.param);
                          });
 
 TEST_F(NamesOnce, switched_off_everything_is_nccls_own) {
@@ -94,7 +94,7 @@ TEST_F(NamesOnce, switched_off_everything_is_nccls_own) {
       environment["AMEM_ENABLE"] = "0";
       for (const char* look : {"handle", "default", "lazy", "now"}) {
         const bool imports = std::string(look) == "lazy" || std::string(look) == "now";
-        const auto run = Run(imports ? std::vector<std::string>{"import", Caller(look, has_suspend)}
+        const auto run = RunWith(imports ? std::vector<std::string>{"import", Caller(look, has_suspend)}
                                      : std::vector<std::string>{look, library},
                              environment);
         EXPECT_EQ(run.Said("init"), "plain 0") << look << " " << way << run.out << run.err;
@@ -109,7 +109,7 @@ TEST_F(NamesOnce, two_nccls_at_once_each_get_their_own_calls) {
   for (const char* way : {"preload", "attach"}) {
     Environment environment = With(way, Plain(false), "serve");
     if (std::string(way) == "attach") environment["LATE_ATTACH"] = AMEM_LIBRARY_FILE;
-    const auto run = Run({"two", AMEM_CALLER_LAZY, AMEM_CALLS_OTHER}, environment);
+    const auto run = RunWith({"two", AMEM_CALLER_LAZY, AMEM_CALLS_OTHER}, environment);
     for (const int nth : {0, 1}) {
       EXPECT_EQ(run.Said("init", nth), "through 0") << way << nth << run.out << run.err;
       EXPECT_TRUE(run.Said("suspend", nth).starts_with("amem")) << way << nth << run.out << run.err;
@@ -128,15 +128,15 @@ TEST_F(NamesOnce, a_program_that_is_linked_with_nccl_is_seen) {
 }
 
 TEST_F(NamesOnce, a_process_without_nccl_finds_no_functions_of_it) {
-  const auto run = Run({"none"}, With("preload", Plain(false), "serve"));
+  const auto run = RunWith({"none"}, With("preload", Plain(false), "serve"));
   EXPECT_EQ(run.out, "looked: 0\n");
   EXPECT_EQ(run.err, "");
 }
 
 // The one look-up that a preloaded library cannot keep from finding it.
 TEST_F(NamesOnce, a_weak_import_without_nccl_is_answered_with_invalid_usage) {
-  EXPECT_EQ(Run({"weak"}, With("preload", Plain(false), "serve")).Said("weak"), "5");
-  EXPECT_EQ(Run({"weak"}, With("", Plain(false), "serve")).Said("weak"), "-1");
+  EXPECT_EQ(RunWith({"weak"}, With("preload", Plain(false), "serve")).Said("weak"), "5");
+  EXPECT_EQ(RunWith({"weak"}, With("", Plain(false), "serve")).Said("weak"), "-1");
 }
 
 TEST_F(NamesOnce, a_forked_child_that_uses_nccl_first_is_seen) {
@@ -144,7 +144,7 @@ TEST_F(NamesOnce, a_forked_child_that_uses_nccl_first_is_seen) {
     const fs::path library = Library(way, false);
     Environment environment = With(way, library, "serve");
     environment["CHILD"] = "1";
-    const auto run = Run({"import", AMEM_CALLER_NOW}, environment);
+    const auto run = RunWith({"import", AMEM_CALLER_NOW}, environment);
     EXPECT_EQ(run.Said("init"), "through 0") << way << run.out << run.err;
     EXPECT_EQ(run.Said("destroy"), "through 0") << way << run.out << run.err;
   }

@@ -50,15 +50,17 @@ void Attach(const char* variable) {
   std::printf("attach: %d\n", Look<int()>(amem, "amem_attach")());
 }
 
-// By whom a call was answered, as the library that counts its calls says.
-void Who(void* nccl, const char* what, const char* name, int before, int result) {
+// Makes a call, and prints by whom it was answered, as the library that counts its calls says.
+template <class Call>
+void Who(void* nccl, const char* what, const char* name, const Call& call) {
   const auto calls = Look<int(const char*, int)>(nccl, "stand_in_calls");
+  const int before = calls(name, 0);
+  const int result = call();
   if (calls(name, 0) == before)
     std::printf("%s: amem %d\n", what, result);
   else
     std::printf("%s: %s %d\n", what, calls(name, 1) > 0 ? "through" : "plain", result);
 }
-int Before(void* nccl, const char* name) { return Look<int(const char*, int)>(nccl, "stand_in_calls")(name, 0); }
 
 void ByName(void* nccl, void* where) {
   ncclComm* comm = nullptr;
@@ -66,28 +68,26 @@ void ByName(void* nccl, void* where) {
   const auto init = Look<int(ncclComm**, int, UniqueId, int)>(where, "ncclCommInitRank");
   const auto destroy = Look<int(ncclComm*)>(where, "ncclCommDestroy");
   if (init == nullptr || destroy == nullptr) Fail("dlsym");
-  Who(nccl, "init", "ncclCommInitRank", Before(nccl, "ncclCommInitRank"), init(&comm, 1, id, 0));
+  Who(nccl, "init", "ncclCommInitRank", [&] { return init(&comm, 1, id, 0); });
   const auto suspend = Look<int(ncclComm*, int)>(where, "ncclCommSuspend");
-  const int before = Before(nccl, "ncclCommSuspend");
   if (suspend == nullptr)
     std::printf("suspend: none\n");
   else
-    Who(nccl, "suspend", "ncclCommSuspend", before, suspend(comm, 1));
-  Who(nccl, "destroy", "ncclCommDestroy", Before(nccl, "ncclCommDestroy"), destroy(comm));
+    Who(nccl, "suspend", "ncclCommSuspend", [&] { return suspend(comm, 1); });
+  Who(nccl, "destroy", "ncclCommDestroy", [&] { return destroy(comm); });
 }
 
 void ByImport(void* nccl, void* caller) {
   ncclComm *comm = nullptr, *other = nullptr;
   const auto init = Look<int(ncclComm**)>(caller, "caller_init");
-  Who(nccl, "init", "ncclCommInitRank", Before(nccl, "ncclCommInitRank"), init(&comm));
+  Who(nccl, "init", "ncclCommInitRank", [&] { return init(&comm); });
   init(&other);
   const auto suspend = Look<int(ncclComm*)>(caller, "caller_suspend");
-  const int before = Before(nccl, "ncclCommSuspend");
   if (suspend == nullptr)
     std::printf("suspend: none\n");
   else
-    Who(nccl, "suspend", "ncclCommSuspend", before, suspend(comm));
-  Who(nccl, "destroy", "ncclCommDestroy", Before(nccl, "ncclCommDestroy"), Look<int(ncclComm*)>(caller, "caller_end")(comm));
+    Who(nccl, "suspend", "ncclCommSuspend", [&] { return suspend(comm); });
+  Who(nccl, "destroy", "ncclCommDestroy", [&] { return Look<int(ncclComm*)>(caller, "caller_end")(comm); });
   using Pointer = int (*)(ncclComm*);
   const int through = Look<int(const char*, int)>(nccl, "stand_in_calls")("ncclCommDestroy", 1);
   (*static_cast<Pointer*>(dlsym(caller, "caller_destroy")))(other);

@@ -2,7 +2,6 @@
 #include <array>
 #include <cstring>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
@@ -10,9 +9,10 @@ namespace {
 
 // Memory that AMem cannot back stays the driver's, and is counted with the reason.
 CUresult AllocateUnmanaged(Session& session, const Status& why, CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address,
-                           size_t bytes, const CallSite& site) {
+                           size_t bytes, const Origin& origin) {
   const CUresult result = real(address, bytes);
-  if (result == CUDA_SUCCESS) session.Note(LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), site});
+  if (result == CUDA_SUCCESS)
+    session.Note(LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), origin.site, origin.communicator});
   return result;
 }
 
@@ -25,12 +25,12 @@ struct MemAlloc {
     if (session == nullptr || bytes == 0) return real(address, bytes);
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     bool for_application = false;
-    const CallSite site = CaptureCallSite(&for_application);
+    const Origin origin = OriginOfCall(&for_application);
     const auto device = runtime.CurrentDevice();
-    if (!device) return AllocateUnmanaged(*session, device.status(), real, address, bytes, site);
-    const auto allocated = session->LegacyAllocate(bytes, *device, site, for_application);
+    if (!device) return AllocateUnmanaged(*session, device.status(), real, address, bytes, origin);
+    const auto allocated = session->LegacyAllocate(bytes, *device, origin, for_application);
     if (allocated.status().code() == Code::kUnsupported)
-      return AllocateUnmanaged(*session, allocated.status(), real, address, bytes, site);
+      return AllocateUnmanaged(*session, allocated.status(), real, address, bytes, origin);
     if (!allocated) return ToDriver(kName, allocated.status());
     *address = allocated->value;
     return CUDA_SUCCESS;
@@ -86,7 +86,7 @@ struct IpcOpenMemHandle {
     if (!device) return ToDriver(kName, device.status());
     std::array<std::byte, sizeof handle.reserved> token;
     std::memcpy(token.data(), handle.reserved, token.size());
-    const auto opened = session->LegacyImport(token, *device, CaptureCallSite());
+    const auto opened = session->LegacyImport(token, *device, OriginOfCall());
     if (opened.status().code() == Code::kNotFound) return PassedOn(*session, kName, 0, real(address, handle, flags));
     if (!opened) return ToDriver(kName, opened.status());
     *address = opened->value;

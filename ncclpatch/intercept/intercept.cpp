@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "ncclpatch/hook/call_site.h"
+#include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
@@ -45,6 +47,12 @@ CUresult ToDriver(const char* call, const Status& status) {
   const CUresult result = ByCode(status.code());
   log::Error(fmt::format("{} by NCCL: {} (NCCL gets CUresult {})", call, status.message(), static_cast<int>(result)));
   return result;
+}
+
+Origin OriginOfCall(bool* for_application, bool* for_window) noexcept {
+  const CallSite site = CaptureCallSite(for_application, for_window);
+  const bool is_programs = for_application != nullptr && *for_application;
+  return {site, is_programs ? CommunicatorId{} : nccl::CurrentCommunicator()};
 }
 
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result) {

@@ -16,6 +16,7 @@
 
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"
+#include "replay/session/origin.h"
 #include "replay/session/session.h"
 
 namespace amem::intercept {
@@ -37,6 +38,10 @@ inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return A
 // The result for NCCL: the driver's own if the driver failed, and otherwise the nearest to the class of failure. A failure that
 // is not the driver's is logged, because NCCL will report only its number.
 CUresult ToDriver(const char* call, const Status& status);
+
+// Where NCCL's call under way on this thread makes memory, and for which communicator. What ncclMemAlloc makes is the
+// program's, and for none. The arguments are those of CaptureCallSite.
+Origin OriginOfCall(bool* for_application = nullptr, bool* for_window = nullptr) noexcept;
 
 // Records a call that was about memory that is not AMem's, and returns its result.
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result);

@@ -16,8 +16,8 @@ struct MemCreate {
     if (session == nullptr) return real(handle, bytes, properties, flags);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     bool for_application = false, for_window = false;
-    const CallSite site = CaptureCallSite(&for_application, &for_window);
-    const auto created = session->Create(bytes, FromDriver(*properties), flags, site, for_application, for_window);
+    const Origin origin = OriginOfCall(&for_application, &for_window);
+    const auto created = session->Create(bytes, FromDriver(*properties), flags, origin, for_application, for_window);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;

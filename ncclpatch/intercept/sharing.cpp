@@ -2,7 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -43,7 +42,7 @@ struct MemImportFromShareableHandle {
     const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
       return PassedOn(*session, kName, subject, real(handle, shareable, type));
-    const auto imported = session->Import(static_cast<int>(subject), CaptureCallSite());
+    const auto imported = session->Import(static_cast<int>(subject), OriginOfCall());
     if (imported.status().code() == Code::kNotFound) return PassedOn(*session, kName, subject, real(handle, shareable, type));
     if (!imported) return ToDriver(kName, imported.status());
     *handle = ToGuest(*imported);

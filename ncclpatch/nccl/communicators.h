@@ -29,7 +29,8 @@ struct Communicator {
   const char* how = "";   // "init", "init all", "split", "shrink", "grow"
   Stage stage = Stage::kMaking;
   std::uint64_t hash = 0;  // NCCL's commHash, the same in all ranks; 0: unknown, or not yet
-  // What the hash should be, as its complement: where NCCL keeps the hash is searched for in memory, and that must not find this.
+  // What the hash should be, as its complement: where NCCL keeps the hash is searched for in memory, and that must not find
+  // this.
   std::uint64_t expected_complement = ~std::uint64_t{0};
   std::int32_t rank = -1;       // -1: not known yet
   std::int32_t ranks = 0;       // 0: not known yet

@@ -5,17 +5,21 @@
 namespace amem {
 namespace {
 
-class Journal : public nccl::Observer {
+class CommunicatorJournal : public nccl::Observer {
  public:
-  void Begun(const nccl::Communicator& /*communicator*/) override {}
-  void Ready(const nccl::Communicator& /*communicator*/) override {}
-  void Ended(CommunicatorId /*id*/, const char* /*how*/) override {}
+  void Begun(const nccl::Communicator& c) override {
+    Runtime::Get().Note(CommunicatorBegun{c.id, c.parent, c.how, c.rank, c.ranks});
+  }
+  void Ready(const nccl::Communicator& c) override {
+    Runtime::Get().Note(CommunicatorReady{c.id, c.hash, c.rank, c.ranks, c.device});
+  }
+  void Ended(CommunicatorId id, const char* how) override { Runtime::Get().Note(CommunicatorEnded{id, how}); }
 };
 
 }  // namespace
 
 nccl::Observer* JournalOfCommunicators() {
-  static auto* journal = new Journal;
+  static auto* journal = new CommunicatorJournal;  // never destroyed, as the runtime
   return journal;
 }
 

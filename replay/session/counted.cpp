@@ -38,7 +38,8 @@ std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) {
   const auto lock = ledger_.Lock();
   const auto it = ledger_.state().legacy.find(freed.address);
   if (it == ledger_.state().legacy.end() || it->second.backing) return std::nullopt;
-  LegacyAllocated known{freed.address, it->second.bytes, AllocationId{}, 0, it->second.why, it->second.site};
+  LegacyAllocated known{freed.address,  it->second.bytes, AllocationId{},         0,
+                        it->second.why, it->second.site,  it->second.communicator};
   ledger_.Record(freed);
   return known;
 }

@@ -125,7 +125,7 @@ void Session::OpenLegacyTo(DeviceOrdinal device) {
   }
 }
 
-Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site, bool for_application) {
+Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
   if (TagOf(for_application) == MemoryTag::kUser)
@@ -134,17 +134,18 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   auto lock = ledger_.Lock();
   OpenLegacyTo(device);
   if (!LegacyPool::IsLarge(bytes)) {
-    if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, site);
+    if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, origin);
   }
-  auto block = NewLegacyBlock(bytes, device, site, lock);
+  auto block = NewLegacyBlock(bytes, device, origin.site, lock);
   if (!block.ok()) return block.status();
   held_bytes_ += block->bytes;
   PrepareContents();
-  return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, site);
+  return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, origin);
 }
 
-Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site) {
-  ledger_.Record(LegacyAllocated{address, bytes, block.allocation, address.value - block.address.value, {}, site});
+Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const Origin& origin) {
+  ledger_.Record(LegacyAllocated{
+      address, bytes, block.allocation, address.value - block.address.value, {}, origin.site, origin.communicator});
   return address;
 }
 
@@ -192,16 +193,16 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   return Encode(Token{peers_->Self().session, block->allocation, *secret, address.value - block->address.value});
 }
 
-Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const CallSite& site) {
+Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   coordinator_->Busy();
   auto token = Decode(handle);
   if (!token.ok()) return token.status();
-  auto id = ImportToken(*token, 1, site);
+  auto id = ImportToken(*token, 1, origin);
   if (!id.ok()) return id.status();
   ForgetLastHandle(*id);  // NCCL reserves no range for it
-  auto address = MapLegacyImport(*id, device, token->offset, site);
+  auto address = MapLegacyImport(*id, device, token->offset, origin.site);
   if (address.ok() && *address) return *address + token->offset;
   // The mapping failed, or the handle is open already, and memory in a slab is at one address only.
   const Locked lock(*this);

@@ -12,13 +12,13 @@ MemoryTag Session::TagOf(bool for_application) const {
 }
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                     const CallSite& site, bool for_application, bool mapped_again) {
+                                     const Origin& origin, bool for_application, bool mapped_again) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
   std::unique_lock<std::mutex> lock;
   AllocationId id;
   if (!for_application && !mapped_again) {  // a part of a slab has one address
-    const auto part = slabs_.Create(bytes, properties, flags, site, lock);
+    const auto part = slabs_.Create(bytes, properties, flags, origin, lock);
     if (!part.ok()) return part.status();
     id = *part;
   }
@@ -28,7 +28,8 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
     lock = ledger_.Lock();
     id = ledger_.TakeAllocationId();
     ledger_.SetHandle(id, *handle);
-    ledger_.Record(AllocationCreated{id, bytes, properties, flags, *handle, site, {}, TagOf(for_application)});
+    ledger_.Record(
+        AllocationCreated{id, bytes, properties, flags, *handle, origin.site, {}, TagOf(for_application), origin.communicator});
   }
   if (TagOf(for_application) != MemoryTag::kUser) held_bytes_ += bytes;
   PrepareContents();

@@ -33,6 +33,7 @@
 #include "replay/peers/peers.h"
 #include "replay/session/call_gate.h"
 #include "replay/session/legacy_pool.h"
+#include "replay/session/origin.h"
 #include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
 #include "statemachine/event.h"
@@ -53,7 +54,7 @@ class Session final : public PeerDelegate {
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
   // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
   // about it; so it is never part of a slab. It is tagged as the program's, and a pause does with it what SessionOptions say.
-  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
                               bool for_application = false, bool mapped_again = false);
   Status Release(AllocationId allocation);
   Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
@@ -70,15 +71,15 @@ class Session final : public PeerDelegate {
 
   Result<UniqueFd> Export(AllocationId allocation);  // a sealed memfd that holds a token
   // `descriptor` stays the caller's. kNotFound: a descriptor of the driver, not ours: pass it through. kInvalid: neither.
-  Result<AllocationId> Import(int descriptor, const CallSite& site);
+  Result<AllocationId> Import(int descriptor, const Origin& origin);
 
   // cuMemAlloc and its IPC handles (64 bytes). Small requests share blocks of 2 MiB, as the driver's own do.
   // kUnsupported: AMem leaves it to the driver, because it is the program's and is kept.
-  Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const CallSite& site, bool for_application = false);
+  Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application = false);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
   Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device,
-                               const CallSite& site);  // kNotFound: not a token
+                               const Origin& origin);  // kNotFound: not a token
   Status LegacyClose(Address address);
 
   // ---- memory that stays the driver's, and is recorded -------------------------------------------------------------------
@@ -158,8 +159,8 @@ class Session final : public PeerDelegate {
   void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
-  Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site);
-  Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const CallSite& site);
+  Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
+  Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
@@ -192,7 +193,7 @@ class Session final : public PeerDelegate {
                                      std::unique_lock<std::mutex>& lock);
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site);
-  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const CallSite& site);
+  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const Origin& origin);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation);
   void OpenLegacyTo(DeviceOrdinal device);
 

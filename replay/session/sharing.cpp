@@ -36,26 +36,26 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
   return MakeTokenDescriptor(token);
 }
 
-Result<AllocationId> Session::Import(int descriptor, const CallSite& site) {
+Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
   const std::shared_lock gate(gate_);
   AMEM_TRY(RefuseWhilePaused("import an allocation"));
   coordinator_->Busy();
   auto token = ReadTokenDescriptor(descriptor);
   if (!token.ok()) return token.status();
-  return ImportToken(*token, 1, site);
+  return ImportToken(*token, 1, origin);
 }
 
-Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const CallSite& site) {
+Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin) {
   constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // a pause or resume of the owner takes some 25 ms
-  auto imported = TryImport(token, handle_type, site);
+  auto imported = TryImport(token, handle_type, origin);
   for (auto waited = kOften; imported.status().driver_result() == kNotReady && waited < kPatience; waited += kOften) {
     std::this_thread::sleep_for(kOften);
-    imported = TryImport(token, handle_type, site);
+    imported = TryImport(token, handle_type, origin);
   }
   return imported;
 }
 
-Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const CallSite& site) {
+Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin) {
   AllocationId as;
   {
     const auto lock = ledger_.Lock();
@@ -66,7 +66,7 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
   if (!shared.ok()) return shared.status();
   const RemoteAllocation remote{token.session, token.allocation};
   if (shared->part) {
-    if (Status placed = slabs_.Import(token, as, *shared, handle_type, site, *peers_); !placed.ok()) {
+    if (Status placed = slabs_.Import(token, as, *shared, handle_type, origin, *peers_); !placed.ok()) {
       peers_->DropReference(remote, as);
       return placed;
     }
@@ -78,7 +78,16 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     }
     const auto lock = ledger_.Lock();
     ledger_.SetHandle(as, *handle);
-    ledger_.Record(Imported{as, remote, shared->bytes, shared->properties, handle_type, *handle, site, {}, shared->tag});
+    ledger_.Record(Imported{as,
+                            remote,
+                            shared->bytes,
+                            shared->properties,
+                            handle_type,
+                            *handle,
+                            origin.site,
+                            {},
+                            shared->tag,
+                            origin.communicator});
   }
   RememberLastHandle(as);
   return as;

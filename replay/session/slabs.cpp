@@ -112,7 +112,7 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex
 }
 
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                   const CallSite& site, std::unique_lock<std::mutex>& lock) {
+                                   const Origin& origin, std::unique_lock<std::mutex>& lock) {
   const auto granularity = GranularityIfSuited(bytes, properties, flags);
   if (!granularity) return AllocationId{};
   const std::lock_guard one(mutex_);
@@ -132,7 +132,7 @@ Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& prop
   }
   AMEM_TRY(Clear(*place, bytes, lock).Within(fmt::format("clear a part of slab {}", place->slab.value)));
   const AllocationId id = ledger_.TakeAllocationId();
-  ledger_.Record(AllocationCreated{id, bytes, properties, flags, {}, site, {}});
+  ledger_.Record(AllocationCreated{id, bytes, properties, flags, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{id, place->slab, place->offset, false});
   return id;
 }
@@ -180,7 +180,7 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
 }
 
 Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
-                     const CallSite& site, Peers& peers) {
+                     const Origin& origin, Peers& peers) {
   const std::lock_guard one(mutex_);
   auto lock = ledger_.Lock();
   AllocationId slab = ImportedAs({token.session, shared.part->slab});
@@ -196,7 +196,8 @@ Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation
             cuda::kInvalidValue};
   }
   const RemoteAllocation remote{token.session, token.allocation};
-  ledger_.Record(Imported{as, remote, shared.bytes, shared.properties, handle_type, {}, site, {}});
+  ledger_.Record(
+      Imported{as, remote, shared.bytes, shared.properties, handle_type, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{as, slab, shared.part->offset, false});
   return {};
 }

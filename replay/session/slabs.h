@@ -21,6 +21,7 @@
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "replay/session/kept_ranges.h"
+#include "replay/session/origin.h"
 #include "replay/session/session_options.h"
 
 namespace amem {
@@ -38,12 +39,12 @@ class Slabs {
 
   // A new allocation, recorded and placed; `lock` then holds the ledger's lock, which the caller must not hold. Zero: it does
   // not belong in a slab, or there is no room for a slab of any size, and the driver should be asked for it alone.
-  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const CallSite& site,
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
                               std::unique_lock<std::mutex>& lock);
   // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. Without
   // the lock.
   Status Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
-                const CallSite& site, Peers& peers);
+                const Origin& origin, Peers& peers);
   // Lets `access` reach the slab that a part lies in. Without the lock.
   Status Open(AllocationId part, std::span<const AccessDescriptor> access);
   // Prepares that NCCL maps an allocation at an address range that it kept when it gave up what was mapped there: places the

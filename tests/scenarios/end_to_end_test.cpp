@@ -60,9 +60,19 @@ std::string Patched(Job& job) {
 
 struct JournalFacts {
   std::string way, nccl_version;
-  int created = 0, with_call_site = 0, imported = 0, replaced_symbols = 0, passed_through = 0;
+  int created = 0, with_call_site = 0, imported = 0, replaced_symbols = 0, passed_through = 0, with_communicator = 0;
+  std::string communicators;  // what became of them
   SessionStatus status{};
 };
+
+void AddCommunicator(const Event& event, std::string& text) {
+  if (const auto* begun = std::get_if<CommunicatorBegun>(&event.body)) text += begun->how;
+  if (const auto* ready = std::get_if<CommunicatorReady>(&event.body))
+    text += ", rank " + std::to_string(ready->rank) + " of " + std::to_string(ready->ranks) + " on device " +
+            std::to_string(ready->device.value) + (ready->hash != 0 ? " with a hash" : "");
+  if (const auto* ended = std::get_if<CommunicatorEnded>(&event.body)) text += ", " + ended->how + "; ";
+}
+
 JournalFacts ReadOne(const std::filesystem::path& journals) {
   JournalFacts facts;
   const auto sessions = ListSessions(journals);
@@ -77,9 +87,13 @@ JournalFacts ReadOne(const std::filesystem::path& journals) {
     } else if (const auto* created = std::get_if<AllocationCreated>(&event.body)) {
       ++facts.created;
       facts.with_call_site += created->site.frames[0] != 0 ? 1 : 0;
+      facts.with_communicator += created->communicator == CommunicatorId{1} ? 1 : 0;
     } else if (const auto* bound = std::get_if<DriverSymbolBound>(&event.body)) {
       facts.replaced_symbols += bound->replaced ? 1 : 0;
     }
+    if (const auto* imported = std::get_if<Imported>(&event.body))
+      facts.with_communicator += imported->communicator == CommunicatorId{1} ? 1 : 0;
+    AddCommunicator(event, facts.communicators);
     facts.imported += std::holds_alternative<Imported>(event.body) ? 1 : 0;
     facts.passed_through += std::holds_alternative<PassedThrough>(event.body) ? 1 : 0;
     return true;
@@ -95,6 +109,10 @@ void ExpectJournal(const Job& job, const std::string& way) {
   EXPECT_EQ(facts.created, 7);  // and the slab that they are parts of, which NCCL did not ask for
   EXPECT_EQ(facts.with_call_site, 6);
   EXPECT_EQ(facts.imported, 5);
+  EXPECT_EQ(facts.with_communicator, 10) << "all that NCCL allocated and imported, and not the slabs that AMem did";
+  EXPECT_NE(facts.communicators.find("init, rank "), std::string::npos) << facts.communicators;
+  EXPECT_NE(facts.communicators.find(" of 4 on device "), std::string::npos) << facts.communicators;
+  EXPECT_NE(facts.communicators.find(" with a hash, destroyed; "), std::string::npos) << facts.communicators;
   EXPECT_GE(facts.replaced_symbols, 15);
   EXPECT_EQ(facts.status, SessionStatus::kClosed);
 }

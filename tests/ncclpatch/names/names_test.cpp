@@ -19,13 +19,12 @@ using Case = std::tuple<std::string, std::string, bool, std::string>;
 
 class NamesBase {
  protected:
-  [[nodiscard]] static fs::path Plain(bool has_suspend) {
-    return fs::path(has_suspend ? AMEM_CALLS_SUSPENDING : AMEM_CALLS);
-  }
+  [[nodiscard]] static fs::path Plain(bool has_suspend) { return fs::path(has_suspend ? AMEM_CALLS_SUSPENDING : AMEM_CALLS); }
   // The libnccl that the program gets: patched, or as it is.
   [[nodiscard]] fs::path Library(const std::string& way, bool has_suspend) const {
     if (way != "patched") return Plain(has_suspend);
-    const auto patch = job::RunProgram({AMEM_PATCH, Plain(has_suspend), "-o", job_.directory() / "patched"}, {}, job_.directory());
+    const auto patch =
+        job::RunProgram({AMEM_PATCH, Plain(has_suspend), "-o", job_.directory() / "patched"}, {}, job_.directory());
     EXPECT_EQ(patch.status, 0) << patch.err;
     return job_.directory() / "patched" / "libnccl.so.2";
   }
@@ -73,7 +72,9 @@ TEST_P(Names, lead_to_amem) {
   EXPECT_EQ(run.Said("init"), "through 0") << run.out << run.err;
   EXPECT_EQ(run.Said("destroy"), "through 0") << run.out << run.err;
   const std::string who = run.Said("suspend");
-  EXPECT_EQ(suspend == "serve" ? who.substr(0, 4) : who, suspend == "serve" ? "amem" : has_suspend ? "plain 0" : "none")
+  EXPECT_EQ(suspend == "serve" ? who.substr(0, 4) : who, suspend == "serve" ? "amem"
+                                                         : has_suspend      ? "plain 0"
+                                                                            : "none")
       << run.out << run.err;
   EXPECT_EQ(run.Said("pointer"), look == "lazy" || look == "now" ? "through" : "(not run)") << run.out << run.err;
 }
@@ -94,9 +95,9 @@ TEST_F(NamesOnce, switched_off_everything_is_nccls_own) {
       environment["AMEM_ENABLE"] = "0";
       for (const char* look : {"handle", "default", "lazy", "now"}) {
         const bool imports = std::string(look) == "lazy" || std::string(look) == "now";
-        const auto run = RunWith(imports ? std::vector<std::string>{"import", Caller(look, has_suspend)}
-                                     : std::vector<std::string>{look, library},
-                             environment);
+        const auto run = RunWith(
+            imports ? std::vector<std::string>{"import", Caller(look, has_suspend)} : std::vector<std::string>{look, library},
+            environment);
         EXPECT_EQ(run.Said("init"), "plain 0") << look << " " << way << run.out << run.err;
         EXPECT_EQ(run.Said("suspend"), has_suspend ? "plain 0" : "none") << look << " " << way << run.out;
         EXPECT_EQ(run.Said("destroy"), "plain 0") << look << " " << way << run.out;

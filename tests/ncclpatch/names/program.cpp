@@ -6,7 +6,8 @@
 //   program two CALLER LIBNCCL         both, each with its own NCCL
 //   program none                       looks the names up, and there is no NCCL
 //   program weak                       the same with a weak import, which is called
-// ATTACH: the libamem_nccl.so to attach with, after LIBNCCL was loaded; LATE_ATTACH: after CALLER was. CHILD: in a forked child.
+// ATTACH: the libamem_nccl.so to attach with, after LIBNCCL was loaded; LATE_ATTACH: after CALLER was. CHILD: in a forked
+// child.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>

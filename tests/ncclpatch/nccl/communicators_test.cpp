@@ -85,9 +85,7 @@ class Communicators : public ::testing::Test {
   static int Split(ncclComm* parent, int color, ncclComm** comm) {
     return Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, color, 0, comm, nullptr);
   }
-  static int Reduce(ncclComm* comm) {
-    return Function<AllReduce>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr);
-  }
+  static int Reduce(ncclComm* comm) { return Function<AllReduce>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr); }
   static int Do(const char* name) { return Function<int()>(name)(); }
   static int Do(const char* name, ncclComm* comm) { return Function<int(ncclComm*)>(name)(comm); }
   static std::uint64_t HashIn(const ncclComm* comm) { return Function<std::uint64_t(const ncclComm*)>("stand_in_hash")(comm); }
@@ -124,15 +122,16 @@ TEST_F(Communicators, one_that_is_made_used_and_destroyed_is_known_by_rank_size_
 TEST_F(Communicators, all_ways_to_make_one_are_seen) {
   ncclComm *config = nullptr, *scalable = nullptr, *split = nullptr, *shrunk = nullptr, *grown = nullptr, *all[2] = {};
   UniqueId ids[2] = {Unique("first"), Unique("second")};
-  ASSERT_EQ((Function<int(ncclComm**, int, UniqueId, int, void*)>("ncclCommInitRankConfig")(&config, 1, ids[1], 0, nullptr)), 0);
+  ASSERT_EQ((Function<int(ncclComm**, int, UniqueId, int, void*)>("ncclCommInitRankConfig")(&config, 1, ids[1], 0, nullptr)),
+            0);
   ASSERT_EQ((Function<int(ncclComm**, int, int, int, UniqueId*, void*)>("ncclCommInitRankScalable")(&scalable, 3, 1, 2, ids,
-                                                                                                     nullptr)),
+                                                                                                    nullptr)),
             0);
   ASSERT_EQ((Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(all, 2, nullptr)), 0);
   EXPECT_EQ(*Probed("init").begin(), 0U) << "of several at once it is not known whose the memory is";
   ASSERT_EQ(Split(scalable, 0, &split), 0);
-  ASSERT_EQ((Function<int(ncclComm*, int*, int, ncclComm**, void*, int)>("ncclCommShrink")(scalable, nullptr, 1, &shrunk, nullptr,
-                                                                                          0)),
+  ASSERT_EQ((Function<int(ncclComm*, int*, int, ncclComm**, void*, int)>("ncclCommShrink")(scalable, nullptr, 1, &shrunk,
+                                                                                           nullptr, 0)),
             0);
   ASSERT_EQ((Function<int(ncclComm*, int, const UniqueId*, int, ncclComm**, void*)>("ncclCommGrow")(scalable, 5, nullptr, -1,
                                                                                                     &grown, nullptr)),
@@ -191,7 +190,8 @@ TEST_F(Communicators, a_group_of_several_is_known_at_its_end) {
     Do("ncclGroupStart");
     ASSERT_EQ(InitRank(&second, late != 0 ? "second, late" : "second", 1, 2), 0);
     EXPECT_EQ(Do("ncclGroupEnd"), 0) << "the inner group";
-    EXPECT_FALSE(std::any_of(g_seen.lines.begin(), g_seen.lines.end(), [](const auto& line) { return line.starts_with("ready"); }));
+    EXPECT_FALSE(
+        std::any_of(g_seen.lines.begin(), g_seen.lines.end(), [](const auto& line) { return line.starts_with("ready"); }));
     ASSERT_EQ(Do("ncclGroupEnd"), 0);
     EXPECT_EQ(Find(first)->rank, 0);
     EXPECT_EQ(Find(second)->rank, 1);

@@ -14,12 +14,19 @@
 namespace stand_in {
 namespace {
 
+std::uint64_t HashOf(const char* bytes, size_t count) {
+  std::uint64_t hash = 5381;
+  for (size_t i = 0; i < count; ++i) hash = ((hash << 5) + hash) ^ static_cast<std::uint64_t>(bytes[i]);
+  return hash;
+}
+
 Result MakeComm(Comm*& made, Driver& driver, int ranks, int rank, const std::string& job) {
   made = new Comm;
   made->cu = &driver;
   made->job = job;
   made->rank = rank;
   made->ranks = ranks;
+  made->hash = HashOf(job.data(), job.size());
   CU(driver.device(&made->device));
   CU(driver.context(&made->context));
   return Submit(*made, {nullptr, [made = made] { return Init(*made); }, false});
@@ -54,6 +61,7 @@ EXPORT int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank,
     Destroy(made);
     return result;
   }
+  made->hash = HashOf(id.internal, sizeof id.internal);
   *comm = made;
   return kSuccess;
 }
@@ -84,6 +92,15 @@ EXPORT int ncclCommAbort(Comm* comm) { return ncclCommDestroy(comm); }
 
 EXPORT int ncclCommUserRank(Comm* comm, int* rank) {
   *rank = comm->rank;
+  return kSuccess;
+}
+
+EXPORT int ncclCommCount(Comm* comm, int* count) {
+  *count = comm->ranks;
+  return kSuccess;
+}
+EXPORT int ncclCommCuDevice(Comm* comm, int* device) {
+  *device = comm->device;
   return kSuccess;
 }
 

@@ -81,21 +81,20 @@ Runtime& Runtime::Get() {
 
 // Names that AMem does not answer in this process are taken out of its own symbol table.
 void Runtime::ShowNames(std::span<const char* const> doorbells) {
-  static std::vector<redirects::Table> tables(nccl::Tables().begin(), nccl::Tables().end());
-  if (!options_.enable || !settings_ || options_.suspend == Suspend::kNative) {
-    hook::HideNames(suspend::kNames);
-  } else {
-    tables.push_back(suspend::Calls());
-    serves_suspend_.store(true);
-  }
-  const bool preloaded = options_.enable && settings_.ok() && hook::IsPreloaded();
+  const bool enabled = options_.enable && settings_.ok();
+  const bool serves = enabled && options_.suspend == Suspend::kServe;
+  const bool preloaded = enabled && hook::IsPreloaded();
+  if (!serves) hook::HideNames(suspend::kNames);
   if (!preloaded) hook::HideNames(doorbells);
-  if (!options_.enable || !settings_) return;
-  hook::AnswerNames(serves_suspend_.load() ? std::span<const char* const>(suspend::kNames) : std::span<const char* const>(),
-                    preloaded ? doorbells : std::span<const char* const>());
+  if (!enabled) return;
+  using Names = std::span<const char* const>;
+  hook::AnswerNames(serves ? Names(suspend::kNames) : Names(), preloaded ? doorbells : Names());
   nccl::SetObserver(JournalOfCommunicators());
-  redirects::Install(tables);
+  auto* tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());  // leaked, as the runtime is
+  if (serves) tables->push_back(suspend::Calls());
+  redirects::Install(*tables);
   redirects::InstallThreadStart(nccl::ThreadStart());
+  serves_suspend_.store(serves);
   enabled_.store(true);
 }
 

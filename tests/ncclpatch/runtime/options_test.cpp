@@ -122,6 +122,9 @@ TEST(Options, memory_of_the_program_is_kept_unless_it_is_to_be_released) {
   EXPECT_EQ(Parse({{"AMEM_USER_MEMORY", "release"}})->user_memory, UserMemory::kRelease);
   const Status unknown = Parse({{"AMEM_USER_MEMORY", "yes"}}).status();
   EXPECT_EQ(unknown.message(), "AMEM_USER_MEMORY=yes is not understood; known: keep, release");
+}
+
+TEST(Options, suspend_is_served_unless_it_is_to_be_nccls_own) {
   EXPECT_EQ(Parse({})->suspend, Suspend::kServe);
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "native"}})->suspend, Suspend::kNative);
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "no"}}).status().message(), "AMEM_SUSPEND=no is not understood; known: serve, native");

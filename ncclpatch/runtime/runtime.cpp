@@ -90,7 +90,8 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   using Names = std::span<const char* const>;
   hook::AnswerNames(serves ? Names(suspend::kNames) : Names(), preloaded ? doorbells : Names());
   nccl::SetObserver(JournalOfCommunicators());
-  auto* tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());  // leaked, as the runtime is
+  // Never destroyed, as the runtime.
+  static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
   if (serves) tables->push_back(suspend::Calls());
   redirects::Install(*tables);
   redirects::InstallThreadStart(nccl::ThreadStart());

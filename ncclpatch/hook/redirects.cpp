@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ncclpatch/hook/libraries.h"
@@ -16,6 +17,7 @@ namespace {
 constinit std::atomic<const std::span<const Table>*> g_tables{nullptr};
 constinit std::atomic<void*> g_create_thread{nullptr};
 constinit std::array<std::atomic<const hook::Library*>, kLibraries> g_places{};
+constinit std::uint64_t g_last_refused = 0;  // hook::Library::number; each is reported once
 
 const Redirect* FindRedirect(std::string_view name) {
   const auto* tables = g_tables.load(std::memory_order_acquire);
@@ -104,11 +106,13 @@ Status Set(const hook::Library& library, const ElfImage& image) {
   for (const auto& place : g_places)
     if (const hook::Library* known = place.load(); known != nullptr && SamePlace(*known, library)) return Status::Ok();
   const std::size_t place = ChoosePlace(library);
-  if (place == kLibraries)
+  if (place == kLibraries) {
+    if (std::exchange(g_last_refused, std::max(g_last_refused, library.number)) >= library.number) return Status::Ok();
     return {Code::kUnsupported,
             fmt::format("{}: the names of its functions stay its own, because there are {} NCCLs in this process already; its "
                         "communicators are not seen",
                         library.path, kLibraries)};
+  }
   const std::vector<Found> names = NamesOf(image);
   for (const auto* tables = g_tables.load(); const Table& table : *tables)
     for (const Redirect& redirect : table) redirect.reals[place].store(nullptr);

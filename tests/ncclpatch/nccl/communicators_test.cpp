@@ -3,11 +3,13 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -309,6 +311,48 @@ TEST_F(Communicators, names_and_aliases_lead_here_and_the_own_look_up_stays_real
   EXPECT_EQ(redirects::Real(0, "ncclAllReduce"), reinterpret_cast<void*>(plain_all_reduce_));
   EXPECT_EQ(dlsym(nccl_, "pncclCommInitRank"), dlsym(nccl_, "ncclCommInitRank"));
   EXPECT_EQ(redirects::Real(0, "ncclCommCount"), dlsym(nccl_, "ncclCommCount")) << "not redirected";
+}
+
+std::string g_reported;
+
+bool LeadsHere(void* library, const char* name) {
+  Dl_info found{}, self{};
+  dladdr(dlsym(library, name), &found);
+  dladdr(reinterpret_cast<const void*>(&LeadsHere), &self);
+  return found.dli_fbase == self.dli_fbase;
+}
+
+TEST_F(Communicators, the_names_of_a_fifth_nccl_stay_its_own_until_another_is_unloaded) {
+  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / ("fifth-" + std::to_string(getpid()));
+  std::filesystem::create_directories(directory);
+  std::vector<void*> loaded;
+  const auto load = [&](int number) {
+    const auto copy = directory / ("libnccl-" + std::to_string(number) + ".so");
+    std::filesystem::copy_file(AMEM_NCCL_CALLS, copy, std::filesystem::copy_options::overwrite_existing);
+    void* library = dlopen(copy.c_str(), RTLD_LAZY | RTLD_LOCAL);
+    EXPECT_NE(library, nullptr) << dlerror();
+    EXPECT_TRUE(hook::Attach().ok());
+    return library;
+  };
+  hook::SetReport([](bool failed, std::string_view message) {
+    if (failed) g_reported = message;
+  });
+  for (int i = 0; i < 4; ++i) loaded.push_back(load(i));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(LeadsHere(loaded[i], "ncclCommInitRank"), i < 3) << i;
+  EXPECT_NE(g_reported.find("its communicators are not seen"), std::string::npos) << g_reported;
+  ncclComm* comm = nullptr;
+  using Init = int (*)(ncclComm**, int, UniqueId, int);
+  EXPECT_EQ(reinterpret_cast<Init>(dlsym(loaded[2], "ncclCommInitRank"))(&comm, 1, Unique("third"), 0), 0);
+  ASSERT_TRUE(Find(comm).has_value());
+  EXPECT_NE(redirects::Real(Find(comm)->place, "ncclCommInitRank"), redirects::Real(0, "ncclCommInitRank"));
+  reinterpret_cast<int (*)(ncclComm*)>(dlsym(loaded[2], "ncclCommDestroy"))(comm);
+  dlclose(loaded[0]);
+  loaded.erase(loaded.begin());
+  EXPECT_TRUE(hook::Attach().ok());
+  EXPECT_TRUE(LeadsHere(loaded[2], "ncclCommInitRank")) << "in the place of the one that was unloaded";
+  hook::SetReport(nullptr);
+  for (void* library : loaded) dlclose(library);
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

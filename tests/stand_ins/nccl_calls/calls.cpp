@@ -118,7 +118,9 @@ int RunJobs() {
   for (const pthread_t thread : threads) pthread_join(thread, nullptr);
   for (const Job& job : jobs) {
     if (job.fails) result = 3;
-    if (!job.in_background) *job.out = job.fails ? nullptr : job.comm;
+    if (job.in_background) continue;
+    *job.out = job.fails ? nullptr : job.comm;
+    if (job.fails) delete job.comm;
   }
   for (ncclComm* used : t_used) {
     (void)used;

@@ -5,7 +5,8 @@
 //   Function   its C type
 // and one of
 //   Call(library, real, arguments...)  what happens instead
-//   Before(library, arguments...)      what happens before NCCL's function is jumped to; must not throw
+//   Before(library, arguments...)      what happens before NCCL's function is jumped to; must not throw. What it returns, if
+//                                      not zero, is the answer in place of NCCL's
 // Each libnccl under AMem gets entry points of its own, which know that library's function. `library` is its place here, from
 // 0.
 //
@@ -45,7 +46,8 @@ struct Entry<E, R(A...)> {
     auto* const real = reinterpret_cast<Real>(reals[L].load(std::memory_order_acquire));
     if constexpr (requires { E::Before(L, arguments...); }) {
       // In a forked child this sets a variable of the thread, and no more.
-      E::Before(L, arguments...);
+      if (const R answer = E::Before(L, arguments...); answer != R{}) [[unlikely]]
+        return answer;
       return real(arguments...);
     } else {
       if (replacements::inert.load(std::memory_order_relaxed)) return real(arguments...);

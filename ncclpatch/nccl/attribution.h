@@ -32,6 +32,7 @@ struct Pending {
 struct Group {
   int depth = 0;
   bool several = false;      // it concerns more than one communicator
+  bool settles = false;      // communicators were suspended or resumed in it
   ncclComm* comm = nullptr;  // the one that it concerns,
   CommunicatorId id;         // or the one that is being made in it
   std::vector<Pending>* pending = nullptr;

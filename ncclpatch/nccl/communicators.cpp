@@ -13,7 +13,7 @@ struct Registry {
   std::map<CommunicatorId, Communicator> all;
   std::map<const ncclComm*, CommunicatorId> by_address;
   Observer* observer = nullptr;
-  std::atomic<int> unready{0};
+  std::atomic<int> unready{0}, suspended{0};
 };
 
 // Never destroyed: NCCL's threads may call after main has returned.
@@ -28,6 +28,7 @@ bool IsUnready(const Communicator& one) { return one.stage == Stage::kMaking && 
 void Erase(Registry& registry, std::map<CommunicatorId, Communicator>::iterator at, const char* how) {
   const CommunicatorId id = at->first;
   if (IsUnready(at->second)) --registry.unready;
+  if (at->second.suspended) --registry.suspended;
   if (const auto known = registry.by_address.find(at->second.address);
       known != registry.by_address.end() && known->second == id)
     registry.by_address.erase(known);
@@ -148,6 +149,21 @@ CommunicatorId registry::IdOf(const ncclComm* address) noexcept {
   });
   return id;
 }
+
+bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
+  bool changed = false;
+  Locked([&](Registry& registry) {
+    const auto at = registry.all.find(id);
+    if (at == registry.all.end() || at->second.suspended == suspended) return;
+    at->second.suspended = suspended;
+    registry.suspended += suspended ? 1 : -1;
+    changed = true;
+    if (registry.observer != nullptr) registry.observer->Suspended(id, suspended);
+  });
+  return changed;
+}
+
+bool registry::AnySuspended() noexcept { return TheRegistry().suspended.load(std::memory_order_relaxed) > 0; }
 
 bool registry::AnyUnready() noexcept { return TheRegistry().unready.load(std::memory_order_relaxed) > 0; }
 

@@ -36,6 +36,10 @@ struct Communicator {
   std::int32_t ranks = 0;       // 0: not known yet
   DeviceOrdinal device{-1};     // CUDA ordinal; -1: not known
   ncclComm* address = nullptr;  // null until NCCL has given it one
+  bool suspended = false;       // by ncclCommSuspend, as AMem serves it
+
+  // Counts when the process is asked whether all are suspended: NCCL may still use it.
+  [[nodiscard]] bool usable() const { return stage == Stage::kMaking || stage == Stage::kReady; }
 };
 
 // Is told what happens to communicators.
@@ -46,6 +50,7 @@ class Observer {
   virtual void Ready(const Communicator& communicator) = 0;
   // "destroyed", "aborted", "failed" (it was never made), "left out" (this rank has no part in it)
   virtual void Ended(CommunicatorId id, const char* how) = 0;
+  virtual void Suspended(CommunicatorId id, bool suspended) = 0;
 };
 // Null: nobody. Must outlive all calls.
 void SetObserver(Observer* observer);
@@ -73,6 +78,10 @@ void End(CommunicatorId id, const char* how) noexcept;
 // Takes the address away before NCCL frees it, and gives it back if NCCL did not.
 CommunicatorId Detach(const ncclComm* address) noexcept;
 CommunicatorId IdOf(const ncclComm* address) noexcept;
+// False: it is not known, or was so already.
+bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
+// Whether any is suspended: without the lock.
+bool AnySuspended() noexcept;
 // How many have an address and are not ready: without the lock.
 bool AnyUnready() noexcept;
 

@@ -4,6 +4,7 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {
@@ -25,10 +26,13 @@ int EndGroup(std::size_t place, const Call& call) {
     result = call();
   }
   t_state.comm = nullptr;
-  if (ended.pending == nullptr) return result;
-  SettleAll(*ended.pending, result);
-  delete ended.pending;
-  return result;
+  if (ended.pending != nullptr) {
+    SettleAll(*ended.pending, result);
+    delete ended.pending;
+  }
+  SuspendServer* server = ended.settles ? TheSuspendServer() : nullptr;
+  const int settled = server == nullptr ? kSuccess : server->Settle("ncclGroupEnd");
+  return result == kSuccess ? settled : result;
 }
 
 struct GroupStart {

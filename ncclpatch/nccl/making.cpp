@@ -3,6 +3,7 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/guard.h"
 #include "ncclpatch/nccl/hash.h"
 
 namespace amem::nccl {
@@ -32,9 +33,16 @@ void AddPending(Group& group, const Pending& pending) noexcept {
 
 // One communicator. In a group NCCL only takes note of the request; the result is known at the end of it. A library that writes
 // the address at once leaves the program free to move it, so that `out` counts later only where nothing was written.
+// While the process is paused because all were suspended, there is no memory for another one.
+int MakeWay(const char* how) noexcept {
+  SuspendServer* server = t_state.inside ? nullptr : TheSuspendServer();
+  return server == nullptr ? kSuccess : server->BeforeMaking(how);
+}
+
 template <class Call>
 int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   if (t_state.inside || out == nullptr) return call();
+  if (const int answer = MakeWay(asked.how)) return answer;
   const CommunicatorId id = registry::Begin(asked);
   const ncclComm* const before = *out;
   int result = kSuccess;
@@ -52,6 +60,7 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
 
 template <class Call>
 int MakeFrom(ncclComm* parent, Communicator asked, ncclComm** out, const Call& call) {
+  if (const int answer = t_state.inside ? kSuccess : RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
   return MakeOne(asked, out, call);
 }
@@ -97,6 +106,7 @@ struct InitAll {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comms, int count, const int* devices) {
     if (t_state.inside || comms == nullptr || count < 1) return real(comms, count, devices);
+    if (const int answer = MakeWay("init all")) return answer;
     std::vector<CommunicatorId> ids;
     try {
       for (int rank = 0; rank < count; ++rank) ids.push_back(registry::Begin(Asked(place, "init all", rank, count)));

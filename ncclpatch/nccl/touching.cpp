@@ -1,8 +1,10 @@
-// Calls with a communicator, in which NCCL may allocate: they only say whose call is under way on this thread.
+// Calls with a communicator, in which NCCL may allocate: they say whose call is under way on this thread, and with a suspended
+// communicator most are refused.
 #include <type_traits>
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {
@@ -16,15 +18,21 @@ ncclComm* CommIn(First first, Rest... rest) {
 }
 
 // DataType and operation are enumerations; a window and a registration are pointers.
-#define AMEM_TOUCHING(type, name, ...)                                       \
-  struct type {                                                              \
-    static constexpr const char* kName = name;                               \
-    using Function = int(__VA_ARGS__);                                       \
-    template <class... Arguments>                                            \
-    static void Before(std::size_t place, Arguments... arguments) noexcept { \
-      Touch(place, CommIn(arguments...));                                    \
-    }                                                                        \
+#define AMEM_CALL_WITH(type, name, suspended, ...)                          \
+  struct type {                                                             \
+    static constexpr const char* kName = name;                              \
+    using Function = int(__VA_ARGS__);                                      \
+    template <class... Arguments>                                           \
+    static int Before(std::size_t place, Arguments... arguments) noexcept { \
+      ncclComm* const comm = CommIn(arguments...);                          \
+      Touch(place, comm);                                                   \
+      return suspended;                                                     \
+    }                                                                       \
   }
+// Refused with a communicator that is suspended.
+#define AMEM_TOUCHING(type, name, ...) AMEM_CALL_WITH(type, name, RefusalOf(kName, comm), __VA_ARGS__)
+// Gives something back, which is right at any time.
+#define AMEM_LEAVING(type, name, ...) AMEM_CALL_WITH(type, name, kSuccess, __VA_ARGS__)
 
 AMEM_TOUCHING(AllReduce, "ncclAllReduce", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
 AMEM_TOUCHING(AllGather, "ncclAllGather", const void*, void*, std::size_t, int, ncclComm*, Stream);
@@ -42,13 +50,15 @@ AMEM_TOUCHING(PutSignal, "ncclPutSignal", const void*, std::size_t, int, int, vo
 AMEM_TOUCHING(Signal, "ncclSignal", int, int, int, unsigned, ncclComm*, Stream);
 AMEM_TOUCHING(WaitSignal, "ncclWaitSignal", int, void*, ncclComm*, Stream);
 AMEM_TOUCHING(Register, "ncclCommRegister", ncclComm*, void*, std::size_t, void**);
-AMEM_TOUCHING(Deregister, "ncclCommDeregister", ncclComm*, void*);
+AMEM_LEAVING(Deregister, "ncclCommDeregister", ncclComm*, void*);
 AMEM_TOUCHING(WindowRegister, "ncclCommWindowRegister", ncclComm*, void*, std::size_t, void**, int);
-AMEM_TOUCHING(WindowDeregister, "ncclCommWindowDeregister", ncclComm*, void*);
+AMEM_LEAVING(WindowDeregister, "ncclCommWindowDeregister", ncclComm*, void*);
 AMEM_TOUCHING(DevCommCreate, "ncclDevCommCreate", ncclComm*, const void*, void*);
-AMEM_TOUCHING(DevCommDestroy, "ncclDevCommDestroy", ncclComm*, const void*);
+AMEM_LEAVING(DevCommDestroy, "ncclDevCommDestroy", ncclComm*, const void*);
 
+#undef AMEM_LEAVING
 #undef AMEM_TOUCHING
+#undef AMEM_CALL_WITH
 
 }  // namespace
 

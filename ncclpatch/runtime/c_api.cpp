@@ -3,69 +3,16 @@
 
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
-#include "ncclpatch/runtime/last_error.h"
-#include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/runtime.h"
 
 namespace amem {
 namespace {
-
-NcclResult ToNccl(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return kOk;
-    case Code::kOutOfMemory:
-    case Code::kDriver:
-      return kCudaError;
-    case Code::kIo:
-    case Code::kCorrupt:
-      return kSystemError;
-    case Code::kBroken:
-      return kInternalError;
-    case Code::kInvalid:
-    case Code::kNotFound:
-    case Code::kRefused:
-    case Code::kUnsupported:
-      return kInvalidUsage;
-    case Code::kTimeout:
-    case Code::kPeerLost:
-      return kRemoteError;
-  }
-  return kInternalError;
-}
-
-// Runs `body` (which returns a Status) behind the C border.
-template <class Body>
-int AtBorder(const char* call, const Body& body) noexcept {
-  try {
-    const Status status = body();
-    if (status.ok()) return kOk;
-    const Status told = status.Within(call);
-    log::Error(told.message());
-    return Fail(ToNccl(told.code()), told.message());
-  } catch (const std::exception& error) {
-    return Fail(kInternalError, fmt::format("{}: {}", call, error.what()));
-  } catch (...) {
-    return Fail(kInternalError, fmt::format("{}: an exception of unknown type", call));
-  }
-}
-
-Status RunCycle(CycleKind kind) {
-  Runtime::Get().LookForLibraries();
-  const Result<Session*> session = Runtime::Get().ToPause();
-  if (!session) return session.status();
-  if (*session == nullptr) {
-    log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
-    return Status::Ok();
-  }
-  return Runtime::Get().Cycle(**session, kind);
-}
 
 // Every NCCL of this process, under AMem or not.
 nlohmann::json NcclLibraries() {
@@ -106,11 +53,11 @@ using amem::Runtime;
 using amem::Status;
 
 int ncclPause(ncclComm** /*comm*/) {
-  return AtBorder("ncclPause", [] { return amem::RunCycle(amem::CycleKind::kPause); });
+  return AtBorder("ncclPause", [] { return Runtime::Get().RunCycle(amem::CycleKind::kPause); });
 }
 
 int ncclResume(ncclComm** /*comm*/) {
-  return AtBorder("ncclResume", [] { return amem::RunCycle(amem::CycleKind::kResume); });
+  return AtBorder("ncclResume", [] { return Runtime::Get().RunCycle(amem::CycleKind::kResume); });
 }
 
 int ncclMemStats() {

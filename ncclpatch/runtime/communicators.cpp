@@ -13,6 +13,7 @@ class CommunicatorJournal : public nccl::Observer {
   void Ready(const nccl::Communicator& c) override {
     Runtime::Get().Note(CommunicatorReady{c.id, c.hash, c.rank, c.ranks, c.device});
   }
+  void Suspended(CommunicatorId id, bool suspended) override { Runtime::Get().Note(CommunicatorSuspended{id, suspended}); }
   void Ended(CommunicatorId id, const char* how) override { Runtime::Get().Note(CommunicatorEnded{id, how}); }
 };
 

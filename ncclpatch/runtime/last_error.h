@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "statemachine/types.h"
+
 namespace amem {
 
 enum NcclResult : int {  // ncclResult_t
@@ -14,6 +16,8 @@ enum NcclResult : int {  // ncclResult_t
   kInvalidUsage = 5,
   kRemoteError = 6
 };
+
+NcclResult ToNccl(Code code);
 
 // Of this thread.
 std::string& LastError();

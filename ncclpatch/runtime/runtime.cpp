@@ -92,7 +92,10 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   nccl::SetObserver(JournalOfCommunicators());
   // Never destroyed, as the runtime.
   static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
-  if (serves) tables->push_back(suspend::Calls());
+  if (serves) {
+    tables->push_back(suspend::Calls());
+    nccl::SetSuspendServer(suspend::TheServer());
+  }
   redirects::Install(*tables);
   redirects::InstallThreadStart(nccl::ThreadStart());
   serves_suspend_.store(serves);
@@ -247,6 +250,17 @@ Status Runtime::Cycle(Session& session, CycleKind kind) {
   const Status status = kind == CycleKind::kPause ? session.Pause() : session.Resume();
   LetGo(session);
   return status;
+}
+
+Status Runtime::RunCycle(CycleKind kind) {
+  LookForLibraries();
+  const Result<Session*> session = ToPause();
+  if (!session) return session.status();
+  if (*session == nullptr) {
+    log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
+    return Status::Ok();
+  }
+  return Cycle(**session, kind);
 }
 
 Status Runtime::SetGroup(std::int64_t group) {

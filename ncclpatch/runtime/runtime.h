@@ -54,6 +54,8 @@ class Runtime {
   // From now on a pause leaves all of NCCL's memory in place, because somebody whom AMem cannot ask may hold its pages.
   void KeepEverything(const std::string& why);
   Status Cycle(Session& session, CycleKind kind);
+  // A pause or resume as the program asks for it; nothing to do before NCCL has used memory.
+  Status RunCycle(CycleKind kind);
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();

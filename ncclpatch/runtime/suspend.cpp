@@ -2,20 +2,161 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "ncclpatch/hook/own_names.h"
-#include "ncclpatch/runtime/last_error.h"
+#include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/communicators.h"
+#include "ncclpatch/nccl/guard.h"
+#include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/runtime.h"
 
 namespace amem::suspend {
 namespace {
 
-int NotBuilt(const char* call) {
-  return Fail(kInvalidUsage, fmt::format("{}: not built yet; call ncclPause and ncclResume instead", call));
+constexpr int kSuspendMemory = 1;                                                           // NCCL_SUSPEND_MEM
+enum class Figure : int { kSuspendable = 0, kSuspended = 1, kPersistent = 2, kTotal = 3 };  // ncclCommMemStat_t
+
+struct Change {
+  CommunicatorId id;
+  bool suspended;
+};
+// What this thread has marked and not settled: more than one inside a group.
+thread_local std::vector<Change> t_changes;
+
+std::mutex& Settling() {  // never destroyed
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+// The process was paused because all communicators were suspended. Under Settling().
+bool g_paused_here = false;
+
+bool Paused() {
+  Session* session = Runtime::Get().started();
+  return session != nullptr && session->paused();
 }
 
-int Suspend(ncclComm* /*comm*/, int /*flags*/) { return NotBuilt("ncclCommSuspend"); }
-int Resume(ncclComm* /*comm*/) { return NotBuilt("ncclCommResume"); }
-int MemoryStatistics(ncclComm* /*comm*/, int /*stat*/, std::uint64_t* /*value*/) { return NotBuilt("ncclCommMemStats"); }
+bool AllSuspended() {
+  bool any = false;
+  for (const nccl::Communicator& one : nccl::All()) {
+    if (!one.usable()) continue;
+    if (!one.suspended) return false;
+    any = true;
+  }
+  return any;
+}
+
+// Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. Where that fails,
+// what this thread marked is as it was before.
+Status Settle() {
+  const std::lock_guard lock(Settling());
+  const std::vector<Change> changes = std::exchange(t_changes, {});
+  bool resumes = false;
+  for (const Change& change : changes) resumes = resumes || !change.suspended;
+  Status status;
+  if (resumes && Paused()) {
+    status = Runtime::Get().RunCycle(CycleKind::kResume);
+    if (status.ok()) g_paused_here = false;
+  } else if (!resumes && !changes.empty() && AllSuspended()) {
+    status = Runtime::Get().RunCycle(CycleKind::kPause);
+    if (status.ok()) g_paused_here = true;
+  }
+  if (status.ok()) return status;
+  for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
+  return status;
+}
+
+Result<nccl::Communicator> Known(const ncclComm* comm) {
+  const std::optional<nccl::Communicator> found = nccl::Find(comm);
+  if (found) return *found;
+  return Status{Code::kNotFound,
+                "AMem does not know this communicator, because it was made before its NCCL came under AMem; attach first, or "
+                "preload libamem_nccl.so"};
+}
+
+Status Mark(const ncclComm* comm, bool suspended) {
+  const Result<nccl::Communicator> one = Known(comm);
+  if (!one) return one.status();
+  if (one->stage != nccl::Stage::kReady)
+    return {Code::kRefused,
+            ToText(one->id) + (one->stage == nccl::Stage::kMaking ? " is still being made" : " was finalized or revoked")};
+  if (one->suspended == suspended)
+    return {Code::kRefused, ToText(one->id) + (suspended ? " is suspended already" : " is not suspended")};
+  t_changes.push_back({one->id, suspended});
+  nccl::registry::SetSuspended(one->id, suspended);
+  nccl::Group& group = nccl::t_state.groups[one->place];
+  if (group.depth > 0) {
+    group.settles = true;
+    return Status::Ok();
+  }
+  return Settle();
+}
+
+int Suspend(ncclComm* comm, int flags) {
+  if (comm == nullptr) return Fail(kInvalidArgument, "ncclCommSuspend: the communicator is null");
+  if (flags != kSuspendMemory)
+    return Fail(kInvalidArgument,
+                fmt::format("ncclCommSuspend: flags are {:#x}, and only NCCL_SUSPEND_MEM (1) is known", flags));
+  return AtBorder("ncclCommSuspend", [&] { return Mark(comm, true); });
+}
+
+int Resume(ncclComm* comm) {
+  if (comm == nullptr) return Fail(kInvalidArgument, "ncclCommResume: the communicator is null");
+  return AtBorder("ncclCommResume", [&] { return Mark(comm, false); });
+}
+
+Status Read(const ncclComm* comm, Figure figure, std::uint64_t& value) {
+  const Result<nccl::Communicator> one = Known(comm);
+  if (!one) return one.status();
+  CommunicatorHoldings held;
+  if (Session* session = Runtime::Get().started())
+    session->Inspect([&](const State& state) { held = MeasureCommunicators(state)[one->id]; });
+  switch (figure) {
+    case Figure::kSuspendable:
+      value = held.own - held.own_kept;
+      break;
+    case Figure::kSuspended:
+      value = one->suspended ? 1 : 0;
+      break;
+    case Figure::kPersistent:
+      value = held.own_kept;
+      break;
+    case Figure::kTotal:
+      value = held.own;
+      break;
+  }
+  return Status::Ok();
+}
+
+int MemoryStatistics(ncclComm* comm, int stat, std::uint64_t* value) {
+  if (comm == nullptr || value == nullptr)
+    return Fail(kInvalidArgument, "ncclCommMemStats: the communicator or the pointer for the answer is null");
+  if (stat < 0 || stat > static_cast<int>(Figure::kTotal))
+    return Fail(kInvalidArgument, fmt::format("ncclCommMemStats: there is no figure {}; 0 to 3 are known", stat));
+  return AtBorder("ncclCommMemStats", [&] { return Read(comm, static_cast<Figure>(stat), *value); });
+}
+
+class Server : public nccl::SuspendServer {
+ public:
+  int Refuse(const char* call, CommunicatorId id) noexcept override {
+    return AtBorder(call, [&]() -> Status {
+      return {Code::kRefused, ToText(id) + " is suspended; call ncclCommResume first"};
+    });
+  }
+  // Collective, as making the communicator is. What was suspended stays so, and its memory goes with the next pause.
+  int BeforeMaking(const char* how) noexcept override {
+    return AtBorder("making way for a communicator", [&] {
+      const std::lock_guard lock(Settling());
+      if (!g_paused_here) return Status::Ok();
+      const Status status = Paused() ? Runtime::Get().RunCycle(CycleKind::kResume) : Status::Ok();
+      if (status.ok()) g_paused_here = false;
+      return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", how));
+    });
+  }
+  int Settle(const char* call) noexcept override { return AtBorder(call, &suspend::Settle); }
+};
 
 struct SuspendCall {
   static constexpr const char* kName = "ncclCommSuspend";
@@ -59,6 +200,11 @@ int LeadOn(const char* name, F* own, const void* caller, A... arguments) noexcep
 }
 
 }  // namespace
+
+nccl::SuspendServer* TheServer() {
+  static auto* server = new Server;
+  return server;
+}
 
 redirects::Table Calls() { return redirects::MakeTable<SuspendCall, ResumeCall, MemStatsCall>(); }
 

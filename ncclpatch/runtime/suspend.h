@@ -1,5 +1,12 @@
 // NCCL's own suspend, served by AMem: ncclCommSuspend, ncclCommResume and ncclCommMemStats.
 //
+// A communicator that is suspended is marked. Once all of the process are that NCCL could still use, the process pauses,
+// together with its peers, and the first that is resumed resumes it; the others stay marked until they are resumed, too. Until
+// then success means that the memory will be released with the others'. Results are NCCL's: suspending twice, or resuming what
+// is not suspended, is 5, a null pointer or an unknown flag 4. Inside a group the process pauses or resumes at the end of the
+// group. A pause or resume that fails fails the call, or the end of the group, and the communicators of that call are marked as
+// before.
+//
 // A program reaches them as redirects of a libnccl that has such functions, and otherwise as exports of libamem_nccl.so.
 #pragma once
 
@@ -7,6 +14,7 @@
 #include <cstdint>
 
 #include "ncclpatch/hook/redirects.h"
+#include "ncclpatch/nccl/guard.h"
 
 struct ncclComm;
 
@@ -22,7 +30,8 @@ namespace amem::suspend {
 
 inline constexpr std::array kNames = {"ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"};
 
-// For redirects::Install, where they are served.
+// For redirects::Install, where they are served, and what NCCL's other calls are then asked of.
 redirects::Table Calls();
+nccl::SuspendServer* TheServer();
 
 }  // namespace amem::suspend

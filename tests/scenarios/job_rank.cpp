@@ -146,6 +146,27 @@ std::string CloseWindow() {
 std::string Suspend() { return std::to_string(Function<int(Comm)>("stand_in_nccl_suspend")(g_comms.back())); }
 std::string Unsuspend() { return std::to_string(Function<int(Comm)>("stand_in_nccl_resume")(g_comms.back())); }
 
+// As a program does that was written against NCCL 2.29 and knows nothing of AMem; "first" and "last" of its communicators.
+std::string ServedSuspend(Comm comm) { return WithReason(Function<int(Comm, int)>("ncclCommSuspend")(comm, 1)); }
+std::string ServedResume(Comm comm) { return WithReason(Function<int(Comm)>("ncclCommResume")(comm)); }
+std::string Figures() {
+  std::string text;
+  for (int figure = 0; figure < 4; ++figure) {
+    std::uint64_t value = 0;
+    using Ask = int(Comm, int, std::uint64_t*);
+    if (const int code = Function<Ask>("ncclCommMemStats")(g_comms.back(), figure, &value); code != 0) return WithReason(code);
+    text += (figure == 0 ? "" : " ") + std::to_string(value);
+  }
+  return text;
+}
+// All at once: NCCL's way for one thread that has several communicators.
+std::string InGroup(const std::function<std::string(Comm)>& call) {
+  if (const int code = Function<int()>("ncclGroupStart")(); code != 0) return "start " + std::to_string(code);
+  std::string text;
+  for (const Comm comm : g_comms) text += call(comm) + ", ";
+  return text + WithReason(Function<int()>("ncclGroupEnd")());
+}
+
 std::string Barrier() {
   const int fd = open(Text("BARRIER", ""), O_RDWR);
   auto* count = static_cast<std::atomic<std::uint64_t>*>(mmap(nullptr, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -325,6 +346,15 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"unwindow", CloseWindow},
     {"suspend", Suspend},
     {"unsuspend", Unsuspend},
+    {"suspend first", [] { return ServedSuspend(g_comms.front()); }},
+    {"suspend last", [] { return ServedSuspend(g_comms.back()); }},
+    {"resume first", [] { return ServedResume(g_comms.front()); }},
+    {"resume last", [] { return ServedResume(g_comms.back()); }},
+    {"suspend null", [] { return ServedSuspend(nullptr); }},
+    {"resume null", [] { return ServedResume(nullptr); }},
+    {"suspend all", [] { return InGroup(ServedSuspend); }},
+    {"resume all", [] { return InGroup(ServedResume); }},
+    {"figures", Figures},
     {"child", Child},
     {"hang", Hang},
 };

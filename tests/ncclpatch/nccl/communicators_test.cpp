@@ -29,6 +29,7 @@ struct Seen : Observer {
   void Begun(const Communicator& one) override { lines.push_back("begun " + std::string(one.how)); }
   void Ready(const Communicator& one) override { lines.push_back("ready " + std::to_string(one.rank)); }
   void Ended(CommunicatorId, const char* how) override { lines.push_back("ended " + std::string(how)); }
+  void Suspended(CommunicatorId, bool suspended) override { lines.emplace_back(suspended ? "suspended" : "resumed"); }
   std::vector<std::string> lines;
 };
 Seen g_seen;

@@ -1,0 +1,180 @@
+// NCCL's own suspend, served by AMem: programs that call ncclCommSuspend, ncclCommResume and ncclCommMemStats, and not AMem.
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Job;
+using job::Rank;
+using Steps = std::vector<std::string>;
+
+std::string Everything(const std::vector<Rank>& ranks) {
+  std::string text;
+  for (const Rank& rank : ranks)
+    text += "-- status " + std::to_string(rank.status) + "\n" + rank.out + "-- stderr\n" + rank.err + "\n";
+  return text;
+}
+
+// As ncclCommMemStats numbers them.
+std::vector<std::uint64_t> FiguresOf(const Rank& rank, int nth) {
+  std::istringstream said(rank.Said("figures", nth));
+  std::vector<std::uint64_t> all;
+  for (std::uint64_t value = 0; said >> value;) all.push_back(value);
+  return all.size() == 4 ? all : std::vector<std::uint64_t>(4);
+}
+
+class ServedSuspends : public ::testing::Test {
+ protected:
+  ServedSuspends() { job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE; }
+  std::vector<Rank> Run(const Steps& steps, int ranks = 2) {
+    Steps all = {"cuda", "load"};
+    all.insert(all.end(), steps.begin(), steps.end());
+    std::vector<Rank> done = job_.Run(ranks, all);
+    for (const Rank& rank : done) EXPECT_EQ(rank.status, 0) << Everything(done);
+    return done;
+  }
+  Job job_;
+};
+
+TEST_F(ServedSuspends, the_process_pauses_with_the_last_communicator_and_resumes_with_the_first) {
+  const auto ranks =
+      Run({"init", "init", "reduce", "bytes", "suspend first", "bytes", "reduce", "suspend last", "barrier", "bytes", "barrier",
+           "resume last", "barrier", "bytes", "reduce", "resume first", "barrier", "reduce", "bytes"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("suspend first"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes", 1), rank.Said("bytes", 0)) << "released with the others', and not before";
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << "the other one goes on";
+    EXPECT_EQ(rank.Said("suspend last"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes", 2), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume last"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes", 3), rank.Said("bytes", 0));
+    EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+    EXPECT_EQ(rank.Said("resume first"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 3), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, many_cycles_give_the_same_results_and_hold_the_same_memory) {
+  Steps steps = {"init", "init", "reduce", "barrier", "bytes"};
+  for (int cycle = 0; cycle < 20; ++cycle)
+    for (const char* step : {"suspend first", "suspend last", "resume first", "resume last", "reduce"})
+      steps.emplace_back(step);
+  steps.insert(steps.end(), {"barrier", "bytes"});
+  const auto ranks = Run(steps);
+  for (const Rank& rank : ranks) {
+    for (int cycle = 0; cycle < 20; ++cycle) {
+      EXPECT_EQ(rank.Said("suspend last", cycle), "0") << Everything(ranks);
+      EXPECT_EQ(rank.Said("resume first", cycle), "0");
+      EXPECT_EQ(rank.Said("reduce", cycle + 1), rank.Said("reduce", 0));
+    }
+    EXPECT_EQ(rank.Said("bytes", 1), rank.Said("bytes", 0));
+  }
+}
+
+TEST_F(ServedSuspends, wrong_use_gets_NCCLs_answers) {
+  const auto ranks = Run({"init", "init", "suspend null", "resume null", "resume first", "suspend first", "suspend first",
+                          "barrier", "suspend last", "reduce", "barrier", "resume last", "resume last", "reduce", "barrier"});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.Said("suspend null").starts_with("4 ")) << Everything(ranks);
+    EXPECT_TRUE(rank.Said("resume null").starts_with("4 "));
+    EXPECT_TRUE(rank.Said("resume first").starts_with("5 ncclCommResume: communicator 1 is not suspended"))
+        << Everything(ranks);
+    EXPECT_EQ(rank.Said("suspend first", 0), "0");
+    EXPECT_TRUE(rank.Said("suspend first", 1).starts_with("5 ncclCommSuspend: communicator 1 is suspended already"));
+    EXPECT_EQ(rank.Said("reduce", 0), "failed 5") << "with one that is suspended";
+    EXPECT_NE(rank.err.find("ncclAllReduce: communicator 2 is suspended; call ncclCommResume first"), std::string::npos)
+        << rank.err;
+    EXPECT_EQ(rank.Said("resume last", 0), "0");
+    EXPECT_TRUE(rank.Said("resume last", 1).starts_with("5 "));
+    EXPECT_TRUE(rank.Said("reduce", 1).starts_with("sum ")) << Everything(ranks);
+  }
+}
+
+TEST_F(ServedSuspends, figures_are_NCCLs_four) {
+  const auto ranks =
+      Run({"init", "init", "figures", "suspend first", "suspend last", "figures", "barrier", "resume last", "figures"});
+  for (const Rank& rank : ranks) {
+    const auto before = FiguresOf(rank, 0), suspended = FiguresOf(rank, 1), after = FiguresOf(rank, 2);
+    EXPECT_GT(before[0], 10U << 20) << Everything(ranks);
+    EXPECT_EQ(before[1], 0U);
+    EXPECT_EQ(before[3], before[0] + before[2]);
+    EXPECT_EQ(suspended[1], 1U);
+    EXPECT_EQ(suspended[3], before[3]);
+    EXPECT_EQ(after, before);
+  }
+}
+
+TEST_F(ServedSuspends, in_a_group_the_process_pauses_and_resumes_at_its_end) {
+  const auto ranks =
+      Run({"init", "init", "init", "reduce", "barrier", "suspend all", "bytes", "barrier", "resume all", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("suspend all"), "0, 0, 0, 0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0");
+    EXPECT_EQ(rank.Said("resume all"), "0, 0, 0, 0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, a_suspended_communicator_can_be_destroyed_and_another_made) {
+  const auto ranks = Run({"init", "reduce", "suspend last", "barrier", "destroy", "bytes", "barrier", "init", "reduce",
+                          "barrier", "suspend last", "barrier", "bytes", "init", "reduce", "barrier", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("destroy"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes", 0), "0");
+    EXPECT_EQ(rank.Said("init", 1), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+    EXPECT_EQ(rank.Said("bytes", 1), "0");
+    EXPECT_EQ(rank.Said("init", 2), "0") << "making one while all others are suspended brings the memory back\n"
+                                         << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, a_rank_that_does_not_come_fails_the_others_and_all_run_on) {
+  job_.environment["AMEM_TIMEOUT_MS"] = "1500";
+  const auto ranks = Run({"init", "init", "reduce", "suspend first", "barrier", "0:suspend last", "barrier", "reduce",
+                          "barrier", "suspend last", "barrier", "bytes", "barrier", "resume last", "reduce"});
+  EXPECT_TRUE(ranks[0].Said("suspend last", 0).starts_with("6 ")) << Everything(ranks);
+  EXPECT_NE(ranks[0].Said("suspend last", 0).find("rank 1"), std::string::npos) << "it names who did not come";
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << "the communicator is as it was\n" << Everything(ranks);
+    EXPECT_EQ(rank.Said("suspend last", rank.Said("suspend last", 1) == "(not run)" ? 0 : 1), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0");
+    EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, frees_as_much_without_cuMem) {
+  job_.environment["NCCL_CUMEM_ENABLE"] = "0";
+  const auto ranks =
+      Run({"init", "init", "reduce", "barrier", "suspend first", "suspend last", "bytes", "barrier", "resume last", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("suspend last"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0");
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, AMems_own_calls_beside_them_do_what_they_say) {
+  const auto ranks =
+      Run({"init",         "init",    "reduce",      "barrier", "pause",       "suspend first", "barrier", "bytes",
+           "suspend last", "barrier", "resume last", "barrier", "reduce",      "suspend last",  "barrier", "bytes",
+           "barrier",      "resume",  "barrier",     "bytes",   "resume last", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("bytes", 0), "0") << "suspending some does not resume a process that was paused\n" << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume last", 0), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+    EXPECT_EQ(rank.Said("bytes", 1), "0");
+    EXPECT_EQ(rank.Said("resume", 0), "0") << Everything(ranks);
+    EXPECT_NE(rank.Said("bytes", 2), "0");
+    EXPECT_EQ(rank.Said("resume last", 1), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+  }
+}
+
+}  // namespace
+}  // namespace amem

@@ -73,6 +73,17 @@ std::string JobNames::Names(std::vector<SessionId> sessions) const {
 
 // ---- numbers and times -----------------------------------------------------------------------------------------------------
 
+std::string NameOf(CommunicatorId id, const Communicator& c, const std::map<CommunicatorId, Communicator>& others) {
+  std::string name = c.hash != 0 ? Hex(c.hash) : ToText(id);
+  name +=
+      ", " + (c.ranks > 0 ? Plural(static_cast<std::uint64_t>(c.ranks), "rank") : std::string("ranks unknown")) + ", " + c.how;
+  if (const auto parent = others.find(c.parent); parent != others.end() && parent->second.hash != 0)
+    name += " of " + Hex(parent->second.hash);
+  if (c.suspended) name += ", suspended";
+  if (!c.ended.empty()) name += ", " + c.ended;
+  return name;
+}
+
 std::string Grouped(std::uint64_t number) {
   std::string digits = std::to_string(number);
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');

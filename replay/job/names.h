@@ -36,6 +36,10 @@ class JobNames {
   [[nodiscard]] bool OnlyOneHas(std::int32_t rank) const;
 };
 
+// "0x1f2e, 4 ranks, split of 0x1f2d, suspended": the same in all ranks of a communicator whose hash is known. Without a hash,
+// the session's own number in place of it.
+std::string NameOf(CommunicatorId id, const Communicator& communicator, const std::map<CommunicatorId, Communicator>& others);
+
 // ---- numbers and times -----------------------------------------------------------------------------------------------------
 
 std::string Grouped(std::uint64_t number);  // "8 280": digits in groups of three

@@ -177,8 +177,8 @@ Json CyclesJson(const JobTimeline& job, SessionIndex& names) {
 class AllocationColumns {
  public:
   AllocationColumns(const JobTimeline& job, SessionIndex& names) : job_(job), names_(names) {
-    for (const char* column :
-         {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp", "most", "state"}) {
+    for (const char* column : {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp",
+                               "most", "state", "comm"}) {
       columns_[column] = Json::array();
     }
   }
@@ -205,12 +205,14 @@ class AllocationColumns {
     put("most", a.most_importers);
     put("slab", a.slab.value);
     put("state", StateOf(a));
+    put("comm", Index(communicators_, communicator_index_, CommunicatorOf(session, a.communicator)));
   }
 
   Json Take() {
     return {{"columns", std::move(columns_)},
             {"sites", std::move(sites_)},
             {"locations", std::move(locations_)},
+            {"communicators", std::move(communicators_)},
             {"notes", std::move(notes_)}};
   }
 
@@ -221,6 +223,11 @@ class AllocationColumns {
     if (!a.resident) return 1;
     return a.kept == KeepReason::kNone ? 0 : 2 + static_cast<int>(a.kept);
   }
+  [[nodiscard]] std::string CommunicatorOf(std::size_t session, CommunicatorId id) const {
+    const auto& all = job_.sessions[session].communicators;
+    const auto it = all.find(id);
+    return it == all.end() ? std::string() : NameOf(id, it->second, all);
+  }
   static std::size_t Index(Json& list, std::map<std::string, std::size_t>& known, const std::string& text) {
     const auto [it, fresh] = known.emplace(text, known.size());
     if (fresh) list.push_back(text);
@@ -229,8 +236,9 @@ class AllocationColumns {
 
   const JobTimeline& job_;
   SessionIndex& names_;
-  Json columns_ = Json::object(), sites_ = Json::array(), locations_ = Json::array(), notes_ = Json::object();
-  std::map<std::string, std::size_t> site_index_, location_index_;
+  Json columns_ = Json::object(), sites_ = Json::array(), locations_ = Json::array(), communicators_ = Json::array(),
+       notes_ = Json::object();
+  std::map<std::string, std::size_t> site_index_, location_index_, communicator_index_;
 };
 
 Json AllocationsJson(const JobTimeline& job, SessionIndex& names) {

@@ -82,6 +82,7 @@ struct AllocationRecord {
   Bytes bytes = 0;
   Location location;
   CallSite site;
+  CommunicatorId communicator;    // that it was made for; 0: none, or unknown
   SequenceNumber created, ended;  // ended 0: there at the end of the journal
   std::uint64_t created_ns = 0, ended_ns = 0;
   AllocationId slab;            // whose part it is; 0: it has memory of its own
@@ -124,8 +125,9 @@ struct SessionTimeline {
   std::vector<AllocationRecord> allocations;  // in order of creation
   std::uint64_t allocations_total = 0;
   Bytes allocations_left_out_bytes = 0;
-  std::map<SessionId, LinkRecord> imports;    // by owner
-  std::map<SessionId, LinkRecord> importers;  // by importer, as this session's journal says
+  std::map<CommunicatorId, Communicator> communicators;  // all that there ever were, as they were last
+  std::map<SessionId, LinkRecord> imports;               // by owner
+  std::map<SessionId, LinkRecord> importers;             // by importer, as this session's journal says
   std::vector<EventRow> rows;
 };
 

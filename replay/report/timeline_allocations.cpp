@@ -64,6 +64,17 @@ struct AllocationCollector::Taker {
     Created(e.allocation);
     HoldMore(c.out_.imports[e.remote.owner], e.bytes);
   }
+  // One that has ended is forgotten by the state with its last memory, and remembered here.
+  void Keep(CommunicatorId id) const {
+    if (const auto it = after.communicators.find(id); it != after.communicators.end()) c.out_.communicators[id] = it->second;
+  }
+  void operator()(const CommunicatorBegun& e) const { Keep(e.communicator); }
+  void operator()(const CommunicatorReady& e) const { Keep(e.communicator); }
+  void operator()(const CommunicatorSuspended& e) const { Keep(e.communicator); }
+  void operator()(const CommunicatorEnded& e) const {
+    c.out_.communicators[e.communicator].ended = e.how;
+    c.out_.communicators[e.communicator].suspended = false;
+  }
   void operator()(const Mapped& e) const { c.Place(e.allocation, e.address); }
   void operator()(const SlabOpened& e) const { c.BecomeSlab(e.slab); }
   void operator()(const Placed& e) const { c.BecomePart(e.allocation, after); }
@@ -109,7 +120,7 @@ struct AllocationCollector::Taker {
   }
   void operator()(const AsyncFreed& e) const { c.End(AllocationKind::kPool, e.address, event); }
   void operator()(const LegacyAllocated& e) const {
-    if (!e.backing) c.Begin(AllocationKind::kDriver, e.address, e.bytes, event.seq, event.time_ns, e.site);
+    if (!e.backing) c.Begin(AllocationKind::kDriver, e.address, e.bytes, event.seq, event.time_ns, e.site, e.communicator);
   }
   void operator()(const LegacyFreed& e) const { c.End(AllocationKind::kDriver, e.address, event); }
 };
@@ -119,6 +130,7 @@ void AllocationCollector::Take(const Event& event, const State& after) {
 }
 
 void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
+  out_.communicators = state.communicators;
   for (const auto& [id, a] : state.allocations) {
     AllocationRecord& record = Begin(id, a, a.created, now_ns);
     if (a.remote) HoldMore(out_.imports[a.remote->owner], a.bytes);
@@ -135,7 +147,7 @@ void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
   for (const auto& [address, h] : state.host) Begin(AllocationKind::kHost, address, h.bytes, {}, now_ns, {});
   for (const auto& [address, bytes] : state.async) Begin(AllocationKind::kPool, address, bytes, {}, now_ns, {});
   for (const auto& [address, l] : state.legacy) {
-    if (!l.backing) Begin(AllocationKind::kDriver, address, l.bytes, {}, now_ns, l.site);
+    if (!l.backing) Begin(AllocationKind::kDriver, address, l.bytes, {}, now_ns, l.site, l.communicator);
   }
 }
 
@@ -179,17 +191,27 @@ void AllocationCollector::BecomePart(AllocationId id, const State& state) {
 AllocationRecord& AllocationCollector::Begin(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
   ++out_.allocations_total;
   AllocationRecord& record = live_[id];
-  record = {
-      .id = id, .bytes = a.bytes, .location = a.properties.location, .site = a.site, .created = seq, .created_ns = now_ns};
+  record = {.id = id,
+            .bytes = a.bytes,
+            .location = a.properties.location,
+            .site = a.site,
+            .communicator = a.communicator,
+            .created = seq,
+            .created_ns = now_ns};
   record.kind = !a.own() ? AllocationKind::kImported : a.multicast ? AllocationKind::kMulticast : AllocationKind::kOwn;
   if (a.remote) record.remote = *a.remote;
   return record;
 }
 void AllocationCollector::Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns,
-                                const CallSite& site) {
+                                const CallSite& site, CommunicatorId communicator) {
   ++out_.allocations_total;
-  other_[{kind, address}] = {
-      .kind = kind, .address = address, .bytes = bytes, .site = site, .created = seq, .created_ns = now_ns};
+  other_[{kind, address}] = {.kind = kind,
+                             .address = address,
+                             .bytes = bytes,
+                             .site = site,
+                             .communicator = communicator,
+                             .created = seq,
+                             .created_ns = now_ns};
 }
 void AllocationCollector::Place(AllocationId id, Address address) {
   const auto it = live_.find(id);

@@ -47,7 +47,8 @@ class AllocationCollector {
   struct Taker;
 
   AllocationRecord& Begin(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns);
-  void Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns, const CallSite& site);
+  void Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns, const CallSite& site,
+             CommunicatorId communicator = {});
   void BecomeSlab(AllocationId id);
   void BecomePart(AllocationId id, const State& state);
   void Place(AllocationId id, Address address);

@@ -14,7 +14,8 @@ template <class Body>
 Weight WeightOfBody(const Body&) {
   if (kIsOneOf<Body, SessionBroken, StepFailed, CycleFailed, PeerLost>) return Weight::kFailure;
   if (kIsOneOf<Body, PhaseBegun>) return Weight::kPhase;
-  if (kIsOneOf<Body, CycleBegun, CycleDone, SessionOpened, SessionClosed, LibraryAttached, GroupChanged>)
+  if (kIsOneOf<Body, CycleBegun, CycleDone, SessionOpened, SessionClosed, LibraryAttached, GroupChanged, CommunicatorBegun,
+               CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>)
     return Weight::kLandmark;
   if (kIsOneOf<Body, StepBegun, StepDone>) return Weight::kStep;
   if (kIsOneOf<Body, AllocationCreated, AllocationReleased, Imported, ReferenceAdded, ReferenceDropped, HostAllocated,

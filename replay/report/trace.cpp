@@ -196,7 +196,7 @@ class SessionTrace final : public FoldObserver {
     phase_ = Start(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
   }
   void On(const PhaseDecided& e) {
-    if (!e.passed) Fail("vote failed", e.message);
+    if (!e.passed) Mark("vote failed", e.message);
     ClosePhase(e.passed ? "" : e.message);
     Sample();
   }
@@ -206,18 +206,23 @@ class SessionTrace final : public FoldObserver {
   }
   void On(const CycleDone&) { CloseCycle(""); }
   void On(const CycleFailed& e) {
-    Fail("cycle failed", e.message);
+    Mark("cycle failed", e.message);
     ClosePhase(e.message);
     CloseCycle(e.message);
   }
   void On(const StepBegun& e) { step_ = Start(ToText(e.step)); }
   void On(const StepDone&) { CloseStep(""); }
   void On(const StepFailed& e) {
-    Fail("step failed", e.message);
+    Mark("step failed", e.message);
     CloseStep(e.message);
   }
-  void On(const PeerLost& e) { Fail("peer lost", e.reason); }
-  void On(const SessionBroken& e) { Fail("session broken", e.reason); }
+  void On(const PeerLost& e) { Mark("peer lost", e.reason); }
+  void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
+  void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }
+  void On(const CommunicatorSuspended& e) {
+    Mark(e.suspended ? "communicator suspended" : "communicator resumed", ToText(EventBody(e)));
+  }
+  void On(const SessionBroken& e) { Mark("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
     exporters_.insert(event_->thread);
     Reference('s', fmt::format("export allocation {}", e.allocation.value), ArrowId(who_.session, e.allocation, e.by, e.as));
@@ -234,7 +239,7 @@ class SessionTrace final : public FoldObserver {
     out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
     out_.Arrow(phase, process_, event_->thread, id, from);
   }
-  void Fail(const char* name, const std::string& message) {
+  void Mark(const char* name, const std::string& message) {
     out_.Instant(process_, event_->thread, name, now_, event_->seq, message);
   }
   void Close(std::optional<Open>& open, const char* category, std::string_view detail) {

@@ -95,18 +95,10 @@ class Grouper {
     if (of_program) return "none: the program's (ncclMemAlloc)";
     const auto it = state_.communicators.find(id);
     if (it == state_.communicators.end()) return "unknown: " + symbols_.Name(site);
-    const Communicator& c = it->second;
-    std::string name =
-        c.hash != 0
-            ? Hex(c.hash)
-            : ToText(id) + " of " +
-                  ShortNameOf({.session = state_.session.session, .pid = state_.session.pid, .rank = state_.session.rank});
-    name += ", " + (c.ranks > 0 ? std::to_string(c.ranks) + " ranks" : std::string("unknown ranks")) + ", " + c.how;
-    if (const auto parent = state_.communicators.find(c.parent);
-        parent != state_.communicators.end() && parent->second.hash != 0)
-      name += " of " + Hex(parent->second.hash);
-    if (c.suspended) name += ", suspended";
-    if (!c.ended.empty()) name += ", " + c.ended;
+    std::string name = NameOf(it->first, it->second, state_.communicators);
+    if (it->second.hash == 0)  // its number is of that process alone
+      name +=
+          " (" + ShortNameOf({.session = state_.session.session, .pid = state_.session.pid, .rank = state_.session.rank}) + ")";
     return name;
   }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {

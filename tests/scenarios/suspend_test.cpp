@@ -1,8 +1,10 @@
 // NCCL's own suspend, served by AMem: programs that call ncclCommSuspend, ncclCommResume and ncclCommMemStats, and not AMem.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "statemachine/types.h"
 #include "tests/scenarios/job.h"
 
 namespace amem {
@@ -34,7 +36,7 @@ class ServedSuspends : public ::testing::Test {
     Steps all = {"cuda", "load"};
     all.insert(all.end(), steps.begin(), steps.end());
     std::vector<Rank> done = job_.Run(ranks, all);
-    for (const Rank& rank : done) EXPECT_EQ(rank.status, 0) << Everything(done);
+    for (const Rank& rank : done) EXPECT_EQ(rank.status, steps.back() == "die" ? 256 + 9 : 0) << Everything(done);
     return done;
   }
   Job job_;
@@ -157,6 +159,27 @@ TEST_F(ServedSuspends, frees_as_much_without_cuMem) {
     EXPECT_EQ(rank.Said("bytes"), "0");
     EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
   }
+}
+
+TEST_F(ServedSuspends, top_names_each_communicator_with_its_memory_in_all_ranks) {
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "suspend first", "barrier", "die"});
+  const Rank top =
+      job::RunProgram({AMEM_REPLAY, "top", "--by", "communicator", "--json", job_.journals()}, {}, job_.directory());
+  const auto groups = nlohmann::json::parse(top.out, nullptr, false);
+  ASSERT_TRUE(groups.is_array()) << top.out << top.err;
+  Bytes named = 0, all = 0;
+  int suspended = 0;
+  for (const auto& group : groups) {
+    const std::string name = group["communicator"];
+    all += group["bytes"].get<Bytes>();
+    if (!name.starts_with("0x")) continue;
+    EXPECT_NE(name.find(", 2 ranks, init"), std::string::npos) << name;
+    named += group["bytes"].get<Bytes>();
+    suspended += name.ends_with(", suspended") ? 1 : 0;
+  }
+  EXPECT_EQ(groups.size(), 2U) << top.out;
+  EXPECT_EQ(suspended, 1);
+  EXPECT_EQ(named, all) << top.out;
 }
 
 TEST_F(ServedSuspends, AMems_own_calls_beside_them_do_what_they_say) {

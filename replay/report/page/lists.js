@@ -6,11 +6,13 @@ const allocations = (() => {
   const c = data.allocations.columns;
   const count = c.s.length;
   const everyRow = Array.from({ length: count }, (_, i) => i);
-  const STATES = ['held', 'given back', 'freed', 'stays: host memory', 'stays: registered with a network card', 'stays: multicast'];
+  const STATES = ['held', 'given back', 'freed', 'stays: host memory', 'stays: registered with a network card', 'stays: multicast', 'stays: the program\u2019s own'];
   const stateOf = (i) => STATES[c.state[i]] || 'held';
   const address = (i) => (c.addr[i] ? '0x' + c.addr[i] : '');
   const idOf = (i) => (c.id[i] ? String(c.id[i]) : address(i));
   const site = (i) => data.allocations.sites[c.site[i]] || '';
+  const communicator = (i) => data.allocations.communicators[c.comm[i]] || '';
+  const anyCommunicator = data.allocations.communicators.some((name) => name);
   const place = (i) => data.allocations.locations[c.loc[i]] || '';
   const peer = (i) => (c.peer[i] >= 0 ? `${nameOf(c.peer[i])}, allocation ${c.pid[i]}` : '');
   const lived = (i) => (c.qe[i] ? c.te[i] : sessions[c.s[i]].end) - c.t[i];
@@ -23,7 +25,7 @@ const allocations = (() => {
     words = words || new Array(count);
     if (!words[i]) {
       words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replaceAll(THIN, ' '),
-        peer(i), site(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
+        peer(i), site(i), communicator(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
     }
     return words[i];
   }
@@ -45,12 +47,13 @@ const allocations = (() => {
     { label: 'Lived', number: true, cell: (i) => duration(lived(i)), sort: lived, downFirst: true },
     { label: 'Peers', cell: (i) => peer(i) || (c.most[i] ? `held by ${grouped(c.imp[i])}, at most ${grouped(c.most[i])}` : ''), sort: (i) => (c.peer[i] >= 0 ? 1e6 + c.peer[i] : c.most[i]), downFirst: true },
     { label: 'Address', cell: (i) => (address(i) ? el('code', {}, address(i)) : ''), sort: (i) => c.addr[i].padStart(16, '0') },
+    ...(anyCommunicator ? [{ label: 'Communicator', wide: true, cell: communicator, sort: communicator }] : []),
     { label: 'Call site', wide: true, cell: (i) => (site(i) ? el('code', {}, site(i)) : ''), sort: site },
   ];
 
   // ---- summed up by something --------------------------------------------------------------------------------------------------
 
-  const KEYS = { site: ['Call site', (i) => site(i) || 'unknown'], rank: ['Rank', (i) => capital(sessions[c.s[i]].name)], bytes: ['Size', (i) => bytes(c.bytes[i])],
+  const KEYS = { communicator: ['Communicator', (i) => communicator(i) || 'none known'], site: ['Call site', (i) => site(i) || 'unknown'], rank: ['Rank', (i) => capital(sessions[c.s[i]].name)], bytes: ['Size', (i) => bytes(c.bytes[i])],
     peer: ['Owner', (i) => (c.peer[i] >= 0 ? capital(nameOf(c.peer[i])) : 'own')] };
   function groups(rows) {
     const [label, key] = KEYS[filters.group];
@@ -87,11 +90,11 @@ const allocations = (() => {
     const host = byId('allocations-body');
     const left = data.allocations.left_out;
     host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter allocations' },
-      field('Search', searchBox('id, address, call site, peer', change('text')), 'grow'),
+      field('Search', searchBox('id, address, call site, communicator, peer', change('text')), 'grow'),
       field('Rank', choice(rankChoices(), change('rank'))),
       field('Kind', choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), change('kind'))),
-      field('State', choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast']], change('state'))),
-      field('Sum up by', choice([['', 'nothing, list all'], ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')))));
+      field('State', choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast'], ['6', 'stays: the program\u2019s own']], change('state'))),
+      field('Sum up by', choice([['', 'nothing, list all'], ...(anyCommunicator ? [['communicator', 'communicator']] : []), ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')))));
     if (left) host.append(el('p', { class: 'muted small' }, `${grouped(count)} of ${plural(data.allocations.total, 'allocation')} are listed: those there at the end, and of the others the largest. The other ${grouped(left)} add up to ${bytes(data.allocations.left_out_bytes)}.`));
     host.append(listHost, groupHost);
     list = makeTable(listHost, { caption: 'Allocations of all ranks', unit: ['allocation', 'allocations'], rows: everyRow, columns, note: total, sorted: { column: 3, down: true },

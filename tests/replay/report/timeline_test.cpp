@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "replay/job/names.h"
 #include "replay/report/report_json.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
@@ -177,6 +179,38 @@ TEST(Timeline, parts_of_a_slab_count_once) {
   EXPECT_EQ(timeline.allocations[1].slab, slab);
   EXPECT_EQ(timeline.allocations[1].address, address + 4 * kMiB);
   EXPECT_FALSE(timeline.allocations[2].slab) << "it left the slab";
+}
+
+TEST(Timeline, allocations_say_which_communicator_they_were_made_for) {
+  std::uint64_t clock = 1;
+  test::Story story(0x51ab, 0, &clock);
+  const CommunicatorId first{1}, second{2};
+  story.Then(CommunicatorBegun{first, {}, "init", 0, 4});
+  const AllocationId of_first = story.NextId();
+  story.Then(AllocationCreated{of_first, 2 * kMiB, test::Story::Properties(), 0, {}, {}, {}, MemoryTag::kNccl, first});
+  story.Then(CommunicatorReady{first, 0x1f2e, 0, 4, DeviceOrdinal{0}});
+  story.Then(CommunicatorBegun{second, first, "split"});
+  story.Then(CommunicatorEnded{second, "left out"});
+  story.Create();
+  story.Then(AllocationReleased{of_first});
+  story.Then(CommunicatorSuspended{first, true});
+  story.Then(CommunicatorEnded{first, "destroyed"});
+  const SessionTimeline timeline = Timeline(story.events());
+  ASSERT_TRUE(timeline.stopped.empty()) << timeline.stopped;
+  ASSERT_EQ(timeline.allocations.size(), 2U);
+  EXPECT_EQ(timeline.allocations[0].communicator, first);
+  EXPECT_FALSE(timeline.allocations[1].communicator);
+  ASSERT_EQ(timeline.communicators.size(), 2U) << "those that the state has forgotten, too";
+  EXPECT_EQ(NameOf(first, timeline.communicators.at(first), timeline.communicators), "0x1f2e, 4 ranks, init, destroyed");
+  EXPECT_EQ(NameOf(second, timeline.communicators.at(second), timeline.communicators),
+            "communicator 2, ranks unknown, split of 0x1f2e, left out");
+  const auto report = nlohmann::json::parse(ReportJson(JoinTimelines({timeline}), {}, "1", "today"));
+  const auto& allocations = report["allocations"];
+  const auto name = [&](std::size_t row) {
+    return allocations["communicators"][allocations["columns"]["comm"][row].get<std::size_t>()];
+  };
+  EXPECT_EQ(name(0), "0x1f2e, 4 ranks, init, destroyed");
+  EXPECT_EQ(name(1), "");
 }
 
 TEST(Timeline, journal_that_begins_with_a_snapshot_goes_on_from_its_state) {

@@ -77,6 +77,23 @@ TEST(Trace, slices_of_a_thread_lie_within_each_other_or_apart) {
   EXPECT_GT(all, 500U);
 }
 
+TEST(Trace, communicators_are_marked_when_they_are_ready_suspended_resumed_and_ended) {
+  std::uint64_t clock = 1'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  const CommunicatorId id{1};
+  story.Then(CommunicatorBegun{id, {}, "init", 0, 4});
+  story.Then(CommunicatorReady{id, 0x1f2e, 0, 4, DeviceOrdinal{0}});
+  story.Then(CommunicatorSuspended{id, true});
+  story.Then(CommunicatorSuspended{id, false});
+  story.Then(CommunicatorEnded{id, "aborted"});
+  std::vector<std::string> marks;
+  for (const Json& event : Trace({{0, story.events()}})) {
+    if (event["ph"] == "i") marks.push_back(event["name"]);
+  }
+  EXPECT_EQ(marks, (std::vector<std::string>{"communicator ready", "communicator suspended", "communicator resumed",
+                                             "communicator ended"}));
+}
+
 TEST(Trace, exports_that_follow_within_a_microsecond_do_not_cross) {
   std::uint64_t clock = 0;
   test::Story story(5, 0, &clock);

@@ -87,13 +87,18 @@ Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names
   return first;
 }
 
-// Only if the library's threads are started by the function that AMem's wrapper will call.
+// Only if the library's threads are started by the function that AMem's wrapper will call. A library may import it twice, for
+// calls of its own and as a pointer for its C++ library's threads.
 Status TakeThreadStart(const ElfImage& image) {
   void* const create = g_create_thread.load(std::memory_order_acquire);
-  const ElfImage::Slot slot = image.ImportSlot("pthread_create");
-  if (create == nullptr || !slot) return Status::Ok();
-  if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(&pthread_create)) return Status::Ok();
-  return image.Write(slot, create);
+  Status first;
+  if (create == nullptr) return first;
+  image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
+    if (std::string_view(name) != "pthread_create") return;
+    if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(&pthread_create)) return;
+    if (Status status = image.Write(slot, create); !status && first) first = std::move(status);
+  });
+  return first;
 }
 
 }  // namespace

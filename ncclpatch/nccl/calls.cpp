@@ -38,7 +38,7 @@ void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
   known->ranks = Ask(known->place, "ncclCommCount", comm, known->ranks);
   known->device.value = Ask(known->place, "ncclCommCuDevice", comm, known->device.value);
   if (const hook::Library* library = redirects::LibraryAt(known->place))
-    known->hash = ReadHash(library->number, comm, ~known->expected_complement);
+    known->hash = ReadHash(library->number, comm, {~known->expected_complements[0], ~known->expected_complements[1]});
   registry::MarkReady(*known);
 }
 

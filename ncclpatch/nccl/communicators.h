@@ -5,6 +5,7 @@
 // memory ran out, is as unknown as a communicator that was made before AMem was there.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,9 +30,9 @@ struct Communicator {
   const char* how = "";   // "init", "init all", "split", "shrink", "grow"
   Stage stage = Stage::kMaking;
   std::uint64_t hash = 0;  // NCCL's commHash, the same in all ranks; 0: unknown, or not yet
-  // What the hash should be, as its complement: where NCCL keeps the hash is searched for in memory, and that must not find
+  // What the hash may be (hash.h), as complements: where NCCL keeps the hash is searched for in memory, and that must not find
   // this.
-  std::uint64_t expected_complement = ~std::uint64_t{0};
+  std::array<std::uint64_t, 2> expected_complements = {~std::uint64_t{0}, ~std::uint64_t{0}};
   std::int32_t rank = -1;       // -1: not known yet
   std::int32_t ranks = 0;       // 0: not known yet
   DeviceOrdinal device{-1};     // CUDA ordinal; -1: not known

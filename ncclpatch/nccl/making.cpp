@@ -18,6 +18,11 @@ Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::i
   return asked;
 }
 
+void Expect(Communicator& asked, const UniqueId& unique) {
+  const ExpectedHashes hashes = HashesOf(unique);
+  for (std::size_t i = 0; i < hashes.size(); ++i) asked.expected_complements[i] = ~hashes[i];
+}
+
 void AddPending(Group& group, const Pending& pending) noexcept {
   if (group.comm == nullptr && !group.id)
     group.id = pending.id;
@@ -71,7 +76,7 @@ struct InitRank {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    asked.expected_complement = ~HashOf(unique);
+    Expect(asked, unique);
     return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank); });
   }
 };
@@ -82,7 +87,7 @@ struct InitRankConfig {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank, Config* config) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    asked.expected_complement = ~HashOf(unique);
+    Expect(asked, unique);
     return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank, config); });
   }
 };
@@ -94,7 +99,7 @@ struct InitRankScalable {
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, int rank, int ids, UniqueId* unique,
                   Config* config) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    if (unique != nullptr && ids > 0) asked.expected_complement = ~HashOf(unique[0]);  // NCCL takes the first
+    if (unique != nullptr && ids > 0) Expect(asked, unique[0]);  // NCCL takes the first
     return MakeOne(asked, comm, [&] { return real(comm, ranks, rank, ids, unique, config); });
   }
 };

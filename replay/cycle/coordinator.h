@@ -46,7 +46,8 @@ class Coordinator {
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   // Pins host memory for contents of that size, in the background.
-  void Prepare(Bytes contents) { backup_.Prepare(backup_.Expected(contents)); }
+  // `dense`: of memory that a program fills, and that is hardly zero anywhere; besides `contents`.
+  void Prepare(Bytes contents, Bytes dense) { backup_.Prepare(dense + backup_.Expected(contents)); }
   void TrimPinned(Bytes keep) { backup_.Trim(keep); }  // not during Run
   void Busy() { backup_.Busy(); }                      // see Backup
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }

@@ -31,7 +31,9 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
     ledger_.Record(
         AllocationCreated{id, bytes, properties, flags, *handle, origin.site, {}, TagOf(for_application), origin.communicator});
   }
-  if (TagOf(for_application) != MemoryTag::kUser) held_bytes_ += bytes;
+  const MemoryTag tag = TagOf(for_application);
+  if (tag == MemoryTag::kNccl) held_bytes_ += bytes;
+  if (tag == MemoryTag::kUserReleased) dense_bytes_ += bytes;
   PrepareContents();
   RememberLastHandle(id);
   return id;

@@ -62,9 +62,9 @@ void Session::PrepareContents() {
   constexpr Bytes kPrepareFrom = Bytes{64} << 20;
   if (coordinator_ == nullptr) return;
   coordinator_->Busy();
-  if (held_bytes_ < prepared_bytes_ + std::max(prepared_bytes_ / 16, kPrepareFrom)) return;
-  prepared_bytes_ = held_bytes_;
-  coordinator_->Prepare(held_bytes_);
+  if (held_bytes_ + dense_bytes_ < prepared_bytes_ + std::max(prepared_bytes_ / 16, kPrepareFrom)) return;
+  prepared_bytes_ = held_bytes_ + dense_bytes_;
+  coordinator_->Prepare(held_bytes_, dense_bytes_);
 }
 
 void Session::TrimPinned(Bytes keep) {

@@ -213,6 +213,7 @@ class Session final : public PeerDelegate {
   CallGate gate_;           // NCCL's calls share it; a pause or resume closes it
   std::atomic<bool> paused_{false};
   Bytes held_bytes_ = 0;      // created so far: a hint of what a pause will save; ledger's lock
+  Bytes dense_bytes_ = 0;     // the same of memory of the program, which a pause takes only if it was asked to
   Bytes prepared_bytes_ = 0;  // what host memory was pinned for; ledger's lock
   bool closed_ = false;
 };

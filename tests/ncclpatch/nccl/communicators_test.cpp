@@ -356,5 +356,23 @@ TEST_F(Communicators, the_names_of_a_fifth_nccl_stay_its_own_until_another_is_un
   std::filesystem::remove_all(directory);
 }
 
+// The last test, because the library stays loaded: it hashes as NCCL does since 2.22, and imports pthread_create a second time,
+// as a pointer for its threads.
+TEST_F(Communicators, of_a_newer_nccl_are_known_by_hash_too_and_its_threads_inherit_them) {
+  void* newer = dlopen(AMEM_NCCL_CALLS_NEWER, RTLD_LAZY | RTLD_LOCAL);
+  ASSERT_NE(newer, nullptr) << dlerror();
+  ASSERT_TRUE(hook::Attach().ok());
+  reinterpret_cast<void (*)(void (*)(const char*))>(dlsym(newer, "stand_in_probe"))(&Probe);
+  ncclComm* comm = nullptr;
+  using Init = int (*)(ncclComm**, int, UniqueId, int);
+  ASSERT_EQ(reinterpret_cast<Init>(dlsym(newer, "ncclCommInitRank"))(&comm, 1, Unique("newer"), 0), 0);
+  const std::optional<Communicator> known = Find(comm);
+  ASSERT_TRUE(known.has_value());
+  EXPECT_NE(known->hash, 0U);
+  EXPECT_EQ(known->hash, reinterpret_cast<std::uint64_t (*)(const ncclComm*)>(dlsym(newer, "stand_in_hash"))(comm));
+  EXPECT_EQ(Probed("pointer").count(known->id.value), 1U);
+  reinterpret_cast<int (*)(ncclComm*)>(dlsym(newer, "ncclCommDestroy"))(comm);
+}
+
 }  // namespace
 }  // namespace amem::nccl

@@ -1,8 +1,10 @@
 // What goes on while NCCL is paused: the program uses its own memory, anything can be freed, and what is only counted changes.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/replay/session/session_process.h"
 
@@ -136,6 +138,17 @@ TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
   a.session->Note(LegacyAllocated{Address{0x5000}, k2M, {}, 0, address.status().message(), {}});
   EXPECT_EQ(Statistics(a)["tags"]["user"]["kept_bytes"], k2M);
   EXPECT_EQ(Statistics(a)["tags"]["nccl"]["kept_bytes"], 0);
+}
+
+// What a program fills is hardly zero anywhere, so that a first pause finds host memory for all of it.
+TEST_P(UserMemoryTest, is_expected_whole_where_a_pause_takes_it) {
+  const AllocationId id = a.Create(128 * kMiB, true);
+  const auto pinned = [&] { return Statistics(a)["contents"]["pinned_bytes"].get<Bytes>(); };
+  for (int waited = 0; !kept() && waited < 10'000 && pinned() < 128 * kMiB; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (kept()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(pinned() >= 128 * kMiB, !kept()) << pinned();
+  EXPECT_TRUE(a.session->Release(id).ok());
 }
 
 std::string NameOf(const ::testing::TestParamInfo<UserMemory>& info) {

@@ -64,11 +64,27 @@ struct Configuration {  // as in nccl.h
   int blocking;
 };
 
+// As NCCL computes it up to 2.21, and later.
+#ifndef CALLS_SUSPEND
 std::uint64_t HashOf(const UniqueId& id) {
   std::uint64_t hash = 5381;
   for (const char byte : id.bytes) hash = (hash << 5) + hash ^ static_cast<std::uint64_t>(byte);
   return hash;
 }
+#else
+std::uint64_t HashOf(const UniqueId& id) {
+  std::uint64_t a[2] = {1 ^ sizeof id, 1}, words[16];
+  std::memcpy(words, &id, sizeof id);
+  for (const std::uint64_t word : words) {
+    a[0] += a[1];
+    a[1] ^= a[0];
+    for (int i = 0; i < 2; ++i) a[i] = (a[i] ^ a[i] >> (31 + i)) * (i == 0 ? 0x9de62bbc8cef3ce3U : 0x485cd6311b599e79U);
+    a[0] += word;
+  }
+  const std::uint64_t mixed = (a[0] ^ a[0] >> 31) * 0xbac3bd562846de6b + a[1];
+  return (mixed ^ mixed >> 32) * 0x995a187a14e7b445;
+}
+#endif
 
 struct Job {
   ncclComm* comm;
@@ -84,9 +100,20 @@ void* RunProxy(void*) {
   return nullptr;
 }
 
+void* RunPointer(void*) {
+  Allocate("pointer");
+  return nullptr;
+}
+// As a C++ library starts a thread that was compiled into another: through a pointer, which is an import of its own.
+int (*volatile g_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
+
 void* RunJob(void* argument) {
   auto* job = static_cast<Job*>(argument);
   Allocate("init");
+  pthread_t other{};
+  g_create = &pthread_create;
+  g_create(&other, nullptr, &RunPointer, nullptr);
+  pthread_join(other, nullptr);
   pthread_t proxy{};
   pthread_create(&proxy, nullptr, &RunProxy, nullptr);
   pthread_join(proxy, nullptr);

@@ -1,4 +1,6 @@
 // cuGetProcAddress: where NCCL, and the CUDA runtime inside it, get every other function of the driver.
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "ncclpatch/intercept/intercept.h"
@@ -6,11 +8,14 @@
 namespace amem::intercept {
 namespace {
 
+// Names that take, give back, reach or name memory. tests/wheels/known_names.py has the same list, and says for each name that
+// a stock NCCL knows what AMem does with it.
 bool IsAboutMemory(std::string_view name) {
-  for (const std::string_view prefix : {"cuMem", "cuMulticast", "cuIpc", "cuLaunch", "cuLogicalEndpoint", "cuPointerSet",
-                                        "cuStreamBatch", "cuStreamWrite", "cuStreamWait"})
-    if (name.starts_with(prefix)) return true;
-  return false;
+  constexpr std::string_view kFragments[] = {"Mem",      "Alloc", "Map",    "Unmap",  "Multicast",       "Ipc",   "Pointer",
+                                             "Host",     "Reg",   "Unreg",  "Handle", "LogicalEndpoint", "Value", "Launch",
+                                             "External", "Array", "Export", "Import", "Fabric"};
+  return std::any_of(std::begin(kFragments), std::end(kFragments),
+                     [&](std::string_view fragment) { return name.find(fragment) != std::string_view::npos; });
 }
 
 void Substitute(const char* symbol, int cuda_version, CUresult result, void** function) {

@@ -1,4 +1,4 @@
-// Memory that AMem only counts: pinned host memory and asynchronous pools.
+// Memory that AMem only counts: pinned host memory and what is allocated from asynchronous pools.
 
 #include "ncclpatch/intercept/intercept.h"
 
@@ -86,35 +86,10 @@ struct MemFreeAsync {
   }
 };
 
-// Pools as such hold memory that a pause leaves in place; what NCCL does with them is journaled.
-template <Text Name, class... A>
-struct OnPool {
-  static constexpr const char *kName = Name.data, *kExported = kName;
-  using Function = CUresult(A...);
-  static CUresult Call(Function* real, A... arguments) {
-    const CUresult result = real(arguments...);
-    if (Session* session = Runtime::Get().started())
-      session->Note(PassedThrough{kName, "a pool of the driver's", static_cast<std::int32_t>(result)});
-    return result;
-  }
-};
-using PoolCreate = OnPool<"cuMemPoolCreate", CUmemoryPool*, const CUmemPoolProps*>;
-using PoolDestroy = OnPool<"cuMemPoolDestroy", CUmemoryPool>;
-using PoolTrim = OnPool<"cuMemPoolTrimTo", CUmemoryPool, size_t>;
-using PoolSetAttribute = OnPool<"cuMemPoolSetAttribute", CUmemoryPool, CUmemPool_attribute, void*>;
-using PoolSetAccess = OnPool<"cuMemPoolSetAccess", CUmemoryPool, const CUmemAccessDesc*, size_t>;
-using PoolExport =
-    OnPool<"cuMemPoolExportToShareableHandle", void*, CUmemoryPool, CUmemAllocationHandleType, unsigned long long>;
-using PoolImport =
-    OnPool<"cuMemPoolImportFromShareableHandle", CUmemoryPool*, void*, CUmemAllocationHandleType, unsigned long long>;
-using PoolExportPointer = OnPool<"cuMemPoolExportPointer", CUmemPoolPtrExportData*, CUdeviceptr>;
-using PoolImportPointer = OnPool<"cuMemPoolImportPointer", CUdeviceptr*, CUmemoryPool, CUmemPoolPtrExportData*>;
-
 }  // namespace
 
 std::span<const replacements::Replacement> HostMemoryReplacements() {
   return replacements::Table<MemHostAlloc, MemAllocHost, MemFreeHost, MemHostRegister, MemHostUnregister, MemAllocAsync,
-                             MemAllocFromPoolAsync, MemFreeAsync, PoolCreate, PoolDestroy, PoolTrim, PoolSetAttribute,
-                             PoolSetAccess, PoolExport, PoolImport, PoolExportPointer, PoolImportPointer>();
+                             MemAllocFromPoolAsync, MemFreeAsync>();
 }
 }  // namespace amem::intercept

@@ -93,10 +93,11 @@ CUmemAllocationProp ToDriver(const AllocationProperties& from) {
 }
 
 const replacements::Tables& Tables() {
-  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(),      GetProcAddressReplacements(),
-                                 HostMemoryReplacements(), LaunchReplacements(),       LogicalEndpointReplacements(),
-                                 MemoryReplacements(),     MulticastReplacements(),    PointerReplacements(),
-                                 SharingReplacements(),    StreamMemoryReplacements(), VerbsReplacements()};
+  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(),   GetProcAddressReplacements(),
+                                 HostMemoryReplacements(), LaunchReplacements(),    LogicalEndpointReplacements(),
+                                 MemoryReplacements(),     MulticastReplacements(), PointerReplacements(),
+                                 PoolReplacements(),       SharingReplacements(),   StreamMemoryReplacements(),
+                                 VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

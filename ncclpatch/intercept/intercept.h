@@ -105,9 +105,15 @@ std::span<const replacements::Replacement> LogicalEndpointReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
 std::span<const replacements::Replacement> PointerReplacements();
+std::span<const replacements::Replacement> PoolReplacements();
 std::span<const replacements::Replacement> SharingReplacements();
 std::span<const replacements::Replacement> StreamMemoryReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
+
+// Gives back to the driver what the pools that NCCL created keep and do not use, for Runtime::AfterPauses: NCCL sets their
+// release threshold so high that the driver would never take it back by itself. A pool that cannot be trimmed keeps its memory,
+// and the journal says so.
+void TrimPools(Session& session);
 
 }  // namespace amem::intercept

@@ -1,5 +1,5 @@
 // Logical endpoints (CUDA 13.3): memory that is bound to one is reached past its mappings, so it stays in place until it is
-// unbound (Registered).
+// unbound or its endpoint is destroyed (Registered).
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -24,18 +24,39 @@ class Endpoints {
     if (session != nullptr && session->NoteRegistration({part.address, part.bytes, "logical endpoint"}))
       bound_[{id, device, offset}].push_back(part);
   }
-  // What lies from one key up to the other is bound no more.
-  void Unbound(const std::tuple<EndpointId, CUdevice, cuuint64_t>& from,
-               const std::tuple<EndpointId, CUdevice, cuuint64_t>& to) {
-    const std::lock_guard lock(mutex_);
-    const auto first = bound_.lower_bound(from), last = bound_.lower_bound(to);
-    for (auto it = first; it != last; ++it) Registrations::Forget(it->second);
-    bound_.erase(first, last);
+  void Unbound(EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
+    Forget([&](const Key& key) { return key >= Key{id, device, offset} && key < Key{id, device, offset + bytes}; });
+  }
+  void Destroyed(EndpointId id) {
+    Forget([&](const Key& key) { return std::get<0>(key) == id; });
   }
 
  private:
+  using Key = std::tuple<EndpointId, CUdevice, cuuint64_t>;  // with the offset in the endpoint
+
+  template <class Match>
+  void Forget(const Match& match) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(bound_, [&](const auto& binding) {
+      if (!match(binding.first)) return false;
+      Registrations::Forget(binding.second);
+      return true;
+    });
+  }
+
   std::mutex mutex_;
-  std::map<std::tuple<EndpointId, CUdevice, cuuint64_t>, std::vector<Part>> bound_;
+  std::map<Key, std::vector<Part>> bound_;
+};
+
+// Undoes every binding that this process has made to the endpoint; other processes may still use it.
+struct EndpointDestroy {
+  static constexpr const char *kName = "cuLogicalEndpointDestroy", *kExported = kName;
+  using Function = CUresult(EndpointId);
+  static CUresult Call(Function* real, EndpointId id) {
+    const CUresult result = real(id);
+    if (result == CUDA_SUCCESS) Endpoints::Get().Destroyed(id);
+    return result;
+  }
 };
 
 struct EndpointBindAddr {
@@ -92,7 +113,7 @@ struct EndpointUnbind {
   using Function = CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t);
   static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
     const CUresult result = real(id, device, offset, bytes);
-    if (result == CUDA_SUCCESS) Endpoints::Get().Unbound({id, device, offset}, {id, device, offset + bytes});
+    if (result == CUDA_SUCCESS) Endpoints::Get().Unbound(id, device, offset, bytes);
     return result;
   }
 };
@@ -100,6 +121,6 @@ struct EndpointUnbind {
 }  // namespace
 
 std::span<const replacements::Replacement> LogicalEndpointReplacements() {
-  return replacements::Table<EndpointBindAddr, EndpointBindMem, EndpointUnbind>();
+  return replacements::Table<EndpointBindAddr, EndpointBindMem, EndpointUnbind, EndpointDestroy>();
 }
 }  // namespace amem::intercept

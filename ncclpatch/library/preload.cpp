@@ -13,6 +13,7 @@ __attribute__((constructor)) void OnLoad() {
   try {
     amem::replacements::Install(amem::intercept::Tables());
     amem::replacements::Install(&amem::intercept::WrapPlugin);
+    amem::Runtime::Get().AfterPauses(&amem::intercept::TrimPools);
     amem::Runtime::Get().Load(amem::doorbells::kNames);
   } catch (const std::exception& error) {
     amem::log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

@@ -247,7 +247,10 @@ void Runtime::LetGo(Session& session) {
 
 Status Runtime::Cycle(Session& session, CycleKind kind) {
   if (kind == CycleKind::kPause) HoldEverything(session);
+  const bool was_paused = session.paused();
   const Status status = kind == CycleKind::kPause ? session.Pause() : session.Resume();
+  const AfterPause after = after_pause_.load(std::memory_order_acquire);
+  if (status && kind == CycleKind::kPause && !was_paused && after != nullptr) after(session);
   LetGo(session);
   return status;
 }

@@ -56,6 +56,9 @@ class Runtime {
   Status Cycle(Session& session, CycleKind kind);
   // A pause or resume as the program asks for it; nothing to do before NCCL has used memory.
   Status RunCycle(CycleKind kind);
+  // Called in the pausing thread after each pause that succeeded, when the devices are idle. It cannot make the pause fail.
+  using AfterPause = void (*)(Session& session);
+  void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
@@ -82,6 +85,7 @@ class Runtime {
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false};
+  std::atomic<AfterPause> after_pause_{nullptr};
   std::mutex mutex_;  // over the start and all below
   Status failure_;
   std::vector<EventBody> pending_;

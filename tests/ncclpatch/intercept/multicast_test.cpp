@@ -162,6 +162,7 @@ class EndpointTest : public MulticastTest {
   using BindMem = CUresult(cuuint32_t, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t,
                            unsigned long long);
   using Unbind = CUresult(cuuint32_t, CUdevice, cuuint64_t, cuuint64_t);
+  using Destroy = CUresult(cuuint32_t);
   static inline CUmemGenericAllocationHandle bound = 0;
   static inline CUresult answer = CUDA_SUCCESS;
   void SetUp() override {
@@ -203,6 +204,24 @@ TEST_F(EndpointTest, memory_bound_by_address_or_handle_stays_until_it_is_unbound
   EXPECT_FALSE(APauseKeepsIt());
 }
 
+TEST_F(EndpointTest, to_destroy_an_endpoint_undoes_its_bindings_on_every_device_and_no_others) {
+  Destroy* destroy = Replace<Destroy>(
+      "cuLogicalEndpointDestroy", +[](cuuint32_t) { return answer; }, 13030);
+  EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_SUCCESS);
+  EXPECT_EQ(bind_mem(3, 1, kBytes, bound_memory, 0, kBytes, 0), CUDA_SUCCESS);
+  EXPECT_EQ(bind_at(4, 0, 0, pointer(), kBytes, 0), CUDA_SUCCESS);
+  EXPECT_EQ(AllocationOfMemory().registrations, 3U);
+  answer = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_EQ(destroy(3), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(AllocationOfMemory().registrations, 3U) << "the driver refused";
+  answer = CUDA_SUCCESS;
+  EXPECT_EQ(destroy(3), CUDA_SUCCESS);
+  EXPECT_EQ(AllocationOfMemory().registrations, 1U);
+  EXPECT_TRUE(APauseKeepsIt()) << "endpoint 4";
+  EXPECT_EQ(destroy(4), CUDA_SUCCESS);
+  EXPECT_FALSE(APauseKeepsIt());
+}
+
 TEST_F(EndpointTest, what_the_driver_refuses_is_not_recorded_and_paused_memory_is_refused) {
   answer = CUDA_ERROR_INVALID_VALUE;
   EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_ERROR_INVALID_VALUE);
@@ -218,21 +237,6 @@ TEST_F(EndpointTest, what_the_driver_refuses_is_not_recorded_and_paused_memory_i
   ASSERT_TRUE(session().Pause().ok());
   EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_ERROR_ILLEGAL_STATE);
   EXPECT_EQ(bind_mem(3, 0, 0, bound_memory, 0, kBytes, 0), CUDA_ERROR_ILLEGAL_STATE);
-}
-
-// ---- pools of the driver's
-// ----------------------------------------------------------------------------------------------------
-
-TEST_F(EndpointTest, what_nccl_does_with_pools_is_journaled_with_the_drivers_answer) {
-  using Create = decltype(cuMemPoolCreate);
-  const auto create_pool = Replace<Create>("cuMemPoolCreate", &test::Recorded<Create>::Real);
-  using Trim = decltype(cuMemPoolTrimTo);
-  const auto trim = Replace<Trim>("cuMemPoolTrimTo", &test::Recorded<Trim>::Real);
-  const auto before = Count<PassedThrough>();
-  test::Recorded<Trim>::result = CUDA_ERROR_INVALID_VALUE;
-  EXPECT_EQ(create_pool(nullptr, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(trim(nullptr, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(Count<PassedThrough>(), before + 2);
 }
 
 }  // namespace

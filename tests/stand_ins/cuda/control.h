@@ -7,6 +7,9 @@
 //   CUDA_VISIBLE_DEVICES   as with CUDA, by number
 //   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs; hang-unmap: cuMemUnmap
 //                          never returns, as behind a GPU that hangs
+//   STAND_IN_LOOK_UPS      a file: each cuGetProcAddress adds a line to it, "NAME VERSION LIBRARY", where the library is
+//                          the caller's; and a name that the stand-in does not have gets a function that answers
+//                          CUDA_ERROR_NOT_SUPPORTED, because a stock NCCL goes no further without it
 // A value that cannot be read makes cuInit fail, and the reason is on stderr.
 #pragma once
 

@@ -93,12 +93,6 @@ CUDA_CALL CUresult cuMemFree(CUdeviceptr pointer) {
   return pointer == 0 ? CUDA_SUCCESS : Free(*stand_in, stand_in->legacy, pointer);
 }
 
-CUDA_CALL CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream) { return cuMemAlloc(pointer, bytes); }
-CUDA_CALL CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool, CUstream) {
-  return cuMemAlloc(pointer, bytes);
-}
-CUDA_CALL CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream) { return cuMemFree(pointer); }
-
 CUDA_CALL CUresult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);

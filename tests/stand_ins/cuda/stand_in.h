@@ -72,6 +72,9 @@ StandIn* Get();       // null: cuInit was not called, or failed, or this is a fo
 CUresult Start();     // cuInit
 int CurrentDevice();  // of the thread's context; -1: it has none
 
+// With STAND_IN_LOOK_UPS: writes a look-up down, and gives a name that was not found (null) a function that does nothing.
+void* NoteLookUp(const char* symbol, int version, const void* caller, void* found);
+
 CUresult Result(const Status& status);
 AllocationProperties FromCuda(const CUmemAllocationProp& prop);
 CUmemAllocationProp ToCuda(const AllocationProperties& properties);

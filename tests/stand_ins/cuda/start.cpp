@@ -161,9 +161,9 @@ void* FindOwn(const std::string& symbol) {
   return nullptr;
 }
 
-CUresult FindEntry(const char* symbol, void** pointer) {
+CUresult FindEntry(const char* symbol, void** pointer, int version, const void* caller) {
   if (symbol == nullptr || pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *pointer = FindOwn(symbol);
+  *pointer = amem::stand_in::NoteLookUp(symbol, version, caller, FindOwn(symbol));
   return *pointer == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
@@ -171,11 +171,13 @@ CUresult FindEntry(const char* symbol, void** pointer) {
 
 #undef cuGetProcAddress
 CUDA_CALL CUresult cuGetProcAddress(const char* symbol, void** pointer, int version, cuuint64_t flags);
-CUDA_CALL CUresult cuGetProcAddress(const char* symbol, void** pointer, int, cuuint64_t) { return FindEntry(symbol, pointer); }
+CUDA_CALL CUresult cuGetProcAddress(const char* symbol, void** pointer, int version, cuuint64_t) {
+  return FindEntry(symbol, pointer, version, __builtin_return_address(0));
+}
 
-CUDA_CALL CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int, cuuint64_t,
+CUDA_CALL CUresult cuGetProcAddress_v2(const char* symbol, void** pointer, int version, cuuint64_t,
                                        CUdriverProcAddressQueryResult* status) {
-  const CUresult result = FindEntry(symbol, pointer);
+  const CUresult result = FindEntry(symbol, pointer, version, __builtin_return_address(0));
   if (status != nullptr) *status = result == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return result;
 }

@@ -1,0 +1,130 @@
+// Memory pools of the driver. What is in use of one stays in place and is counted (host_memory.cpp), because addresses from a
+// pool cannot be mapped again. What a pool of NCCL's only keeps for later goes back to the driver at a pause: NCCL tells its
+// pools to keep everything.
+#include <spdlog/fmt/fmt.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/runtime/log.h"
+
+namespace amem::intercept {
+namespace {
+
+void NotePoolCall(const char* call, CUresult result) {
+  if (Session* session = Runtime::Get().started())
+    session->Note(PassedThrough{call, "a pool of the driver's", static_cast<std::int32_t>(result)});
+}
+
+// The driver's functions, which NCCL need not have looked up. Null: the driver is older than they are.
+template <class F>
+F* DriverFunction(const char* name) {
+  return reinterpret_cast<F*>(hook::DriverSymbol(name));
+}
+
+// The pools that NCCL created in this process. Those of the program, the devices' default pools and imported ones are not here:
+// others allocate from them, and may count on what they keep.
+class OwnPools {
+ public:
+  static OwnPools& Get() {
+    static auto* all = new OwnPools;  // never destroyed: NCCL's threads may call after main has returned
+    return *all;
+  }
+
+  void Created(CUmemoryPool pool) {
+    const std::lock_guard lock(mutex_);
+    pools_.insert(pool);
+  }
+
+  // With the lock held over the driver's call, so that no pool is trimmed while it is destroyed.
+  template <class MakeCall>
+  CUresult Destroy(CUmemoryPool pool, const MakeCall& make_call) {
+    const std::lock_guard lock(mutex_);
+    const CUresult result = make_call();
+    if (result == CUDA_SUCCESS) pools_.erase(pool);
+    return result;
+  }
+
+  void Trim(Session& session) {
+    const std::lock_guard lock(mutex_);
+    const auto trim = DriverFunction<decltype(cuMemPoolTrimTo)>("cuMemPoolTrimTo");
+    if (trim == nullptr) return;
+    for (const CUmemoryPool pool : pools_) {
+      const cuuint64_t before = Reserved(pool);
+      const CUresult result = trim(pool, 0);
+      const cuuint64_t after = Reserved(pool);
+      const std::string detail =
+          fmt::format("trimmed at a pause: a pool of NCCL's kept {} bytes, and keeps {} now", before, after);
+      if (result != CUDA_SUCCESS)
+        log::Warn(fmt::format("cuMemPoolTrimTo at a pause: the driver answered {}; a pool of NCCL's keeps its {} bytes",
+                              static_cast<int>(result), before));
+      session.Note(PassedThrough{"cuMemPoolTrimTo", detail, static_cast<std::int32_t>(result)});
+    }
+  }
+
+ private:
+  // What the pool holds of the driver's memory, in bytes; 0 if the driver does not say.
+  static cuuint64_t Reserved(CUmemoryPool pool) {
+    const auto ask = DriverFunction<decltype(cuMemPoolGetAttribute)>("cuMemPoolGetAttribute");
+    cuuint64_t bytes = 0;
+    if (ask == nullptr || ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS) return 0;
+    return bytes;
+  }
+
+  std::mutex mutex_;
+  std::set<CUmemoryPool> pools_;
+};
+
+struct PoolCreate {
+  static constexpr const char *kName = "cuMemPoolCreate", *kExported = kName;
+  using Function = CUresult(CUmemoryPool*, const CUmemPoolProps*);
+  static CUresult Call(Function* real, CUmemoryPool* pool, const CUmemPoolProps* properties) {
+    const CUresult result = real(pool, properties);
+    if (result == CUDA_SUCCESS && pool != nullptr) OwnPools::Get().Created(*pool);
+    NotePoolCall(kName, result);
+    return result;
+  }
+};
+
+struct PoolDestroy {
+  static constexpr const char *kName = "cuMemPoolDestroy", *kExported = kName;
+  using Function = CUresult(CUmemoryPool);
+  static CUresult Call(Function* real, CUmemoryPool pool) {
+    const CUresult result = OwnPools::Get().Destroy(pool, [&] { return real(pool); });
+    NotePoolCall(kName, result);
+    return result;
+  }
+};
+
+template <Text Name, class... A>
+struct OnPool {
+  static constexpr const char *kName = Name.data, *kExported = kName;
+  using Function = CUresult(A...);
+  static CUresult Call(Function* real, A... arguments) {
+    const CUresult result = real(arguments...);
+    NotePoolCall(kName, result);
+    return result;
+  }
+};
+using PoolTrim = OnPool<"cuMemPoolTrimTo", CUmemoryPool, size_t>;
+using PoolSetAttribute = OnPool<"cuMemPoolSetAttribute", CUmemoryPool, CUmemPool_attribute, void*>;
+using PoolSetAccess = OnPool<"cuMemPoolSetAccess", CUmemoryPool, const CUmemAccessDesc*, size_t>;
+using PoolExport =
+    OnPool<"cuMemPoolExportToShareableHandle", void*, CUmemoryPool, CUmemAllocationHandleType, unsigned long long>;
+using PoolImport =
+    OnPool<"cuMemPoolImportFromShareableHandle", CUmemoryPool*, void*, CUmemAllocationHandleType, unsigned long long>;
+using PoolExportPointer = OnPool<"cuMemPoolExportPointer", CUmemPoolPtrExportData*, CUdeviceptr>;
+using PoolImportPointer = OnPool<"cuMemPoolImportPointer", CUdeviceptr*, CUmemoryPool, CUmemPoolPtrExportData*>;
+
+}  // namespace
+
+void TrimPools(Session& session) { OwnPools::Get().Trim(session); }
+
+std::span<const replacements::Replacement> PoolReplacements() {
+  return replacements::Table<PoolCreate, PoolDestroy, PoolTrim, PoolSetAttribute, PoolSetAccess, PoolExport, PoolImport,
+                             PoolExportPointer, PoolImportPointer>();
+}
+}  // namespace amem::intercept

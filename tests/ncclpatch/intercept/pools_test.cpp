@@ -1,0 +1,181 @@
+// Memory pools of the driver, and memory of the host that NCCL creates with the calls for device memory (elastic buffers).
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "tests/ncclpatch/intercept/intercepted.h"
+#include "tests/stand_ins/cuda/control.h"
+
+namespace amem {
+namespace {
+
+class PoolTest : public test::Intercepted {
+ protected:
+  static constexpr std::size_t kKept = 8 << 20;
+
+  void SetUp() override {
+    Intercepted::SetUp();
+    Runtime::Get().AfterPauses(&intercept::TrimPools);
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    ASSERT_EQ(create(&pool, &properties), CUDA_SUCCESS);
+    cuuint64_t keep_all = std::numeric_limits<cuuint64_t>::max();  // as NCCL sets it
+    ASSERT_EQ(set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all), CUDA_SUCCESS);
+  }
+  void TearDown() override {
+    Runtime::Get().AfterPauses(nullptr);
+    EXPECT_TRUE(session().Resume().ok());
+    if (pool != nullptr) EXPECT_EQ(destroy(pool), CUDA_SUCCESS);
+    Intercepted::TearDown();
+  }
+
+  [[nodiscard]] static bool Pause() { return Runtime::Get().Cycle(session(), CycleKind::kPause).ok(); }
+  static cuuint64_t Reserved(CUmemoryPool of) {
+    cuuint64_t bytes = 0;
+    EXPECT_EQ(ask(of, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes), CUDA_SUCCESS);
+    return bytes;
+  }
+  // Allocates from a pool and frees it again, so that the pool keeps that much.
+  void Keep(CUmemoryPool in, std::size_t bytes) {
+    CUdeviceptr block = 0;
+    ASSERT_EQ(allocate(&block, bytes, in, nullptr), CUDA_SUCCESS);
+    ASSERT_EQ(free_async(block, nullptr), CUDA_SUCCESS);
+    ASSERT_EQ(Reserved(in), bytes);
+  }
+
+  static inline decltype(cuMemPoolGetAttribute)* ask = nullptr;
+  decltype(cuMemPoolCreate)* create = Driver<decltype(cuMemPoolCreate)>("cuMemPoolCreate");
+  decltype(cuMemPoolDestroy)* destroy = Driver<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy");
+  decltype(cuMemPoolSetAttribute)* set_attribute = Driver<decltype(cuMemPoolSetAttribute)>("cuMemPoolSetAttribute");
+  decltype(cuMemAllocFromPoolAsync)* allocate = Driver<decltype(cuMemAllocFromPoolAsync)>("cuMemAllocFromPoolAsync");
+  decltype(cuMemFreeAsync)* free_async = Driver<decltype(cuMemFreeAsync)>("cuMemFreeAsync");
+  CUmemoryPool pool = nullptr;
+
+ private:
+  bool asked_ = (ask = Plain<decltype(cuMemPoolGetAttribute)>("cuMemPoolGetAttribute")) != nullptr;
+};
+
+TEST_F(PoolTest, a_pause_gives_back_what_a_pool_of_nccls_only_keeps) {
+  CUdeviceptr used = 0;
+  ASSERT_EQ(allocate(&used, 2 << 20, pool, nullptr), CUDA_SUCCESS);
+  CUdeviceptr freed = 0;
+  ASSERT_EQ(allocate(&freed, kKept, pool, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(free_async(freed, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(Reserved(pool), kKept + (2 << 20));
+  const auto before = Count<PassedThrough>();
+  ASSERT_TRUE(Pause());
+  EXPECT_EQ(Reserved(pool), std::size_t{2 << 20}) << "what is in use stays";
+  EXPECT_EQ(session().CopyState().async.size(), 1U) << "and is counted";
+  EXPECT_EQ(Count<PassedThrough>(), before + 1) << "the trim is in the journal";
+  EXPECT_EQ(free_async(used, nullptr), CUDA_SUCCESS) << "freeing works at any time";
+}
+
+TEST_F(PoolTest, a_pool_of_the_programs_or_one_that_was_destroyed_is_left_alone) {
+  CUmemPoolProps properties{};
+  CUmemoryPool programs = nullptr;
+  ASSERT_EQ(Plain<decltype(cuMemPoolCreate)>("cuMemPoolCreate")(&programs, &properties), CUDA_SUCCESS);
+  cuuint64_t keep_all = std::numeric_limits<cuuint64_t>::max();
+  ASSERT_EQ(set_attribute(programs, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all), CUDA_SUCCESS);
+  Keep(programs, kKept);
+  ASSERT_EQ(destroy(pool), CUDA_SUCCESS);
+  pool = nullptr;
+  const auto before = Count<PassedThrough>();
+  ASSERT_TRUE(Pause());
+  EXPECT_EQ(Reserved(programs), kKept);
+  EXPECT_EQ(Count<PassedThrough>(), before) << "no pool was trimmed";
+  EXPECT_EQ(Plain<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy")(programs), CUDA_SUCCESS);
+}
+
+TEST_F(PoolTest, a_pool_that_the_driver_does_not_destroy_is_trimmed_on) {
+  Keep(pool, kKept);
+  EXPECT_EQ(destroy(reinterpret_cast<CUmemoryPool>(0x10)), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_TRUE(Pause());
+  EXPECT_EQ(Reserved(pool), 0U);
+}
+
+TEST_F(PoolTest, a_pool_that_cannot_be_trimmed_does_not_fail_the_pause) {
+  CUmemPoolProps properties{};
+  CUmemoryPool gone = nullptr;
+  ASSERT_EQ(create(&gone, &properties), CUDA_SUCCESS);
+  ASSERT_EQ(Plain<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy")(gone), CUDA_SUCCESS) << "AMem does not see it";
+  Keep(pool, kKept);
+  ASSERT_TRUE(Pause());
+  EXPECT_EQ(Reserved(pool), 0U) << "the others are trimmed all the same";
+  EXPECT_NE(destroy(gone), CUDA_SUCCESS);
+}
+
+TEST_F(PoolTest, a_second_pause_and_a_resume_trim_nothing) {
+  ASSERT_TRUE(Pause());
+  const auto before = Count<PassedThrough>();
+  Keep(pool, kKept);
+  const auto kept = Count<PassedThrough>();
+  ASSERT_TRUE(Pause());
+  ASSERT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kResume).ok());
+  EXPECT_EQ(Reserved(pool), kKept);
+  EXPECT_EQ(Count<PassedThrough>(), kept);
+  EXPECT_GE(kept, before);
+}
+
+TEST_F(PoolTest, what_nccl_does_with_pools_is_journaled_with_the_drivers_answer) {
+  using Trim = decltype(cuMemPoolTrimTo);
+  const auto trim = Replace<Trim>("cuMemPoolTrimTo", &test::Recorded<Trim>::Real);
+  const auto before = Count<PassedThrough>();
+  test::Recorded<Trim>::result = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_EQ(trim(nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Count<PassedThrough>(), before + 1);
+  EXPECT_EQ(create(nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Count<PassedThrough>(), before + 2);
+}
+
+// ---- elastic buffers: memory of the host
+// --------------------------------------------------------------------------------------
+
+class HostNumaTest : public test::Intercepted {
+ protected:
+  void SetUp() override {
+    Intercepted::SetUp();
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    ASSERT_EQ(Driver<decltype(cuMemCreate)>("cuMemCreate")(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(Driver<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&address, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(Driver<decltype(cuMemMap)>("cuMemMap")(address, kBytes, 0, handle, 0), CUDA_SUCCESS);
+    CUmemAccessDesc access[2] = {};
+    access[0] = {{CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    access[1] = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    ASSERT_EQ(Driver<decltype(cuMemSetAccess)>("cuMemSetAccess")(address, kBytes, access, 2), CUDA_SUCCESS);
+  }
+  void TearDown() override {
+    EXPECT_TRUE(session().Resume().ok());
+    EXPECT_EQ(Driver<decltype(cuMemUnmap)>("cuMemUnmap")(address, kBytes), CUDA_SUCCESS);
+    EXPECT_EQ(Driver<decltype(cuMemRelease)>("cuMemRelease")(handle), CUDA_SUCCESS);
+    EXPECT_EQ(Driver<decltype(cuMemAddressFree)>("cuMemAddressFree")(address, kBytes), CUDA_SUCCESS);
+    Intercepted::TearDown();
+  }
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr address = 0;
+};
+
+TEST_F(HostNumaTest, stays_in_place_is_counted_and_can_be_used_while_paused) {
+  auto* const bytes = reinterpret_cast<unsigned char*>(address);
+  std::fill_n(bytes, kBytes, 0x5A);
+  ASSERT_TRUE(session().Pause().ok());
+  const State state = session().CopyState();
+  const Allocation& host = state.allocations.at(intercept::ToAllocation(handle));
+  EXPECT_TRUE(host.resident);
+  EXPECT_EQ(WhyKept(host), KeepReason::kHostMemory);
+  EXPECT_FALSE(AllocationOfMemory().resident) << "device memory goes as ever";
+  EXPECT_EQ(std::count(bytes, bytes + kBytes, 0x5A), static_cast<std::ptrdiff_t>(kBytes)) << "NCCL's host threads may poll it";
+  bytes[0] = 1;
+  EXPECT_TRUE(session().Resume().ok());
+  EXPECT_EQ(bytes[0], 1) << "what was written meanwhile is not undone";
+}
+
+TEST_F(HostNumaTest, is_never_cut_from_a_slab) {
+  const State state = session().CopyState();
+  EXPECT_FALSE(state.allocations.at(intercept::ToAllocation(handle)).placed());
+}
+
+}  // namespace
+}  // namespace amem

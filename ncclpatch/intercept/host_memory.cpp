@@ -11,8 +11,11 @@ CUresult FreeHost(CUresult (*real)(void*), void* pointer) {
   return FreeNoted(HostFreed{At(pointer)}, [&] { return real(pointer); });
 }
 
+// The CUDA runtime asks for these by the versions that brought them, which are older than most of what AMem replaces; they have
+// no device pointer among their arguments, and so one signature for all versions.
 struct MemHostAlloc {
   static constexpr const char *kName = "cuMemHostAlloc", *kExported = kName;
+  static constexpr int kSince = 2020;
   using Function = CUresult(void**, size_t, unsigned int);
   static CUresult Call(Function* real, void** pointer, size_t bytes, unsigned int flags) {
     Session* session = Runtime::Get().session();
@@ -35,6 +38,7 @@ struct MemAllocHost {
 
 struct MemFreeHost {
   static constexpr const char *kName = "cuMemFreeHost", *kExported = kName;
+  static constexpr int kSince = 2000;
   using Function = CUresult(void*);
   static CUresult Call(Function* real, void* pointer) { return FreeHost(real, pointer); }
 };

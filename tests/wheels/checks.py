@@ -9,6 +9,7 @@ import known_names
 # Fewer driver functions than this are not even what the CUDA runtime of the oldest NCCL looks up; then a check would be passed by
 # an NCCL that gave up before it asked.
 FEWEST_LOOK_UPS = 300
+NO_BOUND = 2**31 - 1  # the version before which a replacement serves, where it serves all
 MEMORY_CALLS = ("cuMemAlloc", "cuMemFree", "cuMemcpyAsync", "cuLaunchKernel", "cuIpcGetMemHandle")
 
 
@@ -77,10 +78,14 @@ def what_is_said_to_be_replaced_is(seen):
 
 
 def the_table_says_what_the_library_does(replacements):
-    """`replacements`: the names for which AMem has functions, as replaced_names prints them."""
-    real = {known_names.base(name) for name in replacements}
+    """`replacements`: (name, CUDA version from which, and before which AMem has a function for it), as replaced_names prints them."""
+    real = {known_names.base(name) for name, _, _ in replacements}
     complaints = [f"{name} is replaced by AMem, and known_names.py does not say so" for name in sorted(real - known_names.REPLACED)]
     complaints += [f"{name} is not replaced by AMem, and known_names.py says it is" for name in sorted(known_names.REPLACED - real)]
+    for name in sorted(real):
+        until = max(before for other, _, before in replacements if known_names.base(other) == name)
+        if until != NO_BOUND:
+            complaints.append(f"{name} is replaced before CUDA {until} only, and an NCCL that asks later gets the driver's")
     complaints += [f"{name} is twice in known_names.py" for name in sorted(known_names.REPLACED & set(known_names.WHY_IT_PASSES))]
     return complaints
 

@@ -66,7 +66,8 @@ class Bench:
                 sys.exit(f"wheel_test.py: {needed} is missing; `./run wheel-test` builds it")
 
     def replacements(self):
-        return [line.split()[0] for line in self.output([self.replaced_names]).splitlines()]
+        lines = [line.split() for line in self.output([self.replaced_names]).splitlines()]
+        return [(name, int(since), int(before)) for name, _, since, before in lines]
 
     @staticmethod
     def output(command, **options):
@@ -107,11 +108,16 @@ class Bench:
         shutil.rmtree(run)
         return seen, answers
 
+    @staticmethod
+    def seen_by_the_driver(nccl, run, look_ups, direct):
+        """The first so many look-ups that the stand-in driver and the witness wrote down in the folder `run`."""
+        asked = [line.split(" ", 2) for line in (run / "look_ups").read_text().splitlines()[:look_ups]]
+        loader = [line.split(" ", 1) for line in (run / "direct").read_text().splitlines()[:direct]]
+        return checks.Observed(library.names_in(nccl), library.imported(nccl), [(n, int(v), lib) for n, v, lib in asked],
+                               [(n, lib) for n, lib in loader])
+
     def observed(self, nccl, run, answers):
-        look_ups = [line.split(" ", 2) for line in (run / "look_ups").read_text().splitlines()[:answers["look_ups"]]]
-        direct = [line.split(" ", 1) for line in (run / "direct").read_text().splitlines()[:answers["direct_look_ups"]]]
-        seen = checks.Observed(library.names_in(nccl), library.imported(nccl), [(n, int(v), lib) for n, v, lib in look_ups],
-                               [(n, lib) for n, lib in direct])
+        seen = self.seen_by_the_driver(nccl, run, answers["look_ups"], answers["direct_look_ups"])
         # What the stand-in for NCCL looked up comes after it in the journal, in the same order as the driver was asked.
         about_memory = sum(checks.belongs_in_the_journal(name) for name, _, _ in seen.look_ups)
         bound = self.events(run / "journal", "driver-symbol-bound")[:about_memory]

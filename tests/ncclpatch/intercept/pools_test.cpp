@@ -1,7 +1,8 @@
-// Memory pools of the driver, and memory of the host that NCCL creates with the calls for device memory (elastic buffers).
+// Memory pools of the driver, pinned memory, and memory of the host that NCCL creates with the calls for device memory (elastic
+// buffers).
 #include <algorithm>
 #include <limits>
-#include <string>
+#include <type_traits>
 
 #include "tests/ncclpatch/intercept/intercepted.h"
 #include "tests/stand_ins/cuda/control.h"
@@ -25,7 +26,7 @@ class PoolTest : public test::Intercepted {
   void TearDown() override {
     Runtime::Get().AfterPauses(nullptr);
     EXPECT_TRUE(session().Resume().ok());
-    if (pool != nullptr) EXPECT_EQ(destroy(pool), CUDA_SUCCESS);
+    EXPECT_TRUE(pool == nullptr || destroy(pool) == CUDA_SUCCESS);
     Intercepted::TearDown();
   }
 
@@ -125,6 +126,25 @@ TEST_F(PoolTest, what_nccl_does_with_pools_is_journaled_with_the_drivers_answer)
   EXPECT_EQ(Count<PassedThrough>(), before + 1);
   EXPECT_EQ(create(nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(Count<PassedThrough>(), before + 2);
+}
+
+// ---- pinned memory of the host
+// ------------------------------------------------------------------------------------------------
+
+class PinnedTest : public test::Intercepted {};
+
+TEST_F(PinnedTest, is_counted_by_whatever_version_the_runtime_asks) {
+  const auto driver = [](auto* type, const char* name, int version) {
+    return Replace(name, Plain<std::remove_pointer_t<decltype(type)>>(name), version);
+  };
+  const auto allocate = driver(static_cast<decltype(cuMemHostAlloc)*>(nullptr), "cuMemHostAlloc", 2020);
+  const auto free = driver(static_cast<decltype(cuMemFreeHost)*>(nullptr), "cuMemFreeHost", 2000);
+  void* pinned = nullptr;
+  ASSERT_EQ(allocate(&pinned, 1 << 20, 0), CUDA_SUCCESS);
+  const Address at{reinterpret_cast<std::uint64_t>(pinned)};
+  EXPECT_TRUE(session().CopyState().host.contains(at));
+  EXPECT_EQ(free(pinned), CUDA_SUCCESS);
+  EXPECT_FALSE(session().CopyState().host.contains(at));
 }
 
 // ---- elastic buffers: memory of the host

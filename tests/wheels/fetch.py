@@ -29,7 +29,8 @@ def pip(*arguments):
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Unreachable((done.stderr.strip().splitlines() or ["pip ended with code %d" % done.returncode])[-1])
+        said = done.stderr.strip().splitlines() or [f"pip ended with code {done.returncode}"]
+        raise Unreachable(next((line for line in said if "rror" in line), said[-1])[:240])
     return done.stdout
 
 

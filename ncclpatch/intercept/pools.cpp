@@ -3,6 +3,7 @@
 // pools to keep everything.
 #include <spdlog/fmt/fmt.h>
 
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <string>
@@ -39,7 +40,8 @@ class OwnPools {
     pools_.insert(pool);
   }
 
-  // With the lock held over the driver's call, so that no pool is trimmed while it is destroyed.
+  // With the lock held over the driver's call, so that no pool is trimmed while it is destroyed. The call may wait for the
+  // device.
   template <class MakeCall>
   CUresult Destroy(CUmemoryPool pool, const MakeCall& make_call) {
     const std::lock_guard lock(mutex_);
@@ -48,8 +50,11 @@ class OwnPools {
     return result;
   }
 
+  // Nothing is trimmed while a pool is being destroyed for longer than a pause should wait.
   void Trim(Session& session) {
-    const std::lock_guard lock(mutex_);
+    constexpr auto kPatience = std::chrono::milliseconds(100);
+    const std::unique_lock lock(mutex_, kPatience);
+    if (!lock) return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
     const auto trim = DriverFunction<decltype(cuMemPoolTrimTo)>("cuMemPoolTrimTo");
     if (trim == nullptr) return;
     for (const CUmemoryPool pool : pools_) {
@@ -74,7 +79,7 @@ class OwnPools {
     return bytes;
   }
 
-  std::mutex mutex_;
+  std::timed_mutex mutex_;
   std::set<CUmemoryPool> pools_;
 };
 

@@ -1,7 +1,9 @@
 // Memory pools of the driver, pinned memory, and memory of the host that NCCL creates with the calls for device memory (elastic
 // buffers).
 #include <algorithm>
+#include <future>
 #include <limits>
+#include <thread>
 #include <type_traits>
 
 #include "tests/ncclpatch/intercept/intercepted.h"
@@ -103,6 +105,23 @@ TEST_F(PoolTest, a_pool_that_cannot_be_trimmed_does_not_fail_the_pause) {
   ASSERT_TRUE(Pause());
   EXPECT_EQ(Reserved(pool), 0U) << "the others are trimmed all the same";
   EXPECT_NE(destroy(gone), CUDA_SUCCESS);
+}
+
+TEST_F(PoolTest, a_pause_does_not_wait_for_a_pool_whose_destruction_hangs) {
+  static std::promise<void> begun, end;
+  const auto hanging = Replace<decltype(cuMemPoolDestroy)>(
+      "cuMemPoolDestroy", +[](CUmemoryPool) {
+        begun.set_value();
+        end.get_future().wait();
+        return CUDA_ERROR_UNKNOWN;
+      });
+  Keep(pool, kKept);
+  std::thread destroying([&] { EXPECT_EQ(hanging(pool), CUDA_ERROR_UNKNOWN); });
+  begun.get_future().wait();
+  EXPECT_TRUE(Pause());
+  EXPECT_EQ(Reserved(pool), kKept) << "it is not touched meanwhile";
+  end.set_value();
+  destroying.join();
 }
 
 TEST_F(PoolTest, a_second_pause_and_a_resume_trim_nothing) {

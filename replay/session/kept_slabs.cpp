@@ -1,4 +1,6 @@
 // Slabs and the address ranges in them that NCCL keeps without memory.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 
 #include "replay/driver/mapped_region.h"
@@ -204,9 +206,50 @@ Status Slabs::Dissolve(AllocationId id) {
     const auto handle = handles.emplace(parts.front(), OwnedHandle(driver_, *created)).first;
     AMEM_TRY(CopyContents(*part, handle->second.get()));
   }
-  const Status exchanged = Exchange(id, handles);
-  if (!exchanged.ok()) ledger_.Break(exchanged.message());
-  return exchanged;
+  return Exchange(id, handles);
+}
+
+// Unmaps the slab and maps the parts that NCCL has mapped, each where it was. If the driver refuses one of them, the slab, which
+// has had its contents all the time, is mapped again; nothing has been recorded by then.
+Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) {
+  const State& state = ledger_.state();
+  const std::vector<AccessDescriptor>& access = state.mappings.at(home.base).access;
+  AMEM_TRY(driver_.Unmap(home.base, home.bytes));
+  std::vector<MappedRegion> regions;
+  for (const auto& [id, handle] : handles) {
+    const Allocation& part = state.allocations.at(id);
+    if (part.mappings == 0) continue;
+    auto region = MappedRegion::MapAt(driver_, state.PlaceOf(part), handle.get(), part.bytes, access);
+    if (region.ok()) {
+      regions.push_back(*std::move(region));
+      continue;
+    }
+    regions.clear();
+    auto again = MappedRegion::MapAt(driver_, home.base, ledger_.HandleOf(home.slab), home.bytes, access);
+    if (again.ok()) {
+      again->Keep();
+    } else {
+      ledger_.Break(fmt::format("slab {} was to be cut up, and could neither be ({}) nor be mapped again: {}", home.slab.value,
+                                region.status().message(), again.status().message()));
+    }
+    return region.status();
+  }
+  for (MappedRegion& region : regions) region.Keep();
+  return {};
+}
+
+// Its parts have all that it held, so that a driver that does not take it back costs its memory, and no more.
+void Slabs::GiveBackCutUp(const KeptRanges::Home& home) {
+  const auto note = [&](const Status& status) {
+    if (!status.ok()) ledger_.Record(PassedThrough{"slab that was cut up", status.message(), status.driver_result()});
+  };
+  if (const DriverHandle handle = ledger_.HandleOf(home.slab)) note(driver_.Release(handle));
+  ledger_.ForgetHandle(home.slab);
+  ledger_.Record(AllocationReleased{home.slab});
+  own_.erase(home.slab);
+  if (kept_.AnyIn(home.base)) return;
+  note(driver_.FreeRange(home.base, home.bytes));
+  ledger_.Record(RangeFreed{home.base, home.bytes, {}});
 }
 
 // What is recorded on the way holds once all of it is recorded; nobody sees the state in between.
@@ -214,14 +257,12 @@ Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& han
   const State& state = ledger_.state();
   const KeptRanges::Home home = HomeOf(id, state.slabs.at(id), state.allocations.at(id));
   const std::vector<AccessDescriptor> access = state.mappings.at(home.base).access;
+  AMEM_TRY(MapApart(home, handles));
   std::vector<std::pair<Address, AllocationId>> mapped;
-  AMEM_TRY(driver_.Unmap(home.base, home.bytes));
   for (auto& [part, handle] : handles) {
     const Allocation a = state.allocations.at(part);
     const Address place = state.PlaceOf(a);
     if (a.mappings > 0) {
-      AMEM_TRY(driver_.Map(place, a.bytes, 0, handle.get(), 0));
-      AMEM_TRY(driver_.SetAccess(place, a.bytes, access));
       mapped.emplace_back(place, part);
       ledger_.Record(AllocationRetained{part, place});
       ledger_.Record(Unmapped{place, a.bytes, part});
@@ -235,14 +276,7 @@ Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& han
     ++wrong_guesses_;
   }
   ledger_.Record(Unmapped{home.base, home.bytes, {}});
-  if (const DriverHandle handle = ledger_.HandleOf(id)) AMEM_TRY(driver_.Release(handle));
-  ledger_.ForgetHandle(id);
-  ledger_.Record(AllocationReleased{id});
-  own_.erase(id);
-  if (!kept_.AnyIn(home.base)) {
-    AMEM_TRY(driver_.FreeRange(home.base, home.bytes));
-    ledger_.Record(RangeFreed{home.base, home.bytes, {}});
-  }
+  GiveBackCutUp(home);
   for (const auto& [place, part] : mapped) {
     const Bytes bytes = state.allocations.at(part).bytes;
     ledger_.Record(Mapped{place, bytes, 0, part, 0});

@@ -52,7 +52,8 @@ class Slabs {
   // allocation needs a handle of its own to be mapped there. Without the lock.
   Result<bool> PutBack(Address address, Bytes bytes, AllocationId allocation);
   // Gives all parts of an own slab handles of their own where they are, and the slab back. Without the lock, and while nothing
-  // runs on the device or is launched. kUnsupported: a peer or a network card holds the slab.
+  // runs on the device or is launched. kUnsupported: a peer or a network card holds the slab. Where the driver refuses a call,
+  // all is as before, with that call's error.
   Status Dissolve(AllocationId slab);
   // Frees a range that NCCL kept. False: it is none of these. Without the lock.
   Result<bool> FreeKept(Address address, Bytes bytes);
@@ -97,6 +98,8 @@ class Slabs {
   Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock);
   Status CopyContents(const Allocation& part, DriverHandle to);
   [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const;
+  Status MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles);
+  void GiveBackCutUp(const KeptRanges::Home& home);
   Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles);
   KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const;
   Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);

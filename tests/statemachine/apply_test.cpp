@@ -31,6 +31,34 @@ TEST(Apply, memory_that_a_peer_holds_outlives_its_release) {
   EXPECT_FALSE(f.state.allocations.contains(id));
 }
 
+TEST(Apply, of_two_mappings_each_has_its_place_in_the_allocation_and_one_may_go) {
+  Folding f;
+  const AllocationId id = f.Allocate(kA, 4 * kMiB);
+  f.Ok(RangeReserved{kB, k2M, 0, {}, 0, {}, {}});
+  f.Ok(Mapped{kB, k2M, kMiB, id, 7});
+  EXPECT_EQ(f.state.mappings.at(kB).offset, kMiB);
+  EXPECT_EQ(f.state.mappings.at(kB).flags, 7U);
+  EXPECT_EQ(f.state.allocations.at(id).mappings, 2U);
+  f.Ok(Unmapped{kA, 4 * kMiB, {}});
+  f.Ok(AllocationReleased{id});
+  ASSERT_TRUE(f.state.allocations.contains(id)) << "it is mapped at its second address";
+  EXPECT_EQ(f.state.allocations.at(id).mappings, 1U);
+  f.Ok(Unmapped{kB, k2M, {}});
+  EXPECT_TRUE(f.state.allocations.empty());
+}
+
+TEST(Apply, of_two_references_by_one_name_one_may_go) {
+  Folding f;
+  const AllocationId id = f.Allocate(kA);
+  f.Ok(Exported{id, 1});
+  for (int i = 0; i < 2; ++i) f.Ok(ReferenceAdded{id, kPeer, AllocationId{4}});
+  f.Ok(ReferenceDropped{id, kPeer, AllocationId{4}});
+  f.Free(id, kA);
+  ASSERT_TRUE(f.state.allocations.contains(id));
+  f.Ok(ReferenceDropped{id, kPeer, AllocationId{4}});
+  EXPECT_FALSE(f.state.allocations.contains(id));
+}
+
 TEST(Apply, a_lost_peer_drops_its_references) {
   Folding f;
   const AllocationId id = f.Allocate(kA), kept = f.Allocate(kB);
@@ -173,6 +201,15 @@ TEST(Apply, neighbouring_dirt_is_one_range) {
   f.Ok(AllocationReleased{kPart});
   f.Ok(AllocationReleased{AllocationId{6}});
   EXPECT_EQ(f.state.slabs.at(kSlab).dirty, (std::map<Bytes, Bytes>{{0, 4 * kMiB}}));
+}
+
+TEST(Apply, what_lies_between_and_behind_the_parts_of_a_slab_that_is_made_anew_is_dirty) {
+  Folding f;
+  f.state = Whole();
+  f.Ok(AccessSet{kSlabAddress, 8 * kMiB, {{{LocationType::kDevice, 0}, 3}}, {}});
+  f.Pause();
+  f.Resume();
+  EXPECT_EQ(f.state.slabs.at(kSlab).dirty, (std::map<Bytes, Bytes>{{k2M, k2M}, {6 * kMiB, k2M}}));
 }
 
 TEST(Apply, a_cycle_that_follows_a_failed_undo_knows_it) {

@@ -261,6 +261,36 @@ TEST(Plan, undoing_a_pause_imports_again_what_its_owner_may_have_released) {
   f.Ok(CycleFailed{CycleKind::kPause, 1, true, "rank 2 failed"});
 }
 
+TEST(Plan, a_pause_that_follows_one_that_could_not_be_undone_imports_again_from_the_beginning) {
+  Folding f;
+  f.Import(kB, {kPeer, AllocationId{5}});
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  f.Ok(CycleFailed{CycleKind::kPause, 1, false, "the driver took nothing back"});
+  f.Ok(CycleBegun{CycleKind::kPause, 2, {}});
+  f.Ok(PhaseBegun{PhaseKind::kPauseArrive});
+  EXPECT_EQ(Phase(PlanResume(f.state), PhaseKind::kResumeCreateOwn).steps.size(), 2U) << "an unmap and a release";
+}
+
+TEST(Plan, contents_are_read_where_all_of_an_allocation_is_mapped) {
+  Folding f;
+  const AllocationId id{1};
+  f.Ok(AllocationCreated{id, 4 * kMiB, OnDevice(0), 0, {}, {}, {}});
+  f.Place(id, kA, k2M, 0);  // its first half
+  const auto saved_from = [&] { return Phase(PlanPause(f.state), PhaseKind::kPauseReleaseOwn).steps.at(0); };
+  EXPECT_EQ(saved_from(), (Step{StepKind::kSave, id, {}, 4 * kMiB, DeviceOrdinal{0}})) << "nowhere";
+  f.Place(id, kB, 4 * kMiB, 0);
+  EXPECT_EQ(saved_from().address, kB);
+}
+
+TEST(Plan, a_resume_needs_memory_for_what_is_not_there) {
+  Folding f;
+  f.Allocate(kA);
+  f.Allocate(kB, 4 * kMiB);
+  f.Ok(Registered{kB, 4 * kMiB, "dma-buf"});  // stays
+  f.Pause();
+  EXPECT_EQ(Phase(PlanResume(f.state), PhaseKind::kResumeArrive).steps.at(0).bytes, k2M);
+}
+
 TEST(Plan, what_a_lost_owner_shared_is_made_anew_and_can_be_freed) {
   Folding f;
   f.Ok(PeerConnected{kPeer, "host", 2, 0, 1});

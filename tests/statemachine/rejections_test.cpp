@@ -91,6 +91,9 @@ TEST(Rejections, of_mappings) {
        {"unmap 0x7f0000000000: 1 MiB would cut a mapping in two", Unmapped{kA, kMiB, {}}},
        {"unmap 0x7f0000000000: 0 B would cut a mapping in two", Unmapped{kA, 0, {}}},
        {"set access to 0x7f0000800000: its slab has no such access for device 1", AccessSet{kPartAddress, k2M, other, kPart}},
+       {"set access to 0x7f0000800000: its slab has no such access for device 1",
+        AccessSet{kPartAddress, k2M, other, kPart},
+        {AccessSet{kSlabAddress, 8 * kMiB, {{{LocationType::kDevice, 1}, 1}}, {}}}},  // only to read
        {"set access to 0x7f0001000000: nothing is mapped at 0x7f0001000000", AccessSet{kFree, k2M, other, {}}},
        {"set access to 0x7f0000000000: allocation 1 is not part of a slab", AccessSet{kA, k2M, other, kOwn}},
        {"set access to 0x7f0000000000: allocation 77 does not exist", AccessSet{kA, k2M, other, kNobody}}});
@@ -189,12 +192,30 @@ TEST(Rejections, of_communicators) {
                        {"resume communicator 2: it was not begun, or has ended", CommunicatorSuspended{gone, false}}});
 }
 
+TEST(Rejections, of_a_part_of_another_sessions_slab) {
+  Folding f;
+  const AllocationId slab = f.Import(kA, {kPeer, AllocationId{5}}, 8 * kMiB), part{f.state.next_allocation};
+  f.Ok(SlabOpened{slab, kA, {}});
+  f.Ok(Imported{part, {SessionId{0x98}, AllocationId{6}}, k2M, {}, 1, {}, {}, {}});
+  f.Refused(Placed{part, slab, 0}, "they are not the same session's");
+}
+
 // A part of a slab has the slab's mapping, and can never be opened as a slab: it has no mapping of its own.
 TEST(Rejections, of_a_part_that_would_be_a_slab) {
   State state = Whole();
   state.allocations.at(kOwn).slab = kSlab;
   const Status status = Apply(state, Event{SequenceNumber{state.last.value + 1}, 0, 0, SlabOpened{kOwn, kA, {}}});
   EXPECT_EQ(status.message(), "open slab 1: it is itself a part of a slab");
+}
+
+// While a session runs all its memory is there, by the invariants. Should a state that is broken lack some, it does not get worse.
+TEST(Rejections, of_memory_that_is_missing_while_the_session_runs) {
+  State state = Whole();
+  state.ranges[kFree] = state.ranges.at(kA);
+  state.allocations.at(kOwn).resident = false;
+  state.mappings.at(kA).present = false;
+  ExpectEach(state, {{"map 0x7f0001000000 of allocation 1: its memory is released", Map(kFree, k2M, kOwn)},
+                     {"set access to 0x7f0000000000: its memory is released", AccessSet{kA, k2M, {}, {}}}});
 }
 
 TEST(Rejections, of_cycles) {

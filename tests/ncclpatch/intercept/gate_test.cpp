@@ -51,6 +51,18 @@ class Gate : public test::Intercepted {
       }
     }
   }
+  // Each driver function is held in one call; the same gate is shut to all.
+  template <class F, class Make>
+  void HoldsAPauseBack(const char* name, const Make& make) {
+    SCOPED_TRACE(name);
+    F* const call = Replace<F>(name, &test::Held<F>::Real);
+    test::Held<F>::Reset();
+    std::thread calls([&] { EXPECT_EQ(make(call), CUDA_SUCCESS); });
+    test::Held<F>::AwaitInside(1);
+    EXPECT_FALSE(APauseGoesOnBefore([] { test::Held<F>::Release(); })) << "a pause went on under the call";
+    calls.join();
+    EXPECT_TRUE(session().Resume().ok());
+  }
   // What one thread of NCCL's does: every write that was answered with success is there at the next look.
   void WriteAndLook(CUdeviceptr address, const std::atomic<bool>& stop, std::atomic<int>& writes, std::atomic<int>& refused) {
     std::uint32_t there = 0, next = 0;
@@ -103,31 +115,33 @@ TEST_F(Gate, no_write_of_four_threads_is_lost_or_faults_over_many_pauses) {
 
 // A call that is inside the driver holds a pause back, and no other call.
 TEST_F(Gate, a_pause_waits_for_a_copy_that_is_under_way_and_other_copies_do_not) {
-  static std::atomic<int> inside{0};
-  static std::atomic<bool> release{false};
-  inside = 0;
-  release = false;
   using Real = decltype(cuMemcpyPeer);
-  const auto slow = Replace<Real>(
-      "cuMemcpyPeer", +[](CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t) {
-        for (++inside; !release; std::this_thread::yield()) {
-        }
-        return CUDA_SUCCESS;
-      });
-  std::thread copies([&] { EXPECT_EQ(slow(memory(), nullptr, memory() + 4096, nullptr, 64), CUDA_SUCCESS); });
-  while (inside == 0) std::this_thread::yield();
-  std::thread copies_too([&] { EXPECT_EQ(slow(memory(), nullptr, memory() + 4096, nullptr, 64), CUDA_SUCCESS); });
-  while (inside == 1) std::this_thread::yield();
-  std::atomic<bool> paused{false};
-  std::thread pauses([&] {
-    EXPECT_TRUE(session().Pause().ok());
-    paused = true;
+  const auto slow = Replace<Real>("cuMemcpyPeer", &test::Held<Real>::Real);
+  test::Held<Real>::Reset();
+  const auto copy = [&] { EXPECT_EQ(slow(memory(), nullptr, memory() + 4096, nullptr, 64), CUDA_SUCCESS); };
+  std::thread copies(copy);
+  test::Held<Real>::AwaitInside(1);
+  std::thread copies_too(copy);
+  test::Held<Real>::AwaitInside(2);
+  EXPECT_FALSE(APauseGoesOnBefore([] { test::Held<Real>::Release(); })) << "memory was taken away under a copy";
+  copies.join();
+  copies_too.join();
+}
+
+// One call of each family, which the driver has begun when the pause comes.
+TEST_F(Gate, a_pause_waits_for_a_call_of_any_kind) {
+  using A = CUdeviceptr;
+  using S = CUstream;
+  HoldsAPauseBack<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync", [&](auto call) { return call(nullptr, memory(), 64, nullptr); });
+  HoldsAPauseBack<decltype(cuMemcpy2DAsync)>("cuMemcpy2DAsync", [&](auto call) { return call(nullptr, nullptr); });
+  HoldsAPauseBack<decltype(cuMemsetD8Async)>("cuMemsetD8Async", [&](auto call) { return call(memory(), 7, 64, nullptr); });
+  HoldsAPauseBack<CUresult(S, A, cuuint32_t, unsigned)>("cuStreamWriteValue32", [&](auto call) { return call(nullptr, memory(), 7, 0); });
+  HoldsAPauseBack<CUresult(S, A, cuuint64_t, unsigned)>("cuStreamWaitValue64", [&](auto call) { return call(nullptr, memory(), 7, 0); });
+  HoldsAPauseBack<decltype(cuStreamBatchMemOp)>("cuStreamBatchMemOp", [&](auto call) { return call(nullptr, 0, nullptr, 0); });
+  HoldsAPauseBack<decltype(cuLaunchKernel)>("cuLaunchKernel", [&](auto call) {
+    return call(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr);
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(paused) << "memory was taken away under a copy";
-  release = true;
-  for (std::thread* thread : {&copies, &copies_too, &pauses}) thread->join();
-  EXPECT_TRUE(paused);
+  HoldsAPauseBack<decltype(cuGraphLaunch)>("cuGraphLaunch", [&](auto call) { return call(nullptr, nullptr); });
 }
 
 TEST_F(Gate, stream_memory_operations_are_refused_while_they_touch_paused_memory_and_only_then) {

@@ -5,10 +5,13 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "ncclpatch/intercept/registrations.h"
 
@@ -24,6 +27,29 @@ struct Recorded<R(A...)> {
   static R Real(A...) {
     ++calls;
     return result;
+  }
+};
+
+// Stands for a function that does not return before it is released.
+template <class F>
+struct Held;
+template <class R, class... A>
+struct Held<R(A...)> {
+  static inline std::atomic<int> inside{0};
+  static inline std::atomic<bool> released{false};
+  static inline R result{};
+  static R Real(A...) {
+    for (++inside; !released; std::this_thread::yield()) {
+    }
+    return result;
+  }
+  static void Reset() {
+    inside = 0;
+    released = false;
+  }
+  static void Release() { released = true; }
+  static void AwaitInside(int calls) {
+    while (inside < calls) std::this_thread::yield();
   }
 };
 
@@ -61,6 +87,23 @@ class Intercepted : public ::testing::Test {
     return state.allocations.at(state.MappingAt(Address{memory()})->second.allocation);
   }
 
+  // Begins a pause, which a call that is held by the driver must keep from taking memory; `release` ends that call. Whether the
+  // pause ended nevertheless before that. Without a gate it takes some milliseconds.
+  template <class Release>
+  static bool APauseGoesOnBefore(const Release& release) {
+    constexpr std::chrono::milliseconds kLong{200};
+    std::atomic<bool> paused{false};
+    std::thread pauses([&] {
+      EXPECT_TRUE(session().Pause().ok());
+      paused = true;
+    });
+    const auto until = std::chrono::steady_clock::now() + kLong;
+    while (!paused && !session().paused() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    const bool went_on = paused || session().paused();
+    release();
+    pauses.join();
+    return went_on;
+  }
   // What NCCL gets in place of `real`, which the driver would give for that name.
   template <class F>
   static F* Replace(const char* name, F* real, int cuda_version = 13000) {

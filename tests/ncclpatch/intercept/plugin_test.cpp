@@ -71,6 +71,17 @@ TEST_F(PluginTest, what_a_plugin_of_any_known_version_registers_stays) {
   }
 }
 
+// The function of an old plugin takes an int, and its caller may leave anything in the upper half of the register.
+TEST_F(PluginTest, an_old_plugins_registration_is_as_large_as_the_plugin_sees_it) {
+  void** table = Table("ncclNetPlugin_v6");
+  void* handle = nullptr;
+  EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, pointer(), kBytes | std::size_t{1} << 40, 2, &handle), 0);
+  const auto registrations = session().CopyState().registrations;
+  ASSERT_EQ(registrations.size(), 1U);
+  EXPECT_EQ(registrations.begin()->second.bytes, kBytes);
+  EXPECT_EQ(Function<DeregMr>(table, 9)(nullptr, handle), 0);
+}
+
 TEST_F(PluginTest, a_table_that_is_filled_in_by_its_initialisation_is_wrapped_then) {
   void** table = Table("ncclNetPlugin_v9");
   ASSERT_NE(table, nullptr);

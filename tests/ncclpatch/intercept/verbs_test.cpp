@@ -78,6 +78,21 @@ TEST_F(VerbsTest, registered_memory_stays_until_it_is_deregistered) {
   APauseTakesIt();
 }
 
+TEST_F(VerbsTest, a_pause_waits_until_a_card_that_is_being_told_of_memory_has_answered) {
+  static std::byte region;
+  test::Held<RegMr>::Reset();
+  test::Held<RegMr>::result = &region;
+  RegMr* const slow = Verbs("ibv_reg_mr", &test::Held<RegMr>::Real);
+  std::thread registers([&] { EXPECT_EQ(slow(nullptr, pointer(), kBytes, 1), &region); });
+  test::Held<RegMr>::AwaitInside(1);
+  EXPECT_FALSE(APauseGoesOnBefore([] { test::Held<RegMr>::Release(); })) << "the card has pages that the pause takes";
+  registers.join();
+  EXPECT_TRUE(session().Resume().ok());
+  EXPECT_EQ(Registrations(), 1U);
+  APauseKeepsIt();
+  EXPECT_EQ(dereg_mr(&region), 0);
+}
+
 TEST_F(VerbsTest, a_registration_by_dma_buf_counts_though_its_descriptor_is_closed) {
   const auto export_range = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
   int descriptor = -1;

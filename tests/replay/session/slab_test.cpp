@@ -206,6 +206,24 @@ TEST_F(SlabTest, what_is_free_across_a_cycle_is_cleared_before_it_is_used) {
   EXPECT_EQ(a.Count<PartCleared>(), 1U);
 }
 
+TEST_F(SlabTest, a_slab_whose_last_part_goes_while_room_in_it_is_cleared_stays) {
+  const AllocationId last = a.Create();
+  std::byte* memory = a.Place(last);
+  const AllocationId used = a.Create();
+  a.Free(a.Place(used), used);  // the room that is cleared next
+  bool freed = false;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call == "Clear" && !std::exchange(freed, true)) a.Free(memory, last);
+    return 0;
+  });
+  const AllocationId next = a.Create();
+  a.simulator->SetHook({});
+  EXPECT_TRUE(freed);
+  EXPECT_TRUE(a.session->CopyState().allocations.at(next).placed());
+  EXPECT_EQ(a.InUse(), kSlab);
+  EXPECT_TRUE(AllZero(a.Place(next)));
+}
+
 TEST_F(SlabTest, a_slab_that_empties_goes_back_also_at_its_importers) {
   std::vector<std::pair<std::byte*, AllocationId>> mine, theirs;
   for (int i = 0; i < 3; ++i) {

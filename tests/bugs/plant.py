@@ -67,7 +67,7 @@ class Scratch:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             source = os.path.join(ROOT, path)
             if not os.path.exists(target) or open(target, "rb").read() != open(source, "rb").read():
-                shutil.copy2(source, target)
+                shutil.copy(source, target)  # with a new date: what was built of a bug that a killed run left is older
 
     def run(self, command, limit):
         """(exit code or None at the time limit, output)"""
@@ -162,10 +162,10 @@ def main():
         rows.append({"bug": bug.name, "file": bug.file, "outcome": outcome, "why": why or bug.unnoticed,
                      "seconds": round(time.monotonic() - began, 1)})
         print(f"{outcome:9} {rows[-1]['seconds']:6.1f} s  {bug.name} ({bug.file}) {rows[-1]['why']}", flush=True)
+        if options.json:  # after each bug, so that a run that is cut short was not in vain
+            with open(options.json, "w") as file:
+                json.dump(rows, file, indent=1)
     print(f"{len(bugs)} bugs: {count[NOTICED]} noticed, {count[UNNOTICED]} not, {count[BROKEN]} broken")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
     excused = {bug.name for bug in bugs if bug.unnoticed}
     return 1 if any(row["outcome"] == BROKEN or (row["outcome"] == UNNOTICED and row["bug"] not in excused) for row in rows) else 0
 

@@ -55,6 +55,8 @@ TEST(Rejections, of_ranges_and_allocations) {
       {{"reserve 0x7f0001000000: a range needs an address and a size", Reserve(kFree, 0)},
        {"reserve 0x0: a range needs an address and a size", Reserve({}, k2M)},
        {"reserve 0x7f0000100000: overlaps the range reserved at 0x7f0000000000, which was not freed", Reserve(kA + kMiB, k2M)},
+       {"reserve 0x7f0000700000: overlaps the range reserved at 0x7f0000800000, which was not freed",
+        Reserve(Address{0x7f0000700000}, kMiB + kMiB / 2)},
        {"free range 0x7f0000c00000: it is not reserved", RangeFreed{kSecondAddress, k2M, kSecond}},
        {"free range 0x7f0000800000: allocation 4 is still mapped there", RangeFreed{kPartAddress, k2M, kPart}},
        {"free range 0x7f0001000000: no range is reserved there", RangeFreed{kFree, k2M, {}}},

@@ -305,6 +305,18 @@ TEST_F(Contents, each_failing_call_is_reported_and_a_later_try_succeeds) {
   }
 }
 
+// Its memory is released right after.
+TEST_F(Contents, an_allocation_that_was_waited_for_has_been_copied) {
+  const Block& first = Add(kMiB);
+  Write(blocks_.front(), 5 * kPage, std::byte{5});
+  Backup backup(*sim_, {});
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_GT(sim_->QueuedCopies(kGpu0), 0U);
+  EXPECT_TRUE(backup.AwaitSaved(first.item.allocation).ok());
+  EXPECT_EQ(sim_->QueuedCopies(kGpu0), 0U);
+  EXPECT_TRUE(backup.Finish().ok());
+}
+
 TEST_F(Contents, a_failed_restore_keeps_the_contents_for_another_try) {
   std::mt19937_64 random(6);
   for (int i = 0; i < 4; ++i) Add(40 * kPage, i % 2 == 0 ? kGpu0 : kGpu1);

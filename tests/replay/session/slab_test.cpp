@@ -213,12 +213,15 @@ TEST_F(SlabTest, a_slab_whose_last_part_goes_while_room_in_it_is_cleared_stays) 
   a.Free(a.Place(used), used);  // the room that is cleared next
   bool freed = false;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
-    if (call == "Clear" && !std::exchange(freed, true)) a.Free(memory, last);
+    if (call != "Clear" || std::exchange(freed, true)) return 0;
+    EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
+    EXPECT_TRUE(a.session->Release(last).ok());
     return 0;
   });
   const AllocationId next = a.Create();
   a.simulator->SetHook({});
   EXPECT_TRUE(freed);
+  EXPECT_TRUE(a.session->FreeRange(At(memory), k2M).ok());
   EXPECT_TRUE(a.session->CopyState().allocations.at(next).placed());
   EXPECT_EQ(a.InUse(), kSlab);
   EXPECT_TRUE(AllZero(a.Place(next)));

@@ -133,6 +133,16 @@ TEST_F(Retention, follows_no_link_and_removes_nothing_of_others) {
   EXPECT_FALSE(fs::exists(directory.path() / "0000000000000001" / "data.mdb"));
 }
 
+TEST_F(Retention, leaves_the_sessions_of_another_user) {
+  MakeEnded(1);
+  MakeEnded(2);
+  if (chown((directory.path() / "0000000000000001").c_str(), 65534, 65534) != 0)
+    GTEST_SKIP() << "WAIVED: needs the right to give a directory away";
+  options.keep_sessions = 0;
+  auto writer = Open(3);
+  EXPECT_EQ(Left(), (std::vector<std::string>{"0000000000000001", "0000000000000003"}));
+}
+
 TEST_F(Retention, removes_what_a_killed_opening_left_behind_only_when_it_is_old) {
   for (const char* name : {".new-0000000000000007-1", ".new-0000000000000008-1"}) {
     fs::create_directory(directory.path() / name);

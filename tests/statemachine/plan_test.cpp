@@ -280,6 +280,8 @@ TEST(Plan, contents_are_read_where_all_of_an_allocation_is_mapped) {
   EXPECT_EQ(saved_from(), (Step{StepKind::kSave, id, {}, 4 * kMiB, DeviceOrdinal{0}})) << "nowhere";
   f.Place(id, kB, 4 * kMiB, 0);
   EXPECT_EQ(saved_from().address, kB);
+  f.state.mappings.at(kB).accessible = false;  // an undo that failed got as far as mapping it
+  EXPECT_EQ(saved_from().address, Address{});
 }
 
 TEST(Plan, a_resume_needs_memory_for_what_is_not_there) {

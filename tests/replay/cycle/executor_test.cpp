@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "tests/replay/cycle/cycle_fixture.h"
+#include "tests/replay/cycle/plain_driver.h"
 
 namespace amem {
 namespace {
@@ -73,6 +74,58 @@ TEST_F(ExecutorTest, every_driver_call_of_a_pause_and_a_resume_belongs_to_an_ope
     EXPECT_EQ(std::ranges::count(steps_of[call], kind), std::ssize(steps_of[call])) << call;
   }
   for (const StepKind kind : steps_of["FinishCopies"]) EXPECT_TRUE(kind == StepKind::kSave || kind == StepKind::kRestore);
+}
+
+// Notes what memory is asked for; the simulator knows no flags.
+class NotingDriver final : public test::PlainDriver {
+ public:
+  using PlainDriver::PlainDriver;
+  Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) override {
+    created.emplace_back(bytes, properties, flags);
+    return sim_.Create(bytes, properties, 0);
+  }
+  std::vector<std::tuple<Bytes, AllocationProperties, std::uint64_t>> created;
+};
+
+TEST_F(ExecutorTest, memory_is_made_again_with_all_that_nccl_asked_for) {
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, 0};
+  properties.gpu_direct_rdma = 1;
+  const AllocationId id{ledger_.state().next_allocation};
+  const DriverHandle handle = *sim_->Create(k2M, properties, 0);
+  Record(AllocationCreated{id, k2M, properties, 7, handle, {}, {}});
+  ledger_.SetHandle(id, handle);
+  NotingDriver driver(*sim_);
+  Backup backup(driver);
+  Executor executor(ledger_, driver, peers_, backup);
+  const auto run = [&](const Plan& plan) {
+    for (const PlannedPhase& phase : plan.phases) {
+      EXPECT_EQ(executor.Run(phase), Status{});
+      Record(PhaseDecided{phase.phase, true, {}, {}});
+    }
+  };
+  Record(CycleBegun{CycleKind::kPause, 1, {}});
+  run(PlanPause(ledger_.state()));
+  Record(CycleDone{CycleKind::kPause, 1, 1});
+  BeginResume();
+  run(PlanResume(ledger_.state()));
+  ASSERT_EQ(driver.created.size(), 1U);
+  EXPECT_EQ(driver.created[0], std::tuple(k2M, properties, std::uint64_t{7}));
+}
+
+TEST_F(ExecutorTest, a_device_that_is_too_full_fails_the_resume_before_anything_is_made) {
+  Create();
+  ASSERT_TRUE(Pause().ok());
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, 0};
+  const DriverHandle hog = *owner_->Create(512 * kMiB, properties, 0);
+  BeginResume();
+  const Status full = FinishResume();
+  EXPECT_EQ(full.code(), Code::kOutOfMemory) << full.message();
+  EXPECT_NE(full.message().find("0 B free of 512 MiB, and 2 MiB must come back"), std::string::npos) << full.message();
+  EXPECT_EQ(All<StepFailed>().at(0).step.kind, StepKind::kCheckMemory);
+  EXPECT_TRUE(owner_->Release(hog).ok());
 }
 
 TEST_F(ExecutorTest, a_restore_is_done_when_its_copy_is_and_not_before) {

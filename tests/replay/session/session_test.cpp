@@ -287,6 +287,16 @@ TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
   EXPECT_EQ(a.Count<ReferenceAdded>(), 0U);
 }
 
+TEST_F(SessionTest, an_import_that_the_owners_driver_does_not_export_leaves_no_reference) {
+  const AllocationId own = a.Create();
+  const auto descriptor = a.session->Export(own);
+  ASSERT_TRUE(a.simulator->FailNext("Export", 1, cuda::kUnknown).ok());
+  const auto shared =
+      a.session->OnImport({SessionId{9}, "localhost", 1, 0, 8}, AllocationId{1}, *ReadTokenDescriptor(descriptor->get()));
+  EXPECT_EQ(shared.status().driver_result(), cuda::kUnknown);
+  EXPECT_TRUE(a.session->CopyState().allocations.at(own).importers.empty());
+}
+
 TEST_F(SessionTest, a_foreign_descriptor_is_refused_by_name) {
   int pipe_ends[2];
   ASSERT_EQ(::pipe(pipe_ends), 0);

@@ -168,10 +168,13 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (!region.ok()) return region.status();
   auto pinned = driver_.AllocatePinned(part.bytes);
   if (!pinned.ok()) return pinned.status();
-  AMEM_TRY(driver_.CopyToHost(device, (*pinned)->data(), ledger_.state().PlaceOf(part), part.bytes));
-  AMEM_TRY(driver_.FinishCopies(device));
-  AMEM_TRY(driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes));
-  return driver_.FinishCopies(device);
+  Status copied = driver_.CopyToHost(device, (*pinned)->data(), ledger_.state().PlaceOf(part), part.bytes);
+  if (copied.ok()) copied = driver_.FinishCopies(device);
+  if (copied.ok()) copied = driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes);
+  if (copied.ok()) copied = driver_.FinishCopies(device);
+  // What is queued still must not outlive the buffer and the mapping.
+  if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device));
+  return copied;
 }
 
 // ---- a slab that is cut up ----------------------------------------------------------------------------------------------

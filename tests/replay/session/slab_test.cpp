@@ -106,6 +106,22 @@ TEST_F(SlabTest, a_range_that_was_guessed_for_another_handle_serves_the_one_that
   EXPECT_EQ(other[0], std::byte{2});
 }
 
+TEST_F(SlabTest, an_allocation_in_use_is_mapped_once_more_where_another_was_expected) {
+  const AllocationId first = a.Create();
+  std::byte* memory = a.Place(first);
+  const AllocationId second = a.Create();
+  const Address range = *a.session->Reserve(k2M, 0, {}, 0, {});  // the guess says: for the second
+  const Status mapped = a.session->Map(range, k2M, 0, first, 0);
+  ASSERT_TRUE(mapped.ok()) << mapped.message();
+  const AccessDescriptor access{{LocationType::kDevice, 0}, 3};
+  EXPECT_TRUE(a.session->SetAccess(range, k2M, std::span(&access, 1)).ok());
+  memory[1] = std::byte{1};
+  EXPECT_EQ(reinterpret_cast<std::byte*>(range.value)[1], std::byte{1});
+  std::byte* other = a.Place(second);
+  other[1] = std::byte{2};
+  EXPECT_EQ(memory[1], std::byte{1});
+}
+
 TEST_F(SlabTest, a_guess_that_cannot_be_mended_is_refused_with_the_remedy) {
   const AllocationId id = a.Create();
   std::byte* there = a.Place(id);

@@ -212,8 +212,8 @@ Status Slabs::Dissolve(AllocationId id) {
   return Exchange(id, handles);
 }
 
-// Unmaps the slab and maps the parts that NCCL has mapped, each where it was. If the driver refuses one of them, the slab, which
-// has had its contents all the time, is mapped again; nothing has been recorded by then.
+// Unmaps the slab and maps the parts that NCCL has mapped, each where it was. If the driver refuses one of them, the slab,
+// which has had its contents all the time, is mapped again; nothing has been recorded by then.
 Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) {
   const State& state = ledger_.state();
   const std::vector<AccessDescriptor>& access = state.mappings.at(home.base).access;

@@ -210,7 +210,8 @@ TEST(Rejections, of_a_part_that_would_be_a_slab) {
   EXPECT_EQ(status.message(), "open slab 1: it is itself a part of a slab");
 }
 
-// While a session runs all its memory is there, by the invariants. Should a state that is broken lack some, it does not get worse.
+// While a session runs all its memory is there, by the invariants. Should a state that is broken lack some, it does not get
+// worse.
 TEST(Rejections, of_memory_that_is_missing_while_the_session_runs) {
   State state = Whole();
   state.ranges[kFree] = state.ranges.at(kA);

@@ -132,15 +132,17 @@ TEST_F(Gate, a_pause_waits_for_a_copy_that_is_under_way_and_other_copies_do_not)
 TEST_F(Gate, a_pause_waits_for_a_call_of_any_kind) {
   using A = CUdeviceptr;
   using S = CUstream;
-  HoldsAPauseBack<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync", [&](auto call) { return call(nullptr, memory(), 64, nullptr); });
+  HoldsAPauseBack<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync",
+                                               [&](auto call) { return call(nullptr, memory(), 64, nullptr); });
   HoldsAPauseBack<decltype(cuMemcpy2DAsync)>("cuMemcpy2DAsync", [&](auto call) { return call(nullptr, nullptr); });
   HoldsAPauseBack<decltype(cuMemsetD8Async)>("cuMemsetD8Async", [&](auto call) { return call(memory(), 7, 64, nullptr); });
-  HoldsAPauseBack<CUresult(S, A, cuuint32_t, unsigned)>("cuStreamWriteValue32", [&](auto call) { return call(nullptr, memory(), 7, 0); });
-  HoldsAPauseBack<CUresult(S, A, cuuint64_t, unsigned)>("cuStreamWaitValue64", [&](auto call) { return call(nullptr, memory(), 7, 0); });
+  HoldsAPauseBack<CUresult(S, A, cuuint32_t, unsigned)>("cuStreamWriteValue32",
+                                                        [&](auto call) { return call(nullptr, memory(), 7, 0); });
+  HoldsAPauseBack<CUresult(S, A, cuuint64_t, unsigned)>("cuStreamWaitValue64",
+                                                        [&](auto call) { return call(nullptr, memory(), 7, 0); });
   HoldsAPauseBack<decltype(cuStreamBatchMemOp)>("cuStreamBatchMemOp", [&](auto call) { return call(nullptr, 0, nullptr, 0); });
-  HoldsAPauseBack<decltype(cuLaunchKernel)>("cuLaunchKernel", [&](auto call) {
-    return call(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr);
-  });
+  HoldsAPauseBack<decltype(cuLaunchKernel)>(
+      "cuLaunchKernel", [&](auto call) { return call(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr); });
   HoldsAPauseBack<decltype(cuGraphLaunch)>("cuGraphLaunch", [&](auto call) { return call(nullptr, nullptr); });
 }
 

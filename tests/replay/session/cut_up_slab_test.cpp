@@ -79,8 +79,8 @@ class CutUpSlab : public test::TwoProcesses {
 TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
   // Those that make the slab's parts and copy them, that exchange them for the slab, and that map where NCCL wants it.
   int failures = 0;
-  for (const char* call : {"Synchronize", "Create", "Reserve", "Map", "SetAccess", "AllocatePinned", "CopyToHost", "CopyToDevice",
-                           "FinishCopies", "Unmap"}) {
+  for (const char* call : {"Synchronize", "Create", "Reserve", "Map", "SetAccess", "AllocatePinned", "CopyToHost",
+                           "CopyToDevice", "FinishCopies", "Unmap"}) {
     for (std::uint64_t nth = 1;; ++nth) {
       const std::string where = std::string(call) + " " + std::to_string(nth);
       Allocate();

@@ -162,6 +162,11 @@ TEST_F(Gate, stream_memory_operations_are_refused_while_they_touch_paused_memory
     EXPECT_EQ(call(memory()), CUDA_ERROR_ILLEGAL_STATE);
     EXPECT_EQ(call(elsewhere), CUDA_SUCCESS);
   }
+  std::array<CUstreamBatchMemOpParams, 2> two{};  // the second is what counts
+  for (auto& one : two) one.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  two[0].writeValue.address = elsewhere;
+  two[1].writeValue.address = memory();
+  EXPECT_EQ(batch(nullptr, 2, two.data(), 0), CUDA_ERROR_ILLEGAL_STATE);
   CUstreamBatchMemOpParams unknown{};  // its kind is 0, which stands for nothing
   EXPECT_EQ(batch(nullptr, 1, &unknown, 0), CUDA_ERROR_ILLEGAL_STATE) << "nobody knows what it touches";
 }

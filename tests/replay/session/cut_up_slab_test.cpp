@@ -106,6 +106,18 @@ TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
   EXPECT_GE(failures, 20) << "calls that were made to fail";
 }
 
+TEST_F(CutUpSlab, one_that_a_network_card_uses_stays_whole) {
+  Allocate();
+  const Registered by_card{Address{reinterpret_cast<std::uint64_t>(memory_[1])}, k2M, "ibv_reg_mr"};
+  ASSERT_TRUE(a.session->NoteRegistration(by_card));
+  EXPECT_EQ(MapOnceMore().code(), Code::kUnsupported);
+  EXPECT_EQ(a.session->CopyState().slabs.size(), 1U);
+  AllIsThere();
+  a.session->Note(Deregistered{by_card.address, by_card.bytes});
+  EXPECT_EQ(MapOnceMore(), Status{});
+  FreeAll();
+}
+
 TEST_F(CutUpSlab, a_slab_that_the_driver_does_not_take_back_is_left_and_noted) {
   Allocate();
   ASSERT_TRUE(a.simulator->FailNext("Release", 1, cuda::kUnknown).ok());

@@ -185,6 +185,21 @@ TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
   EXPECT_NE(other, nullptr);
 }
 
+TEST_F(AlienAddressTest, memory_for_network_cards_does_not_return_into_a_slab_without) {
+  const AllocationId id = a.Create();
+  std::byte* memory = a.Place(id);
+  EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
+  EXPECT_TRUE(a.session->Release(id).ok());  // and keeps the address
+  AllocationProperties for_cards = Process::On(kDevice);
+  for_cards.gpu_direct_rdma = 1;
+  const AllocationId next = *a.session->Create(k2M, for_cards, 0, {});
+  EXPECT_EQ(a.session->Map(At(memory), k2M, 0, next, 0), Status{});
+  const State state = a.session->CopyState();
+  const Allocation& mapped = state.allocations.at(next);
+  EXPECT_EQ((mapped.placed() ? state.allocations.at(mapped.slab) : mapped).properties, for_cards);
+  EXPECT_FALSE(a.session->FreeRange(At(memory), k2M).ok()) << "memory is mapped there";
+}
+
 TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cut_up) {
   std::vector<std::pair<std::byte*, AllocationId>> buffers;
   for (unsigned i = 0; i < 4; ++i) {

@@ -154,6 +154,25 @@ TEST_P(UserMemoryTest, is_expected_whole_where_a_pause_takes_it) {
 std::string NameOf(const ::testing::TestParamInfo<UserMemory>& info) {
   return info.param == UserMemory::kKeep ? "keep" : "release";
 }
+// A copy that comes in the middle of a pause or resume must not reach what is saved already, or is about to be restored.
+TEST_P(UserMemoryTest, of_nccl_is_out_of_bounds_from_the_first_copy_of_a_pause_to_the_last_of_a_resume) {
+  std::byte* nccl = a.Place(a.Create());
+  std::memset(nccl, 0x44, k2M);
+  std::size_t asked = 0;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "FindNonZero" && call != "Gather" && call != "Scatter") return 0;
+    ++asked;
+    EXPECT_TRUE(a.simulator->MappingAt(AddressOf(nccl)).ok()) << call;
+    EXPECT_TRUE(a.session->TouchesPaused(AddressOf(nccl), 8)) << call;
+    return 0;
+  });
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+  a.simulator->SetHook({});
+  EXPECT_GE(asked, 3U);
+  EXPECT_FALSE(a.session->TouchesPaused(AddressOf(nccl), 8));
+}
+
 INSTANTIATE_TEST_SUITE_P(, UserMemoryTest, ::testing::Values(UserMemory::kKeep, UserMemory::kRelease), NameOf);
 
 // ---- freeing -----------------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ TEST(Options, what_is_kept_of_journals_can_be_given_in_part) {
   EXPECT_EQ(of(",512M").keep_sessions, otherwise.keep_sessions);
   EXPECT_EQ(of(",512M").keep_bytes, Bytes{512} << 20);
   EXPECT_EQ(of("0,1024").keep_bytes, 1024U);
+  EXPECT_FALSE(Parse({{"AMEM_JOURNAL_KEEP", "9,16777216T"}}).ok()) << "2^64 bytes";
 }
 
 TEST(Options, what_this_version_does_not_offer_is_unsupported_and_says_so) {

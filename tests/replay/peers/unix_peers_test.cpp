@@ -203,6 +203,10 @@ TEST_F(UnixPeersTest, an_import_that_took_too_long_leaves_no_reference) {
   EXPECT_NE(late.status().message().find(" ms"), std::string::npos) << late.status().message();
   std::this_thread::sleep_for(milliseconds(400 * kFew));
   EXPECT_TRUE(owner.session.WaitForReferences(1));
+  owner.session.import_takes = milliseconds(0);
+  const auto next = importer.peers->Import(owner.session.Export(AllocationId{3}, 12288), AllocationId{102});
+  ASSERT_TRUE(next) << next.status().message();
+  EXPECT_EQ(next->bytes, 12288U) << "the late answer is not this one's";
 }
 
 TEST_F(UnixPeersTest, a_peer_that_stops_has_closed_and_its_references_are_gone) {

@@ -76,6 +76,7 @@ TEST(Patch, refuses_with_a_reason) {
   expect({kPlain, "-o", "/proc/here"}, {}, 2, "/proc/here");
   expect({kPlain, "-o", out}, {{"PATH", "/nowhere"}}, 2, "install it");
   EXPECT_FALSE(fs::exists(fs::path(out) / "libnccl.so.2")) << "nothing half done";
+  for (const auto& left : fs::directory_iterator(out)) EXPECT_EQ(left.path().string().find(".new"), std::string::npos) << left;
   expect({kPlain}, {}, 1, "-o");
   expect({"--check", kPlain}, {}, 2, "is not patched");
   expect({"--help"}, {}, 0, "Exit codes");

@@ -108,6 +108,19 @@ TEST(VerdictKind, step_failed_for_a_peers_sake_is_not_called_stalled) {
   EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.summary;
 }
 
+TEST(VerdictKind, step_failed_by_itself_outweighs_one_that_blamed_a_peer_before) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  const Step blames = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.importer.Then(StepFailed{blames, Code::kPeerLost, 0, "quiesce device 0: rank 0 has gone"});
+  const Step fails = job.WorkInto(job.owner, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.owner.Then(StepFailed{fails, Code::kDriver, 719, "quiesce device 0: it did not work"});
+  job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed");
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.rank, 0) << verdict.summary;
+  EXPECT_EQ(verdict.code, Code::kDriver);
+}
+
 TEST(VerdictKind, step_failed_when_only_its_vote_was_no) {
   CycleJob job;
   job.Pause();

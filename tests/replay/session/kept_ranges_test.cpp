@@ -198,6 +198,9 @@ TEST_F(AlienAddressTest, memory_for_network_cards_does_not_return_into_a_slab_wi
   const Allocation& mapped = state.allocations.at(next);
   EXPECT_EQ((mapped.placed() ? state.allocations.at(mapped.slab) : mapped).properties, for_cards);
   EXPECT_FALSE(a.session->FreeRange(At(memory), k2M).ok()) << "memory is mapped there";
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_FALSE(a.session->FreeRange(At(memory), k2M).ok()) << "the resume maps it there, which the driver does not know";
+  EXPECT_TRUE(a.session->Resume().ok());
 }
 
 TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cut_up) {

@@ -130,6 +130,7 @@ TEST_F(PluginTest, registering_paused_memory_is_refused_and_host_memory_is_not) 
   void* handle = nullptr;
   char host[64];
   EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, pointer(), kBytes, 2, &handle), 5);
+  EXPECT_EQ(Function<RegDmaBuf>(table, 8)(nullptr, pointer(), kBytes, 2, 0, 77, &handle), 5);
   EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, host, sizeof host, 1, &handle), 0);
   EXPECT_EQ(Function<DeregMr>(table, 9)(nullptr, handle), 0);
 }

@@ -81,6 +81,7 @@ class Scratch:
     def configure(self, more):
         if shutil.which("ld.lld"):  # links faster, and every bug is linked at least once
             more = ["-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld", *more]
+        # Neither optimised nor with what a debugger needs: each is compiled once for a run of seconds.
         code, output = self.run(["cmake", "--preset", "debug", "-B", self.build, "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0", *more], 300)
         if code != 0:
             raise SystemExit(f"plant.py: configuring {self.directory} failed:\n{output}")

@@ -38,8 +38,8 @@ void TakeEnum(std::uint8_t from, Enum& to, Enum last, const char* name) {
 }
 inline void Take(std::uint8_t from, CycleKind& to) { TakeEnum(from, to, CycleKind::kResume, "cycle kind"); }
 inline void Take(std::uint8_t from, PhaseKind& to) { TakeEnum(from, to, PhaseKind::kResumeOpen, "phase kind"); }
-inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kBeginRestore, "step kind"); }
-inline void Take(std::uint8_t from, MemoryTag& to) { TakeEnum(from, to, MemoryTag::kUserReleased, "memory tag"); }
+inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kUnbind, "step kind"); }
+inline void Take(std::uint8_t from, MemoryTag& to) { TakeEnum(from, to, MemoryTag::kMulticastReleased, "memory tag"); }
 inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kBroken, "error class"); }
 template <class T>
 void Take(auto from, T& to) {
@@ -118,7 +118,7 @@ inline void Carry(auto message, Of<AccessDescriptor> auto& value) {
   AMEM_FIELD(Flags)
 }
 AMEM_CARRY(RemoteAllocation, Owner, Allocation)
-AMEM_CARRY(Step, Kind, Allocation, Address, Bytes, Device)
+AMEM_CARRY(Step, Kind, Allocation, Address, Bytes, Device, Offset)
 AMEM_CARRY(ByteRange, Offset, Bytes)
 
 // ---- texts and lists -----------------------------------------------------------------------------------------------------

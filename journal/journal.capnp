@@ -298,6 +298,8 @@ struct MulticastCreated {
   handleTypes @3 :UInt32;
   flags @4 :UInt64;
   handle @5 :UInt64;
+  tag @6 :MemoryTag;
+  incomplete @7 :Bool;
 }
 struct MulticastDeviceAdded {
   multicast @0 :UInt64;
@@ -347,6 +349,7 @@ struct Step {
   address @2 :UInt64;
   bytes @3 :UInt64;
   device @4 :Int32;
+  offset @5 :UInt64;
 }
 struct CycleBegun {
   kind @0 :CycleKind;

@@ -58,7 +58,7 @@ Status Fold::EraseIfDead(AllocationId id) {
   if (it == s_.allocations.end() || !it->second.dead()) return {};
   AMEM_TRY(RemoveFromSlab(id, it->second));
   s_.slabs.erase(id);
-  s_.multicasts.erase(id);
+  AMEM_TRY(EraseMulticast(id));
   const CommunicatorId communicator = it->second.communicator;
   s_.allocations.erase(it);
   UncountMemory(communicator);
@@ -72,8 +72,8 @@ Status Fold::Running(const std::string& doing) const {
 
 Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
   const std::string doing = std::string(verb) + " " + ToText(id);
-  // A multicast object takes no part in a pause, and the driver has made it already.
-  if (!a.multicast) AMEM_TRY(Running(doing));
+  // A multicast object that stays takes no part in a pause, and the driver has made it already.
+  if (!a.multicast || a.rebuilt()) AMEM_TRY(Running(doing));
   if (!id) return Bad(doing + ": zero is no id");
   if (a.bytes == 0) return Bad(doing + ": its size is zero");
   if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");

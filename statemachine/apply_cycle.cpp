@@ -111,6 +111,10 @@ Status Fold::DoStep(const std::string& doing, const Step& step) {
     case StepKind::kMap:
     case StepKind::kSetAccess:
       return DoMappingStep(doing, step);
+    case StepKind::kAddDevice:
+    case StepKind::kBind:
+    case StepKind::kUnbind:
+      return DoMulticastStep(doing, step);
     default:
       return DoAllocationStep(doing, step);
   }
@@ -158,9 +162,11 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
     case StepKind::kReleaseOwn:
       if (a->own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
       if (!a->resident) return Bad(doing + ": it is released already");
-      if (a->own() && !a->saved) return Bad(doing + ": its contents were not saved");
+      if (a->own() && !a->saved && !a->multicast) return Bad(doing + ": its contents were not saved");
       if (WhyKept(*a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(*a))));
+      if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
       a->resident = a->awaiting_restore = false;
+      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) it->second.missing = it->second.added;
       return {};
     case StepKind::kCreate:
     case StepKind::kImport:
@@ -180,11 +186,11 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
 Status Fold::AllGone(const std::string& doing) const {
   for (const auto& [id, a] : s_.allocations) {
     // The undo of a resume leaves what the pause had left, also if the reason for that has gone since.
-    if (s_.lifecycle == Lifecycle::kResuming && a.own() && !a.saved) continue;
+    if (s_.lifecycle == Lifecycle::kResuming && a.own() && !a.saved && !a.multicast) continue;
     if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
       return Bad(doing + ": " + ToText(id) + " still has memory");
   }
-  return {};
+  return AllBound(doing, false);
 }
 
 Status Fold::AllBack(const std::string& doing) const {
@@ -196,12 +202,13 @@ Status Fold::AllBack(const std::string& doing) const {
     if (!m.present || (!m.accessible && !m.access.empty()))
       return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
   }
-  return {};
+  return AllBound(doing, true);
 }
 
 void Fold::ForgetSaved() {
   for (auto& [id, a] : s_.allocations) a.saved = a.awaiting_restore = false;
   for (auto& [address, m] : s_.mappings) m.accessible = true;
+  for (auto& [id, m] : s_.multicasts) m.missing.clear();  // still there: of an object that other memory stands in for
 }
 
 }  // namespace amem

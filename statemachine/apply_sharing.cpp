@@ -18,6 +18,7 @@ Status Fold::operator()(const Imported& e) {
   a.tag = e.tag;
   a.communicator = e.communicator;
   a.remote = e.remote;
+  a.multicast = e.tag == MemoryTag::kMulticastReleased;
   if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
   return Add("import", e.allocation, std::move(a));
 }
@@ -40,6 +41,7 @@ Status Fold::operator()(const ReferenceDropped& e) {
   const auto it = a->importers.find(Importer{e.by, e.as});
   if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
   if (--it->second == 0) a->importers.erase(it);
+  LeaveMulticast(e.allocation, *a, e.by);
   return EraseIfDead(e.allocation);
 }
 
@@ -55,7 +57,8 @@ Status Fold::operator()(const PeerLost& e) {
   peer->second.lost_reason = e.reason;
   for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {
     const AllocationId id = it->first;
-    std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
+    const auto gone = std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });
+    if (gone > 0) LeaveMulticast(id, it->second, e.peer);
     ++it;
     AMEM_TRY(EraseIfDead(id));
   }

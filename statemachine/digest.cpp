@@ -87,6 +87,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
   if (a.placed()) h.AddAll(a.slab, a.offset, a.reserved, a.touched);
   if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
   if (a.communicator) h.Add(a.communicator);
+  if (a.released_bindings > 0) h.Add(std::uint64_t{a.released_bindings});
   if (a.remote) h.Add(*a.remote);
   for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
 }
@@ -102,14 +103,19 @@ void AddSlab(Hasher& h, const Slab& slab) {
 void AddMulticast(Hasher& h, const Multicast& m) {
   h.AddAll(m.devices, m.added);
   for (const auto& [offset, bindings] : m.bindings) {
-    for (const MulticastBinding& b : bindings) h.AddAll(offset, b);
+    for (const MulticastBinding& b : bindings) {
+      h.AddAll(offset, b.allocation, b.address, b.allocation_offset, b.bytes);
+      if (!b.bound) h.AddAll(b.device, b.bound);
+    }
   }
+  if (!m.missing.empty() || m.incomplete) h.AddAll(m.missing.size(), m.missing, m.incomplete);
 }
 
 void AddCycle(Hasher& h, const Cycle& c) {
   const int phase = c.phase ? 1 + static_cast<int>(*c.phase) : 0;
   h.AddAll(c.kind, c.number, c.members.size(), phase, c.open_step.has_value(), c.failure, c.after_failed_undo, c.members);
   if (c.open_step) h.AddAll(c.open_step->kind, c.open_step->allocation, c.open_step->address);
+  if (c.open_step && c.open_step->offset != 0) h.Add(c.open_step->offset);
 }
 
 }  // namespace

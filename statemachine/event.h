@@ -231,6 +231,8 @@ struct MulticastCreated {
   std::uint32_t handle_types = 0;
   std::uint64_t flags = 0;
   DriverHandle handle;
+  MemoryTag tag{};          // kMulticastReleased, or the object stays in a pause
+  bool incomplete = false;  // in a snapshot: a session that had imported it has let go of it
   friend bool operator==(const MulticastCreated&, const MulticastCreated&) = default;
 };
 struct MulticastDeviceAdded {
@@ -301,6 +303,9 @@ enum class StepKind : std::uint8_t {
   kVerify,         // state and driver agree
   kScan,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
   kBeginRestore,   // begin to copy contents back; device, bytes of all that this begins
+  kAddDevice,      // to a multicast object that was made anew        allocation, device
+  kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
+  kUnbind,         // memory from a multicast object                  likewise
 };
 struct Step {
   StepKind kind{};
@@ -308,6 +313,7 @@ struct Step {
   Address address;
   Bytes bytes = 0;
   DeviceOrdinal device;
+  Bytes offset = 0;  // in a multicast object
   friend auto operator<=>(const Step&, const Step&) = default;
 };
 struct CycleBegun {

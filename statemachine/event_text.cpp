@@ -101,7 +101,10 @@ std::string ToText(const AllocationProperties& p) {
   return out;
 }
 
-std::string Tag(MemoryTag tag) { return tag == MemoryTag::kNccl ? "" : " for the program (ncclMemAlloc)"; }
+std::string Tag(MemoryTag tag) {
+  if (tag == MemoryTag::kMulticastReleased) return ", a multicast object that a pause releases";
+  return tag == MemoryTag::kNccl ? "" : " for the program (ncclMemAlloc)";
+}
 std::string Of(CommunicatorId id) { return id ? " for " + amem::ToText(id) : ""; }
 std::string Site(const CallSite& site) { return site.frames[0] == 0 ? "" : " at " + amem::ToText(site); }
 
@@ -194,7 +197,7 @@ struct Describe {
   std::string operator()(const AsyncFreed& e) const { return "pool memory freed " + Hex(e.address.value); }
   std::string operator()(const MulticastCreated& e) const {
     return "multicast object " + to_string(e.allocation.value) + " created, " + FormatBytes(e.bytes) + " for " +
-           to_string(e.devices) + " devices";
+           to_string(e.devices) + " devices" + (e.tag == MemoryTag::kMulticastReleased ? ", which a pause releases" : "");
   }
   std::string operator()(const MulticastDeviceAdded& e) const {
     return "device " + to_string(e.device.value) + " added to multicast object " + to_string(e.multicast.value);
@@ -315,16 +318,30 @@ std::string_view ToText(PhaseKind phase) {
 std::string_view ToText(StepKind kind) {
   static constexpr std::string_view kNames[] = {"quiesce",      "save",   "unmap",         "release import", "release own",
                                                 "check memory", "create", "map",           "set access",     "restore",
-                                                "import",       "verify", "find contents", "begin restore"};
-  static_assert(std::size(kNames) == Index(StepKind::kBeginRestore) + 1);
+                                                "import",       "verify", "find contents", "begin restore",  "add device",
+                                                "bind",         "unbind"};
+  static_assert(std::size(kNames) == Index(StepKind::kUnbind) + 1);
   return NameIn(kNames, kind);
 }
 
 std::string ToText(const Step& step) {
   std::string out{ToText(step.kind)};
-  if (step.kind == StepKind::kQuiesce || step.kind == StepKind::kCheckMemory || step.kind == StepKind::kScan ||
-      step.kind == StepKind::kBeginRestore) {
-    out += " device " + to_string(step.device.value);
+  switch (step.kind) {
+    case StepKind::kQuiesce:
+    case StepKind::kCheckMemory:
+    case StepKind::kScan:
+    case StepKind::kBeginRestore:
+      out += " device " + to_string(step.device.value);
+      break;
+    case StepKind::kAddDevice:
+      return out + " " + to_string(step.device.value) + " to multicast object " + to_string(step.allocation.value);
+    case StepKind::kBind:
+    case StepKind::kUnbind:
+      return out + " memory of device " + to_string(step.device.value) +
+             (step.kind == StepKind::kBind ? " to" : " from") + " multicast object " + to_string(step.allocation.value) +
+             " at " + FormatBytes(step.offset) + ", " + FormatBytes(step.bytes);
+    default:
+      break;
   }
   if (step.allocation) out += " " + ToText(step.allocation);
   if (step.address) out += " at " + Hex(step.address.value);
@@ -364,8 +381,8 @@ std::string ToText(const CallSite& site) {
 std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
 
 std::string_view ToText(MemoryTag tag) {
-  static constexpr std::string_view kNames[] = {"nccl", "user", "user-released"};
-  static_assert(std::size(kNames) == Index(MemoryTag::kUserReleased) + 1);
+  static constexpr std::string_view kNames[] = {"nccl", "user", "user-released", "multicast-released"};
+  static_assert(std::size(kNames) == Index(MemoryTag::kMulticastReleased) + 1);
   return NameIn(kNames, tag);
 }
 

@@ -62,7 +62,8 @@ inline auto Fields(const AccessDescriptor& v) { return Named("location", v.locat
 inline auto Fields(const RemoteAllocation& v) { return Named("owner", v.owner, "owner_allocation", v.allocation); }
 inline auto Fields(const ByteRange& v) { return Named("offset", v.offset, "bytes", v.bytes); }
 inline auto Fields(const Step& v) {
-  return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device);
+  return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device,
+               "offset", IfAny{v.offset});
 }
 
 // ---- events, in the order of event.h -------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ inline auto Fields(const AsyncAllocated& e) { return Named("address", e.address,
 inline auto Fields(const AsyncFreed& e) { return Named("address", e.address); }
 inline auto Fields(const MulticastCreated& e) {
   return Named("allocation", e.allocation, "bytes", e.bytes, "devices", e.devices, "handle_types", e.handle_types, "flags",
-               e.flags, "handle", e.handle);
+               e.flags, "handle", e.handle, "tag", IfAny{e.tag}, "incomplete", Unlisted{e.incomplete});
 }
 inline auto Fields(const MulticastDeviceAdded& e) { return Named("multicast", e.multicast, "device", e.device); }
 inline auto Fields(const MulticastBound& e) {
@@ -198,7 +199,8 @@ inline auto Fields(const Registration& v) {
   return Named("bytes", v.bytes, "how", v.how, "count", v.count, "allocations", Unlisted{v.allocations});
 }
 inline auto Fields(const MulticastBinding& v) {
-  return Named("allocation", v.allocation, "address", v.address, "allocation_offset", v.allocation_offset, "bytes", v.bytes);
+  return Named("allocation", v.allocation, "address", v.address, "allocation_offset", v.allocation_offset, "bytes", v.bytes,
+               "device", v.device, "bound", v.bound);
 }
 inline auto Fields(const Peer& v) {
   return Named("host", v.host, "pid", v.pid, "group", v.group, "rank", v.rank, "connected", v.connected, "lost_reason",

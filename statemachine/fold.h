@@ -41,7 +41,7 @@ class Fold {
   Status operator()(const ReferenceDropped& e);
   Status operator()(const PeerConnected& e);
   Status operator()(const PeerLost& e);
-  // Other kinds of memory: apply_other_memory.cpp.
+  // Other kinds of memory: apply_other_memory.cpp, and apply_multicast.cpp.
   Status operator()(const HostAllocated& e);
   Status operator()(const HostFreed& e);
   Status operator()(const LegacyAllocated& e);
@@ -94,7 +94,15 @@ class Fold {
   [[nodiscard]] Status CoversWhole(const std::string& doing, Address address, Bytes bytes);
   // A multicast object: one that was created here, or imported from a peer, which this session learns by its use.
   Multicast* FindMulticast(AllocationId id);
-  Status CountUnbound(Allocation& a);
+  // The memory that a binding refers to, and the slab that it is a part of; null where there is none of AMem's.
+  struct BoundMemory {
+    Allocation *part = nullptr, *slab = nullptr;
+  };
+  [[nodiscard]] BoundMemory MemoryOf(AllocationId id);
+  void CountUnbound(AllocationId memory, bool released);
+  Status EraseMulticast(AllocationId id);
+  // A peer has let go of one of its imports of `id`, or was lost.
+  void LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer);
 
   [[nodiscard]] Status InCycle(const std::string& doing) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
@@ -102,6 +110,10 @@ class Fold {
   Status DoStep(const std::string& doing, const Step& step);
   Status DoMappingStep(const std::string& doing, const Step& step);
   Status DoAllocationStep(const std::string& doing, const Step& step);
+  Status DoMulticastStep(const std::string& doing, const Step& step);
+  // Whether the driver has that memory, or memory of that multicast object, bound at this moment.
+  [[nodiscard]] bool IsBound(AllocationId id) const;
+  [[nodiscard]] Status AllBound(const std::string& doing, bool bound) const;
   [[nodiscard]] Status AllGone(const std::string& doing) const;
   [[nodiscard]] Status AllBack(const std::string& doing) const;
   void ForgetSaved();

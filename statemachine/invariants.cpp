@@ -47,7 +47,7 @@ Status CheckAllocations(const State& s) {
     if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
     if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
     if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
-    if (!a.resident && a.own() && !a.saved) return Broken(ToText(id) + " has neither memory nor saved contents");
+    if (!a.resident && a.own() && !a.saved && !a.multicast) return Broken(ToText(id) + " has neither memory nor saved contents");
   }
   return {};
 }
@@ -106,6 +106,23 @@ Status CheckCommunicators(const State& s) {
   return {};
 }
 
+// While a session runs, all memory is bound that NCCL bound; while it is paused, none to an object that a pause releases.
+Status CheckBindings(const State& s, bool running) {
+  for (const auto& [id, m] : s.multicasts) {
+    const auto a = s.allocations.find(id);
+    if (a == s.allocations.end()) return Broken("multicast object " + std::to_string(id.value) + " is no allocation");
+    const bool bound = running || !a->second.rebuilt();
+    for (const auto& [offset, bindings] : m.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        if (b.bound != bound)
+          return Broken("memory at " + FormatBytes(offset) + " of multicast object " + std::to_string(id.value) + " is " +
+                        (b.bound ? "bound and the session is paused" : "not bound and the session is not paused"));
+      }
+    }
+  }
+  return {};
+}
+
 Status CheckLifecycle(const State& s) {
   const bool whole = s.lifecycle == Lifecycle::kRunning;
   const bool gone = s.lifecycle == Lifecycle::kPaused;
@@ -114,13 +131,13 @@ Status CheckLifecycle(const State& s) {
   for (const auto& [id, a] : s.allocations) {
     if (whole && (!a.resident || a.awaiting_restore)) return Broken(ToText(id) + " has no memory and the session is running");
     // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
-    if (gone && a.resident && a.saved && WhyKept(a) == KeepReason::kNone)
+    if (gone && a.resident && (a.saved || a.multicast) && WhyKept(a) == KeepReason::kNone)
       return Broken(ToText(id) + " has memory and the session is paused");
   }
   for (const auto& [address, m] : s.mappings) {
     if (whole && !m.present) return Broken("mapping " + Hex(address.value) + " is absent and the session is running");
   }
-  return {};
+  return whole || gone ? CheckBindings(s, whole) : Status{};
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ Places PlacesOf(const State& state) {
 // A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
 // the undo of a resume would put those at risk that are saved.
 bool LeftByPause(const State& state, const Allocation& a) {
-  return state.lifecycle == Lifecycle::kResuming && a.own() && a.resident && !a.saved;
+  return state.lifecycle == Lifecycle::kResuming && a.own() && a.resident && !a.saved && !a.multicast;
 }
 
 bool Leaves(const State& state, const Allocation& a) {
@@ -44,17 +44,67 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
   return {};
 }
 
-bool NeedsSaving(const State& state, const Allocation& a) { return a.own() && Leaves(state, a) && a.resident && !a.saved; }
+bool NeedsSaving(const State& state, const Allocation& a) {
+  return a.own() && !a.multicast && Leaves(state, a) && a.resident && !a.saved;
+}
+
+Step OfBinding(StepKind kind, AllocationId object, Bytes offset, const MulticastBinding& b) {
+  return {kind, object, {}, b.bytes, b.device, offset};
+}
+
+void MapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
+  const auto it = places.find(id);
+  if (it == places.end()) return;
+  for (const Address address : it->second) {
+    const Mapping& m = state.mappings.at(address);
+    if (!m.present) steps.push_back(On(StepKind::kMap, id, a, address));
+    if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess, id, a, address));
+  }
+}
+
+void UnmapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
+  const auto it = places.find(id);
+  if (it == places.end()) return;
+  for (const Address address : it->second) {
+    if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
+  }
+}
+
+// Takes the memory of this session from the multicast objects that it owns, or that it imported, and their mappings away.
+void PlanUnbind(const State& state, const Places& places, bool own, std::vector<Step>& steps) {
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.rebuilt() || a.own() != own) continue;
+    UnmapAll(state, id, a, places, steps);
+    const auto multicast = state.multicasts.find(id);
+    if (multicast == state.multicasts.end()) continue;
+    for (const auto& [offset, bindings] : multicast->second.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        if (b.bound) steps.push_back(OfBinding(StepKind::kUnbind, id, offset, b));
+      }
+    }
+  }
+}
+
+// What has to wait until every session has added its devices: before that the driver would hold up the calls.
+void PlanBind(const State& state, const Places& places, std::vector<Step>& steps) {
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.rebuilt()) continue;
+    if (const auto multicast = state.multicasts.find(id); multicast != state.multicasts.end()) {
+      for (const auto& [offset, bindings] : multicast->second.bindings) {
+        for (const MulticastBinding& b : bindings) {
+          if (!b.bound) steps.push_back(OfBinding(StepKind::kBind, id, offset, b));
+        }
+      }
+    }
+    MapAll(state, id, a, places, steps);
+  }
+}
 
 void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own || !Leaves(state, a)) continue;
     if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
-    if (const auto it = places.find(id); it != places.end()) {
-      for (const Address address : it->second) {
-        if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
-      }
-    }
+    if (!a.multicast) UnmapAll(state, id, a, places, steps);
     if (a.resident) steps.push_back(On(release, id, a));
   }
 }
@@ -83,16 +133,21 @@ Step StandIn(const State& state, AllocationId id, const Allocation& a, const Pla
   return {StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)};
 }
 
+void AddDevices(const State& state, AllocationId id, std::vector<Step>& steps) {
+  const auto multicast = state.multicasts.find(id);
+  if (multicast == state.multicasts.end()) return;
+  for (const DeviceOrdinal device : multicast->second.missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
+}
+
 void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.own() != own) continue;
-    if (!a.resident) steps.push_back(state.Orphaned(a) ? StandIn(state, id, a, places) : On(acquire, id, a));
-    const auto it = places.find(id);
-    if (it == places.end()) continue;
-    for (const Address address : it->second) {
-      const Mapping& m = state.mappings.at(address);
-      if (!m.present) steps.push_back(On(StepKind::kMap, id, a, address));
-      if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess, id, a, address));
+    const bool lost = state.StandsIn(id, a);
+    if (!a.resident) steps.push_back(lost ? StandIn(state, id, a, places) : On(acquire, id, a));
+    if (a.rebuilt()) {
+      if (!lost) AddDevices(state, id, steps);
+    } else {
+      MapAll(state, id, a, places, steps);
     }
   }
 }
@@ -153,6 +208,8 @@ PlannedPhase PlanSave(const State& state, const Places& places) {
 Plan PlanPause(const State& state) {
   const Places places = PlacesOf(state);
   std::vector<Step> release;
+  PlanUnbind(state, places, false, release);
+  PlanUnbind(state, places, true, release);
   PlanDrop(state, places, false, StepKind::kReleaseImport, release);
   PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
@@ -174,11 +231,22 @@ bool ImportsInDoubt(const State& state) {
   return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseSave);
 }
 
+void Forget(AllocationId import, State& after) {
+  after.allocations.at(import).resident = false;
+  const auto multicast = after.multicasts.find(import);
+  if (multicast == after.multicasts.end()) return;
+  multicast->second.missing = multicast->second.added;
+  for (auto& [offset, bindings] : multicast->second.bindings) {
+    for (MulticastBinding& b : bindings) b.bound = false;
+  }
+}
+
 State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {
+  PlanUnbind(state, places, false, drop);
   PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
   State after = state;
   for (const Step& step : drop) {
-    if (step.kind == StepKind::kReleaseImport) after.allocations.at(step.allocation).resident = false;
+    if (step.kind == StepKind::kReleaseImport) Forget(step.allocation, after);
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
   }
@@ -278,11 +346,14 @@ Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
   std::set<AllocationId> begun;
   PlanReturn(state, places, true, StepKind::kCreate, create);
   PlannedPhase create_own = PlanCreateOwn(state, std::move(create), begun);
+  std::vector<Step> bind;
+  PlanBind(state, places, bind);
+  bind.push_back({StepKind::kVerify, {}, {}, 0, {}});
   return {CycleKind::kResume,
           {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
            std::move(create_own),
            PlanImport(state, places, begun),
-           {PhaseKind::kResumeVerify, {{StepKind::kVerify, {}, {}, 0, {}}}},
+           {PhaseKind::kResumeVerify, std::move(bind)},
            {PhaseKind::kResumeOpen, {}}}};
 }
 

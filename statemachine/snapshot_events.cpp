@@ -5,7 +5,7 @@ namespace amem {
 namespace {
 
 void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
-  if (a.multicast) return;
+  if (a.multicast && a.own()) return;
   if (a.remote) {
     out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag, a.communicator});
   } else {
@@ -46,7 +46,9 @@ Status AddMulticasts(std::vector<EventBody>& out, const State& s) {
     const auto found = s.allocations.find(id);
     AMEM_CHECK(found != s.allocations.end(), id);
     const Allocation& a = found->second;
-    if (a.own()) out.emplace_back(MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}});
+    if (a.own())
+      out.emplace_back(
+          MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}, a.tag, m.incomplete});
     for (const DeviceOrdinal d : m.added) out.emplace_back(MulticastDeviceAdded{id, d});
   }
   return {};

@@ -25,6 +25,12 @@ bool State::Orphaned(const Allocation& a) const {
   return owner != peers.end() && !owner->second.connected;
 }
 
+bool State::StandsIn(AllocationId id, const Allocation& a) const {
+  if (!a.own() || !a.rebuilt()) return Orphaned(a);
+  const auto multicast = multicasts.find(id);
+  return multicast != multicasts.end() && multicast->second.incomplete;
+}
+
 AllocationId State::SlabAt(Address address) const {
   const auto mapping = MappingAt(address);
   if (mapping == mappings.end() || !slabs.contains(mapping->second.allocation)) return {};
@@ -75,7 +81,8 @@ std::vector<ByteRange> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) 
 }
 
 KeepReason WhyKept(const Allocation& allocation) {
-  if (allocation.multicast || allocation.multicast_bindings > 0) return KeepReason::kMulticast;
+  if (allocation.multicast) return allocation.rebuilt() ? KeepReason::kNone : KeepReason::kMulticast;
+  if (allocation.multicast_bindings > allocation.released_bindings) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
   if (allocation.registrations > 0) return KeepReason::kRegistered;
   if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;

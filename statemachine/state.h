@@ -49,12 +49,13 @@ struct Allocation {
   std::optional<RemoteAllocation> remote;  // set: imported from there
   MemoryTag tag{};
   CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
-  bool multicast = false;
+  bool multicast = false;  // an own multicast object, or an imported one that a pause releases
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
   std::uint32_t exports = 0;        // tokens made
   std::uint32_t registrations = 0;  // network cards that hold its pages
   std::uint32_t multicast_bindings = 0;
+  std::uint32_t released_bindings = 0;  // of those, to multicast objects that a pause releases
   std::map<Importer, std::uint32_t> importers;
   // Not zero: no memory of its own, but `bytes` at `offset` of that slab. What follows up to `touched` is only used then.
   AllocationId slab;
@@ -68,9 +69,13 @@ struct Allocation {
 
   [[nodiscard]] bool own() const { return !remote.has_value(); }
   [[nodiscard]] bool on_device() const { return properties.location.type == LocationType::kDevice; }
+  // A multicast object, own or imported, that a pause releases.
+  [[nodiscard]] bool rebuilt() const { return multicast && tag == MemoryTag::kMulticastReleased; }
   [[nodiscard]] bool placed() const { return static_cast<bool>(slab); }
   // May still leave its place: nothing knows its address, and nothing was written.
-  [[nodiscard]] bool untouched() const { return !touched && reserved == 0 && mappings == 0 && exports == 0; }
+  [[nodiscard]] bool untouched() const {
+    return !touched && reserved == 0 && mappings == 0 && exports == 0 && multicast_bindings == 0;
+  }
   // Nobody holds it any more; Apply removes it at once.
   [[nodiscard]] bool dead() const { return guest_references == 0 && mappings == 0 && importers.empty() && reserved == 0; }
 };
@@ -116,12 +121,18 @@ struct MulticastBinding {
   Address address;
   Bytes allocation_offset = 0;
   Bytes bytes = 0;
+  DeviceOrdinal device{-1};  // whose memory it is; -1: not known, so that it cannot be unbound
+  bool bound = true;         // false while paused
   friend bool operator==(const MulticastBinding&, const MulticastBinding&) = default;
 };
 struct Multicast {
   std::uint32_t devices = 0;
   std::vector<DeviceOrdinal> added;
   std::map<Bytes, std::vector<MulticastBinding>> bindings;  // by offset in the multicast object
+  std::vector<DeviceOrdinal> missing;  // of those added, which the driver's object of today has not yet
+  // Of an own object: a session that had imported it has let go of all of it, or was lost. Its devices can never be added to a
+  // new object, which would accept no memory, so that once released the object is replaced by ordinary memory.
+  bool incomplete = false;
   friend bool operator==(const Multicast&, const Multicast&) = default;
 };
 struct Peer {
@@ -196,6 +207,9 @@ struct State {
   // An import whose owner was lost. Its memory cannot come back from there after a pause: a resume puts memory of its own in
   // its place, all zero, so that nothing that still touches its addresses faults, and everything can be freed in order.
   [[nodiscard]] bool Orphaned(const Allocation&) const;
+  // Whether ordinary memory, all zero, takes the place of allocation `id` when a resume makes it again: it is an orphan, or an
+  // own multicast object that can never be complete again.
+  [[nodiscard]] bool StandsIn(AllocationId id, const Allocation&) const;
   // The mapping or range that contains an address, end() if none.
   [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
   [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;

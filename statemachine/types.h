@@ -67,8 +67,9 @@ struct AllocationProperties {
 
 // Whose memory an allocation is, and so whether a pause takes it: NCCL's own it takes; the program's (ncclMemAlloc) it leaves,
 // because kernels and libraries of the program may use it at any time, unless the program asked for it to be released.
-enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased };
-std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released"
+// kMulticastReleased: a multicast object that a pause releases and a resume makes anew; any other multicast object stays.
+enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased, kMulticastReleased };
+std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released", "multicast-released"
 
 struct AccessDescriptor {
   Location location;

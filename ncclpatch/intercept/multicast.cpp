@@ -5,8 +5,7 @@
 namespace amem::intercept {
 namespace {
 
-// This version does not rebuild multicast objects, so nothing may be added to one while memory is paused. Taking memory from
-// one is freeing, which works at any time; what is bound stays in a pause.
+// Nothing may be added to a multicast object while memory is paused. Taking memory from one is freeing, which works at any time.
 bool Paused(Session& session, const char* call, CUresult& result) {
   if (!session.paused()) return false;
   result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});
@@ -31,6 +30,7 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
                   bool also_paused = false) {
   Session* session = Runtime::Get().session();
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
+  const auto gate = session->EnterCall();
   CUresult result{};
   if (!also_paused && Paused(*session, call, result)) return result;
   const CUmemGenericAllocationHandle real = Real(*session, object).handle;
@@ -48,6 +48,7 @@ struct MulticastCreate {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, properties);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto gate = session->EnterCall();
     CUresult result{};
     if (Paused(*session, kName, result)) return result;
     if (result = real(handle, properties); result != CUDA_SUCCESS) return result;
@@ -78,6 +79,7 @@ template <class MakeCall>
 CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_t object_offset,
                     CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, const MakeCall& make_call) {
   const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
+    if (session != nullptr && IsGuest(memory)) session->PrepareBind(ToAllocation(memory));
     const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
     return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE : make_call(handle, known.handle, known.offset + memory_offset);
   };
@@ -149,6 +151,11 @@ struct MulticastUnbind {
   static constexpr const char *kName = "cuMulticastUnbind", *kExported = kName;
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, size_t);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes) {
+    Session* session = Runtime::Get().session();
+    if (session != nullptr && IsGuest(object)) {
+      const auto gate = session->EnterCall();
+      if (session->ForgetUnbound(ToAllocation(object), DeviceOrdinal{device}, offset, bytes)) return CUDA_SUCCESS;
+    }
     return OnObject(
         kName, object, [&](Session*, CUmemGenericAllocationHandle handle) { return real(handle, device, offset, bytes); },
         [&](AllocationId id) {

@@ -21,7 +21,7 @@ constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NC
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
                                "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
                                "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY",
-                               "AMEM_SUSPEND"};
+                               "AMEM_SUSPEND",     "AMEM_NVLS"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
@@ -84,6 +84,9 @@ Status ParseMemory(const Lookup& get, Options& options) {
   const auto user = ParseChoice(get, "AMEM_USER_MEMORY", {"keep", "release"});
   if (!user) return user.status();
   options.user_memory = *user == 0 ? UserMemory::kKeep : UserMemory::kRelease;
+  const auto nvls = ParseChoice(get, "AMEM_NVLS", {"keep", "release"});
+  if (!nvls) return nvls.status();
+  options.nvls = *nvls == 0 ? Nvls::kKeep : Nvls::kRelease;
   return Status::Ok();
 }
 

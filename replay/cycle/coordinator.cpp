@@ -147,6 +147,23 @@ Status Coordinator::ImportsCanLeave() const {
   return {};
 }
 
+// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with several.
+Status Coordinator::MulticastsCanLeave() const {
+  const State& state = ledger_.state();
+  for (const auto& [id, multicast] : state.multicasts) {
+    const auto object = state.allocations.find(id);
+    if (object == state.allocations.end() || !object->second.rebuilt()) continue;
+    for (const auto& [offset, bindings] : multicast.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        if (b.device.value >= 0) continue;
+        return {Code::kRefused, "pause refused: memory at " + Hex(b.address.value) + ", bound to multicast object " +
+                                    std::to_string(id.value) + ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
+      }
+    }
+  }
+  return {};
+}
+
 Plan Coordinator::MakePlan(CycleKind kind) {
   const auto lock = ledger_.Lock();
   return kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
@@ -180,6 +197,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
       const auto lock = ledger_.Lock();
       mine = AllNeighboursAreMembers();
       if (mine.ok()) mine = ImportsCanLeave();
+      if (mine.ok()) mine = MulticastsCanLeave();
     }
     const std::uint64_t voted = MonotonicNs();
     const Decided all = Vote(round, phase.phase, mine);

@@ -57,6 +57,7 @@ class Coordinator {
   // What only this session can see, and no other member would notice: with the ledger's lock held, both.
   [[nodiscard]] Status AllNeighboursAreMembers() const;
   [[nodiscard]] Status ImportsCanLeave() const;
+  [[nodiscard]] Status MulticastsCanLeave() const;
   [[nodiscard]] Plan MakePlan(CycleKind kind);
   // A phase's vote. When the member that counts the votes is lost, the others gather again. `settled` is then how one of them
   // ended its cycle, because it had heard a decision that did not reach this session.

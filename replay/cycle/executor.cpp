@@ -11,7 +11,7 @@ bool AwaitsCopy(const Step& step) { return step.kind == StepKind::kSave || step.
 // itself but for the service thread, which must be able to answer peers meanwhile.
 bool NeedsLock(StepKind kind) {
   return kind == StepKind::kUnmap || kind == StepKind::kReleaseImport || kind == StepKind::kReleaseOwn ||
-         kind == StepKind::kVerify;
+         kind == StepKind::kVerify || kind == StepKind::kUnbind;
 }
 
 }  // namespace
@@ -57,10 +57,45 @@ Status Executor::RunOne(const Step& step) {
   if (!lock.owns_lock()) lock.lock();
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
-  if (*handle) ledger_.SetHandle(step.allocation, *handle);
-  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
+  NoteHandle(step, *handle, target->multicast);
   ledger_.Record(StepDone{step});
+  if (*handle && target->multicast) ForgetBindings(step.allocation);
   return {};
+}
+
+Result<SharedAllocation> Executor::Shared(const Step& import) {
+  auto shared = imports_->Take(import.allocation);
+  if (shared.ok()) imported_ = shared->incarnation;
+  return shared;
+}
+
+void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast) {
+  if (handle) ledger_.SetHandle(step.allocation, handle);
+  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
+  if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);
+  if (!handle || !multicast) return;
+  const bool stands_in = performer_.StandsIn(step.allocation);
+  const Ledger::Rebuilt& before = ledger_.RebuiltAs(step.allocation);
+  const bool own = step.kind == StepKind::kCreate;
+  const std::uint64_t number = own ? before.number + 1 : imported_.number;
+  if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner had kept it
+  const auto multicast_now = ledger_.state().multicasts.find(step.allocation);
+  Ledger::Rebuilt now{number, stands_in, {}};
+  if (multicast_now != ledger_.state().multicasts.end() && !stands_in)
+    now.lacks = {multicast_now->second.added.begin(), multicast_now->second.added.end()};
+  ledger_.SetRebuilt(step.allocation, std::move(now));
+}
+
+// Nothing can be bound to ordinary memory that stands in for a multicast object, so what was bound to that is bound no more.
+void Executor::ForgetBindings(AllocationId multicast) {
+  if (!performer_.StandsIn(multicast)) return;
+  const auto object = ledger_.state().multicasts.find(multicast);
+  if (object == ledger_.state().multicasts.end()) return;
+  std::vector<MulticastUnbound> gone;
+  for (const auto& [offset, bindings] : object->second.bindings) {
+    for (const MulticastBinding& b : bindings) gone.push_back({multicast, b.device, offset, b.bytes});
+  }
+  for (const MulticastUnbound& unbound : gone) ledger_.Record(unbound);
 }
 
 Status Executor::Copy(const Step& step) {
@@ -71,7 +106,11 @@ Status Executor::Copy(const Step& step) {
 
 // An allocation that only a peer held is gone as soon as that peer lets go of it, or dies: also in the middle of a phase.
 bool Executor::Exists(const Step& step) const {
-  return !step.allocation || ledger_.state().allocations.contains(step.allocation);
+  if (!step.allocation) return true;
+  if (!ledger_.state().allocations.contains(step.allocation)) return false;
+  if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;
+  const auto object = ledger_.state().multicasts.find(step.allocation);
+  return object != ledger_.state().multicasts.end() && object->second.bindings.contains(step.offset);
 }
 
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {

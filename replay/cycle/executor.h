@@ -29,12 +29,18 @@ class Executor final : private StepSide {
   // StepSide
   [[nodiscard]] const State& state() const override { return ledger_.state(); }
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override { return ledger_.HandleOf(allocation); }
-  Result<UniqueFd> Descriptor(const Step& import) override { return imports_->Take(import.allocation); }
+  Result<SharedAllocation> Shared(const Step& import) override;
+  [[nodiscard]] bool Lacks(AllocationId multicast, DeviceOrdinal device) const override {
+    return ledger_.RebuiltAs(multicast).lacks.contains(device);
+  }
   Status Copy(const Step& step) override;
 
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
   [[nodiscard]] bool Exists(const Step& step) const;
+  // With the ledger's lock, when a step is done.
+  void NoteHandle(const Step& step, DriverHandle handle, bool multicast);
+  void ForgetBindings(AllocationId multicast);
   Status GiveBack(const Step& step, DriverHandle handle);
   Status Fail(const Step& step, Status why);
   Status FailUnbegun(const Step& step, Status why);
@@ -49,6 +55,7 @@ class Executor final : private StepSide {
   std::optional<ImportQueue> imports_;
   const std::vector<std::vector<Step>>* planned_copies_ = nullptr;
   std::size_t copies_begun_ = 0;     // of those
+  Incarnation imported_;             // of the last import
   const Step* last_copy_ = nullptr;  // waits for all copies, not only for its own
 };
 

@@ -40,18 +40,17 @@ Status ImportQueue::AwaitNextBatch() {
     if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(batch.owner));
     return shared.status();
   }
-  for (std::size_t i = 0; i < batch.requests.size(); ++i)
-    descriptors_[batch.requests[i].as] = std::move((*shared)[i].descriptor);
+  for (std::size_t i = 0; i < batch.requests.size(); ++i) arrived_with_[batch.requests[i].as] = std::move((*shared)[i]);
   return {};
 }
 
 Status ImportQueue::Await(AllocationId import) {
-  while (!descriptors_.contains(import) && arrived_ < batches_.size()) AMEM_TRY(AwaitNextBatch());
+  while (!arrived_with_.contains(import) && arrived_ < batches_.size()) AMEM_TRY(AwaitNextBatch());
   return {};
 }
 
-Result<UniqueFd> ImportQueue::Take(AllocationId import) {
-  auto found = descriptors_.extract(import);
+Result<SharedAllocation> ImportQueue::Take(AllocationId import) {
+  auto found = arrived_with_.extract(import);
   if (found.empty()) return Status{Code::kInvalid, "the owner's descriptor was not fetched"};
   return std::move(found.mapped());
 }

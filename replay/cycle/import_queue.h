@@ -20,7 +20,7 @@ class ImportQueue {
   // Waits until the descriptor of an import is here: imports are asked for in the order of the batches. An owner that is lost
   // is known to be lost to the ledger, too, when this fails with kPeerLost, so that a new plan replaces what it shared.
   Status Await(AllocationId import);
-  Result<UniqueFd> Take(AllocationId import);  // kInvalid: it has not been waited for
+  Result<SharedAllocation> Take(AllocationId import);  // kInvalid: it has not been waited for
 
  private:
   using Shared = Result<std::vector<SharedAllocation>>;
@@ -34,7 +34,7 @@ class ImportQueue {
   Peers& peers_;
   std::vector<Batch> batches_;
   std::size_t asked_ = 0, arrived_ = 0;
-  std::map<AllocationId, UniqueFd> descriptors_;
+  std::map<AllocationId, SharedAllocation> arrived_with_;
   std::deque<std::future<Shared>> coming_;  // last: what it waits for uses the batches
 };
 

@@ -28,7 +28,9 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.bytes = it->second.bytes;
     target.properties = it->second.properties;
     target.flags = it->second.flags;
-    target.stands_in = state.Orphaned(it->second);
+    target.stands_in = state.StandsIn(step.allocation, it->second);
+    target.multicast = it->second.rebuilt();
+    if (target.multicast) FindBinding(step, target);
   }
   if (step.address) {
     target.address = side_.Here(step.address);
@@ -37,6 +39,24 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.mapping = it->second;
   }
   return target;
+}
+
+void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
+  const State& state = side_.state();
+  const auto object = state.multicasts.find(step.allocation);
+  if (object == state.multicasts.end()) return;
+  target.devices = object->second.devices;
+  target.lacks_device = step.kind == StepKind::kAddDevice && side_.Lacks(step.allocation, step.device);
+  const auto at = object->second.bindings.find(step.offset);
+  if (step.kind != StepKind::kBind || at == object->second.bindings.end()) return;
+  for (const MulticastBinding& b : at->second) {
+    if (b.device == step.device) target.binding = b;
+  }
+  const auto memory = state.allocations.find(target.binding.allocation);
+  if (target.binding.address || memory == state.allocations.end()) return;
+  const Allocation& a = memory->second;
+  target.bound = side_.HandleOf(a.placed() ? a.slab : target.binding.allocation);
+  target.bound_offset = target.binding.allocation_offset + (a.placed() ? a.offset : 0);
 }
 
 Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& target) {
@@ -54,13 +74,19 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
       return WithoutHandle(std::move(released));
     }
     case StepKind::kCreate:
-      return target.stands_in ? StandIn(step) : driver_.Create(target.bytes, target.properties, target.flags);
+      return Create(step, target);
     case StepKind::kImport:
       return Import(step);
     case StepKind::kMap:
       return WithoutHandle(Map(step, target));
     case StepKind::kSetAccess:
       return WithoutHandle(SetAccess(step, target));
+    case StepKind::kAddDevice:
+      return WithoutHandle(AddDevice(step, target));
+    case StepKind::kBind:
+      return WithoutHandle(Bind(step, target));
+    case StepKind::kUnbind:
+      return WithoutHandle(driver_.Unbind(target.handle, step.device, step.offset, step.bytes));
     case StepKind::kVerify:
       return WithoutHandle(Verify());
     case StepKind::kScan:
@@ -85,10 +111,32 @@ Status StepPerformer::CheckMemory(const Step& step) {
           cuda::kOutOfMemory};
 }
 
+Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
+  if (target.stands_in) return StandIn(step);
+  if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
+  return driver_.CreateMulticast({target.bytes, target.devices, target.properties.handle_types, target.flags});
+}
+
 Result<DriverHandle> StepPerformer::Import(const Step& step) {
-  const auto descriptor = side_.Descriptor(step);
-  if (!descriptor.ok()) return descriptor.status();
-  return driver_.Import(*descriptor);
+  const auto shared = side_.Shared(step);
+  if (!shared.ok()) return shared.status();
+  auto handle = driver_.Import(shared->descriptor);
+  // The owner's piece of ordinary memory, which is mapped over and over here as well.
+  if (handle.ok() && shared->incarnation.stands_in) standing_in_[step.allocation] = step.device;
+  return handle;
+}
+
+// An owner that has not released its object hands out the one that has this session's devices already. What stands in for an
+// object has none.
+Status StepPerformer::AddDevice(const Step& step, const StepTarget& target) {
+  if (!target.lacks_device || StandsIn(step.allocation)) return {};
+  return driver_.AddDevice(target.handle, step.device);
+}
+
+Status StepPerformer::Bind(const Step& step, const StepTarget& target) {
+  if (target.binding.address)
+    return driver_.BindAddress(target.handle, step.offset, side_.Here(target.binding.address), step.bytes);
+  return driver_.BindMemory(target.handle, step.offset, target.bound, target.bound_offset, step.bytes);
 }
 
 // Memory that stands in for a lost owner's costs next to nothing, because nobody can expect anything of its contents: a small

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "replay/driver/driver.h"
+#include "replay/peers/peers.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -19,8 +20,12 @@ class StepSide {
   [[nodiscard]] virtual DriverHandle HandleOf(AllocationId allocation) const = 0;  // zero if there is none
   // Where a recorded address lies on this driver.
   [[nodiscard]] virtual Address Here(Address recorded) const { return recorded; }
-  // The owner's descriptor of an import.
-  virtual Result<UniqueFd> Descriptor(const Step& import) = 0;
+  // What the owner of an import hands out: the descriptor, and of a multicast object which it is.
+  virtual Result<SharedAllocation> Shared(const Step& import) = 0;
+  // Whether a device is still to be added to a multicast object.
+  [[nodiscard]] virtual bool Lacks(AllocationId multicast, DeviceOrdinal device) const {
+    return static_cast<void>(multicast), static_cast<void>(device), true;
+  }
   // Steps that copy contents: kScan, kSave, kBeginRestore, kRestore.
   virtual Status Copy(const Step& step) = 0;
 };
@@ -33,7 +38,13 @@ struct StepTarget {
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Mapping mapping;
-  bool stands_in = false;  // the memory replaces that of an owner who was lost
+  bool stands_in = false;   // the memory replaces that of an owner who was lost, or an object that lost a member
+  bool multicast = false;   // a multicast object, for this many devices
+  std::uint32_t devices = 0;
+  bool lacks_device = false;  // kAddDevice: it is not there yet
+  MulticastBinding binding;   // kBind
+  DriverHandle bound;         // the memory that is to be bound by its handle, and where in it that begins
+  Bytes bound_offset = 0;
 };
 
 // Not for several threads at once.
@@ -46,12 +57,18 @@ class StepPerformer {
   [[nodiscard]] Result<StepTarget> TargetOf(const Step& step) const;
   // Makes the driver's calls. The result is the new handle, if the step makes one. Only kVerify looks at the side's state.
   Result<DriverHandle> Perform(const Step& step, const StepTarget& target);
+  // Ordinary memory is there in place of what the allocation was.
+  [[nodiscard]] bool StandsIn(AllocationId allocation) const { return standing_in_.contains(allocation); }
   // After a phase: the pieces that stand in for lost memory are shared within one.
   void EndPhase() { pieces_.clear(); }
 
  private:
   Status CheckMemory(const Step& step);
+  void FindBinding(const Step& step, StepTarget& target) const;
+  Result<DriverHandle> Create(const Step& step, const StepTarget& target);
   Result<DriverHandle> Import(const Step& step);
+  Status AddDevice(const Step& step, const StepTarget& target);
+  Status Bind(const Step& step, const StepTarget& target);
   Result<DriverHandle> StandIn(const Step& step);
   Status Map(const Step& step, const StepTarget& target);
   Status SetAccess(const Step& step, const StepTarget& target);

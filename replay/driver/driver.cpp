@@ -53,6 +53,21 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   return {};
 }
 
+namespace {
+
+Status WithoutMulticast() {
+  return {Code::kUnsupported, "this driver has no multicast objects", cuda::kNotSupported};
+}
+
+}  // namespace
+
+Result<DriverHandle> Driver::CreateMulticast(const MulticastProperties&) { return WithoutMulticast(); }
+Status Driver::AddDevice(DriverHandle, DeviceOrdinal) { return WithoutMulticast(); }
+Status Driver::BindMemory(DriverHandle, Bytes, DriverHandle, Bytes, Bytes) { return WithoutMulticast(); }
+Status Driver::BindAddress(DriverHandle, Bytes, Address, Bytes) { return WithoutMulticast(); }
+Status Driver::Unbind(DriverHandle, DeviceOrdinal, Bytes, Bytes) { return WithoutMulticast(); }
+Result<Bytes> Driver::MulticastGranularity() { return WithoutMulticast(); }
+
 Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
 Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
 

@@ -70,6 +70,14 @@ struct NonZero {
   std::string unscanned;            // not empty: why the contents were not looked at; every extent is a run of its own then
 };
 
+// CUmulticastObjectProp.
+struct MulticastProperties {
+  Bytes bytes = 0;            // that can be bound for each device
+  std::uint32_t devices = 0;  // that must be added, by all processes together, before memory is bound or the object mapped
+  std::uint32_t handle_types = 0;
+  std::uint64_t flags = 0;
+};
+
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -85,6 +93,15 @@ class Driver {
   virtual Result<UniqueFd> Export(DriverHandle handle) = 0;             // a posix descriptor that holds a reference by itself
   virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
   virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
+
+  // Multicast objects (NVLS). One is released, exported, imported and mapped like memory. The defaults know none (801).
+  virtual Result<DriverHandle> CreateMulticast(const MulticastProperties& properties);
+  virtual Status AddDevice(DriverHandle multicast, DeviceOrdinal device);
+  // `bytes` of `memory`, from `memory_offset` on, at `offset` of the object; all three are multiples of MulticastGranularity.
+  virtual Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes);
+  virtual Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes);
+  virtual Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);  // exactly what was bound
+  virtual Result<Bytes> MulticastGranularity();  // the least, for objects that are shared as descriptors
 
   virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
   // As far as that can be known: in a container, those outside it cannot. For messages; takes milliseconds.

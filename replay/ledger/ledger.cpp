@@ -22,12 +22,18 @@ std::uint32_t ThreadId() {
 
 // No plan depends on these: host memory, pools, the driver's own cuMemAlloc memory, and what was seen in passing.
 struct IsOnlyCounted {
+  const State& state;
   bool operator()(const LegacyAllocated& e) const { return !e.backing; }
+  bool operator()(const MulticastDeviceAdded& e) const { return Stays(e.multicast); }
+  bool operator()(const MulticastUnbound& e) const { return Stays(e.multicast); }
   template <class Kind>
   bool operator()(const Kind&) const {
     return std::is_same_v<Kind, HostAllocated> || std::is_same_v<Kind, HostFreed> || std::is_same_v<Kind, AsyncAllocated> ||
-           std::is_same_v<Kind, AsyncFreed> || std::is_same_v<Kind, Deregistered> ||
-           std::is_same_v<Kind, MulticastDeviceAdded> || std::is_same_v<Kind, MulticastUnbound>;
+           std::is_same_v<Kind, AsyncFreed> || std::is_same_v<Kind, Deregistered>;
+  }
+  [[nodiscard]] bool Stays(AllocationId multicast) const {
+    const auto it = state.allocations.find(multicast);
+    return it == state.allocations.end() || !it->second.rebuilt();
   }
 };
 
@@ -47,7 +53,7 @@ void Ledger::Record(EventBody body) {
   const bool broken_before = !state_.broken.empty();
   const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
   if (const Status applied = Apply(state_, event); !applied.ok()) {
-    if (std::visit(IsOnlyCounted{}, static_cast<const EventVariant&>(event.body))) {
+    if (std::visit(IsOnlyCounted{state_}, static_cast<const EventVariant&>(event.body))) {
       ++dropped_events_;
       return Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + applied.message(), 0});
     }
@@ -101,6 +107,16 @@ DriverHandle Ledger::HandleOf(AllocationId allocation) const {
 }
 void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
+
+const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId multicast) const {
+  static const Rebuilt as_nccl_made_it;
+  const auto it = rebuilt_.find(multicast.value);
+  return it == rebuilt_.end() ? as_nccl_made_it : it->second;
+}
+void Ledger::SetRebuilt(AllocationId multicast, Rebuilt rebuilt) { rebuilt_[multicast.value] = std::move(rebuilt); }
+void Ledger::DeviceAdded(AllocationId multicast, DeviceOrdinal device) {
+  if (const auto it = rebuilt_.find(multicast.value); it != rebuilt_.end()) it->second.lacks.erase(device);
+}
 
 UniqueFd Ledger::CopyOfDescriptor(AllocationId allocation) const {
   const auto it = backing_.find(allocation.value);

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <source_location>
 #include <string_view>
 #include <unordered_map>
@@ -65,6 +66,16 @@ class Ledger {
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const;
   void SetHandle(AllocationId allocation, DriverHandle handle);
   void ForgetHandle(AllocationId allocation);
+  // What is known of a multicast object that a pause releases.
+  struct Rebuilt {
+    std::uint64_t number = 0;      // its incarnation (peers.h)
+    bool stands_in = false;        // likewise
+    std::set<DeviceOrdinal> lacks;  // devices that are still to be added to this incarnation
+  };
+  [[nodiscard]] const Rebuilt& RebuiltAs(AllocationId multicast) const;
+  void SetRebuilt(AllocationId multicast, Rebuilt rebuilt);
+  void DeviceAdded(AllocationId multicast, DeviceOrdinal device);
+
   // A copy of the exported descriptor that is kept for further importers (slabs have several); empty if none is kept.
   [[nodiscard]] UniqueFd CopyOfDescriptor(AllocationId allocation) const;
   void KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor);
@@ -94,6 +105,7 @@ class Ledger {
     UniqueFd descriptor;
   };
   std::unordered_map<std::uint64_t, Backing> backing_;
+  std::unordered_map<std::uint64_t, Rebuilt> rebuilt_;  // kept while an object is released
 };
 
 }  // namespace amem

@@ -70,6 +70,8 @@ Status Get(wire::Outcome::Reader from) {
 void Put(wire::SharedItem::Builder to, const SharedItem& from) {
   to.setBytes(from.bytes);
   to.setTag(static_cast<std::uint8_t>(from.tag));
+  to.setIncarnation(from.incarnation.number);
+  to.setStandsIn(from.incarnation.stands_in);
   auto p = to.initProperties();
   p.setType(from.properties.type);
   p.setHandleTypes(from.properties.handle_types);
@@ -88,7 +90,8 @@ SharedItem Get(wire::SharedItem::Reader from) {
   auto p = from.getProperties();
   SharedItem to;
   to.bytes = from.getBytes();
-  to.tag = Known(from.getTag(), MemoryTag::kUserReleased);
+  to.tag = Known(from.getTag(), MemoryTag::kMulticastReleased);
+  to.incarnation = {from.getIncarnation(), from.getStandsIn()};
   to.properties.type = p.getType();
   to.properties.handle_types = p.getHandleTypes();
   to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};

@@ -52,6 +52,7 @@ struct SharedItem {
   AllocationProperties properties;
   std::optional<SharedPart> part;
   MemoryTag tag{};
+  Incarnation incarnation{};
 };
 struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;

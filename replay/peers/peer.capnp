@@ -64,6 +64,8 @@ struct SharedItem {
   slabSecret @3 :Data;
   offset @4 :UInt64;
   tag @5 :UInt8;         # MemoryTag; without it NCCL's
+  incarnation @6 :UInt64;  # of a multicast object: how often its owner has made it anew
+  standsIn @7 :Bool;       # it is a piece of ordinary memory now
 }
 
 struct Neighbourhood {

@@ -48,12 +48,21 @@ struct SharedPart {   // where an allocation lies that has no memory of its own
   Bytes offset = 0;   // in the slab
 };
 
+// Which of the driver's objects a multicast object of an owner is now. A device stays with one for as long as that lives, so
+// an importer adds its devices again only to another one.
+struct Incarnation {
+  std::uint64_t number = 0;  // how often the owner has made the object anew
+  bool stands_in = false;    // it is a piece of ordinary memory now, because it could not be complete again
+  friend bool operator==(const Incarnation&, const Incarnation&) = default;
+};
+
 struct SharedAllocation {  // what an owner hands to an importer
   UniqueFd descriptor;     // none for a part of a slab
   Bytes bytes = 0;
   AllocationProperties properties;
   std::optional<SharedPart> part;
   MemoryTag tag{};
+  Incarnation incarnation{};  // of a multicast object
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"

@@ -50,7 +50,7 @@ std::string_view ToText(Outcome outcome);
 struct StepTotal {
   std::uint64_t count = 0, duration_ns = 0;
 };
-inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kBeginRestore) + 1;
+inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUnbind) + 1;
 
 // A pause or resume as one session saw it.
 struct CycleRecord {

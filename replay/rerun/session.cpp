@@ -99,7 +99,7 @@ Status RerunSession::BuildOwn() {
 
 Status RerunSession::BuildImports() {
   for (const auto& [id, a] : recorded_.allocations) {
-    if (a.remote && a.resident && !a.placed()) AMEM_TRY(Import(id, *a.remote, a));
+    if (a.remote && a.resident && !a.placed() && !a.multicast) AMEM_TRY(Import(id, *a.remote, a));
   }
   return Place(false);
 }
@@ -165,6 +165,11 @@ bool RerunSession::CameTooLate(const StepFailed& failed) const {
   return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
 }
 
+bool RerunSession::IsMulticast(AllocationId allocation) const {
+  const auto a = recorded_.allocations.find(allocation);
+  return recorded_.multicasts.contains(allocation) || (a != recorded_.allocations.end() && a->second.multicast);
+}
+
 // Makes the driver's call that `event` records.
 Status RerunSession::Call(const Event& event) {
   if (const auto* e = std::get_if<RangeReserved>(&event.body)) {
@@ -189,7 +194,7 @@ Status RerunSession::Call(const Event& event) {
     return a.remote ? Import(e->allocation, *a.remote, a) : Create(e->allocation, a.bytes, a.properties, a.flags);
   }
   if (const auto* e = std::get_if<Imported>(&event.body)) {
-    if (!e->handle) return {};
+    if (!e->handle || e->tag == MemoryTag::kMulticastReleased) return {};
     Allocation as_imported;
     as_imported.bytes = e->bytes;
     as_imported.properties = e->properties;
@@ -212,13 +217,15 @@ Status RerunSession::Call(const Event& event) {
     if (e->allocation) return {};
     ++counts_.calls;
     const auto m = recorded_.MappingAt(e->address);
-    if (m != recorded_.mappings.end() && recorded_.multicasts.contains(m->second.allocation)) return {};
+    if (m != recorded_.mappings.end() && IsMulticast(m->second.allocation)) return {};
     return driver_->SetAccess(Here(e->address), e->bytes, e->access);
   }
   return {};
 }
 
 Status RerunSession::Perform(const Step& step) {
+  const auto a = recorded_.allocations.find(step.allocation);
+  if (a != recorded_.allocations.end() && a->second.multicast) return {};  // left out, as all of a multicast object
   ++counts_.calls;
   const auto target = performer_.TargetOf(step);
   if (!target) return target.status();
@@ -229,11 +236,13 @@ Status RerunSession::Perform(const Step& step) {
   return {};
 }
 
-Result<UniqueFd> RerunSession::Descriptor(const Step& import) {
+Result<SharedAllocation> RerunSession::Shared(const Step& import) {
   const auto a = recorded_.allocations.find(import.allocation);
   if (a == recorded_.allocations.end() || !a->second.remote)
     return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
-  return export_remote_(*a->second.remote, a->second);
+  auto descriptor = export_remote_(*a->second.remote, a->second);
+  if (!descriptor) return descriptor.status();
+  return SharedAllocation{*std::move(descriptor), a->second.bytes, a->second.properties, {}};
 }
 
 Status RerunSession::Compare() {
@@ -245,7 +254,7 @@ Status RerunSession::Compare() {
   }
   if (simulator_ == nullptr) return {};
   for (const auto& [address, m] : recorded_.mappings) {
-    if (recorded_.multicasts.contains(m.allocation) || m.present == IsMapped(address, m.bytes)) continue;
+    if (IsMulticast(m.allocation) || m.present == IsMapped(address, m.bytes)) continue;
     return {Code::kInvalid,
             Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};
   }

@@ -48,11 +48,12 @@ class RerunSession final : public RerunRank, private StepSide {
   [[nodiscard]] const State& state() const override { return recorded_; }
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override;
   [[nodiscard]] Address Here(Address recorded) const override;
-  Result<UniqueFd> Descriptor(const Step& import) override;
+  Result<SharedAllocation> Shared(const Step& import) override;
   Status Copy(const Step&) override { return {}; }  // contents are not replayed
 
   Status Reserve(Address at, const Range& range);
   [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;
+  [[nodiscard]] bool IsMulticast(AllocationId allocation) const;
   Status Call(const Event& event);
   Status Perform(const Step& step);
   Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);

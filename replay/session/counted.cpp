@@ -51,12 +51,4 @@ bool Session::NoteRegistration(const Registered& registered) {
   return true;
 }
 
-AllocationId Session::NoteMulticast(MulticastCreated created) {
-  const auto lock = ledger_.Lock();
-  created.allocation = ledger_.TakeAllocationId();
-  ledger_.SetHandle(created.allocation, created.handle);
-  ledger_.Record(created);
-  return created.allocation;
-}
-
 }  // namespace amem

@@ -181,7 +181,8 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
 
 Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
   const State& state = ledger_.state();
-  const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident;
+  const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident ||
+                    whole.multicast_bindings > 0;
   const bool simple = std::ranges::all_of(slab.parts, [&](const auto& at) {
     const auto part = state.allocations.find(at.second.front());
     return part != state.allocations.end() && part->second.importers.empty() && part->second.mappings <= 1 &&

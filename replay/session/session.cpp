@@ -156,7 +156,7 @@ Result<AllocationProperties> Session::PausedAt(Address address) {
   const auto mapping = ledger_.state().MappingAt(address);
   if (mapping == ledger_.state().mappings.end() || mapping->second.present) return none;
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping->second.allocation);
-  return a == nullptr || !a->own() ? Result<AllocationProperties>(none) : a->properties;
+  return a == nullptr || !a->own() || a->multicast ? Result<AllocationProperties>(none) : a->properties;
 }
 
 Status Session::SetGroup(std::int64_t group) {

@@ -6,7 +6,7 @@
 //
 // All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result. The
 // sources by concern: session.cpp (life, pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers),
-// legacy.cpp (cuMemAlloc), counted.cpp (memory that AMem only counts), statistics.cpp.
+// legacy.cpp (cuMemAlloc), multicast.cpp (NVLS), counted.cpp (memory that AMem only counts), statistics.cpp.
 #pragma once
 
 #include <array>
@@ -93,8 +93,18 @@ class Session final : public PeerDelegate {
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
   // Records a network card's registration. False: the address is not in memory of AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
+
+  // ---- multicast objects (multicast.cpp) ---------------------------------------------------------------------------------
+  // The caller makes the driver's calls itself, with the handles from Backing, and records them (Note) with the gate held.
+  [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gate_); }
   // Records a multicast object that the driver made, under a fresh id, which NCCL gets for a handle.
   AllocationId NoteMulticast(MulticastCreated created);
+  // Before memory is bound: an allocation that has a place in a slab and no address leaves the slab, because what is bound must
+  // not move afterwards.
+  void PrepareBind(AllocationId memory);
+  // Before memory is unbound. True: the driver must not be asked, because it has nothing bound there, since a pause unbound it
+  // or because a resume could not make the object again; this is recorded.
+  bool ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);
 
   // ---- pause and resume --------------------------------------------------------------------------------------------------
   // Idempotent; collective over the sessions that share memory with this one.
@@ -174,6 +184,7 @@ class Session final : public PeerDelegate {
   void ReleaseHandleOrBreak(AllocationId allocation);
   Result<Secret> SecretOf(AllocationId allocation);
   Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token);              // what a peer's token opens
+  [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const;                    // as peers import it now
   [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation) const;  // because of a pause or resume
   void GiveOwnHandle(AllocationId allocation);  // if it is a part of a slab that NCCL has no address of
   Status UnmapOne(Address address);

@@ -9,11 +9,15 @@ namespace amem {
 
 enum class Layout : std::uint8_t { kDirect, kSlab };
 enum class UserMemory : std::uint8_t { kKeep, kRelease };
+enum class Nvls : std::uint8_t { kKeep, kRelease };
 
 struct SessionOptions {
   Layout layout = Layout::kSlab;               // AMEM_LAYOUT=slab|direct
   Bytes slab_bytes = Bytes{256} << 20;         // AMEM_SLAB_MB: the largest slab; a power of two of at least 2 MiB
   UserMemory user_memory = UserMemory::kKeep;  // AMEM_USER_MEMORY=keep|release: what a pause does with ncclMemAlloc memory
+  // AMEM_NVLS=keep|release: what a pause does with multicast objects that this session makes, and with what is bound to them.
+  // Who imports one does as its owner. kRelease was never run on hardware.
+  Nvls nvls = Nvls::kKeep;
   std::uint32_t timeout_ms = 60'000;    // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
   Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause
 };

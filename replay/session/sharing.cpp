@@ -78,6 +78,8 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     }
     const auto lock = ledger_.Lock();
     ledger_.SetHandle(as, *handle);
+    if (shared->tag == MemoryTag::kMulticastReleased)
+      ledger_.SetRebuilt(as, {shared->incarnation.number, shared->incarnation.stands_in, {}});
     ledger_.Record(Imported{as,
                             remote,
                             shared->bytes,
@@ -122,6 +124,11 @@ Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation) co
           kNotReady};
 }
 
+Incarnation Session::IncarnationOf(AllocationId allocation) const {
+  const Ledger::Rebuilt& rebuilt = ledger_.RebuiltAs(allocation);
+  return {rebuilt.number, rebuilt.stands_in};
+}
+
 // With the lock held: what a peer's token opens.
 Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& token) {
   const State& state = ledger_.state();
@@ -143,7 +150,7 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   const Allocation* memory = a.slab ? ledger_.Entry(state.allocations, a.slab) : &a;
   if (memory == nullptr) return ledger_.Broken();
   AMEM_TRY(RefuseImport(by, token.allocation));
-  SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag};
+  SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag, IncarnationOf(token.allocation)};
   GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
   const bool first = memory->exports == 0;
@@ -188,7 +195,8 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound,
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
-  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag};
+  SharedAllocation shared{
+      {}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
   // The memory stays until every member has voted on this phase, and the member that asks has not.
   lock.unlock();
   auto descriptor = ExportWhole(request.allocation);

@@ -41,10 +41,19 @@ std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationPro
 std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
   for (auto& [id, own] : own_) {
     if (own.kind != kind || bytes >= own.refused || ledger_.Entry(ledger_.state().slabs, id) == nullptr) continue;
-    if (const auto offset = Room(id, bytes, kind.granularity)) return Place{id, *offset};
+    if (const auto offset = Room(id, bytes, AlignmentFor(kind, bytes))) return Place{id, *offset};
     own.refused = bytes;
   }
   return std::nullopt;
+}
+
+Bytes Slabs::AlignmentFor(const Kind& kind, Bytes bytes) {
+  const std::lock_guard lock(kinds_mutex_);
+  if (multicast_granularity_ == 0) {
+    const auto asked = driver_.MulticastGranularity();
+    multicast_granularity_ = asked.ok() && std::has_single_bit(*asked) ? *asked : 1;  // without multicast nothing is bound
+  }
+  return bytes < multicast_granularity_ ? kind.granularity : std::max(kind.granularity, multicast_granularity_);
 }
 
 Bytes Slabs::SizeOfNext(const Kind& kind) {
@@ -68,14 +77,15 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_l
   if (!created.ok()) return created.status();
   OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{kind.properties.location, 3};
-  auto region = MappedRegion::Map(driver_, handle.get(), size, kind.granularity, std::span(&access, 1));
+  const Bytes alignment = AlignmentFor(kind, size);
+  auto region = MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1));
   if (!region.ok()) return region.status();
   lock.lock();
   const AllocationId id = ledger_.TakeAllocationId();
   const Address address = region->Keep();
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
-  ledger_.Record(RangeReserved{address, size, kind.granularity, {}, 0, {}, {}});
+  ledger_.Record(RangeReserved{address, size, alignment, {}, 0, {}, {}});
   RecordOwnOpened(id, address, size, kind);
   return id;
 }
@@ -233,7 +243,7 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 Status Slabs::Back(AllocationId part) {
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
   if (a == nullptr) return ledger_.Broken();
-  if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) {
+  if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty() || a->multicast_bindings > 0) {
     return {
         Code::kUnsupported,
         ToText(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",

@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/scenarios/multicast_calls.h"
 #include "tests/scenarios/start_session.h"
 
 namespace amem::test {
@@ -59,8 +61,13 @@ class TriggeredJournal final : public JournalWriter {
 
 class RankSession {
  public:
-  RankSession(int rank, int ranks, Layout layout, std::filesystem::path directory, std::uint32_t timeout_ms)
-      : rank_(rank), ranks_(ranks), layout_(layout), directory_(std::move(directory)), timeout_ms_(timeout_ms) {}
+  RankSession(int rank, int ranks, Layout layout, bool multicast, std::filesystem::path directory, std::uint32_t timeout_ms)
+      : rank_(rank),
+        ranks_(ranks),
+        layout_(layout),
+        multicast_(multicast),
+        directory_(std::move(directory)),
+        timeout_ms_(timeout_ms) {}
 
   Status Start() {
     RankProcessOptions options{.directory = directory_, .timeout_ms = timeout_ms_};
@@ -71,6 +78,7 @@ class RankSession {
     options.journal.tail_bytes = Bytes{1} << 20;
     options.session.layout = layout_;
     options.session.slab_bytes = kSlab;
+    options.session.nvls = Nvls::kRelease;
     options.wrap_journal = [this](std::unique_ptr<JournalWriter> real) {
       return std::make_unique<TriggeredJournal>(std::move(real), trigger_);
     };
@@ -78,6 +86,7 @@ class RankSession {
     if (!started.ok()) return started.status();
     simulator_ = std::move(started->simulator);
     session_ = std::move(started->session);
+    calls_.emplace(*session_, *simulator_);
     return {};
   }
 
@@ -110,11 +119,13 @@ class RankSession {
         return Build(reply);
       case Op::kImport:
         return Import(command);
+      case Op::kBind:
+        return multicast_ ? BindAll() : Status{};
       case Op::kFill:
         Fill(command.version);
         return {};
       case Op::kCheck:
-        return Check(command.version, command.fault != Fault::kFailAllCalls);
+        return Check(command.version, command.fault != Fault::kFailAllCalls, reply);
       case Op::kArm:
         Arm(command);
         return {};
@@ -171,23 +182,53 @@ class RankSession {
     left_ = *left;
     bare_ = *bare;
     AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
-    return Token(left_.allocation, reply.tokens[1]);
+    AMEM_TRY(Token(left_.allocation, reply.tokens[1]));
+    return multicast_ ? BuildMulticast(reply) : Status{};
+  }
+  Status BuildMulticast(Reply& reply) {
+    auto bound = New(kBound), bound_at = New(kBoundAt);
+    for (const Status& made : {bound.status(), bound_at.status()}) AMEM_TRY(made);
+    bound_ = *bound;
+    bound_at_ = *bound_at;
+    if (rank_ != 0) return {};
+    auto object = calls_->Create(kObject, static_cast<std::uint32_t>(ranks_));
+    if (!object.ok()) return object.status();
+    object_.allocation = *object;
+    return Token(object_.allocation, reply.tokens[2]);
+  }
+  Status ImportMulticast(const Command& command) {
+    if (rank_ != 0) {
+      auto id = ImportOne(command.tokens[2]);
+      if (!id.ok()) return id.status();
+      object_.allocation = *id;
+    }
+    return calls_->AddDevice(object_.allocation, DeviceOrdinal{rank_});
+  }
+  Status BindAll() {
+    AMEM_TRY(calls_->Bind(object_.allocation, 0, bound_.allocation, 0, kBound));
+    AMEM_TRY(calls_->BindAddress(object_.allocation, kBound, bound_at_.address, kBoundAt));
+    auto placed = Place(object_.allocation, kObject);
+    if (placed.ok()) object_ = *placed;
+    return placed.status();
+  }
+  Result<AllocationId> ImportOne(const std::array<std::byte, kTokenBytes>& bytes) {
+    auto token = Decode(bytes);
+    if (!token.ok()) return token.status();
+    auto descriptor = MakeTokenDescriptor(*token);
+    if (!descriptor.ok()) return descriptor.status();
+    return session_->Import(descriptor->get(), {});
   }
   Status Import(const Command& command) {
     if (ranks_ > 1) {
       for (std::size_t i = 0; i < 2; ++i) {
-        auto token = Decode(command.tokens[i]);
-        if (!token.ok()) return token.status();
-        auto descriptor = MakeTokenDescriptor(*token);
-        if (!descriptor.ok()) return descriptor.status();
-        auto id = session_->Import(descriptor->get(), {});
+        auto id = ImportOne(command.tokens[i]);
         if (!id.ok()) return id.status();
         auto placed = Place(*id, i == 0 ? kRing : kLeft);
         if (!placed.ok()) return placed.status();
         (i == 0 ? from_ring_ : from_left_) = *placed;
       }
     }
-    return {};
+    return multicast_ ? ImportMulticast(command) : Status{};
   }
 
   static std::byte Pattern(int rank, int what, std::uint64_t version, Bytes at) {
@@ -205,6 +246,9 @@ class RankSession {
     Write(own_, rank_, 1, version);
     if (ranks_ > 1) static_cast<void>(FreeOne(left_));  // from now on only the next rank has it
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
+    if (!multicast_) return;
+    Write(bound_, rank_, 3, version);
+    Write(bound_at_, rank_, 4, version);
   }
   // The contents are as written; memory of a dead owner is all zero after a resume.
   Status Compare(const Buffer& buffer, const char* name, int rank, int what, std::uint64_t version) {
@@ -221,7 +265,7 @@ class RankSession {
     return {Code::kCorrupt, std::string("the contents of ") + name + " differ"};
   }
   // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
-  Status Check(std::uint64_t version, bool settled) {
+  Status Check(std::uint64_t version, bool settled, Reply& reply) {
     const Status books = session_->Inspect([&](const State& state) -> Status {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
@@ -241,9 +285,32 @@ class RankSession {
     if (session_->paused()) return {};
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));
+    if (multicast_) AMEM_TRY(CheckMulticast(version, reply));
     if (!from_ring_.allocation) return {};
     AMEM_TRY(Compare(from_ring_, "the other's ring", previous(), 0, version));
     return Compare(from_left_, "the other's left", previous(), 2, version);
+  }
+
+  // As long as the state says that memory is bound, a store to the object reaches that memory of this rank.
+  Status CheckMulticast(std::uint64_t version, Reply& reply) {
+    AMEM_TRY(Compare(bound_, "what is bound", rank_, 3, version));
+    AMEM_TRY(Compare(bound_at_, "what is bound by address", rank_, 4, version));
+    const bool bound = session_->Inspect([&](const State& state) {
+      const auto object = state.multicasts.find(object_.allocation);
+      return object != state.multicasts.end() && !object->second.bindings.empty();
+    });
+    reply.reached = static_cast<std::uint32_t>(simulator_->Reach(object_.address).size());
+    if (!bound) return {};
+    AMEM_TRY(Reaches(object_.address, bound_.address));
+    return Reaches(object_.address + kBound, bound_at_.address);
+  }
+  Status Reaches(Address object, Address memory) {
+    const auto mapping = simulator_->MappingAt(memory);
+    if (!mapping.ok()) return mapping.status();
+    const Simulator::Reached mine{rank_, *simulator_->MemoryAt(memory), memory.value - mapping->address.value};
+    const auto reached = simulator_->Reach(object);
+    if (std::find(reached.begin(), reached.end(), mine) != reached.end()) return {};
+    return {Code::kCorrupt, "a store to the multicast object does not reach the memory that is bound"};
   }
 
   void Arm(const Command& command) {
@@ -265,7 +332,12 @@ class RankSession {
     return {};
   }
   Status Free() {
-    for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_}) AMEM_TRY(FreeOne(*buffer));
+    if (multicast_ && object_.allocation) {
+      AMEM_TRY(calls_->Unbind(object_.allocation, DeviceOrdinal{rank_}, 0, kBound));
+      AMEM_TRY(calls_->Unbind(object_.allocation, DeviceOrdinal{rank_}, kBound, kBoundAt));
+    }
+    for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_, &bound_, &bound_at_, &object_})
+      AMEM_TRY(FreeOne(*buffer));
     if (bare_) AMEM_TRY(session_->Release(bare_));
     bare_ = {};
     return {};
@@ -296,21 +368,24 @@ class RankSession {
 
   const int rank_, ranks_;
   const Layout layout_;
+  const bool multicast_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
   Trigger trigger_;
   std::unique_ptr<Simulator> simulator_;
   std::unique_ptr<Session> session_;
-  Buffer ring_, own_, left_, from_ring_, from_left_;
+  std::optional<MulticastCalls> calls_;
+  Buffer ring_, own_, left_, from_ring_, from_left_, bound_, bound_at_, object_;
   AllocationId bare_;
   DriverHandle hog_;
 };
 
-void Serve(int socket, int rank, int ranks, Layout layout, const std::filesystem::path& directory, std::uint32_t timeout_ms) {
+void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, const std::filesystem::path& directory,
+           std::uint32_t timeout_ms) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, layout, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, multicast, directory, timeout_ms);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -335,7 +410,8 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms) : layout_(layout), directory_(NewDirectory()) {
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast)
+    : layout_(layout), multicast_(multicast), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
@@ -346,7 +422,7 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms)
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, layout_, directory_, timeout_ms);
+      Serve(ends[1], rank, ranks, layout_, multicast_, directory_, timeout_ms);
       ::_exit(0);
     }
     ::close(ends[1]);
@@ -359,8 +435,13 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms)
     const auto& from = built[static_cast<std::size_t>((rank + ranks - 1) % ranks)];
     if (!from || !from->ok()) std::fprintf(stderr, "building: %s\n", from ? from->text.data() : "died");
     if (from) command.tokens = from->tokens;
+    if (built[0]) command.tokens[2] = built[0]->tokens[2];
     const auto reply = Do(rank, command);
     if (!reply || !reply->ok()) std::fprintf(stderr, "importing: %s\n", reply ? reply->text.data() : "died");
+  }
+  if (!multicast_) return;
+  for (const auto& bound : All({.op = Op::kBind})) {
+    if (!bound || !bound->ok()) std::fprintf(stderr, "binding: %s\n", bound ? bound->text.data() : "died");
   }
 }
 

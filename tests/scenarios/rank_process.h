@@ -3,7 +3,8 @@
 //
 // Every rank has a device to itself and four allocations: "ring" is exported to the next rank and mapped by both, "left" is
 // exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
-// from rank and version alone.
+// from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its device,
+// binds two allocations of its own at different offsets, one by handle and one by address, and maps the object.
 #pragma once
 
 #include <sys/types.h>
@@ -27,14 +28,15 @@
 namespace amem::test {
 
 inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn = 4 * kPage, kBare = 2 * kPage;
-inline constexpr Bytes kSlab = 16 * kPage;  // all of a rank's fit into one
+inline constexpr Bytes kBound = 2 * kPage, kBoundAt = kPage, kObject = kBound + kBoundAt;  // bound by handle, by address
+inline constexpr Bytes kSlab = 16 * kPage;                                                  // all of a rank's fit into one
 #ifdef AMEM_SANITIZED
 inline constexpr int kSlower = 5;
 #else
 inline constexpr int kSlower = 1;
 #endif
 
-enum class Op : std::uint32_t { kBuild, kImport, kFill, kCheck, kArm, kPause, kResume, kFree, kHog, kFork, kClose };
+enum class Op : std::uint32_t { kBuild, kImport, kBind, kFill, kCheck, kArm, kPause, kResume, kFree, kHog, kFork, kClose };
 // What happens at the nth driver call (or append to the journal) of one rank, counted from arming.
 enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend };
 
@@ -43,7 +45,7 @@ struct Command {
   Fault fault{};
   std::uint64_t nth = 0;
   std::uint64_t version = 0;
-  std::array<std::array<std::byte, kTokenBytes>, 2> tokens{};
+  std::array<std::array<std::byte, kTokenBytes>, 3> tokens{};
 };
 struct Reply {
   Code code{};
@@ -52,7 +54,8 @@ struct Reply {
   std::uint64_t calls = 0, appends = 0;  // since arming
   std::uint64_t took_ms = 0;
   bool fired = false;  // the fault has happened
-  std::array<std::array<std::byte, kTokenBytes>, 2> tokens{};
+  std::uint32_t reached = 0;  // kCheck: how many devices a store to the multicast object reaches
+  std::array<std::array<std::byte, kTokenBytes>, 3> tokens{};
   std::array<char, 700> text{};  // of a failure, or of the first thing that kCheck found wrong
   [[nodiscard]] bool ok() const { return code == Code::kOk; }
 };
@@ -60,12 +63,14 @@ struct Reply {
 class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
-  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower);
+  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower,
+                         bool multicast = false);
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   [[nodiscard]] Layout layout() const { return layout_; }
+  [[nodiscard]] bool multicast() const { return multicast_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
   // One rank; empty: it has died.
@@ -94,6 +99,7 @@ class RankProcesses {
   std::optional<Reply> Receive(Child& child);
 
   const Layout layout_;
+  const bool multicast_;
   std::filesystem::path directory_;
   std::shared_ptr<SimulatorWorld> world_;
   std::vector<Child> children_;

@@ -53,7 +53,7 @@ namespace amem {
   X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
   X(fill, "cuMemsetD8Async", cuMemsetD8Async)
 
-// Null where the driver does not have them: only speed depends on these.
+// Null where the driver does not have them: only speed depends on these, and multicast objects.
 #define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
   X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
   X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
@@ -66,7 +66,13 @@ namespace amem {
   X(event_query, "cuEventQuery", cuEventQuery)                   \
   X(stream_query, "cuStreamQuery", cuStreamQuery)                \
   X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
-  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
+  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)         \
+  X(multicast_create, "cuMulticastCreate", cuMulticastCreate)    \
+  X(multicast_add_device, "cuMulticastAddDevice", cuMulticastAddDevice) \
+  X(multicast_bind_memory, "cuMulticastBindMem", cuMulticastBindMem) \
+  X(multicast_bind_address, "cuMulticastBindAddr", cuMulticastBindAddr) \
+  X(multicast_unbind, "cuMulticastUnbind", cuMulticastUnbind) \
+  X(multicast_granularity, "cuMulticastGetGranularity", cuMulticastGetGranularity)
 
 struct CudaCalls {
 #define AMEM_CUDA_MEMBER(member, name, type) decltype(&type) member = nullptr;

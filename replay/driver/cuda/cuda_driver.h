@@ -40,6 +40,13 @@ class CudaDriver final : public Driver {
   Result<UniqueFd> Export(DriverHandle handle) override;
   Result<DriverHandle> Import(const UniqueFd& descriptor) override;
   Result<Bytes> Granularity(const AllocationProperties& properties) override;
+  // Not run on hardware yet, but for MulticastGranularity, which makes nothing.
+  Result<DriverHandle> CreateMulticast(const MulticastProperties& properties) override;
+  Status AddDevice(DriverHandle multicast, DeviceOrdinal device) override;
+  Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes) override;
+  Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) override;
+  Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) override;
+  Result<Bytes> MulticastGranularity() override;
   Result<MemoryInfo> Memory(DeviceOrdinal device) override;
   std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal device) override;
   Result<int> DeviceCount() override;

@@ -145,6 +145,8 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
   if (bytes != memory->bytes || offset != 0) return fail(cuda::kNotSupported, "a handle is mapped whole");
+  if (memory->multicast && !MulticastGranular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
+  if (memory->multicast && !world_->IsComplete(memory->key)) return fail(cuda::kNotReady, kIncompleteTeam);
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
   if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
     return fail(cuda::kInvalidValue, "something is mapped in this range already");

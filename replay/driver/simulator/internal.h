@@ -20,6 +20,10 @@ inline constexpr std::uint32_t kPosixDescriptor = 1, kFabric = 8;  // CUmemAlloc
 inline constexpr std::string_view kNoSuchDevice = "there is no such device";
 inline constexpr std::string_view kNoSuchHandle = "no such handle exists (it was released, or never made)";
 
+inline constexpr std::string_view kNotMulticastGranular =
+    "sizes, offsets and addresses must be multiples of the multicast granularity, and sizes not zero";
+inline constexpr std::string_view kIncompleteTeam = "not all of its devices were added; the driver would let this call wait";
+
 inline void* Pointer(Address address) { return reinterpret_cast<void*>(address.value); }  // NOLINT(performance-no-int-to-ptr)
 
 // Of a map of what begins at each address: the entry that `address` lies in, or end().
@@ -47,7 +51,11 @@ struct Simulator::Physical {
   std::uint32_t references = 0;
   std::uint32_t mappings = 0;
   bool imported = false;
+  bool multicast = false;  // `properties` then say so, too (kMulticastUsage)
 };
+
+// How a multicast object is marked in its properties, through export and import: it is host memory for the simulator.
+inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
 struct Simulator::PinnedRegistry {
   std::mutex mutex;

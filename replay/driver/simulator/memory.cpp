@@ -122,6 +122,7 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   memory->properties = shared->tag.properties;
   memory->properties.handle_types = 0;  // as the driver says of imported handles
   memory->imported = true;
+  memory->multicast = memory->properties.usage == kMulticastUsage;
   if (memory->properties.location.type == LocationType::kDevice) {
     memory->world_device = memory->properties.location.id;
     if (memory->world_device < 0 || memory->world_device >= world_->devices()) return fail(cuda::kInvalidDevice, kNoSuchDevice);

@@ -17,6 +17,16 @@
 //   * access for the host to device memory: NOT_SUPPORTED
 //   * more memory on a device than it has, all processes of the world together: OUT_OF_MEMORY (2)
 //   * memory touched before access was given: SIGSEGV
+// and, of multicast objects, the rules that the CUDA driver's manual states (no multicast object was ever made on hardware):
+//   * size, offsets and addresses are multiples of the multicast granularity, and what is bound lies within object and memory:
+//     INVALID_VALUE
+//   * a device is added once, and no more of them than the object was made for: INVALID_VALUE; memory of a device that was not
+//     added: INVALID_DEVICE
+//   * nothing is bound and the object is not mapped before all devices were added, by all processes together. The driver lets
+//     such a call wait; the simulator answers NOT_READY (600), so that a wrong order shows.
+//   * a device's bindings do not overlap; an object that can be shared takes memory that can be shared: INVALID_VALUE
+//   * what is unbound must be just what this process bound: INVALID_VALUE (the manual leaves it undefined)
+//   * memory that is bound exists until it is unbound, or its process or the object is gone
 //   * what needs a context (copies, how much memory is free) opens one on its device for good; Synchronize opens none
 // Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
 //
@@ -32,6 +42,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -51,6 +62,7 @@ struct SimulatorOptions {
   Bytes capacity_per_device = Bytes{16} << 30;  // likewise
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
+  Bytes multicast_granularity = 0;        // the least, a power of two; 0: as `granularity`
   bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 
@@ -92,6 +104,7 @@ class Simulator final : public Driver {
 // clang-format off
 #define AMEM_SIMULATED_CALLS(X)                                                                                  \
   X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
+  X(CreateMulticast) X(AddDevice) X(BindMemory) X(BindAddress) X(Unbind) X(MulticastGranularity)                 \
   X(Memory) X(DeviceCount) X(DeviceUuid) X(Synchronize) X(AllocatePinned) X(CopyToHost) X(CopyToDevice) X(Clear) \
   X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll)
 // clang-format on
@@ -114,6 +127,12 @@ class Simulator final : public Driver {
   Result<UniqueFd> Export(DriverHandle handle) override;
   Result<DriverHandle> Import(const UniqueFd& descriptor) override;
   Result<Bytes> Granularity(const AllocationProperties& properties) override;
+  Result<DriverHandle> CreateMulticast(const MulticastProperties& properties) override;
+  Status AddDevice(DriverHandle multicast, DeviceOrdinal device) override;
+  Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes) override;
+  Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) override;
+  Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) override;
+  Result<Bytes> MulticastGranularity() override;
   Result<MemoryInfo> Memory(DeviceOrdinal device) override;
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
@@ -139,6 +158,16 @@ class Simulator final : public Driver {
 
   // ---- for tests
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
+  // What a store to an address in a mapped multicast object would reach: of each device that has memory bound there, the
+  // memory and the place in it. Nothing: that is no multicast object, or not all of its devices were added.
+  struct Reached {
+    std::int32_t device = 0;  // of the world
+    SimulatorWorld::Key memory;
+    Bytes offset = 0;
+    friend bool operator==(const Reached&, const Reached&) = default;
+  };
+  [[nodiscard]] std::vector<Reached> Reach(Address multicast) const;  // by device
+  [[nodiscard]] std::optional<SimulatorWorld::Key> MemoryAt(Address address) const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;  // on that device, by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;
   // The devices on which calls needed a context, so that the real driver would hold one there from then on.
@@ -196,6 +225,10 @@ class Simulator final : public Driver {
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: there is none
   [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
+  [[nodiscard]] bool MulticastGranular(std::uint64_t value) const;
+  // With the lock held. What a failed binding says is in the second part.
+  std::pair<int, std::string_view> Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
+                                        Bytes memory_offset, Bytes bytes);
   int CheckProperties(const AllocationProperties& properties) const;
   [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
   std::shared_ptr<Physical> Find(DriverHandle handle) const;  // null: unknown, or released

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "replay/driver/simulator/memory_key.h"
 #include "statemachine/types.h"
@@ -26,6 +27,8 @@ class SimulatorWorld {
  public:
   static constexpr std::uint32_t kMembers = 128;            // simulators attached at once, all processes together
   static constexpr std::uint32_t kAllocations = 64 * 1024;  // allocations at once
+  static constexpr std::uint32_t kMulticasts = 256;         // multicast objects at once
+  static constexpr std::uint32_t kBindings = 128;           // to one multicast object
   static constexpr std::int32_t kMaxDevices = 64;
   static constexpr std::int32_t kHostMemory = -1;  // "device" of memory that is counted to no device
 
@@ -54,6 +57,21 @@ class SimulatorWorld {
   std::optional<Key> AddReference(std::uint32_t member, Key key, std::int32_t device, Bytes bytes);
   void DropReference(std::uint32_t member, Key key);
   void MarkExported(Key key);  // from now on open descriptors hold it, too
+
+  // Multicast objects: memory of the host with an account of devices and bindings. Bind holds a reference to the memory for the
+  // member. The numbers are CUresults; simulator.h has the rules.
+  std::optional<Key> AddMulticast(std::uint32_t member, std::uint32_t devices, Bytes bytes);
+  int AddDevice(Key multicast, std::int32_t device);
+  [[nodiscard]] bool IsComplete(Key multicast);  // all of its devices were added
+  struct Binding {
+    std::int32_t device = 0;
+    Bytes offset = 0, bytes = 0;  // in the object
+    Key memory;
+    Bytes memory_offset = 0;
+  };
+  int Bind(std::uint32_t member, Key multicast, const Binding& binding);
+  int Unbind(std::uint32_t member, Key multicast, std::int32_t device, Bytes offset, Bytes bytes);
+  [[nodiscard]] std::vector<Binding> Bindings(Key multicast);  // by device and offset
 
   [[nodiscard]] Bytes InUse(std::int32_t device);
   [[nodiscard]] std::uint32_t Members();  // attached and alive

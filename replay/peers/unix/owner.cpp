@@ -20,7 +20,8 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   all.reserve(wanted);
   auto descriptor = incoming.descriptors.begin();
   for (const SharedItem& item : shared->items) {
-    all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part, item.tag});
+    all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part, item.tag,
+                   item.incarnation});
   }
   return all;
 }

@@ -263,7 +263,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
-  Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag}}},
+  Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation}}},
         std::move(descriptors));
   sessions_.Changed();
 }
@@ -276,7 +276,7 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
     if (shared->part)
       return Reply(connection, request, FailureMessage{{Code::kInvalid, "a part of a slab is not imported again"}});
-    answer.items.push_back({shared->bytes, shared->properties, {}, shared->tag});
+    answer.items.push_back({shared->bytes, shared->properties, {}, shared->tag, shared->incarnation});
     descriptors.push_back(std::move(shared->descriptor));
   }
   Reply(connection, request, std::move(answer), std::move(descriptors));

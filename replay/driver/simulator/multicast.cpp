@@ -1,0 +1,138 @@
+// The simulator's multicast objects. Stores to a mapped object do not reach the memory that is bound to it; Reach says which
+// memory that would be.
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "replay/driver/simulator/internal.h"
+
+namespace amem {
+namespace {
+
+constexpr std::string_view kNoMulticast = "that handle is no multicast object";
+
+std::string Doing(const char* call, DriverHandle multicast, Bytes offset, Bytes bytes) {
+  return fmt::format("{} {} bytes at {} of {}", call, bytes, offset, OfHandle(multicast));
+}
+
+}  // namespace
+
+bool Simulator::MulticastGranular(std::uint64_t value) const {
+  const Bytes granularity = options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
+  return (value & (granularity - 1)) == 0;
+}
+
+Result<Bytes> Simulator::MulticastGranularity() {
+  if (const int result = Enter(kMulticastGranularity))
+    return SimulatedFailure(result, "cuMulticastGetGranularity", WhyNotEntered());
+  return options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
+}
+
+Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wanted) {
+  const auto fail =
+      Failing([&] { return fmt::format("cuMulticastCreate {} bytes for {} devices", wanted.bytes, wanted.devices); });
+  if (const int result = Enter(kCreateMulticast)) return fail(result, WhyNotEntered());
+  if (wanted.devices == 0 || wanted.devices > static_cast<std::uint32_t>(world_->devices()))
+    return fail(cuda::kInvalidValue, "there are not as many devices, or none was asked for");
+  if (wanted.bytes == 0 || !MulticastGranular(wanted.bytes)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
+  if (wanted.flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
+  AllocationProperties properties;
+  properties.handle_types = wanted.handle_types;
+  properties.location = {LocationType::kHost, 0};
+  if (const int result = CheckProperties(properties)) return fail(result, "such handles cannot be had");
+  properties.usage = kMulticastUsage;
+  auto memory = std::make_shared<Physical>();
+  memory->bytes = wanted.bytes;
+  memory->properties = properties;
+  memory->multicast = true;
+  const auto key = world_->AddMulticast(member_, wanted.devices, wanted.bytes);
+  if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
+  memory->key = *key;
+  const std::lock_guard lock(mutex_);
+  return Adopt(std::move(memory));
+}
+
+Status Simulator::AddDevice(DriverHandle multicast, DeviceOrdinal device) {
+  const auto fail =
+      Failing([&] { return fmt::format("cuMulticastAddDevice device {} to {}", device.value, OfHandle(multicast)); });
+  if (const int result = Enter(kAddDevice)) return fail(result, WhyNotEntered());
+  const std::int32_t world_device = WorldDevice(device.value);
+  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  const std::lock_guard lock(mutex_);
+  const auto object = Find(multicast);
+  if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
+  const int result = world_->AddDevice(object->key, world_device);
+  return result == 0 ? Status{} : fail(result, "the device was added before, or as many as it was made for");
+}
+
+std::pair<int, std::string_view> Simulator::Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
+                                                 Bytes memory_offset, Bytes bytes) {
+  const auto object = Find(multicast);
+  if (!object || !object->multicast) return {cuda::kInvalidValue, kNoMulticast};
+  if (!memory || memory->multicast) return {cuda::kInvalidValue, kNoSuchHandle};
+  if (memory->world_device < 0) return {cuda::kInvalidDevice, "only memory of a device can be bound"};
+  if (bytes == 0 || !MulticastGranular(bytes | offset | memory_offset)) return {cuda::kInvalidValue, kNotMulticastGranular};
+  if (memory_offset > memory->bytes || bytes > memory->bytes - memory_offset)
+    return {cuda::kInvalidValue, "the memory ends before"};
+  const bool shareable = object->imported || object->properties.handle_types != 0;
+  if (shareable && memory->properties.handle_types == 0)
+    return {cuda::kInvalidValue, "an object that can be shared takes only memory that can be shared"};
+  const int result = world_->Bind(member_, object->key, {memory->world_device, offset, bytes, memory->key, memory_offset});
+  return {result, result == cuda::kNotReady ? kIncompleteTeam : "another device, overlapping, or outside of the object"};
+}
+
+Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle handle, Bytes memory_offset, Bytes bytes) {
+  const auto fail = Failing([&] { return Doing("cuMulticastBindMem", multicast, offset, bytes); });
+  if (const int result = Enter(kBindMemory)) return fail(result, WhyNotEntered());
+  const std::lock_guard lock(mutex_);
+  const auto [result, why] = Bind(multicast, offset, Find(handle), memory_offset, bytes);
+  return result == 0 ? Status{} : fail(result, why);
+}
+
+Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) {
+  const auto fail = Failing([&] { return Doing("cuMulticastBindAddr", multicast, offset, bytes); });
+  if (const int result = Enter(kBindAddress)) return fail(result, WhyNotEntered());
+  const std::lock_guard lock(mutex_);
+  if (!MulticastGranular(address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
+  const auto mapping = Containing(mappings_, address);
+  if (mapping == mappings_.end()) return fail(cuda::kInvalidValue, "nothing is mapped there");
+  const Bytes memory_offset = address.value - mapping->first.value;
+  const auto [result, why] = Bind(multicast, offset, mapping->second.memory, memory_offset, bytes);
+  return result == 0 ? Status{} : fail(result, why);
+}
+
+Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
+  const auto fail = Failing([&] { return Doing("cuMulticastUnbind", multicast, offset, bytes); });
+  if (const int result = Enter(kUnbind)) return fail(result, WhyNotEntered());
+  const std::int32_t world_device = WorldDevice(device.value);
+  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  const std::lock_guard lock(mutex_);
+  const auto object = Find(multicast);
+  if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
+  const int result = world_->Unbind(member_, object->key, world_device, offset, bytes);
+  return result == 0 ? Status{} : fail(result, "this process has not bound just that");
+}
+
+std::vector<Simulator::Reached> Simulator::Reach(Address address) const {
+  const std::lock_guard lock(mutex_);
+  const auto mapping = Containing(mappings_, address);
+  if (mapping == mappings_.end() || !mapping->second.memory->multicast) return {};
+  const SimulatorWorld::Key object = mapping->second.memory->key;
+  if (!world_->IsComplete(object)) return {};
+  const Bytes at = address.value - mapping->first.value;
+  std::vector<Reached> reached;
+  for (const SimulatorWorld::Binding& one : world_->Bindings(object)) {
+    if (one.offset <= at && at - one.offset < one.bytes)
+      reached.push_back({one.device, one.memory, one.memory_offset + at - one.offset});
+  }
+  return reached;
+}
+
+std::optional<SimulatorWorld::Key> Simulator::MemoryAt(Address address) const {
+  const std::lock_guard lock(mutex_);
+  const auto mapping = Containing(mappings_, address);
+  if (mapping == mappings_.end()) return std::nullopt;
+  return mapping->second.memory->key;
+}
+
+}  // namespace amem

@@ -1,0 +1,266 @@
+// The table of a simulated world, as the processes that share it see it. Only the sources of SimulatorWorld include this.
+#pragma once
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "replay/driver/simulator/world.h"
+
+namespace amem {
+
+inline constexpr std::uint64_t kWorldMagic = 0x616d656d2d73696dULL;  // "amem-sim"
+inline constexpr std::uint64_t kWorldVersion = 2;
+
+struct WorldMember {
+  std::int32_t pid;  // 0: free; written last when taken and first when left
+  std::uint64_t start_time;
+};
+
+struct WorldEntry {
+  std::atomic<std::uint64_t> id;  // 0: free; written last, so that a half-written entry does not exist
+  std::uint64_t bytes;
+  std::int32_t device;
+  std::uint32_t exported;
+  std::array<std::uint16_t, SimulatorWorld::kMembers> references;
+};
+
+struct WorldBinding {  // of memory to a multicast object
+  std::uint64_t offset;
+  std::uint64_t bytes;  // 0: free
+  std::int32_t device;
+  std::uint32_t member;
+  SimulatedMemoryKey memory;
+  std::uint64_t memory_offset;
+};
+
+struct WorldMulticast {  // beside the entry of the same id
+  std::uint64_t id;      // 0: free
+  std::uint64_t bytes;
+  std::uint64_t added;  // a bit for each device of the world
+  std::uint32_t devices;
+  std::array<WorldBinding, SimulatorWorld::kBindings> bindings;
+};
+
+bool IsAlive(const WorldMember& member);
+// The ids of this world's memory to which a process has descriptors open.
+void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
+
+struct SimulatorWorld::Table {
+  std::uint64_t magic, version, id;
+  std::int32_t devices;
+  bool shared;  // between processes; otherwise every member is this process
+  Bytes capacity;
+  pthread_mutex_t mutex;
+  std::uint64_t next_id;
+  std::uint32_t first_free;  // no free entry before this
+  std::uint32_t end;         // no used entry from here on
+  std::uint32_t lingering;   // entries that only exported descriptors may hold
+  std::array<Bytes, kMaxDevices> used;
+  std::array<WorldMember, kMembers> members;
+  std::array<WorldMulticast, kMulticasts> multicasts;
+  std::array<WorldEntry, kAllocations> entries;
+
+  static Table* MapFile(int fd) {
+    void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return memory == MAP_FAILED ? nullptr : static_cast<Table*>(memory);
+  }
+  static Table* MapPrivate() {
+    void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? nullptr : static_cast<Table*>(memory);
+  }
+
+  void Initialise(std::int32_t device_count, Bytes device_capacity, bool between_processes) {
+    std::random_device random;
+    magic = kWorldMagic;
+    version = kWorldVersion;
+    id = (std::uint64_t{random()} << 32) | random();
+    devices = device_count;
+    shared = between_processes;
+    capacity = device_capacity;
+    next_id = 1;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+  }
+
+  [[nodiscard]] WorldEntry* Find(Key key) {
+    if (key.index >= kAllocations || key.id == 0) return nullptr;
+    if (entries[key.index].id.load() == key.id) return &entries[key.index];
+    for (std::uint32_t i = 0; i < end; ++i) {  // counted again after it was forgotten, elsewhere
+      if (entries[i].id.load() == key.id) return &entries[i];
+    }
+    return nullptr;
+  }
+  [[nodiscard]] std::uint32_t IndexOf(const WorldEntry& entry) const { return static_cast<std::uint32_t>(&entry - entries.data()); }
+
+  static bool Referenced(const WorldEntry& entry) {
+    for (const std::uint16_t count : entry.references) {
+      if (count != 0) return true;
+    }
+    return false;
+  }
+
+  void Use(std::uint32_t index, std::uint64_t entry_id, std::int32_t device, Bytes bytes, std::uint32_t member) {
+    WorldEntry& entry = entries[index];
+    entry.bytes = bytes;
+    entry.device = device;
+    entry.exported = 0;
+    entry.references.fill(0);
+    entry.references[member] = 1;
+    entry.id.store(entry_id);
+    if (device >= 0) used[device] += bytes;
+    if (index >= end) end = index + 1;
+  }
+
+  std::optional<std::uint32_t> FreeIndex() {
+    for (std::uint32_t i = first_free; i < kAllocations; ++i) {
+      if (entries[i].id.load() == 0) {
+        first_free = i + 1;
+        return i;
+      }
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] WorldMulticast* FindMulticast(Key key) {
+    for (WorldMulticast& one : multicasts) {
+      if (key.id != 0 && one.id == key.id) return &one;
+    }
+    return nullptr;
+  }
+
+  void DropReferenceOf(std::uint32_t member, Key key) {
+    WorldEntry* entry = Find(key);
+    if (entry == nullptr || entry->references[member] == 0) return;
+    --entry->references[member];
+    AfterDrop(IndexOf(*entry));
+  }
+
+  // With the object its bindings go, and their hold on memory.
+  void ForgetMulticast(std::uint64_t object) {
+    WorldMulticast* multicast = FindMulticast({0, object});
+    if (multicast == nullptr) return;
+    multicast->id = 0;
+    for (WorldBinding& binding : multicast->bindings) {
+      if (binding.bytes != 0) DropReferenceOf(binding.member, binding.memory);
+      binding = {};
+    }
+  }
+
+  void Forget(std::uint32_t index) {
+    WorldEntry& entry = entries[index];
+    const std::uint64_t entry_id = entry.id.load();
+    entry.id.store(0);
+    ForgetMulticast(entry_id);
+    if (entry.device >= 0) used[entry.device] -= entry.bytes;
+    if (index < first_free) first_free = index;
+    while (end > 0 && entries[end - 1].id.load() == 0) --end;
+  }
+
+  void AfterDrop(std::uint32_t index) {
+    const WorldEntry& entry = entries[index];
+    if (Referenced(entry)) return;
+    if (entry.exported) {
+      ++lingering;
+    } else {
+      Forget(index);
+    }
+  }
+
+  void DropAll(std::uint32_t member) {
+    for (std::uint32_t i = 0; i < end; ++i) {
+      WorldEntry& entry = entries[i];
+      if (entry.id.load() == 0 || entry.references[member] == 0) continue;
+      entry.references[member] = 0;
+      AfterDrop(i);
+    }
+    for (WorldMulticast& multicast : multicasts) {
+      for (WorldBinding& binding : multicast.bindings) {
+        if (binding.bytes != 0 && binding.member == member) binding = {};  // its reference is gone already
+      }
+    }
+    members[member] = {};
+  }
+
+  void ReapTheDead() {
+    if (!shared) return;
+    for (std::uint32_t m = 0; m < kMembers; ++m) {
+      if (members[m].pid != 0 && !IsAlive(members[m])) DropAll(m);
+    }
+  }
+
+  // Forgets what neither a member nor an open descriptor holds. Costs a walk through the members' descriptors, only if needed.
+  void ForgetClosedDescriptors() {
+    if (lingering == 0) return;
+    std::set<std::int32_t> pids;
+    for (const WorldMember& member : members) {
+      if (member.pid != 0) pids.insert(member.pid);
+    }
+    pids.insert(getpid());
+    std::set<std::uint64_t> open_ids;
+    for (const std::int32_t pid : pids) InsertOpenIds(pid, id, open_ids);
+    for (std::uint32_t i = 0; i < end; ++i) {
+      const std::uint64_t entry_id = entries[i].id.load();
+      if (entry_id == 0 || Referenced(entries[i]) || open_ids.contains(entry_id)) continue;
+      Forget(i);
+      --lingering;
+    }
+  }
+
+  void Refresh() {
+    ReapTheDead();
+    ForgetClosedDescriptors();
+  }
+
+  // After a process was killed inside: everything that is derived is derived again.
+  void Repair() {
+    used.fill(0);
+    first_free = 0;
+    end = 0;
+    lingering = 0;
+    for (std::uint32_t i = 0; i < kAllocations; ++i) {
+      WorldEntry& entry = entries[i];
+      if (entry.id.load() == 0) continue;
+      if (!Referenced(entry) && !entry.exported) {
+        entry.id.store(0);
+        continue;
+      }
+      if (entry.id.load() >= next_id) next_id = entry.id.load() + 1;
+      if (entry.device >= 0) used[entry.device] += entry.bytes;
+      if (!Referenced(entry)) ++lingering;
+      end = i + 1;
+    }
+    for (const WorldMulticast& multicast : multicasts) {
+      if (multicast.id != 0 && Find({0, multicast.id}) == nullptr) ForgetMulticast(multicast.id);
+    }
+    ReapTheDead();
+  }
+};
+
+class SimulatorWorld::Guard {
+ public:
+  explicit Guard(Table& table) : table_(table) {
+    if (pthread_mutex_lock(&table_.mutex) != EOWNERDEAD) return;
+    table_.Repair();
+    pthread_mutex_consistent(&table_.mutex);
+  }
+  ~Guard() { pthread_mutex_unlock(&table_.mutex); }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  Table& table_;
+};
+
+}  // namespace amem

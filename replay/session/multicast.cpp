@@ -1,0 +1,38 @@
+// Multicast objects, and the memory that NCCL binds to them.
+#include <algorithm>
+
+#include "replay/session/session.h"
+
+namespace amem {
+
+AllocationId Session::NoteMulticast(MulticastCreated created) {
+  const auto lock = ledger_.Lock();
+  created.allocation = ledger_.TakeAllocationId();
+  created.tag = options_.nvls == Nvls::kRelease ? MemoryTag::kMulticastReleased : MemoryTag::kNccl;
+  ledger_.SetHandle(created.allocation, created.handle);
+  ledger_.Record(created);
+  return created.allocation;
+}
+
+void Session::PrepareBind(AllocationId memory) {
+  const auto lock = ledger_.Lock();
+  if (ledger_.state().allocations.contains(memory)) GiveOwnHandle(memory);
+}
+
+bool Session::ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
+  const auto lock = ledger_.Lock();
+  const State& state = ledger_.state();
+  const auto a = state.allocations.find(multicast);
+  if (a == state.allocations.end() || !a->second.rebuilt()) return false;
+  if (ledger_.RebuiltAs(multicast).stands_in) return true;
+  const auto object = state.multicasts.find(multicast);
+  if (object == state.multicasts.end()) return false;
+  const auto at = object->second.bindings.find(offset);
+  if (at == object->second.bindings.end()) return false;
+  const bool unbound = std::ranges::any_of(
+      at->second, [&](const MulticastBinding& b) { return b.device == device && b.bytes == bytes && !b.bound; });
+  if (unbound) ledger_.Record(MulticastUnbound{multicast, device, offset, bytes});
+  return unbound;
+}
+
+}  // namespace amem

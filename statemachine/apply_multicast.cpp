@@ -1,0 +1,182 @@
+// Multicast objects and the memory that is bound to them.
+#include <algorithm>
+
+#include "statemachine/fold.h"
+
+namespace amem {
+namespace {
+
+std::string Object(AllocationId id) { return "multicast object " + std::to_string(id.value); }
+
+// Whose memory is bound: its own device's; of memory that is not this session's own, that of the only device added here.
+DeviceOrdinal DeviceOf(const Allocation* memory, const Multicast& object) {
+  if (memory != nullptr && memory->own() && memory->on_device()) return DeviceOrdinal{memory->properties.location.id};
+  return object.added.size() == 1 ? object.added.front() : DeviceOrdinal{-1};
+}
+
+}  // namespace
+
+Status Fold::operator()(const MulticastCreated& e) {
+  Allocation a;
+  a.bytes = e.bytes;
+  a.properties.handle_types = e.handle_types;
+  a.flags = e.flags;
+  a.multicast = true;
+  a.tag = e.tag;
+  AMEM_TRY(Add("create multicast", e.allocation, std::move(a)));
+  s_.multicasts[e.allocation].devices = e.devices;
+  s_.multicasts[e.allocation].incomplete = e.incomplete;
+  return {};
+}
+
+Multicast* Fold::FindMulticast(AllocationId id) {
+  if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end()) return &it->second;
+  const Allocation* a = Find(id);
+  return a == nullptr || a->own() || a->on_device() || a->placed() ? nullptr : &s_.multicasts[id];
+}
+
+Status Fold::operator()(const MulticastDeviceAdded& e) {
+  Multicast* object = FindMulticast(e.multicast);
+  if (object == nullptr) return Bad("add device to " + Object(e.multicast) + ": it does not exist");
+  object->added.push_back(e.device);
+  return {};
+}
+
+Fold::BoundMemory Fold::MemoryOf(AllocationId id) {
+  BoundMemory memory{id ? Find(id) : nullptr, nullptr};
+  if (memory.part != nullptr && memory.part->placed()) memory.slab = Find(memory.part->slab);
+  return memory;
+}
+
+Status Fold::operator()(const MulticastBound& e) {
+  const std::string doing = "bind memory to " + Object(e.multicast);
+  AllocationId id = e.allocation;
+  if (!id) {
+    if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
+  }
+  const BoundMemory memory = MemoryOf(id);
+  if (e.allocation && memory.part == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
+  Multicast* object = FindMulticast(e.multicast);
+  if (object == nullptr) return Bad(doing + ": it does not exist");
+  const bool sound = memory.part == nullptr || !memory.part->placed() || memory.slab != nullptr;
+  AMEM_CHECK(sound, id);
+  const bool released = Find(e.multicast) != nullptr && Find(e.multicast)->rebuilt();
+  for (Allocation* bound : {memory.part, memory.slab}) {  // the slab's memory is what is bound
+    if (bound == nullptr) continue;
+    ++bound->multicast_bindings;
+    bound->released_bindings += released ? 1 : 0;
+  }
+  const DeviceOrdinal device = DeviceOf(memory.part, *object);
+  object->bindings[e.multicast_offset].push_back({id, e.address, e.allocation_offset, e.bytes, device, true});
+  return {};
+}
+
+Status Fold::operator()(const MulticastUnbound& e) {
+  const std::string doing = "unbind memory from " + Object(e.multicast);
+  const auto it = s_.multicasts.find(e.multicast);
+  if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  const auto at = it->second.bindings.find(e.multicast_offset);
+  if (at == it->second.bindings.end()) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
+  auto& list = at->second;
+  const auto mine = std::find_if(list.begin(), list.end(),
+                                 [&](const MulticastBinding& b) { return b.device == e.device || b.device.value < 0; });
+  if (mine == list.end()) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
+  const Allocation* object = Find(e.multicast);
+  CountUnbound(mine->allocation, object != nullptr && object->rebuilt());
+  list.erase(mine);
+  if (list.empty()) it->second.bindings.erase(at);
+  const bool imported = object != nullptr && !object->own();
+  if (imported && it->second.bindings.empty() && it->second.added.empty()) s_.multicasts.erase(it);
+  return {};
+}
+
+void Fold::CountUnbound(AllocationId id, bool released) {
+  const BoundMemory memory = MemoryOf(id);
+  for (Allocation* bound : {memory.part, memory.slab}) {
+    if (bound == nullptr || bound->multicast_bindings == 0) continue;  // a part that was bound before it moved counts elsewhere
+    --bound->multicast_bindings;
+    if (released && bound->released_bindings > 0) --bound->released_bindings;
+  }
+}
+
+// With the last hold on an object its bindings go. Memory that was bound to one that stays keeps its place all the same, because
+// a peer may hold the object still.
+Status Fold::EraseMulticast(AllocationId id) {
+  const auto it = s_.multicasts.find(id);
+  if (it == s_.multicasts.end()) return {};
+  const Allocation* a = Find(id);
+  if (a != nullptr && a->rebuilt()) {
+    for (const auto& [offset, bindings] : it->second.bindings) {
+      for (const MulticastBinding& b : bindings) CountUnbound(b.allocation, true);
+    }
+  }
+  s_.multicasts.erase(it);
+  return {};
+}
+
+void Fold::LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer) {
+  if (!a.own() || !a.rebuilt()) return;
+  const bool holds = std::any_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer; });
+  if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end() && !holds) it->second.incomplete = true;
+}
+
+// ---- in a pause or a resume ---------------------------------------------------------------------------------------------
+
+Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
+  const Allocation* object = Find(step.allocation);
+  const auto it = s_.multicasts.find(step.allocation);
+  if (object == nullptr || it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  if (!object->rebuilt()) return Bad(doing + ": it stays in a pause");
+  if (!object->resident) return Bad(doing + ": it is released");
+  Multicast& multicast = it->second;
+  if (step.kind == StepKind::kAddDevice) {
+    const auto missing = std::find(multicast.missing.begin(), multicast.missing.end(), step.device);
+    if (missing == multicast.missing.end()) return Bad(doing + ": it is there already");
+    multicast.missing.erase(missing);
+    return {};
+  }
+  const auto at = multicast.bindings.find(step.offset);
+  if (at == multicast.bindings.end()) return Bad(doing + ": that was never bound");
+  const bool bind = step.kind == StepKind::kBind;
+  const auto binding = std::find_if(at->second.begin(), at->second.end(),
+                                    [&](const MulticastBinding& b) { return b.device == step.device && b.bound != bind; });
+  if (binding == at->second.end()) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
+  if (bind && !multicast.missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
+  const BoundMemory memory = MemoryOf(binding->allocation);
+  if (bind && memory.part != nullptr && !(memory.slab != nullptr ? memory.slab : memory.part)->resident)
+    return Bad(doing + ": " + ToText(binding->allocation) + " has no memory yet");
+  binding->bound = bind;
+  return {};
+}
+
+bool Fold::IsBound(AllocationId id) const {
+  const auto refers = [&](const MulticastBinding& b) {
+    if (!b.bound) return false;
+    const auto memory = s_.allocations.find(b.allocation);
+    return b.allocation == id || (memory != s_.allocations.end() && memory->second.slab == id);
+  };
+  for (const auto& [object, multicast] : s_.multicasts) {
+    for (const auto& [offset, bindings] : multicast.bindings) {
+      if (std::any_of(bindings.begin(), bindings.end(),
+                      [&](const MulticastBinding& b) { return object == id ? b.bound : refers(b); }))
+        return true;
+    }
+  }
+  return false;
+}
+
+Status Fold::AllBound(const std::string& doing, bool bound) const {
+  for (const auto& [id, multicast] : s_.multicasts) {
+    const auto object = s_.allocations.find(id);
+    if (object == s_.allocations.end() || !object->second.rebuilt()) continue;
+    for (const auto& [offset, bindings] : multicast.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        if (b.bound != bound)
+          return Bad(doing + ": memory is " + (bound ? "not " : "") + "bound to " + Object(id) + " at " + FormatBytes(offset));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace amem

@@ -166,7 +166,7 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
       if (WhyKept(*a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(*a))));
       if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
       a->resident = a->awaiting_restore = false;
-      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) it->second.missing = it->second.added;
+      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) LoseDevices(it->second);
       return {};
     case StepKind::kCreate:
     case StepKind::kImport:
@@ -177,6 +177,7 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
       if (a->saved) AMEM_TRY(MarkGapsDirty(step.allocation, *a));
       a->resident = true;
       a->awaiting_restore = a->saved;
+      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) it->second.fresh = a->own();
       return {};
     default:
       return Bad(doing + ": not a step on an allocation");
@@ -208,7 +209,10 @@ Status Fold::AllBack(const std::string& doing) const {
 void Fold::ForgetSaved() {
   for (auto& [id, a] : s_.allocations) a.saved = a.awaiting_restore = false;
   for (auto& [address, m] : s_.mappings) m.accessible = true;
-  for (auto& [id, m] : s_.multicasts) m.missing.clear();  // still there: of an object that other memory stands in for
+  for (auto& [id, m] : s_.multicasts) {
+    m.missing.clear();  // still there: of an object that other memory stands in for
+    m.fresh = false;
+  }
 }
 
 }  // namespace amem

@@ -99,8 +99,8 @@ void Fold::CountUnbound(AllocationId id, bool released) {
   }
 }
 
-// With the last hold on an object its bindings go. Memory that was bound to one that stays keeps its place all the same, because
-// a peer may hold the object still.
+// With the last hold on an object its bindings go. Memory that was bound to one that stays keeps its place all the same,
+// because a peer may hold the object still.
 Status Fold::EraseMulticast(AllocationId id) {
   const auto it = s_.multicasts.find(id);
   if (it == s_.multicasts.end()) return {};
@@ -118,6 +118,11 @@ void Fold::LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer) 
   if (!a.own() || !a.rebuilt()) return;
   const bool holds = std::any_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer; });
   if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end() && !holds) it->second.incomplete = true;
+}
+
+void Fold::LoseDevices(Multicast& released) {
+  released.missing = released.added;
+  released.fresh = false;
 }
 
 // ---- in a pause or a resume ---------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ void AddMulticast(Hasher& h, const Multicast& m) {
       if (!b.bound) h.AddAll(b.device, b.bound);
     }
   }
-  if (!m.missing.empty() || m.incomplete) h.AddAll(m.missing.size(), m.missing, m.incomplete);
+  if (!m.missing.empty() || m.incomplete || m.fresh) h.AddAll(m.missing.size(), m.missing, m.incomplete, m.fresh);
 }
 
 void AddCycle(Hasher& h, const Cycle& c) {

@@ -316,10 +316,9 @@ std::string_view ToText(PhaseKind phase) {
 }
 
 std::string_view ToText(StepKind kind) {
-  static constexpr std::string_view kNames[] = {"quiesce",      "save",   "unmap",         "release import", "release own",
-                                                "check memory", "create", "map",           "set access",     "restore",
-                                                "import",       "verify", "find contents", "begin restore",  "add device",
-                                                "bind",         "unbind"};
+  static constexpr std::string_view kNames[] = {
+      "quiesce", "save",   "unmap",  "release import", "release own",   "check memory", "create", "map",   "set access",
+      "restore", "import", "verify", "find contents",  "begin restore", "add device",   "bind",   "unbind"};
   static_assert(std::size(kNames) == Index(StepKind::kUnbind) + 1);
   return NameIn(kNames, kind);
 }
@@ -337,9 +336,9 @@ std::string ToText(const Step& step) {
       return out + " " + to_string(step.device.value) + " to multicast object " + to_string(step.allocation.value);
     case StepKind::kBind:
     case StepKind::kUnbind:
-      return out + " memory of device " + to_string(step.device.value) +
-             (step.kind == StepKind::kBind ? " to" : " from") + " multicast object " + to_string(step.allocation.value) +
-             " at " + FormatBytes(step.offset) + ", " + FormatBytes(step.bytes);
+      return out + " memory of device " + to_string(step.device.value) + (step.kind == StepKind::kBind ? " to" : " from") +
+             " multicast object " + to_string(step.allocation.value) + " at " + FormatBytes(step.offset) + ", " +
+             FormatBytes(step.bytes);
     default:
       break;
   }

@@ -62,8 +62,8 @@ inline auto Fields(const AccessDescriptor& v) { return Named("location", v.locat
 inline auto Fields(const RemoteAllocation& v) { return Named("owner", v.owner, "owner_allocation", v.allocation); }
 inline auto Fields(const ByteRange& v) { return Named("offset", v.offset, "bytes", v.bytes); }
 inline auto Fields(const Step& v) {
-  return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device,
-               "offset", IfAny{v.offset});
+  return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device, "offset",
+               IfAny{v.offset});
 }
 
 // ---- events, in the order of event.h -------------------------------------------------------------------------------------

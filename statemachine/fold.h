@@ -101,6 +101,7 @@ class Fold {
   [[nodiscard]] BoundMemory MemoryOf(AllocationId id);
   void CountUnbound(AllocationId memory, bool released);
   Status EraseMulticast(AllocationId id);
+  static void LoseDevices(Multicast& released);
   // A peer has let go of one of its imports of `id`, or was lost.
   void LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer);
 

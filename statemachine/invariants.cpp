@@ -47,7 +47,8 @@ Status CheckAllocations(const State& s) {
     if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
     if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
     if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
-    if (!a.resident && a.own() && !a.saved && !a.multicast) return Broken(ToText(id) + " has neither memory nor saved contents");
+    if (!a.resident && a.own() && !a.saved && !a.multicast)
+      return Broken(ToText(id) + " has neither memory nor saved contents");
   }
   return {};
 }

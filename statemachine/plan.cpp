@@ -70,18 +70,21 @@ void UnmapAll(const State& state, AllocationId id, const Allocation& a, const Pl
   }
 }
 
+void Unbind(AllocationId id, const Multicast& multicast, std::vector<Step>& steps) {
+  for (const auto& [offset, bindings] : multicast.bindings) {
+    for (const MulticastBinding& b : bindings) {
+      if (b.bound) steps.push_back(OfBinding(StepKind::kUnbind, id, offset, b));
+    }
+  }
+}
+
 // Takes the memory of this session from the multicast objects that it owns, or that it imported, and their mappings away.
 void PlanUnbind(const State& state, const Places& places, bool own, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt() || a.own() != own) continue;
     UnmapAll(state, id, a, places, steps);
-    const auto multicast = state.multicasts.find(id);
-    if (multicast == state.multicasts.end()) continue;
-    for (const auto& [offset, bindings] : multicast->second.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        if (b.bound) steps.push_back(OfBinding(StepKind::kUnbind, id, offset, b));
-      }
-    }
+    if (const auto multicast = state.multicasts.find(id); multicast != state.multicasts.end())
+      Unbind(id, multicast->second, steps);
   }
 }
 
@@ -231,9 +234,20 @@ bool ImportsInDoubt(const State& state) {
   return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseSave);
 }
 
-void Forget(AllocationId import, State& after) {
-  after.allocations.at(import).resident = false;
-  const auto multicast = after.multicasts.find(import);
+// Own multicast objects that were made anew and then lost a member, so that they can never be complete.
+void DropHopeless(const State& state, const Places& places, std::vector<Step>& drop) {
+  for (const auto& [id, multicast] : state.multicasts) {
+    const Allocation& a = state.allocations.at(id);
+    if (!a.own() || !a.rebuilt() || !a.resident || !multicast.fresh || !multicast.incomplete) continue;
+    UnmapAll(state, id, a, places, drop);
+    Unbind(id, multicast, drop);
+    drop.push_back(On(StepKind::kReleaseOwn, id, a));
+  }
+}
+
+void Forget(AllocationId released, State& after) {
+  after.allocations.at(released).resident = false;
+  const auto multicast = after.multicasts.find(released);
   if (multicast == after.multicasts.end()) return;
   multicast->second.missing = multicast->second.added;
   for (auto& [offset, bindings] : multicast->second.bindings) {
@@ -241,12 +255,15 @@ void Forget(AllocationId import, State& after) {
   }
 }
 
-State WithoutImports(const State& state, const Places& places, std::vector<Step>& drop) {
-  PlanUnbind(state, places, false, drop);
-  PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+// The state once what is in doubt, and what cannot be completed, was dropped.
+State WithoutDoubts(const State& state, const Places& places, bool imports_too, std::vector<Step>& drop) {
+  if (imports_too) PlanUnbind(state, places, false, drop);
+  if (imports_too) PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  DropHopeless(state, places, drop);
+  if (drop.empty()) return state;
   State after = state;
   for (const Step& step : drop) {
-    if (step.kind == StepKind::kReleaseImport) Forget(step.allocation, after);
+    if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) Forget(step.allocation, after);
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
     if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
   }
@@ -366,8 +383,7 @@ Bytes StandInPiece(Bytes whole) {
 
 Plan PlanResume(const State& state) {
   std::vector<Step> drop;
-  if (!ImportsInDoubt(state)) return PlanReturnOfAll(state, {});
-  const State after = WithoutImports(state, PlacesOf(state), drop);
+  const State after = WithoutDoubts(state, PlacesOf(state), ImportsInDoubt(state), drop);
   return PlanReturnOfAll(after, std::move(drop));
 }
 

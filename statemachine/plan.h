@@ -39,10 +39,10 @@ struct Plan {
 //
 // A resume copies contents back while it creates memory and imports: a copy begins (kBeginRestore) as soon as memory for
 // kRestoreAtOnce can be reached, and what can only be reached through a mapping made for the copy comes after all own memory.
-// Multicast objects that leave (Allocation::rebuilt) are unmapped, unbound and released before the memory that is bound to them.
-// A resume makes an own one anew with the own memory, imports others with the imported memory, and adds this session's devices
-// to each at once. The vote after that phase says that all sessions have added theirs, and only then is memory bound and the
-// object mapped, in kResumeVerify: before that the driver would let these calls wait.
+// Multicast objects that leave (Allocation::rebuilt) are unmapped, unbound and released before the memory that is bound to
+// them. A resume makes an own one anew with the own memory, imports others with the imported memory, and adds this session's
+// devices to each at once. The vote after that phase says that all sessions have added theirs, and only then is memory bound
+// and the object mapped, in kResumeVerify: before that the driver would let these calls wait.
 //
 // Imports are taken in batches, owner by owner in turns. Every session begins with the owner after itself, so that not all of
 // them ask the same one; the first batches are small, because everybody waits for those.

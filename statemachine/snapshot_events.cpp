@@ -47,8 +47,7 @@ Status AddMulticasts(std::vector<EventBody>& out, const State& s) {
     AMEM_CHECK(found != s.allocations.end(), id);
     const Allocation& a = found->second;
     if (a.own())
-      out.emplace_back(
-          MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}, a.tag, m.incomplete});
+      out.emplace_back(MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}, a.tag, m.incomplete});
     for (const DeviceOrdinal d : m.added) out.emplace_back(MulticastDeviceAdded{id, d});
   }
   return {};

@@ -129,10 +129,11 @@ struct Multicast {
   std::uint32_t devices = 0;
   std::vector<DeviceOrdinal> added;
   std::map<Bytes, std::vector<MulticastBinding>> bindings;  // by offset in the multicast object
-  std::vector<DeviceOrdinal> missing;  // of those added, which the driver's object of today has not yet
+  std::vector<DeviceOrdinal> missing;                       // of those added, which the driver's object of today has not yet
   // Of an own object: a session that had imported it has let go of all of it, or was lost. Its devices can never be added to a
   // new object, which would accept no memory, so that once released the object is replaced by ordinary memory.
   bool incomplete = false;
+  bool fresh = false;  // an own object, made anew in the pause or resume that is under way
   friend bool operator==(const Multicast&, const Multicast&) = default;
 };
 struct Peer {

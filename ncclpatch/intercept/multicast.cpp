@@ -5,7 +5,8 @@
 namespace amem::intercept {
 namespace {
 
-// Nothing may be added to a multicast object while memory is paused. Taking memory from one is freeing, which works at any time.
+// Nothing may be added to a multicast object while memory is paused. Taking memory from one is freeing, which works at any
+// time.
 bool Paused(Session& session, const char* call, CUresult& result) {
   if (!session.paused()) return false;
   result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});

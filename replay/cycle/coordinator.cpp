@@ -71,6 +71,7 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleBegun{kind, report.cycle, std::move(members)});
   }
+  executor_.BeginCycle();
   if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
   report.total_ns = MonotonicNs() - start;
   {
@@ -147,7 +148,8 @@ Status Coordinator::ImportsCanLeave() const {
   return {};
 }
 
-// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with several.
+// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with
+// several.
 Status Coordinator::MulticastsCanLeave() const {
   const State& state = ledger_.state();
   for (const auto& [id, multicast] : state.multicasts) {
@@ -157,11 +159,18 @@ Status Coordinator::MulticastsCanLeave() const {
       for (const MulticastBinding& b : bindings) {
         if (b.device.value >= 0) continue;
         return {Code::kRefused, "pause refused: memory at " + Hex(b.address.value) + ", bound to multicast object " +
-                                    std::to_string(id.value) + ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
+                                    std::to_string(id.value) +
+                                    ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
       }
     }
   }
   return {};
+}
+
+bool Coordinator::HasMulticasts() {
+  const auto lock = ledger_.Lock();
+  const auto& allocations = ledger_.state().allocations;
+  return std::ranges::any_of(allocations, [](const auto& item) { return item.second.rebuilt(); });
 }
 
 Plan Coordinator::MakePlan(CycleKind kind) {
@@ -181,6 +190,9 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
       decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
     }
   }
+  // What follows is planned with the loss known: an object that lost a member is not made anew.
+  if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
+    static_cast<void>(peers_.AwaitLoss(decided.culprit));
   const auto lock = ledger_.Lock();
   ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message()});
   return decided;
@@ -216,20 +228,31 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
 Status Coordinator::Undo(CycleKind failed, Round& round) {
   const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   Status mine, others;
+  bool somebody_died = false;
   const Plan outline = MakePlan(undo);
   for (const PlannedPhase& planned : outline.phases) {
     const PhaseKind phase = planned.phase;
     if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
+    if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died) mine = TeamsAreWhole();
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
     Decided all = Vote(round, phase, mine);
     // Some members have heard why the cycle failed, others only lost the one that counted. This brings them to the same phase.
     while (all.gathered_again) all = Vote(round, phase, mine);
+    somebody_died = somebody_died || all.status.code() == Code::kPeerLost;
     // A dead member has nothing to undo, a late one does it when it comes back, and a vote out of step is no failure.
     const bool cannot =
         !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
     if (cannot && others.ok()) others = all.status;
   }
   return mine.ok() ? others : mine;
+}
+
+// A session that died in the middle of an undo may not have added its device to a multicast object that was made anew
+// meanwhile, and binding memory to such an object would hang. Another resume knows of the loss from its beginning.
+Status Coordinator::TeamsAreWhole() const {
+  if (!executor_.HasRenewedMulticasts()) return {};
+  return {Code::kRefused,
+          "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
 }
 
 // The phase is planned when it begins, and again when an owner is lost while it runs.

@@ -58,6 +58,7 @@ class Coordinator {
   [[nodiscard]] Status AllNeighboursAreMembers() const;
   [[nodiscard]] Status ImportsCanLeave() const;
   [[nodiscard]] Status MulticastsCanLeave() const;
+  [[nodiscard]] bool HasMulticasts();  // that a pause releases
   [[nodiscard]] Plan MakePlan(CycleKind kind);
   // A phase's vote. When the member that counts the votes is lost, the others gather again. `settled` is then how one of them
   // ended its cycle, because it had heard a decision that did not reach this session.
@@ -69,6 +70,7 @@ class Coordinator {
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
+  [[nodiscard]] Status TeamsAreWhole() const;
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);

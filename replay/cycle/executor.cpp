@@ -72,6 +72,7 @@ Result<SharedAllocation> Executor::Shared(const Step& import) {
 void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast) {
   if (handle) ledger_.SetHandle(step.allocation, handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
+  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) renewed_.erase(step.allocation);
   if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);
   if (!handle || !multicast) return;
   const bool stands_in = performer_.StandsIn(step.allocation);
@@ -80,6 +81,7 @@ void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast)
   const std::uint64_t number = own ? before.number + 1 : imported_.number;
   if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner had kept it
   const auto multicast_now = ledger_.state().multicasts.find(step.allocation);
+  if (!stands_in) renewed_.insert(step.allocation);
   Ledger::Rebuilt now{number, stands_in, {}};
   if (multicast_now != ledger_.state().multicasts.end() && !stands_in)
     now.lacks = {multicast_now->second.added.begin(), multicast_now->second.added.end()};

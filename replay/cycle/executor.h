@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "replay/cycle/backup.h"
@@ -24,6 +25,9 @@ class Executor final : private StepSide {
   // Runs the steps in their order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
   // thread at a time, without the ledger's lock.
   Status Run(const PlannedPhase& phase);
+  void BeginCycle() { renewed_.clear(); }
+  // Whether this session made multicast objects anew in this cycle, or imported such.
+  [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
 
  private:
   // StepSide
@@ -50,6 +54,7 @@ class Executor final : private StepSide {
   Peers& peers_;
   CopyQueue copies_;
   StepPerformer performer_;
+  std::set<AllocationId> renewed_;  // multicast objects that are not those of before this cycle, and no piece of memory
 
   // Of the phase that runs:
   std::optional<ImportQueue> imports_;

@@ -181,7 +181,10 @@ Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
   if (!device) return {};
   // A kernel would believe flags that the memory's last user left in it.
   AMEM_TRY(driver_.Clear(*device, target.address, StandInPiece(target.bytes)));
-  return driver_.FinishCopies(*device);
+  Status cleared = driver_.FinishCopies(*device);
+  // Nothing may be queued for an address that the undo is about to unmap.
+  if (!cleared.ok()) static_cast<void>(driver_.FinishCopies(*device));
+  return cleared;
 }
 
 // When a pause is done, it is checked that all memory is gone; only after a resume the whole state is worth a look.

@@ -38,8 +38,8 @@ struct StepTarget {
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Mapping mapping;
-  bool stands_in = false;   // the memory replaces that of an owner who was lost, or an object that lost a member
-  bool multicast = false;   // a multicast object, for this many devices
+  bool stands_in = false;  // the memory replaces that of an owner who was lost, or an object that lost a member
+  bool multicast = false;  // a multicast object, for this many devices
   std::uint32_t devices = 0;
   bool lacks_device = false;  // kAddDevice: it is not there yet
   MulticastBinding binding;   // kBind

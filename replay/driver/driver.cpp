@@ -55,9 +55,7 @@ Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
 
 namespace {
 
-Status WithoutMulticast() {
-  return {Code::kUnsupported, "this driver has no multicast objects", cuda::kNotSupported};
-}
+Status WithoutMulticast() { return {Code::kUnsupported, "this driver has no multicast objects", cuda::kNotSupported}; }
 
 }  // namespace
 

@@ -68,8 +68,8 @@ class Ledger {
   void ForgetHandle(AllocationId allocation);
   // What is known of a multicast object that a pause releases.
   struct Rebuilt {
-    std::uint64_t number = 0;      // its incarnation (peers.h)
-    bool stands_in = false;        // likewise
+    std::uint64_t number = 0;       // its incarnation (peers.h)
+    bool stands_in = false;         // likewise
     std::set<DeviceOrdinal> lacks;  // devices that are still to be added to this incarnation
   };
   [[nodiscard]] const Rebuilt& RebuiltAs(AllocationId multicast) const;

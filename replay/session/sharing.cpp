@@ -195,8 +195,7 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound,
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
-  SharedAllocation shared{
-      {}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
+  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
   // The memory stays until every member has voted on this phase, and the member that asks has not.
   lock.unlock();
   auto descriptor = ExportWhole(request.allocation);

@@ -88,8 +88,8 @@ class Slabs {
   // has allocated on one device only (with several, NCCL maps one handle for each, at addresses that cannot be foreseen).
   std::optional<Bytes> GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
   std::optional<Place> Find(const Kind& kind, Bytes bytes);
-  // NCCL may bind the memory to a multicast object, so it lies where it can be bound, in its slab and in the address space. What
-  // is smaller than the granularity of such objects can never be bound.
+  // NCCL may bind the memory to a multicast object, so it lies where it can be bound, in its slab and in the address space.
+  // What is smaller than the granularity of such objects can never be bound.
   Bytes AlignmentFor(const Kind& kind, Bytes bytes);
   // FindRoom, beside the ranges that NCCL keeps in that slab.
   [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const;

@@ -57,8 +57,7 @@ class Matrix : public ::testing::Test {
   }
   static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
     for (int device = 0; device < job.ranks(); ++device) {
-      const Bytes expected =
-          paused ? 0 : Expected(job, device, replaced) + (replaced ? ExpectedForObject(job, device) : 0);
+      const Bytes expected = paused ? 0 : Expected(job, device, replaced) + (replaced ? ExpectedForObject(job, device) : 0);
       // An owner learns a moment later that an importer dropped its reference.
       for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
       EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
@@ -498,10 +497,10 @@ std::string NameOfWhere(const ::testing::TestParamInfo<Where>& info) {
 }
 #ifdef AMEM_MATRIX_NVLS
 // With a multicast object over all ranks, AMEM_NVLS=release: its steps are more of each kind, so fewer points do.
-const auto kWhere = ::testing::Values(
-    Where{2, Layout::kDirect, true}, Where{3, Layout::kDirect, true}, Where{4, Layout::kDirect, true},
-    Where{5, Layout::kDirect, true}, Where{6, Layout::kDirect, true}, Where{7, Layout::kDirect, true},
-    Where{8, Layout::kDirect, true}, Where{2, Layout::kSlab, true}, Where{4, Layout::kSlab, true});
+const auto kWhere =
+    ::testing::Values(Where{2, Layout::kDirect, true}, Where{3, Layout::kDirect, true}, Where{4, Layout::kDirect, true},
+                      Where{5, Layout::kDirect, true}, Where{6, Layout::kDirect, true}, Where{7, Layout::kDirect, true},
+                      Where{8, Layout::kDirect, true}, Where{2, Layout::kSlab, true}, Where{4, Layout::kSlab, true});
 std::uint64_t StrideFor(int ranks) { return ranks == 2 ? kStride : static_cast<std::uint64_t>(ranks) * 3 * kStride; }
 #else
 const auto kWhere = ::testing::Values(Where{1, Layout::kDirect}, Where{2, Layout::kDirect}, Where{3, Layout::kDirect},
@@ -534,8 +533,8 @@ TEST_P(FailMatrix, all_calls_of_a_resume_from_one_on) { FailEverywhere(ranks(), 
 INSTANTIATE_TEST_SUITE_P(Ranks, FailMatrix, kWhere, NameOfWhere);
 
 #ifdef AMEM_MATRIX_NVLS
-// A scenario as NCCL makes it, in processes of their own: one rank makes the object, the others import it over their sockets, all
-// add their devices, bind, and map; then they pause and resume, and free all of it while running or while paused.
+// A scenario as NCCL makes it, in processes of their own: one rank makes the object, the others import it over their sockets,
+// all add their devices, bind, and map; then they pause and resume, and free all of it while running or while paused.
 class NvlsJob : public Matrix, public ::testing::WithParamInterface<int> {
  protected:
   static void ExpectReached(RankProcesses& job, const std::string& what) {

@@ -3,8 +3,8 @@
 //
 // Every rank has a device to itself and four allocations: "ring" is exported to the next rank and mapped by both, "left" is
 // exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
-// from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its device,
-// binds two allocations of its own at different offsets, one by handle and one by address, and maps the object.
+// from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its
+// device, binds two allocations of its own at different offsets, one by handle and one by address, and maps the object.
 #pragma once
 
 #include <sys/types.h>
@@ -29,7 +29,7 @@ namespace amem::test {
 
 inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn = 4 * kPage, kBare = 2 * kPage;
 inline constexpr Bytes kBound = 2 * kPage, kBoundAt = kPage, kObject = kBound + kBoundAt;  // bound by handle, by address
-inline constexpr Bytes kSlab = 16 * kPage;                                                  // all of a rank's fit into one
+inline constexpr Bytes kSlab = 16 * kPage;                                                 // all of a rank's fit into one
 #ifdef AMEM_SANITIZED
 inline constexpr int kSlower = 5;
 #else
@@ -53,7 +53,7 @@ struct Reply {
   Lifecycle lifecycle{};
   std::uint64_t calls = 0, appends = 0;  // since arming
   std::uint64_t took_ms = 0;
-  bool fired = false;  // the fault has happened
+  bool fired = false;         // the fault has happened
   std::uint32_t reached = 0;  // kCheck: how many devices a store to the multicast object reaches
   std::array<std::array<std::byte, kTokenBytes>, 3> tokens{};
   std::array<char, 700> text{};  // of a failure, or of the first thing that kCheck found wrong

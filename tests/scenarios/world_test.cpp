@@ -1,7 +1,7 @@
-// The seeded world: random jobs. Communicators come and go, ranks write through each other's memory, pause, resume, fail and
-// die; every wait, time-out and order of messages follows from the seed, and nothing waits in real time. After each cycle
-// memory and contents must be what a model says that knows nothing of AMem; at the end all memory is free and all journals
-// verify.
+// The seeded world: random jobs. Communicators come and go, some with a multicast object, ranks write through each other's
+// memory, pause, resume, fail and die; every wait, time-out and order of messages follows from the seed, and nothing waits in
+// real time. After each cycle memory and contents must be what a model says that knows nothing of AMem; at the end all memory
+// is free and all journals verify.
 //
 // A failure prints its seed; AMEM_WORLD_SEED=seed runs that job alone, AMEM_WORLD_JOBS=count runs longer (a night: 10000000).
 #include <gtest/gtest.h>
@@ -15,6 +15,7 @@
 #include "replay/job/postmortem.h"
 #include "replay/peers/token.h"
 #include "tests/scenarios/baton.h"
+#include "tests/scenarios/multicast_calls.h"
 #include "tests/scenarios/start_session.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -97,6 +98,18 @@ struct Shared {  // one rank's buffer in a communicator, mapped by the next rank
   bool replaced = false;  // the owner is dead, and the importer has paused since: all zero
 };
 
+// A multicast object over some ranks, the first of whom made it, and memory of each that is bound to it in one or two pieces.
+struct Team {
+  struct Member {
+    int rank = 0;
+    Buffer memory, object;
+    Bytes first = 0;  // of the memory, bound by its handle; the rest by address
+    std::uint64_t version = 0;
+  };
+  std::vector<Member> members;
+  bool whole = true;  // no member has died or left
+};
+
 class World {
  public:
   World(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(kTimeout, &baton) {
@@ -147,6 +160,7 @@ class World {
     SessionOptions options;
     options.layout = slab_ ? Layout::kSlab : Layout::kDirect;
     options.slab_bytes = 32 * kPage;
+    options.nvls = Nvls::kRelease;
     auto started = test::StartInMemory(simulated, who, options, std::make_unique<MemoryJournal>(r.events, r.silent), network_);
     r.simulator = std::move(started.simulator);
     r.session = std::move(started.session);
@@ -241,8 +255,85 @@ class World {
       communicator[0].freed_by_owner = true;
     }
     if (n > 0) communicators_.push_back(std::move(communicator));
+    if (n > 0 && Pick(2) == 0) MakeTeam(members);
+  }
+  // NCCL's order: one rank makes the object, the others import it, all add their devices; then all bind, and map it.
+  void MakeTeam(const std::vector<int>& members) {
+    const auto count = static_cast<std::uint32_t>(members.size());
+    const Bytes bytes = kPage * static_cast<Bytes>(1 + Pick(4));
+    auto object = Calls(members[0]).Create(bytes, count);
+    ASSERT_TRUE(object.ok()) << object.status().message();
+    Team team;
+    for (const int rank : members) {
+      AllocationId id = *object;
+      if (rank != members[0]) {
+        auto token = At(members[0]).session->Export(*object);
+        ASSERT_TRUE(token.ok()) << token.status().message();
+        auto imported = At(rank).session->Import(token->get(), {});
+        ASSERT_TRUE(imported.ok()) << imported.status().message();
+        id = *imported;
+      }
+      Ok(Calls(rank).AddDevice(id, DeviceOrdinal{rank}), "add device");
+      AllocationProperties properties;
+      properties.handle_types = 1;
+      properties.location = {LocationType::kDevice, rank};
+      auto memory = At(rank).session->Create(bytes, properties, 0, {});
+      ASSERT_TRUE(memory.ok()) << memory.status().message();
+      Team::Member member{rank, Place(At(rank), rank, *memory, bytes), {}, kPage * static_cast<Bytes>(Pick(5)), ++versions_};
+      member.first = std::min(member.first, bytes);
+      member.object.allocation = id;
+      Write(member.memory, member.version);
+      team.members.push_back(member);
+    }
+    for (Team::Member& m : team.members) {
+      const AllocationId id = m.object.allocation;
+      if (m.first > 0) Ok(Calls(m.rank).Bind(id, 0, m.memory.allocation, 0, m.first), "bind");
+      if (m.first < bytes)
+        Ok(Calls(m.rank).BindAddress(id, m.first, m.memory.address() + m.first, bytes - m.first), "bind by address");
+      m.object = Place(At(m.rank), m.rank, id, bytes);
+    }
+    teams_.push_back(std::move(team));
+  }
+  MulticastCalls Calls(int rank) { return {*At(rank).session, *At(rank).simulator}; }
+  void LeaveTeam(Team& team, Team::Member& m) {
+    team.whole = false;
+    if (!At(m.rank).alive || !m.object.allocation) return;
+    const Bytes bytes = m.memory.bytes;
+    const AllocationId id = m.object.allocation;
+    if (m.first > 0) Ok(Calls(m.rank).Unbind(id, DeviceOrdinal{m.rank}, 0, m.first), "unbind");
+    if (m.first < bytes) Ok(Calls(m.rank).Unbind(id, DeviceOrdinal{m.rank}, m.first, bytes - m.first), "unbind the rest");
+    FreeBuffer(At(m.rank), m.memory);
+    FreeBuffer(At(m.rank), m.object);
+  }
+  // One member alone, or all of them.
+  void LeaveATeam() {
+    if (teams_.empty()) return;
+    const auto which = teams_.begin() + Pick(static_cast<int>(teams_.size()));
+    if (Pick(4) == 0)
+      return LeaveTeam(*which, which->members[static_cast<std::size_t>(Pick(static_cast<int>(which->members.size())))]);
+    for (Team::Member& m : which->members) LeaveTeam(*which, m);
+    teams_.erase(which);
+  }
+  void CheckTeams(const std::string& when) {
+    for (Team& team : teams_) {
+      for (const Team::Member& m : team.members) team.whole = team.whole && At(m.rank).alive;
+      for (const Team::Member& m : team.members) {
+        if (!At(m.rank).alive || !m.memory.allocation) continue;
+        EXPECT_TRUE(Holds(m.memory, m.version)) << when << ": bound memory of rank " << m.rank;
+        if (!team.whole) continue;
+        std::vector<Simulator::Reached> expected;
+        for (const Team::Member& other : team.members) {
+          const auto mapping = At(other.rank).simulator->MappingAt(other.memory.address());
+          ASSERT_TRUE(mapping.ok()) << when;
+          expected.push_back({other.rank, *At(other.rank).simulator->MemoryAt(other.memory.address()),
+                              other.memory.address().value - mapping->address.value});
+        }
+        EXPECT_EQ(At(m.rank).simulator->Reach(m.object.address()), expected) << when << ": the object of rank " << m.rank;
+      }
+    }
   }
   void Leave() {
+    LeaveATeam();
     if (communicators_.empty()) return;
     const auto which = communicators_.begin() + Pick(static_cast<int>(communicators_.size()));
     for (Shared& s : *which) Free(s);
@@ -273,9 +364,15 @@ class World {
         Write(by_importer ? s.import : s.own, s.version);
       }
     }
+    for (Team& team : teams_) {
+      for (Team::Member& m : team.members) {
+        if (At(m.rank).alive && m.memory.allocation) Write(m.memory, m.version = ++versions_);
+      }
+    }
     CheckContents("after a collective");
   }
   void CheckContents(const std::string& when) {
+    CheckTeams(when);
     for (auto& communicator : communicators_) {
       for (Shared& s : communicator) {
         if (At(s.owner).alive && s.own.allocation) {
@@ -301,6 +398,16 @@ class World {
       for (const Shared& s : communicator) {
         if (!s.import.allocation || !At(s.owner).alive || !At(s.importer).alive) continue;
         const auto a = of(s.owner), b = of(s.importer);
+        if (a == b) continue;
+        a->insert(b->begin(), b->end());
+        sets.erase(b);
+      }
+    }
+    for (const Team& team : teams_) {
+      for (const Team::Member& m : team.members) {
+        const int owner = team.members[0].rank;
+        if (!m.object.allocation || !At(owner).alive || !At(m.rank).alive) continue;
+        const auto a = of(owner), b = of(m.rank);
         if (a == b) continue;
         a->insert(b->begin(), b->end());
         sets.erase(b);
@@ -355,10 +462,11 @@ class World {
     const int victim = living[static_cast<std::size_t>(Pick(static_cast<int>(living.size())))];
     switch (Pick(6)) {
       case 0: {
-        static constexpr std::array kCalls = {"Create",      "Release",   "Map",          "Unmap",       "SetAccess",
-                                              "Export",      "Import",    "Memory",       "Gather",      "Scatter",
-                                              "Reserve",     "FreeRange", "FinishCopies", "FindNonZero", "AllocatePinned",
-                                              "Synchronize", "ClearAll"};
+        static constexpr std::array kCalls = {
+            "Create",         "Release",     "Map",      "Unmap",           "SetAccess", "Export",       "Import",
+            "Memory",         "Gather",      "Scatter",  "Reserve",         "FreeRange", "FinishCopies", "FindNonZero",
+            "AllocatePinned", "Synchronize", "ClearAll", "CreateMulticast", "AddDevice", "BindMemory",   "BindAddress",
+            "Unbind"};
         const char* call = kCalls[static_cast<std::size_t>(Pick(kCalls.size()))];
         const int result = Pick(2) == 0 ? cuda::kOutOfMemory : 304;  // as when descriptors run out
         const auto nth = static_cast<std::uint64_t>(1 + Pick(4));
@@ -452,6 +560,12 @@ class World {
         if (held) expected[s.owner] += s.own.bytes != 0 ? s.own.bytes : s.import.bytes;
       }
     }
+    for (const Team& team : teams_) {
+      exact = exact && team.whole;
+      for (const Team::Member& m : team.members) {
+        if (At(m.rank).alive && m.memory.allocation) expected[m.rank] += m.memory.bytes;
+      }
+    }
     for (int device = 0; device < kMostRanks; ++device) {
       if (exact) {
         EXPECT_EQ(InUse(device), expected[device]) << "device " << device;
@@ -479,6 +593,9 @@ class World {
     for (auto& communicator : communicators_) {
       for (Shared& s : communicator) Free(s);
     }
+    for (Team& team : teams_) {
+      for (Team::Member& m : team.members) LeaveTeam(team, m);
+    }
     for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "all freed, device " << device;
     for (const int rank : Living()) {
       const State state = At(rank).session->CopyState();
@@ -504,6 +621,7 @@ class World {
   LocalNetwork network_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<Shared>> communicators_;
+  std::vector<Team> teams_;
   std::uint64_t versions_ = 0;
 };
 

@@ -54,24 +54,24 @@ namespace amem {
   X(fill, "cuMemsetD8Async", cuMemsetD8Async)
 
 // Null where the driver does not have them: only speed depends on these, and multicast objects.
-#define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
-  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
-  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
-  X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
-  X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
-  X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
-  X(event_create, "cuEventCreate", cuEventCreate)                \
-  X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
-  X(event_record, "cuEventRecord", cuEventRecord)                \
-  X(event_query, "cuEventQuery", cuEventQuery)                   \
-  X(stream_query, "cuStreamQuery", cuStreamQuery)                \
-  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
-  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)         \
-  X(multicast_create, "cuMulticastCreate", cuMulticastCreate)    \
+#define AMEM_CUDA_OPTIONAL_CALLS(X)                                     \
+  X(host_register, "cuMemHostRegister", cuMemHostRegister)              \
+  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister)        \
+  X(module_load, "cuModuleLoadData", cuModuleLoadData)                  \
+  X(module_function, "cuModuleGetFunction", cuModuleGetFunction)        \
+  X(launch, "cuLaunchKernel", cuLaunchKernel)                           \
+  X(event_create, "cuEventCreate", cuEventCreate)                       \
+  X(event_destroy, "cuEventDestroy", cuEventDestroy)                    \
+  X(event_record, "cuEventRecord", cuEventRecord)                       \
+  X(event_query, "cuEventQuery", cuEventQuery)                          \
+  X(stream_query, "cuStreamQuery", cuStreamQuery)                       \
+  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)                   \
+  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)                \
+  X(multicast_create, "cuMulticastCreate", cuMulticastCreate)           \
   X(multicast_add_device, "cuMulticastAddDevice", cuMulticastAddDevice) \
-  X(multicast_bind_memory, "cuMulticastBindMem", cuMulticastBindMem) \
+  X(multicast_bind_memory, "cuMulticastBindMem", cuMulticastBindMem)    \
   X(multicast_bind_address, "cuMulticastBindAddr", cuMulticastBindAddr) \
-  X(multicast_unbind, "cuMulticastUnbind", cuMulticastUnbind) \
+  X(multicast_unbind, "cuMulticastUnbind", cuMulticastUnbind)           \
   X(multicast_granularity, "cuMulticastGetGranularity", cuMulticastGetGranularity)
 
 struct CudaCalls {

@@ -52,8 +52,7 @@ Status CudaDriver::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle
   const RelaxedCapture relaxed(core_->calls);
   const CUresult result = CallIfThere(core_->calls.multicast_bind_memory, multicast.value, std::size_t{offset}, memory.value,
                                       std::size_t{memory_offset}, std::size_t{bytes}, 0ULL);
-  return result == CUDA_SUCCESS ? Status{}
-                                : core_->Failure(result, OfBinding("cuMulticastBindMem", multicast, offset, bytes));
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, OfBinding("cuMulticastBindMem", multicast, offset, bytes));
 }
 
 Status CudaDriver::BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) {
@@ -61,8 +60,7 @@ Status CudaDriver::BindAddress(DriverHandle multicast, Bytes offset, Address add
   const RelaxedCapture relaxed(core_->calls);
   const CUresult result = CallIfThere(core_->calls.multicast_bind_address, multicast.value, std::size_t{offset},
                                       CUdeviceptr{address.value}, std::size_t{bytes}, 0ULL);
-  return result == CUDA_SUCCESS ? Status{}
-                                : core_->Failure(result, OfBinding("cuMulticastBindAddr", multicast, offset, bytes));
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, OfBinding("cuMulticastBindAddr", multicast, offset, bytes));
 }
 
 Status CudaDriver::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
@@ -72,8 +70,7 @@ Status CudaDriver::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes of
   CUresult result = core_->calls.device_get(&found, device.value);
   if (result == CUDA_SUCCESS)
     result = CallIfThere(core_->calls.multicast_unbind, multicast.value, found, std::size_t{offset}, std::size_t{bytes});
-  return result == CUDA_SUCCESS ? Status{}
-                                : core_->Failure(result, OfBinding("cuMulticastUnbind", multicast, offset, bytes));
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, OfBinding("cuMulticastUnbind", multicast, offset, bytes));
 }
 
 Result<Bytes> CudaDriver::MulticastGranularity() {

@@ -62,7 +62,7 @@ struct SimulatorOptions {
   Bytes capacity_per_device = Bytes{16} << 30;  // likewise
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
-  Bytes multicast_granularity = 0;        // the least, a power of two; 0: as `granularity`
+  Bytes multicast_granularity = 0;              // the least, a power of two; 0: as `granularity`
   bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 

@@ -11,7 +11,8 @@ namespace amem {
 
 std::optional<SimulatorWorld::Key> SimulatorWorld::AddMulticast(std::uint32_t member, std::uint32_t devices, Bytes bytes) {
   const Guard guard(*table_);
-  const auto room = std::find_if(table_->multicasts.begin(), table_->multicasts.end(), [](const auto& one) { return one.id == 0; });
+  const auto room =
+      std::find_if(table_->multicasts.begin(), table_->multicasts.end(), [](const auto& one) { return one.id == 0; });
   const auto index = table_->FreeIndex();
   if (room == table_->multicasts.end() || !index) return std::nullopt;
   const std::uint64_t id = table_->next_id++;
@@ -52,7 +53,8 @@ int SimulatorWorld::Bind(std::uint32_t member, Key key, const Binding& wanted) {
   for (WorldBinding& one : multicast->bindings) {
     if (one.bytes == 0) {
       room = room == nullptr ? &one : room;
-    } else if (one.device == wanted.device && one.offset < wanted.offset + wanted.bytes && wanted.offset < one.offset + one.bytes) {
+    } else if (one.device == wanted.device && one.offset < wanted.offset + wanted.bytes &&
+               wanted.offset < one.offset + one.bytes) {
       return cuda::kInvalidValue;
     }
   }

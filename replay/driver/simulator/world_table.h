@@ -102,7 +102,9 @@ struct SimulatorWorld::Table {
     }
     return nullptr;
   }
-  [[nodiscard]] std::uint32_t IndexOf(const WorldEntry& entry) const { return static_cast<std::uint32_t>(&entry - entries.data()); }
+  [[nodiscard]] std::uint32_t IndexOf(const WorldEntry& entry) const {
+    return static_cast<std::uint32_t>(&entry - entries.data());
+  }
 
   static bool Referenced(const WorldEntry& entry) {
     for (const std::uint16_t count : entry.references) {

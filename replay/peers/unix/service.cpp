@@ -263,7 +263,8 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
-  Reply(connection, request, SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation}}},
+  Reply(connection, request,
+        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation}}},
         std::move(descriptors));
   sessions_.Changed();
 }

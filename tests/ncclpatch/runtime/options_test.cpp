@@ -131,6 +131,14 @@ TEST(Options, suspend_is_served_unless_it_is_to_be_nccls_own) {
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "no"}}).status().message(), "AMEM_SUSPEND=no is not understood; known: serve, native");
 }
 
+TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
+  EXPECT_EQ(Parse({})->nvls, Nvls::kKeep);
+  EXPECT_EQ(Parse({{"AMEM_NVLS", "keep"}})->nvls, Nvls::kKeep);
+  EXPECT_EQ(Parse({{"AMEM_NVLS", "release"}})->nvls, Nvls::kRelease);
+  const Status unknown = Parse({{"AMEM_NVLS", "on"}}).status();
+  EXPECT_EQ(unknown.message(), "AMEM_NVLS=on is not understood; known: keep, release");
+}
+
 TEST(Options, the_rank_comes_from_the_first_launcher_that_says_it) {
   EXPECT_EQ(Parse({{"SLURM_PROCID", "3"}, {"PMI_RANK", "4"}})->rank, 3);
   EXPECT_EQ(Parse({{"RANK", "x"}})->rank, -1);

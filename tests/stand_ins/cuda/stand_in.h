@@ -41,15 +41,6 @@ struct LegacyBlock {  // cuMemAlloc and the like
   int device = 0;
   int exported = -1;  // descriptor that cuIpcGetMemHandle hands out
 };
-struct Multicast {
-  unsigned devices = 0;
-  std::set<int> added;
-  struct Binding {
-    std::uint64_t bytes = 0;
-    int device = 0;
-  };
-  std::map<std::pair<std::uint64_t, int>, Binding> bindings;  // by offset and device
-};
 
 // Everything behind the C interface. Made by the first call, never destroyed: calls may come until the process is gone.
 struct StandIn {
@@ -62,7 +53,6 @@ struct StandIn {
   std::map<CUdeviceptr, LegacyBlock> opened;  // cuIpcOpenMemHandle
   std::map<void*, std::unique_ptr<PinnedBuffer>> host;
   std::map<void*, std::size_t> registered;
-  std::map<std::uint64_t, Multicast> multicasts;  // by handle
   std::set<CUstream> streams;
   std::set<CUcontext> created;    // by cuCtxCreate, and not destroyed
   std::map<CUcontext, int> busy;  // stand_in_cuda_set_busy
@@ -80,9 +70,6 @@ AllocationProperties FromCuda(const CUmemAllocationProp& prop);
 CUmemAllocationProp ToCuda(const AllocationProperties& properties);
 
 inline Address At(CUdeviceptr pointer) { return Address{pointer}; }
-
-// Multicast objects are simulated as host memory that carries this mark in its properties, through export and import.
-inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
 }  // namespace amem::stand_in
 

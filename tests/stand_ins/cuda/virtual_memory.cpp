@@ -7,10 +7,10 @@
 #include "tests/stand_ins/cuda/stand_in.h"
 
 using amem::Address;
+using amem::DeviceOrdinal;
 using amem::DriverHandle;
 using amem::LocationType;
 using amem::stand_in::At;
-using amem::stand_in::Multicast;
 using amem::stand_in::Result;
 
 CUDA_CALL CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* prop,
@@ -131,93 +131,50 @@ CUDA_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr point
   return Result(descriptor.status());
 }
 
-// ---- multicast: bookkeeping only; writes to the object do not reach the memory bound to it ----------------------------------
-
-namespace {
-
-// The object behind a handle of this process; null: it is no multicast object. With the stand-in's mutex held.
-Multicast* FindMulticast(amem::stand_in::StandIn& stand_in, CUmemGenericAllocationHandle handle) {
-  const auto properties = stand_in.simulator->PropertiesOf(DriverHandle{handle});
-  if (!properties.ok() || properties->usage != amem::stand_in::kMulticastUsage) return nullptr;
-  Multicast& multicast = stand_in.multicasts[handle];  // new here if it was imported
-  multicast.devices = properties->reserved;
-  return &multicast;
-}
-
-CUresult Bind(amem::stand_in::StandIn& stand_in, CUmemGenericAllocationHandle handle, std::size_t offset, int device,
-              std::size_t bytes) {
-  const std::lock_guard lock(stand_in.mutex);
-  Multicast* const multicast = FindMulticast(stand_in, handle);
-  if (multicast == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!multicast->added.contains(device)) return CUDA_ERROR_INVALID_DEVICE;
-  if (!multicast->bindings.emplace(std::pair{offset, device}, Multicast::Binding{bytes, device}).second) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
-}
-
-}  // namespace
+// ---- multicast: stores to an object do not reach the memory that is bound to it; the rest is as simulator.h says
+// --------------
 
 CUDA_CALL CUresult cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* prop) {
   STARTED_OR_RETURN(stand_in);
-  if (handle == nullptr || prop == nullptr || prop->numDevices == 0) return CUDA_ERROR_INVALID_VALUE;
-  amem::AllocationProperties properties;
-  properties.handle_types = static_cast<std::uint32_t>(prop->handleTypes);
-  properties.location = {LocationType::kHost, 0};
-  properties.usage = amem::stand_in::kMulticastUsage;
-  properties.reserved = prop->numDevices;
-  const auto made = stand_in->simulator->Create(prop->size, properties, 0);
-  if (!made.ok()) return Result(made.status());
-  *handle = made->value;
-  const std::lock_guard lock(stand_in->mutex);
-  stand_in->multicasts[*handle] = {.devices = prop->numDevices};
-  return CUDA_SUCCESS;
+  if (handle == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto made = stand_in->simulator->CreateMulticast(
+      {prop->size, prop->numDevices, static_cast<std::uint32_t>(prop->handleTypes), prop->flags});
+  if (made.ok()) *handle = made->value;
+  return Result(made.status());
 }
 
 CUDA_CALL CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
   STARTED_OR_RETURN(stand_in);
-  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(stand_in->mutex);
-  Multicast* const multicast = FindMulticast(*stand_in, handle);
-  if (multicast == nullptr || multicast->added.size() >= multicast->devices) return CUDA_ERROR_INVALID_VALUE;
-  return multicast->added.insert(device).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return Result(stand_in->simulator->AddDevice(DriverHandle{handle}, DeviceOrdinal{device}));
 }
 
 CUDA_CALL CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, std::size_t offset,
-                                      CUmemGenericAllocationHandle memory, std::size_t, std::size_t bytes, unsigned long long) {
+                                      CUmemGenericAllocationHandle memory, std::size_t memory_offset, std::size_t bytes,
+                                      unsigned long long flags) {
   STARTED_OR_RETURN(stand_in);
-  const auto properties = stand_in->simulator->PropertiesOf(DriverHandle{memory});
-  if (!properties.ok()) return Result(properties.status());
-  return Bind(*stand_in, handle, offset, properties->location.id, bytes);
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return Result(stand_in->simulator->BindMemory(DriverHandle{handle}, offset, DriverHandle{memory}, memory_offset, bytes));
 }
 
 CUDA_CALL CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, std::size_t offset, CUdeviceptr pointer,
                                        std::size_t bytes, unsigned long long flags) {
   STARTED_OR_RETURN(stand_in);
-  const auto retained = stand_in->simulator->Retain(At(pointer));
-  if (!retained.ok()) return Result(retained.status());
-  const CUresult result = cuMulticastBindMem(handle, offset, retained->value, 0, bytes, flags);
-  static_cast<void>(stand_in->simulator->Release(*retained));
-  return result;
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return Result(stand_in->simulator->BindAddress(DriverHandle{handle}, offset, At(pointer), bytes));
 }
 
 CUDA_CALL CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t offset,
                                      std::size_t bytes) {
   STARTED_OR_RETURN(stand_in);
-  const std::lock_guard lock(stand_in->mutex);
-  Multicast* const multicast = FindMulticast(*stand_in, handle);
-  if (multicast == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto at = multicast->bindings.find({offset, device});
-  if (at == multicast->bindings.end() || at->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
-  multicast->bindings.erase(at);
-  return CUDA_SUCCESS;
+  return Result(stand_in->simulator->Unbind(DriverHandle{handle}, DeviceOrdinal{device}, offset, bytes));
 }
 
+// The recommended granularity is larger than the least, as on hardware.
 CUDA_CALL CUresult cuMulticastGetGranularity(std::size_t* granularity, const CUmulticastObjectProp* prop,
-                                             CUmulticastGranularity_flags) {
+                                             CUmulticastGranularity_flags option) {
   STARTED_OR_RETURN(stand_in);
-  if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = stand_in->simulator->Granularity({.location = {LocationType::kDevice, 0}});
-  if (found.ok()) *granularity = *found;
+  if (granularity == nullptr || prop == nullptr || prop->numDevices == 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = stand_in->simulator->MulticastGranularity();
+  if (found.ok()) *granularity = option == CU_MULTICAST_GRANULARITY_RECOMMENDED ? 4 * *found : *found;
   return Result(found.status());
 }

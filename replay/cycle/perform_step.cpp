@@ -11,6 +11,14 @@ namespace {
 
 constexpr std::uint32_t kReadAndWrite = 3;
 
+// A piece of ordinary memory that stands in for lost memory.
+AllocationProperties PieceOn(DeviceOrdinal device) {
+  AllocationProperties properties;
+  properties.handle_types = 1;
+  properties.location = {LocationType::kDevice, device.value};
+  return properties;
+}
+
 Result<DriverHandle> WithoutHandle(Status status) {
   if (status.ok()) return DriverHandle{};
   return status;
@@ -112,6 +120,11 @@ Status StepPerformer::CheckMemory(const Step& step) {
 }
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
+  const bool own_object = target.multicast && target.devices > 0;
+  if (target.stands_in && own_object) {  // importers get the piece, too, and an imported one could not be exported
+    standing_in_[step.allocation] = step.device;
+    return driver_.Create(StandInPiece(step.bytes), PieceOn(step.device), 0);
+  }
   if (target.stands_in) return StandIn(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
   return driver_.CreateMulticast({target.bytes, target.devices, target.properties.handle_types, target.flags});
@@ -146,10 +159,7 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   standing_in_[step.allocation] = step.device;
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);
-  AllocationProperties properties;
-  properties.handle_types = 1;
-  properties.location = {LocationType::kDevice, step.device.value};
-  auto handle = driver_.Create(bytes, properties, 0);
+  auto handle = driver_.Create(bytes, PieceOn(step.device), 0);
   if (!handle.ok()) return handle;
   auto exported = driver_.Export(*handle);  // if that fails, the next allocation gets a piece of its own
   if (exported.ok()) shared = *std::move(exported);

@@ -58,8 +58,9 @@ Status Fold::operator()(const MulticastBound& e) {
   if (e.allocation && memory.part == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
   Multicast* object = FindMulticast(e.multicast);
   if (object == nullptr) return Bad(doing + ": it does not exist");
-  const bool sound = memory.part == nullptr || !memory.part->placed() || memory.slab != nullptr;
-  AMEM_CHECK(sound, id);
+  const Allocation* a = memory.part;
+  const Allocation* whole = memory.slab;
+  if (a != nullptr && a->placed()) AMEM_CHECK(whole != nullptr, id, a->slab);
   const bool released = Find(e.multicast) != nullptr && Find(e.multicast)->rebuilt();
   for (Allocation* bound : {memory.part, memory.slab}) {  // the slab's memory is what is bound
     if (bound == nullptr) continue;
@@ -82,7 +83,7 @@ Status Fold::operator()(const MulticastUnbound& e) {
                                  [&](const MulticastBinding& b) { return b.device == e.device || b.device.value < 0; });
   if (mine == list.end()) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
   const Allocation* object = Find(e.multicast);
-  CountUnbound(mine->allocation, object != nullptr && object->rebuilt());
+  AMEM_TRY(CountUnbound(mine->allocation, object != nullptr && object->rebuilt()));
   list.erase(mine);
   if (list.empty()) it->second.bindings.erase(at);
   const bool imported = object != nullptr && !object->own();
@@ -90,13 +91,19 @@ Status Fold::operator()(const MulticastUnbound& e) {
   return {};
 }
 
-void Fold::CountUnbound(AllocationId id, bool released) {
+Status Fold::CountUnbound(AllocationId id, bool released) {
   const BoundMemory memory = MemoryOf(id);
+  const Allocation* whole = memory.slab;
+  if (memory.part != nullptr && memory.part->placed()) {
+    const Allocation& a = *memory.part;
+    AMEM_CHECK(whole != nullptr, a.slab);
+  }
   for (Allocation* bound : {memory.part, memory.slab}) {
     if (bound == nullptr || bound->multicast_bindings == 0) continue;  // a part that was bound before it moved counts elsewhere
     --bound->multicast_bindings;
     if (released && bound->released_bindings > 0) --bound->released_bindings;
   }
+  return {};
 }
 
 // With the last hold on an object its bindings go. Memory that was bound to one that stays keeps its place all the same,
@@ -107,7 +114,7 @@ Status Fold::EraseMulticast(AllocationId id) {
   const Allocation* a = Find(id);
   if (a != nullptr && a->rebuilt()) {
     for (const auto& [offset, bindings] : it->second.bindings) {
-      for (const MulticastBinding& b : bindings) CountUnbound(b.allocation, true);
+      for (const MulticastBinding& b : bindings) AMEM_TRY(CountUnbound(b.allocation, true));
     }
   }
   s_.multicasts.erase(it);

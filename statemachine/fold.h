@@ -99,7 +99,7 @@ class Fold {
     Allocation *part = nullptr, *slab = nullptr;
   };
   [[nodiscard]] BoundMemory MemoryOf(AllocationId id);
-  void CountUnbound(AllocationId memory, bool released);
+  Status CountUnbound(AllocationId memory, bool released);
   Status EraseMulticast(AllocationId id);
   static void LoseDevices(Multicast& released);
   // A peer has let go of one of its imports of `id`, or was lost.

@@ -127,6 +127,9 @@ TEST_F(MulticastPlans, memory_bound_to_one_that_stays_as_well_stays) {
 
 TEST_F(MulticastPlans, an_object_that_lost_an_importer_is_replaced_by_ordinary_memory_once_it_was_released) {
   Make(true);
+  constexpr SessionId kOther{0x98};
+  f.Ok(PeerConnected{kOther, "host", 8, 0, 2});
+  f.Ok(ReferenceAdded{object, kOther, AllocationId{3}});
   f.Ok(PeerLost{kPeer, "died"});
   EXPECT_TRUE(f.state.multicasts.at(object).incomplete);
   EXPECT_TRUE(f.state.StandsIn(object, f.state.allocations.at(object)));

@@ -135,9 +135,9 @@ INSTANTIATE_TEST_SUITE_P(Settings, MulticastSession,
                                            MulticastSetting{Nvls::kKeep, Layout::kSlab},
                                            MulticastSetting{Nvls::kRelease, Layout::kDirect},
                                            MulticastSetting{Nvls::kRelease, Layout::kSlab}),
-                         [](const auto& info) {
-                           return std::string(info.param.nvls == Nvls::kKeep ? "keep" : "release") +
-                                  (info.param.layout == Layout::kSlab ? "_slab" : "_direct");
+                         [](const auto& setting) {
+                           return std::string(setting.param.nvls == Nvls::kKeep ? "keep" : "release") +
+                                  (setting.param.layout == Layout::kSlab ? "_slab" : "_direct");
                          });
 
 }  // namespace

@@ -52,6 +52,7 @@ class NvlsTest : public test::Intercepted {
   decltype(cuMulticastBindAddr)* bind_address = Driver<decltype(cuMulticastBindAddr)>("cuMulticastBindAddr");
   decltype(cuMulticastUnbind)* unbind = Driver<decltype(cuMulticastUnbind)>("cuMulticastUnbind");
   decltype(cuMulticastGetGranularity)* granularity = Plain<decltype(cuMulticastGetGranularity)>("cuMulticastGetGranularity");
+  decltype(cuMulticastBindMem)* really_bind = Plain<decltype(cuMulticastBindMem)>("cuMulticastBindMem");
   decltype(cuMulticastUnbind)* really_unbind = Plain<decltype(cuMulticastUnbind)>("cuMulticastUnbind");
   decltype(cuMemRetainAllocationHandle)* retain = Driver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle");
   decltype(cuMemRelease)* release = Driver<decltype(cuMemRelease)>("cuMemRelease");
@@ -80,7 +81,8 @@ TEST_F(NvlsTest, a_cycle_takes_the_object_and_what_is_bound_and_brings_both_back
   }
   const auto [real, offset] = session().Backing(intercept::ToAllocation(object));
   EXPECT_EQ(really_unbind(real.value, 0, 0, kBytes), CUDA_SUCCESS) << "the driver has bound it again";
-  EXPECT_EQ(bind_memory(object, 0, memory_handle, 0, kBytes, 0), CUDA_SUCCESS);
+  const auto [backing, within] = session().Backing(intercept::ToAllocation(memory_handle));
+  EXPECT_EQ(really_bind(real.value, 0, backing.value, within, kBytes, 0), CUDA_SUCCESS);
   Unbind();
 }
 

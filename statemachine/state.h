@@ -48,8 +48,8 @@ struct Allocation {
   SequenceNumber created;
   std::optional<RemoteAllocation> remote;  // set: imported from there
   MemoryTag tag{};
-  CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
-  bool multicast = false;  // an own multicast object, or an imported one that a pause releases
+  CommunicatorId communicator;         // that NCCL made it for; zero: none, or unknown
+  bool multicast = false;              // an own multicast object, or an imported one that a pause releases
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
   std::uint32_t exports = 0;        // tokens made

@@ -499,7 +499,9 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->Export(block.handle).status(); },
       [&] { return sim->Import(descriptor).status(); },
       [&] { return sim->Granularity(OnDevice(0)).status(); },
-      [&] { return sim->CreateMulticast({kPage, 1, 1, 0}).status(); },
+      [&] {
+        return sim->CreateMulticast({kPage, 1, 1, 0}).status();
+      },
       [&] { return sim->AddDevice(block.handle, kGpu0); },
       [&] { return sim->BindMemory(block.handle, 0, block.handle, 0, kPage); },
       [&] { return sim->BindAddress(block.handle, 0, block.address, kPage); },

@@ -141,6 +141,7 @@ void RouteLookUps() {
     if (image.base() == self.base() || std::strncmp(image.soname(), "libc.so", 7) == 0 ||
         std::strncmp(image.soname(), "ld-linux", 8) == 0)
       return false;
+    if (IsNccl(image)) return false;  // whether its look-ups lead here says whether it is under AMem
     image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
       if (!SameName(name, "dlsym")) return;
       if (*slot.where != reinterpret_cast<std::uintptr_t>(libc) && !(plain && image.Unbound(slot))) return;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/intercept/intercept.h"
@@ -53,7 +54,12 @@ class OwnPools {
   // Nothing is trimmed while a pool is being destroyed for longer than a pause should wait.
   void Trim(Session& session) {
     constexpr auto kPatience = std::chrono::milliseconds(100);
-    const std::unique_lock lock(mutex_, kPatience);
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    std::unique_lock lock(mutex_, std::try_to_lock);  // a timed mutex would be ThreadSanitizer's to misunderstand
+    while (!lock && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      static_cast<void>(lock.try_lock());
+    }
     if (!lock) return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
     const auto trim = DriverFunction<decltype(cuMemPoolTrimTo)>("cuMemPoolTrimTo");
     if (trim == nullptr) return;
@@ -79,7 +85,7 @@ class OwnPools {
     return bytes;
   }
 
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
   std::set<CUmemoryPool> pools_;
 };
 

@@ -10,7 +10,7 @@ namespace amem {
 namespace {
 
 // The oldest CUDA whose driver has cuGetProcAddress_v2, and with it every variant that is used here.
-constexpr int kCudaVersion = 12000;
+constexpr int kCudaVersion = 12000, kMulticastVersion = 12010;
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
 
@@ -24,10 +24,11 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
   }
   auto core = std::make_shared<Core>();
   const char* missing = nullptr;
+  int version = kCudaVersion;
   const auto find = [&](const char* name, auto& pointer) {
     void* found = nullptr;
     CUdriverProcAddressQueryResult why{};
-    if (lookup(name, &found, kCudaVersion, 0, &why) != CUDA_SUCCESS || found == nullptr) {
+    if (lookup(name, &found, version, 0, &why) != CUDA_SUCCESS || found == nullptr) {
       missing = missing == nullptr ? name : missing;
       return;
     }
@@ -37,6 +38,8 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
   AMEM_CUDA_CALLS(AMEM_CUDA_FIND)
   const char* const needed = missing;
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_FIND)
+  version = kMulticastVersion;
+  AMEM_CUDA_MULTICAST_CALLS(AMEM_CUDA_FIND)
   missing = needed;
 #undef AMEM_CUDA_FIND
   if (missing == nullptr) return core;

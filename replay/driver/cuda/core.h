@@ -53,20 +53,23 @@ namespace amem {
   X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
   X(fill, "cuMemsetD8Async", cuMemsetD8Async)
 
-// Null where the driver does not have them: only speed depends on these, and multicast objects.
-#define AMEM_CUDA_OPTIONAL_CALLS(X)                                     \
-  X(host_register, "cuMemHostRegister", cuMemHostRegister)              \
-  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister)        \
-  X(module_load, "cuModuleLoadData", cuModuleLoadData)                  \
-  X(module_function, "cuModuleGetFunction", cuModuleGetFunction)        \
-  X(launch, "cuLaunchKernel", cuLaunchKernel)                           \
-  X(event_create, "cuEventCreate", cuEventCreate)                       \
-  X(event_destroy, "cuEventDestroy", cuEventDestroy)                    \
-  X(event_record, "cuEventRecord", cuEventRecord)                       \
-  X(event_query, "cuEventQuery", cuEventQuery)                          \
-  X(stream_query, "cuStreamQuery", cuStreamQuery)                       \
-  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)                   \
-  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)                \
+// Null where the driver does not have them: only speed depends on these.
+#define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
+  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
+  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
+  X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
+  X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
+  X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
+  X(event_create, "cuEventCreate", cuEventCreate)                \
+  X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
+  X(event_record, "cuEventRecord", cuEventRecord)                \
+  X(event_query, "cuEventQuery", cuEventQuery)                   \
+  X(stream_query, "cuStreamQuery", cuStreamQuery)                \
+  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
+  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
+
+// Of CUDA 12.1; null in older drivers, which have no multicast objects either.
+#define AMEM_CUDA_MULTICAST_CALLS(X)                                    \
   X(multicast_create, "cuMulticastCreate", cuMulticastCreate)           \
   X(multicast_add_device, "cuMulticastAddDevice", cuMulticastAddDevice) \
   X(multicast_bind_memory, "cuMulticastBindMem", cuMulticastBindMem)    \
@@ -78,6 +81,7 @@ struct CudaCalls {
 #define AMEM_CUDA_MEMBER(member, name, type) decltype(&type) member = nullptr;
   AMEM_CUDA_CALLS(AMEM_CUDA_MEMBER)
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_MEMBER)
+  AMEM_CUDA_MULTICAST_CALLS(AMEM_CUDA_MEMBER)
 #undef AMEM_CUDA_MEMBER
 };
 

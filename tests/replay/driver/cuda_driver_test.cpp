@@ -626,6 +626,27 @@ TEST(CudaDriver, a_driver_without_the_entry_point_is_refused_with_what_to_do) {
   EXPECT_NE(refused.status().message().find("12.0"), std::string::npos) << refused.status().message();
 }
 
+// As a driver answers that is asked for a version before 12.1, and one that has none.
+CUresult LookUpWithoutMulticast(const char* name, void** found, int version, cuuint64_t flags,
+                                CUdriverProcAddressQueryResult* why) {
+  if (std::strncmp(name, "cuMulticast", 11) == 0) return CUDA_ERROR_NOT_FOUND;
+  if (std::strncmp(name, "cuModule", 8) == 0 || std::strcmp(name, "cuLaunchKernel") == 0) {  // the stand-in runs no kernels
+    *found = reinterpret_cast<void*>(+[]() -> CUresult { return CUDA_ERROR_INVALID_IMAGE; });
+    return CUDA_SUCCESS;
+  }
+  const auto look_up = reinterpret_cast<decltype(&LookUpWithoutMulticast)>(dlsym(FakeLibrary(), "cuGetProcAddress_v2"));
+  return look_up(name, found, version, flags, why);
+}
+
+TEST(CudaDriver, without_multicast_objects_is_as_fast) {
+  const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithoutMulticast); });
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  const auto found = (*driver)->FindNonZero(kGpu, {}, 4096);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found->unscanned.find("the CUDA driver has no"), std::string::npos) << found->unscanned;
+  EXPECT_FALSE((*driver)->CreateMulticast({}).ok());
+}
+
 TEST(CudaDriver, a_host_without_the_driver_is_named) {
   if (void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
     dlclose(library);

@@ -15,7 +15,7 @@ namespace amem::redirects {
 namespace {
 
 constinit std::atomic<const std::span<const Table>*> g_tables{nullptr};
-constinit std::atomic<void*> g_create_thread{nullptr};
+constinit std::atomic<const std::span<const ThreadStart>*> g_thread_starts{nullptr};
 constinit std::array<std::atomic<const hook::Library*>, kLibraries> g_places{};
 constinit std::uint64_t g_last_refused = 0;  // hook::Library::number; each is reported once
 
@@ -87,16 +87,17 @@ Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names
   return first;
 }
 
-// Only if the library's threads are started by the function that AMem's wrapper will call. A library may import it twice, for
-// calls of its own and as a pointer for its C++ library's threads.
-Status TakeThreadStart(const ElfImage& image) {
-  void* const create = g_create_thread.load(std::memory_order_acquire);
+// A library may import one of these twice, for calls of its own and as a pointer for its C++ library's threads.
+Status TakeThreadStarts(const ElfImage& image) {
+  const auto* starts = g_thread_starts.load(std::memory_order_acquire);
   Status first;
-  if (create == nullptr) return first;
+  if (starts == nullptr) return first;
   image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
-    if (std::string_view(name) != "pthread_create") return;
-    if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(&pthread_create)) return;
-    if (Status status = image.Write(slot, create); !status && first) first = std::move(status);
+    for (const ThreadStart& start : *starts) {
+      if (std::string_view(name) != start.name) continue;
+      if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(start.plain)) return;
+      if (Status status = image.Write(slot, start.replacement); !status && first) first = std::move(status);
+    }
   });
   return first;
 }
@@ -104,7 +105,9 @@ Status TakeThreadStart(const ElfImage& image) {
 }  // namespace
 
 void Install(std::span<const Table> tables) { g_tables.store(new std::span<const Table>(tables), std::memory_order_release); }
-void InstallThreadStart(void* create) { g_create_thread.store(create, std::memory_order_release); }
+void InstallThreadStarts(std::span<const ThreadStart> starts) {
+  g_thread_starts.store(new std::span<const ThreadStart>(starts), std::memory_order_release);
+}
 
 Status Set(const hook::Library& library, const ElfImage& image) {
   if (g_tables.load(std::memory_order_acquire) == nullptr) return Status::Ok();
@@ -123,7 +126,7 @@ Status Set(const hook::Library& library, const ElfImage& image) {
     for (const Redirect& redirect : table) redirect.reals[place].store(nullptr);
   for (const Found& found : names)
     found.redirect->reals[place].store(reinterpret_cast<void*>(found.address), std::memory_order_release);
-  AMEM_TRY(TakeThreadStart(image));
+  AMEM_TRY(TakeThreadStarts(image));
   for (const Found& found : names) AMEM_TRY(image.PointNameTo(found.index, found.redirect->entries[place]));
   return RewriteBoundImports(image, names, place);
 }

@@ -73,8 +73,14 @@ Table MakeTable() {
 // What is redirected in every libnccl that comes under AMem from now on. `tables`, and what they view, must stay valid.
 void Install(std::span<const Table> tables);
 
-// What libnccl's import of pthread_create is pointed to, so that threads that NCCL starts are known; null: it stays.
-void InstallThreadStart(void* create);
+// A function with which libnccl starts threads, and what its import of it is pointed to, so that these threads are known: only
+// where the import means this very function.
+struct ThreadStart {
+  const char* name;
+  void* plain;
+  void* replacement;
+};
+void InstallThreadStarts(std::span<const ThreadStart> starts);  // what they view must stay valid
 
 // Redirects the names of a library that has just come under AMem; nothing if they are already. Called by the hook, one thread
 // at a time. A failure is reported, and the names that it concerns stay NCCL's own.

@@ -2,10 +2,17 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <memory>
 #include <new>
+#include <thread>
+#include <utility>
 
 #include "ncclpatch/nccl/communicators.h"
+
+#define AMEM_START_STANDARD_THREAD "_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE"
+extern "C" void amem_start_standard_thread(void*, std::unique_ptr<std::thread::_State>*,
+                                           void (*)()) __asm__(AMEM_START_STANDARD_THREAD);
 
 namespace amem::nccl {
 
@@ -35,10 +42,39 @@ int CreateThread(pthread_t* thread, const pthread_attr_t* attributes, Routine ro
   return result;
 }
 
+// A std::thread of a libstdc++ that is an object of its own calls pthread_create in there, and libnccl only this.
+struct InheritingState final : std::thread::_State {
+  InheritingState(std::unique_ptr<std::thread::_State> state, CommunicatorId communicator)
+      : own(std::move(state)), id(communicator) {}
+  void _M_run() override {
+    t_state.id = id;
+    own->_M_run();
+  }
+  std::unique_ptr<std::thread::_State> own;
+  CommunicatorId id;
+};
+
+// std::thread::_M_start_thread, whose first argument is the thread and whose second is passed by address.
+void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* state, void (*depend)()) {
+  const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
+  auto* inheriting = id && *state != nullptr ? new (std::nothrow) InheritingState(nullptr, id) : nullptr;
+  if (inheriting == nullptr) return amem_start_standard_thread(thread, state, depend);
+  inheriting->own = std::move(*state);
+  std::unique_ptr<std::thread::_State> wrapped(inheriting);
+  amem_start_standard_thread(thread, &wrapped, depend);
+}
+
 }  // namespace
 
 CommunicatorId CurrentCommunicator() noexcept { return t_state.id ? t_state.id : registry::IdOf(t_state.comm); }
 
-void* ThreadStart() { return reinterpret_cast<void*>(&CreateThread); }
+std::span<const redirects::ThreadStart> ThreadStarts() {
+  static const std::array all = {
+      redirects::ThreadStart{"pthread_create", reinterpret_cast<void*>(&pthread_create),
+                             reinterpret_cast<void*>(&CreateThread)},
+      redirects::ThreadStart{AMEM_START_STANDARD_THREAD, reinterpret_cast<void*>(&amem_start_standard_thread),
+                             reinterpret_cast<void*>(&StartStandardThread)}};
+  return all;
+}
 
 }  // namespace amem::nccl

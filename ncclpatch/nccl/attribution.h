@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ncclpatch/hook/redirects.h"
@@ -16,8 +17,8 @@ namespace amem::nccl {
 // thread than its own variables, and the registry for the communicator's number.
 CommunicatorId CurrentCommunicator() noexcept;
 
-// What libnccl's pthread_create leads to: the new thread inherits this thread's current communicator.
-void* ThreadStart();
+// What libnccl's ways to start a thread lead to: the new one inherits this thread's current communicator.
+std::span<const redirects::ThreadStart> ThreadStarts();
 
 // ---- for the calls of this folder ----------------------------------------------------------------------------------------
 

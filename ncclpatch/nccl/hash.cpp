@@ -12,8 +12,8 @@
 namespace amem::nccl {
 namespace {
 
-// NCCL's communicators have some 100 KiB, and the hash is near their beginning.
-constexpr std::size_t kMostBytes = std::size_t{512} << 10, kPage = 4096;
+// NCCL's communicators have a mebibyte and more, and the hash is behind the first.
+constexpr std::size_t kMostBytes = std::size_t{4} << 20, kPage = 4096;
 
 std::mutex& Mutex() {
   static auto* mutex = new std::mutex;
@@ -49,19 +49,6 @@ std::vector<std::size_t> PlacesOf(std::uint64_t hash, const ncclComm* comm) {
   return found;
 }
 
-// Nothing is learned from a communicator that has its hash nowhere that the others have it.
-std::uint64_t Learn(std::vector<std::size_t>& places, const ncclComm* comm, const ExpectedHashes& expected) {
-  for (const std::uint64_t hash : expected) {
-    std::vector<std::size_t> found = PlacesOf(hash, comm);
-    if (!places.empty())
-      std::erase_if(found, [&](std::size_t place) { return std::find(places.begin(), places.end(), place) == places.end(); });
-    if (found.empty()) continue;
-    places = std::move(found);
-    return hash;
-  }
-  return 0;
-}
-
 std::uint64_t ReadAt(const std::vector<std::size_t>& places, const ncclComm* comm) {
   std::uint64_t hash = 0;
   for (const std::size_t place : places) {
@@ -71,6 +58,22 @@ std::uint64_t ReadAt(const std::vector<std::size_t>& places, const ncclComm* com
     hash = here;
   }
   return hash;
+}
+
+// Looked for in all of a communicator only until it is clear where NCCL keeps it. Nothing is learned from one that has its hash
+// nowhere that the others have it.
+std::uint64_t Learn(std::vector<std::size_t>& places, const ncclComm* comm, const ExpectedHashes& expected) {
+  if (const std::uint64_t here = ReadAt(places, comm); here != 0 && std::ranges::find(expected, here) != expected.end())
+    return here;
+  for (const std::uint64_t hash : expected) {
+    std::vector<std::size_t> found = PlacesOf(hash, comm);
+    if (!places.empty())
+      std::erase_if(found, [&](std::size_t place) { return std::ranges::find(places, place) == places.end(); });
+    if (found.empty()) continue;
+    places = std::move(found);
+    return hash;
+  }
+  return 0;
 }
 
 // char is signed or not as it is in NCCL, which is built for the same processor.

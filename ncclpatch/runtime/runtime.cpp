@@ -97,7 +97,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
     nccl::SetSuspendServer(suspend::TheServer());
   }
   redirects::Install(*tables);
-  redirects::InstallThreadStart(nccl::ThreadStart());
+  redirects::InstallThreadStarts(nccl::ThreadStarts());
   serves_suspend_.store(serves);
   enabled_.store(true);
 }

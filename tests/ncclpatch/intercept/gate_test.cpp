@@ -11,7 +11,7 @@
 #include "tests/ncclpatch/intercept/intercepted.h"
 
 // The loader frees a thread's variables past ThreadSanitizer, which then sees the next thread's memory race with them.
-extern "C" const char* __tsan_default_suppressions();  // NOLINT: its name
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();  // NOLINT: its name
 extern "C" const char* __tsan_default_suppressions() { return "race:_dl_deallocate_tls\n"; }
 
 namespace amem {

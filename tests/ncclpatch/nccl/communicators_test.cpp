@@ -61,7 +61,7 @@ class Communicators : public ::testing::Test {
     plain_all_reduce_ = Function<AllReduce>("ncclAllReduce");
     SetObserver(&g_seen);
     redirects::Install(Tables());
-    redirects::InstallThreadStart(ThreadStart());
+    redirects::InstallThreadStarts(ThreadStarts());
     ASSERT_TRUE(hook::Attach().ok());
     Function<void(void (*)(const char*))>("stand_in_probe")(&Probe);
   }
@@ -371,6 +371,7 @@ TEST_F(Communicators, of_a_newer_nccl_are_known_by_hash_too_and_its_threads_inhe
   EXPECT_NE(known->hash, 0U);
   EXPECT_EQ(known->hash, reinterpret_cast<std::uint64_t (*)(const ncclComm*)>(dlsym(newer, "stand_in_hash"))(comm));
   EXPECT_EQ(Probed("pointer").count(known->id.value), 1U);
+  EXPECT_EQ(Probed("standard").count(known->id.value), 1U);
   reinterpret_cast<int (*)(ncclComm*)>(dlsym(newer, "ncclCommDestroy"))(comm);
 }
 

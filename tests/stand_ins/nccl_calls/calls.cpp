@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #ifndef CALLS_VERSION
@@ -23,7 +24,7 @@
 
 struct ncclComm {
   std::uint64_t magic = 0x0280028002800280;
-  char before[5000] = {};
+  char before[1'100'000] = {};  // as far as in NCCL 2.28
   std::uint64_t hash = 0;
   int rank = 0, ranks = 1, device = 0, splits = 0;
   std::atomic<int> state{0};  // a result; 7: it is being made
@@ -114,6 +115,7 @@ void* RunJob(void* argument) {
   g_create = &pthread_create;
   g_create(&other, nullptr, &RunPointer, nullptr);
   pthread_join(other, nullptr);
+  std::thread([] { Allocate("standard"); }).join();
   pthread_t proxy{};
   pthread_create(&proxy, nullptr, &RunProxy, nullptr);
   pthread_join(proxy, nullptr);

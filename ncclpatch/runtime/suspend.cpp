@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,31 @@ struct Change {
   CommunicatorId id;
   bool suspended;
 };
+// Communicators that NCCL's own function suspended, with flags that AMem does not know: it resumes them, too.
+class NcclsOwn {
+ public:
+  void Add(const ncclComm* comm) {
+    const std::lock_guard lock(mutex_);
+    all_.insert(comm);
+  }
+  void Remove(const ncclComm* comm) {
+    const std::lock_guard lock(mutex_);
+    all_.erase(comm);
+  }
+  bool Has(const ncclComm* comm) {
+    const std::lock_guard lock(mutex_);
+    return all_.contains(comm);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const ncclComm*> all_;
+};
+NcclsOwn& SuspendedByNccl() {  // never destroyed
+  static auto* all = new NcclsOwn;
+  return *all;
+}
+
 // What this thread has marked and not settled: more than one inside a group.
 thread_local std::vector<Change> t_changes;
 
@@ -80,8 +106,9 @@ Status Mark(const ncclComm* comm, bool suspended) {
   const Result<nccl::Communicator> one = Known(comm);
   if (!one) return one.status();
   if (one->stage != nccl::Stage::kReady)
-    return {Code::kRefused,
-            ToText(one->id) + (one->stage == nccl::Stage::kMaking ? " is still being made" : " was finalized or revoked")};
+    return {Code::kRefused, ToText(one->id) + (one->stage == nccl::Stage::kMaking
+                                                   ? " is still being made; wait until ncclCommGetAsyncError says ncclSuccess"
+                                                   : " was finalized or revoked; destroy it, which frees its memory")};
   if (one->suspended == suspended)
     return {Code::kRefused, ToText(one->id) + (suspended ? " is suspended already" : " is not suspended")};
   t_changes.push_back({one->id, suspended});
@@ -158,12 +185,28 @@ class Server : public nccl::SuspendServer {
   int Settle(const char* call) noexcept override { return AtBorder(call, &suspend::Settle); }
 };
 
+// NCCL's own functions take what AMem cannot: a communicator that was made before AMem was there, and what later versions know.
+bool SuspendIsForNccl(const ncclComm* comm, int flags) {
+  return comm != nullptr && (flags != kSuspendMemory || !nccl::Find(comm));
+}
+bool ResumeIsForNccl(const ncclComm* comm) {
+  if (comm == nullptr) return false;
+  const std::optional<nccl::Communicator> known = nccl::Find(comm);
+  return !known || (!known->suspended && SuspendedByNccl().Has(comm));
+}
+bool FigureIsForNccl(const ncclComm* comm, int stat) {
+  return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || !nccl::Find(comm));
+}
+
 struct SuspendCall {
   static constexpr const char* kName = "ncclCommSuspend";
   using Function = int(ncclComm*, int);
   template <class Real>
-  static int Call(std::size_t, Real, ncclComm* comm, int flags) {
-    return Suspend(comm, flags);
+  static int Call(std::size_t, Real real, ncclComm* comm, int flags) {
+    if (!SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
+    const int result = real(comm, flags);
+    if (result == kOk || result == nccl::kInProgress) SuspendedByNccl().Add(comm);
+    return result;
   }
 };
 
@@ -171,8 +214,10 @@ struct ResumeCall {
   static constexpr const char* kName = "ncclCommResume";
   using Function = int(ncclComm*);
   template <class Real>
-  static int Call(std::size_t, Real, ncclComm* comm) {
-    return Resume(comm);
+  static int Call(std::size_t, Real real, ncclComm* comm) {
+    if (!ResumeIsForNccl(comm)) return Resume(comm);
+    SuspendedByNccl().Remove(comm);
+    return real(comm);
   }
 };
 
@@ -180,17 +225,24 @@ struct MemStatsCall {
   static constexpr const char* kName = "ncclCommMemStats";
   using Function = int(ncclComm*, int, std::uint64_t*);
   template <class Real>
-  static int Call(std::size_t, Real, ncclComm* comm, int stat, std::uint64_t* value) {
-    return MemoryStatistics(comm, stat, value);
+  static int Call(std::size_t, Real real, ncclComm* comm, int stat, std::uint64_t* value) {
+    return FigureIsForNccl(comm, stat) ? real(comm, stat, value) : MemoryStatistics(comm, stat, value);
   }
 };
 
-// An export that AMem does not answer in this process.
-template <class F, class... A>
-int LeadOn(const char* name, F* own, const void* caller, A... arguments) noexcept {
+// What the caller of an export would reach without AMem; null: nothing.
+template <class F>
+F* Elsewhere(const char* name, F* own, const void* caller) noexcept {
   try {
-    if (void* function = hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller))
-      return reinterpret_cast<F*>(function)(arguments...);
+    return reinterpret_cast<F*>(hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller));
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// An export that AMem does not answer in this process, and nobody else.
+int NotServed(const char* name) noexcept {
+  try {
     return Fail(kInvalidUsage, fmt::format("{}: AMem does not serve it in this process (AMEM_ENABLE, AMEM_SUSPEND, or a fork), "
                                            "and this NCCL has no such function",
                                            name));
@@ -213,16 +265,26 @@ redirects::Table Calls() { return redirects::MakeTable<SuspendCall, ResumeCall, 
 #define AMEM_EXPORTED __attribute__((visibility("default")))
 
 AMEM_EXPORTED int ncclCommSuspend(ncclComm* comm, int flags) {
-  if (amem::Runtime::Get().ServesSuspend()) return amem::suspend::Suspend(comm, flags);
-  return amem::suspend::LeadOn("ncclCommSuspend", &ncclCommSuspend, __builtin_return_address(0), comm, flags);
+  using namespace amem::suspend;
+  const bool serves = amem::Runtime::Get().ServesSuspend();
+  if (serves && !SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
+  if (auto* real = Elsewhere("ncclCommSuspend", &ncclCommSuspend, __builtin_return_address(0))) return real(comm, flags);
+  return serves ? Suspend(comm, flags) : NotServed("ncclCommSuspend");
 }
 
 AMEM_EXPORTED int ncclCommResume(ncclComm* comm) {
-  if (amem::Runtime::Get().ServesSuspend()) return amem::suspend::Resume(comm);
-  return amem::suspend::LeadOn("ncclCommResume", &ncclCommResume, __builtin_return_address(0), comm);
+  using namespace amem::suspend;
+  const bool serves = amem::Runtime::Get().ServesSuspend();
+  if (serves && !ResumeIsForNccl(comm)) return Resume(comm);
+  if (auto* real = Elsewhere("ncclCommResume", &ncclCommResume, __builtin_return_address(0))) return real(comm);
+  return serves ? Resume(comm) : NotServed("ncclCommResume");
 }
 
 AMEM_EXPORTED int ncclCommMemStats(ncclComm* comm, int stat, std::uint64_t* value) {
-  if (amem::Runtime::Get().ServesSuspend()) return amem::suspend::MemoryStatistics(comm, stat, value);
-  return amem::suspend::LeadOn("ncclCommMemStats", &ncclCommMemStats, __builtin_return_address(0), comm, stat, value);
+  using namespace amem::suspend;
+  const bool serves = amem::Runtime::Get().ServesSuspend();
+  if (serves && !FigureIsForNccl(comm, stat)) return MemoryStatistics(comm, stat, value);
+  if (auto* real = Elsewhere("ncclCommMemStats", &ncclCommMemStats, __builtin_return_address(0)))
+    return real(comm, stat, value);
+  return serves ? MemoryStatistics(comm, stat, value) : NotServed("ncclCommMemStats");
 }

@@ -119,6 +119,31 @@ TEST_F(NamesOnce, two_nccls_at_once_each_get_their_own_calls) {
   }
 }
 
+TEST_F(NamesOnce, what_amem_does_not_know_is_for_nccls_own_functions) {
+  for (const char* way : {"patched", "preload", "attach"}) {
+    const fs::path library = Library(way, true);
+    Environment environment = With(way, library, "serve");
+    if (std::string(way) == "attach") environment["ATTACH"] = AMEM_LIBRARY_FILE;
+    const auto run = RunWith({"unknown", library}, environment);
+    // "plain": AMem jumps to NCCL's function, which returns to the program.
+    const auto answered_by_nccl = [&](const char* what, int nth) {
+      const std::string who = run.Said(what, nth);
+      EXPECT_TRUE(who == "through 0" || who == "plain 0") << way << " " << what << nth << run.out << run.err;
+    };
+    for (const char* what : {"suspend", "resume", "figure"}) {
+      for (const int nth : {0, 1}) answered_by_nccl(what, nth);
+    }
+    EXPECT_EQ(run.Said("resume", 2), "amem 5") << way << ": it was resumed already\n" << run.out << run.err;
+  }
+}
+
+TEST_F(NamesOnce, an_old_nccl_has_nothing_for_what_amem_does_not_know) {
+  const auto run = RunWith({"unknown", Library("preload", false)}, With("preload", Plain(false), "serve"));
+  EXPECT_EQ(run.Said("suspend"), "amem 5") << run.out << run.err;
+  EXPECT_EQ(run.Said("suspend", 1), "amem 4") << run.out << run.err;
+  EXPECT_EQ(run.Said("figure", 1), "amem 4") << run.out << run.err;
+}
+
 TEST_F(NamesOnce, a_program_that_is_linked_with_nccl_is_seen) {
   for (const char* way : {"patched", "preload"}) {
     const auto run = job::RunProgram({AMEM_NAMES_DIRECT}, With(way, Library(way, false), "serve"), job_.directory());

@@ -2,6 +2,7 @@
 // communicators, suspends one, and destroys them. Prints who was reached.
 //
 //   program handle|default LIBNCCL     by dlsym, with the library's handle or in the global scope
+//   program unknown LIBNCCL            suspends and resumes what AMem did not see made, and as AMem does not know
 //   program import CALLER [LIBNCCL]    through a library that imports them; LIBNCCL is loaded before
 //   program two CALLER LIBNCCL         both, each with its own NCCL
 //   program none                       looks the names up, and there is no NCCL
@@ -78,6 +79,23 @@ void ByName(void* nccl, void* where) {
   Who(nccl, "destroy", "ncclCommDestroy", [&] { return destroy(comm); });
 }
 
+// What is not AMem's to answer: a communicator that it did not see made, and what a later NCCL may know.
+void Unknown(void* nccl, void* where) {
+  ncclComm *known = nullptr, *unseen = Look<ncclComm*()>(nccl, "stand_in_unseen")();
+  Look<int(ncclComm**, int, UniqueId, int)>(where, "ncclCommInitRank")(&known, 1, UniqueId{}, 0);
+  const auto suspend = Look<int(ncclComm*, int)>(where, "ncclCommSuspend");
+  const auto resume = Look<int(ncclComm*)>(where, "ncclCommResume");
+  const auto figure = Look<int(ncclComm*, int, unsigned long*)>(where, "ncclCommMemStats");
+  unsigned long value = 0;
+  Who(nccl, "suspend", "ncclCommSuspend", [&] { return suspend(unseen, 1); });
+  Who(nccl, "resume", "ncclCommResume", [&] { return resume(unseen); });
+  Who(nccl, "figure", "ncclCommMemStats", [&] { return figure(unseen, 0, &value); });
+  Who(nccl, "suspend", "ncclCommSuspend", [&] { return suspend(known, 2); });
+  Who(nccl, "resume", "ncclCommResume", [&] { return resume(known); });
+  Who(nccl, "resume", "ncclCommResume", [&] { return resume(known); });
+  Who(nccl, "figure", "ncclCommMemStats", [&] { return figure(known, 4, &value); });
+}
+
 void ByImport(void* nccl, void* caller) {
   ncclComm *comm = nullptr, *other = nullptr;
   const auto init = Look<int(ncclComm**)>(caller, "caller_init");
@@ -114,6 +132,12 @@ int Run(int count, char** arguments) {
   const std::string how = arguments[1];
   if (how == "none") return LookForNothing();
   if (how == "weak") return CallWeak();
+  if (how == "unknown") {
+    void* nccl = Load(arguments[2], RTLD_LAZY | RTLD_LOCAL);
+    Attach("ATTACH");
+    Unknown(nccl, nccl);
+    return 0;
+  }
   if (how == "handle" || how == "default") {
     void* nccl = Load(arguments[2], RTLD_LAZY | (how == "handle" ? RTLD_LOCAL : RTLD_GLOBAL));
     Attach("ATTACH");

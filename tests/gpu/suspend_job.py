@@ -32,6 +32,8 @@ def arguments():
     parser.add_argument("--nccl", required=True, help="the libnccl.so.2 that the engine opens")
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--frees", type=float, default=0.9, help="this share of what the communicators can suspend must be free meanwhile")
+    parser.add_argument("--one-stays", action="store_true", help="once, the last rank does not suspend: the others' call fails at AMem's "
+                                                                  "deadline (AMEM_TIMEOUT_MS), all run on, and another suspend works")
     parser.add_argument("--time-limit", type=int, default=90, help="seconds; the process ends itself then")
     parser.add_argument("--json", default="", help="rank 0 writes its line there too")
     return parser.parse_args()
@@ -72,6 +74,26 @@ class Engine:
         value = ctypes.c_uint64()
         self.check("ncclCommMemStats", comm, which, ctypes.byref(value))
         return value.value
+
+
+def one_stays(engine, comms, meeting, stays):
+    """The last rank does not suspend: the call that would have paused fails there, its communicator is as before, and so it can be done again."""
+    problems = []
+    if not stays:
+        engine.check("ncclCommSuspend", comms[0], SUSPEND_MEM)
+        if engine.code("ncclCommSuspend", comms[1], SUSPEND_MEM) == 0:
+            problems.append("a suspend succeeded though one rank did not come")
+        suspended = [engine.figure(comm, SUSPENDED) for comm in comms]
+        if suspended != [1, 0]:
+            problems.append(f"suspended after the failed call: {suspended}")
+    meeting.gather("one stayed")
+    if stays:
+        engine.check("ncclCommSuspend", comms[0], SUSPEND_MEM)
+    engine.check("ncclCommSuspend", comms[1], SUSPEND_MEM)
+    meeting.gather("all suspended")
+    for comm in comms:
+        engine.check("ncclCommResume", comm)
+    return problems
 
 
 def job(options, rank, size, report):
@@ -142,6 +164,10 @@ def job(options, rank, size, report):
     if min(freed) < options.frees * sum(row[SUSPENDABLE] for row in figures) / MIB:
         problems.append(f"{min(freed):.0f} MiB are free while suspended, of {sum(row[SUSPENDABLE] for row in figures) / MIB:.0f}")
     meeting.gather("cycles done")
+    if options.one_stays:
+        problems += one_stays(engine, comms, meeting, rank == size - 1)
+        if [results(comm) for comm in comms] != expected:
+            problems.append("other results after one rank did not suspend")
     for comm in comms:
         engine.check("ncclCommSuspend", comm, SUSPEND_MEM)
     engine.check("ncclCommDestroy", comms.pop())

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""What of run_gpu_tests' results goes into the tree: the numbers behind a README's tables, and nothing that names a machine.
+
+    extract.py [LABEL=]results.json... -o tests/gpu/results/NAME.json
+
+Each step that measured something, with the cycles it measured, in the order of the runs; LABEL tells runs apart ("NCCL 2.28.9"). Steps of
+part test and the journals' checks are only counted. Exit code 2: a file cannot be read, or nothing was measured.
+"""
+import argparse
+import json
+import sys
+
+MEASURED = ("bench", "startup", "torch", "scale", "steady", "suspend", "first")
+KEEP = ("program", "mode", "layout", "label", "gpus", "gpu", "driver", "nccl_version", "version", "held_mib", "freed_mib", "startup", "first",
+        "median", "identical", "figures", "suspend_ms", "first_suspend_ms", "resume_ms", "first_pause_ms", "pause_ms")
+OF_A_CYCLE = ("cycle", "pause_ms", "resume_ms", "freed_mib", "votes_ms", "identical")
+
+
+def shortened(data):
+    """Numbers and short texts; of cycles, what the tables are made of."""
+    row = {key: data[key] for key in KEEP if key in data}
+    if isinstance(data.get("cycles"), list):
+        row["cycles"] = [{key: cycle[key] for key in OF_A_CYCLE if key in cycle} for cycle in data["cycles"]]
+    if "stock_ms" in data:  # start-up against stock has a form of its own
+        row = dict(data)
+    return row
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def of_run(label, results):
+    outcomes, steps = {}, []
+    for step in results["steps"]:
+        outcomes[step["outcome"]] = outcomes.get(step["outcome"], 0) + 1
+        data = step.get("data")
+        if step["part"] in MEASURED and isinstance(data, dict) and (row := shortened(data)):
+            steps.append({"part": step["part"], "name": step["name"], "gpus": step["gpus"], "data": rounded(row)})
+    return {"run": label, "outcomes": outcomes, "steps": steps}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", metavar="[LABEL=]FILE")
+    parser.add_argument("-o", "--output", required=True)
+    options = parser.parse_args()
+    runs = []
+    for named in options.results:
+        label, _, path = named.rpartition("=")
+        try:
+            with open(path, encoding="utf-8") as file:
+                runs.append(of_run(label, json.load(file)))
+        except (OSError, ValueError, KeyError) as error:
+            print(f"extract: {path}: {error}", file=sys.stderr)
+            return 2
+    if not any(run["steps"] for run in runs):
+        print("extract: nothing was measured in these runs", file=sys.stderr)
+        return 2
+    with open(options.output, "w", encoding="utf-8") as file:
+        file.write('{"runs": [\n' + ",\n".join(
+            f'{{"run": {json.dumps(run["run"])}, "outcomes": {json.dumps(run["outcomes"])}, "steps": [\n'
+            + ",\n".join(json.dumps(step) for step in run["steps"]) + "\n]}" for run in runs) + "\n]}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -134,7 +134,7 @@ const std::vector<Test>& Tests() {
        .body = OwnSuspend,
        .limit_s = 240,
        .environment = {{"AMEM_SUSPEND", "native"}, {"AMEM_LAYOUT", "direct"}}},
-      {"amem_suspends_one_of_two_communicators_between_cycles", OwnSuspend, 240},
+      {"amem_suspends_in_place_of_nccl_between_cycles", OwnSuspend, 240},
       {"collective_while_paused_is_refused_and_works_after", RefusedWhilePaused, 60},
       {"work_in_flight_is_not_harmed", WorkInFlight, 90},
       {.name = "a_message_that_was_sent_and_not_yet_received_survives",

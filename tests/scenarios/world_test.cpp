@@ -145,6 +145,7 @@ class World {
     if (!::testing::Test::HasFailure()) End();
   }
   std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0;
+  bool had_multicast = false;
 
  private:
   int Pick(int below) { return static_cast<int>(random_() % static_cast<std::uint64_t>(below)); }
@@ -293,6 +294,7 @@ class World {
       m.object = Place(At(m.rank), m.rank, id, bytes);
     }
     teams_.push_back(std::move(team));
+    had_multicast = true;
   }
   MulticastCalls Calls(int rank) { return {*At(rank).session, *At(rank).simulator}; }
   void LeaveTeam(Team& team, Team::Member& m) {
@@ -641,7 +643,7 @@ void RunJobs(std::uint64_t first) {
 #endif
   const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;
-  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0;
+  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0, with_multicast = 0;
   for (std::uint64_t i = 0; i < jobs; ++i) {
     const std::uint64_t seed = one != 0 ? one : first * 1'000'000'007 + i;
     if (std::getenv("AMEM_WORLD_PRINT") != nullptr) std::fprintf(stderr, "seed %lu\n", seed);
@@ -651,15 +653,19 @@ void RunJobs(std::uint64_t first) {
     failed += world.failed;
     deaths += world.deaths;
     timeouts += world.timeouts;
+    with_multicast += world.had_multicast ? 1 : 0;
     ASSERT_FALSE(::testing::Test::HasFailure()) << "AMEM_WORLD_SEED=" << seed << " (job " << i << ")";
   }
   if (jobs >= 100) {  // so many have every kind of fault
     EXPECT_GT(failed, 0U);
     EXPECT_GT(timeouts, 0U);
     EXPECT_GT(deaths, 0U);
+    EXPECT_GT(with_multicast, jobs / 2);
   }
-  std::printf("%lu jobs: %lu pauses and resumes, of whose calls %lu failed, %lu of them by time-out; %lu deaths\n", jobs,
-              cycles, failed, timeouts, deaths);
+  std::printf(
+      "%lu jobs: %lu pauses and resumes, of whose calls %lu failed, %lu of them by time-out; %lu deaths; %lu jobs had "
+      "multicast objects\n",
+      jobs, cycles, failed, timeouts, deaths, with_multicast);
 }
 
 // Four, so that they can run side by side.

@@ -149,6 +149,12 @@ std::string CauseSearch::SeenState(SessionId session) const {
   return sight == sights_.end() ? "" : sight->second.seen->state;
 }
 
+const Progress& CauseSearch::ProgressOfSession(const JournalHistory& j) {
+  const auto [at, fresh] = progress_.try_emplace(j.session());
+  if (fresh) at->second = ProgressOf(j);
+  return at->second;
+}
+
 // What was wrong before a process ended is not that process's fault: as a rule the launcher, or a person, ended it because of
 // it.
 void CauseSearch::DemoteEnds() {
@@ -165,15 +171,19 @@ void CauseSearch::DemoteEnds() {
 }
 
 void CauseSearch::Order() {
-  // An end that a session was the first to suffer after it had used paused memory was caused by that.
   const auto key = [this](const CandidateCause& c) {
     const SessionEnd* end = IsEnd(c.kind) ? EndOf(c.session) : nullptr;
     return std::tuple(c.weight, c.wall_ns, end != nullptr && !end->witnessed, roster_.names().RankOf(c.session), c.session);
   };
   std::ranges::stable_sort(candidates_, {}, key);
   if (candidates_.empty()) return;
+  for (CandidateCause& c : candidates_) {
+    if (const auto sight = sights_.find(c.session); sight != sights_.end()) c.seen = sight->second.seen;
+    c.seen_state = SeenState(c.session);
+  }
   CandidateCause& first = candidates_.front();
   std::set<SessionId> named{first.session};
+  named.insert(first.together.begin(), first.together.end());
   named.insert(first.missing.begin(), first.missing.end());
   for (const CandidateCause& c : candidates_) {
     if (!SameRoot(first, c)) continue;

@@ -41,6 +41,7 @@ class CauseSearch {
   // All processes ended within moments, so that somebody ended them all.
   [[nodiscard]] bool WasTornDown() const { return torn_down_; }
   [[nodiscard]] std::string SeenState(SessionId session) const;  // as ProcessSeen::state; empty: nobody looked
+  const Progress& ProgressOfSession(const JournalHistory& j);
   void DemoteEnds();
   void Order();
 
@@ -48,6 +49,7 @@ class CauseSearch {
   void FailedStep(const JournalHistory& j);
   void FailedVote(const JournalHistory& j);
   void OwnVote(const JournalHistory& j, const Attempt::Decision& decision);
+  void FailedVoteAlone(const JournalHistory& j);
   void VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision);
   void Broken(const JournalHistory& j);
   void Undone(const JournalHistory& j);
@@ -63,6 +65,8 @@ class CauseSearch {
                                                std::uint64_t until) const;
   [[nodiscard]] std::vector<SessionId> Uncounted(const JournalHistory& j, const Attempt& attempt, std::uint64_t from) const;
   [[nodiscard]] bool Joined(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const;
+  // Of the sessions that share memory with it, those whose group is not that of most.
+  [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
   void Waiting(const JournalHistory& j);
   void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
   void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
@@ -76,6 +80,7 @@ class CauseSearch {
 
   const Roster& roster_;
   const References& references_;
+  std::map<SessionId, Progress> progress_;
   std::map<SessionId, SessionEnd> ends_;
   struct Sight {
     const ProcessSeen* seen = nullptr;

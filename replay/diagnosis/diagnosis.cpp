@@ -129,6 +129,18 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
 
 namespace {
 
+// A session that has not voted yet belongs to a build that records votes if another one of that build does.
+void ExpectVotes(std::vector<JournalHistory>& journals) {
+  std::set<std::string> builds;
+  for (const JournalHistory& j : journals) {
+    if (j.records_votes) builds.insert(j.who().amem_version);
+  }
+  for (JournalHistory& j : journals) {
+    const bool began_here = j.first.seq.value <= 1;
+    j.records_votes = j.records_votes || (began_here && builds.contains(j.who().amem_version));
+  }
+}
+
 struct ReadJournals {
   std::vector<JournalHistory> journals;
   std::vector<std::string> unread;
@@ -151,6 +163,7 @@ Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions) {
                                                       : "none of the journals could be read: " + Listed(all.unread)};
   }
   DropCopies(all.journals, all.unread);
+  ExpectVotes(all.journals);
   CountTheDying(all.journals);
   return all;
 }

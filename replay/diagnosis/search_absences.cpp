@@ -115,7 +115,7 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
   for (const SessionId session : set) {
     if (session == j.session()) continue;
     const SessionEnd* end = EndOf(session);
-    const bool gone = end != nullptr && end->wall_ns <= from;
+    const bool gone = end != nullptr && end->witnessed && end->wall_ns <= from;
     const JournalHistory* other = roster_.Find(session);
     if (other != nullptr) {
       if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);

@@ -17,9 +17,11 @@ void CauseSearch::Death(const JournalHistory& j) {
   const SessionEnd& end = ends_.at(j.session());
   const bool in_cycle = HasOpenAttempt(j), half = IsHalfWay(j.findings.state.lifecycle);
   const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
-  // A death that no other session noticed may have been the end of the whole job.
+  // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
+  const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);
   const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
-    return &other != &j && (!IsDead(other) || roster_.KnownUntil(other) > last + kPatience_ns);
+    if (&other == &j) return false;
+    return !IsDead(other) || (!sharing.contains(other.session()) && roster_.KnownUntil(other) > last + kPatience_ns);
   });
   const bool alone = roster_.journals().size() == 1;
   const bool first = end.witness != nullptr || others_lived || alone;
@@ -38,7 +40,8 @@ void CauseSearch::Death(const JournalHistory& j) {
 // Whether another session was paused, in a pause or resume, or in one that failed, after that time.
 bool CauseSearch::OthersNeeded(const JournalHistory& j, std::uint64_t since) const {
   return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
-    if (&other == &j || roster_.KnownUntil(other) <= since) return false;
+    const SessionEnd* end = EndOf(other.session());
+    if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
     const bool open = HasOpenAttempt(other) || !LastAttemptDone(other);
     const Moment ended = other.attempts.empty() ? Moment{} : other.attempts.back().ended;
     if (open && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;

@@ -14,7 +14,8 @@ VerdictKind KindOfCode(Code code) {
 bool TellsItself(const JournalHistory& culprit) {
   if (culprit.attempts.empty()) return false;
   const Attempt& attempt = culprit.attempts.back();
-  const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session();
+  const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session() &&
+                        attempt.decided->code != Code::kOk && !BlamesAnother(attempt.decided->code);
   return attempt.failed_step || attempt.failed_vote || own_vote || !culprit.findings.state.broken.empty();
 }
 
@@ -66,6 +67,12 @@ void CauseSearch::OwnVote(const JournalHistory& j, const Attempt::Decision& deci
   const Attempt& attempt = j.attempts.back();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
   const Code code = attempt.failed_vote ? attempt.failed_vote->code : decision.code;
+  if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
+    CandidateCause& late = Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at.time_ns);
+    late.established_ns = late.wall_ns;
+    late.message = decision.message;
+    return;
+  }
   const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
                                             [&](const auto& import) { return std::get<0>(import) == j.session(); });
   const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();

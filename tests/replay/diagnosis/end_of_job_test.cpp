@@ -58,9 +58,14 @@ TEST(EndOfJob, an_open_attempt_that_is_silent_is_never_healthy) {
 TEST(EndOfJob, the_rank_that_did_not_vote_is_named) {
   CycleJob job;
   job.BeginAll(CycleKind::kPause);
-  job.Work(job.owner, PhaseKind::kPauseArrive);
-  job.Work(job.importer, PhaseKind::kPauseArrive);
-  Vote(job.importer, PhaseKind::kPauseArrive);
+  for (Story* story : {&job.owner, &job.importer}) {
+    job.Work(*story, PhaseKind::kPauseArrive);
+    Vote(*story, PhaseKind::kPauseArrive);
+  }
+  for (Story* story : {&job.owner, &job.importer}) job.Decide(*story, PhaseKind::kPauseArrive);
+  job.Work(job.owner, PhaseKind::kPauseSave);
+  job.Work(job.importer, PhaseKind::kPauseSave);
+  Vote(job.importer, PhaseKind::kPauseSave);
   const Verdict verdict = job.Live(3 * kSecond);
   EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
   EXPECT_EQ(verdict.rank, 0);
@@ -140,6 +145,7 @@ TEST(EndOfJob, teardown_of_a_waiting_rank_does_not_hide_the_one_that_it_waited_f
   Story third = ThirdOf(job);
   job.Arrive(job.owner, CycleKind::kPause);
   job.Arrive(third, CycleKind::kPause);
+  third.Then(PeerConnected{.peer = job.owner.id(), .host = "alpha", .pid = 1000, .group = 7, .rank = 0});
   job.clock += 4 * kSecond;
   third.Then(PeerLost{job.owner.id(), kPeerDied});
   std::vector<JournalHistory> journals = job.Read(kGone, kGone);
@@ -251,6 +257,7 @@ TEST(EndOfJob, of_a_culprit_without_a_journal_the_kind_is_what_the_others_were_t
     job.BeginAll(CycleKind::kResume);
     job.PhaseOfAll(PhaseKind::kResumeArrive);
     job.Work(job.importer, PhaseKind::kResumeCreateOwn);
+    job.importer.Then(PeerConnected{.peer = job.owner.id(), .host = "alpha", .pid = 1000, .group = 7, .rank = 0});
     job.importer.Then(PhaseDecided{PhaseKind::kResumeCreateOwn, false, job.owner.id(), "rank 0 failed: device 0 has 1 MiB free",
                                    told.code, told.driver_result});
     job.importer.Then(CycleFailed{CycleKind::kResume, 1, true, "rank 0 failed", told.code, told.driver_result});
@@ -378,7 +385,7 @@ TEST(EndOfJob, a_copy_of_a_healthy_job_is_not_dead) {
   job.Pause();
   const Verdict verdict = job.Judge(kACopy, kACopy);
   EXPECT_TRUE(verdict.healthy()) << verdict.summary;
-  EXPECT_HAS(verdict.summary, "copied");
+  EXPECT_HAS(verdict.summary, "copies");
   EXPECT_HAS(verdict.summary, "2 paused");
 }
 

@@ -101,7 +101,7 @@ TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
     EXPECT_EQ(verdict.remedy.action, Action::kExaminePeer);
     EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
   }
-  const Verdict verdict = OfFailedStep(Code::kDriver, 719, false);
+  const Verdict verdict = OfFailedStep(Code::kDriver, 400, false);
   EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and could not undo everything: it is neither running nor paused.");
 }

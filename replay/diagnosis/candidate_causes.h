@@ -41,11 +41,11 @@ struct CandidateCause {
   std::string message;             // as recorded
   Code code = Code::kOk;           // as the witness was told
   int driver_result = 0;
-  std::int32_t exit_code = -1;       // of an end; 128 + N: by signal N; -1: unknown
-  std::string seen_state;            // of its process, as ProcessSeen::state; empty: nobody looked
+  std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
+  std::string seen_state;             // of its process, as ProcessSeen::state; empty: nobody looked
   const ProcessSeen* seen = nullptr;  // where it was recorded; null: it was looked at just now, or not at all
-  bool groups_differ = false;        // of sessions that share memory
-  std::vector<SessionId> together;   // other sessions to which the same happened, each a root of its own
+  bool groups_differ = false;         // of sessions that share memory
+  std::vector<SessionId> together;    // other sessions to which the same happened, each a root of its own
 };
 [[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 

@@ -25,9 +25,9 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
       return true;
     case VerdictKind::kStepFailed:
     case VerdictKind::kOutOfMemory:
-      return a.weight == CandidateCause::Weight::kCause && (a.attempt == nullptr || !a.attempt->failed_step ||
-                                                            !b.attempt->failed_step ||
-                                                            a.attempt->failed_step->phase == b.attempt->failed_step->phase);
+      return a.weight == CandidateCause::Weight::kCause &&
+             (a.attempt == nullptr || !a.attempt->failed_step || !b.attempt->failed_step ||
+              a.attempt->failed_step->phase == b.attempt->failed_step->phase);
     case VerdictKind::kDied:
     case VerdictKind::kEnded:
     case VerdictKind::kLeft:
@@ -40,9 +40,7 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
 }  // namespace
 
 bool HasOpenAttempt(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
-bool LastAttemptDone(const JournalHistory& j) {
-  return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone;
-}
+bool LastAttemptDone(const JournalHistory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
 bool IsDead(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
 bool IsLive(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kLive; }
 bool IsHalfWay(Lifecycle lifecycle) {

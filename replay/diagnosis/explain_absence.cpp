@@ -187,9 +187,9 @@ void ExplainRefused(Explanation& e) {
   e.verdict.headline = cycle + " could not begin";
   if (e.cause.groups_differ) e.verdict.headline += fmt::format(": {} of another group", e.NamesOfAll() + IsOrAre(e));
   e.verdict.code = e.cause.code;
-  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle,
-                    e.roster.names().Name(e.cause.witness->session()), WallText(e.roster.Wall(*e.cause.witness, at.time_ns)),
-                    DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.roster.names().Name(e.cause.witness->session()),
+                    WallText(e.roster.Wall(*e.cause.witness, at.time_ns)), DurationText(e.cause.waited_ns),
+                    EventText(e.cause.witness_seq)));
   if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
   for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
     if (const JournalHistory* j = e.roster.Find(session))
@@ -211,11 +211,11 @@ void ExplainStalled(Explanation& e) {
   if (!v.phase && witness != nullptr && !witness->attempts.empty() && witness->attempts.back().decided)
     v.phase = witness->attempts.back().decided->phase;
   if (progress.step) e.TakeStep(j, *progress.step);
-  v.headline =
-      fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited",
-                  e.NamesOfAll(), v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
+  v.headline = fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(),
+                           v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
   e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(),
-                    e.cause.together.empty() ? v.process : e.NamesOfAll(), v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
+                    e.cause.together.empty() ? v.process : e.NamesOfAll(),
+                    v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
   if (j == nullptr) {
     e.Say("What it does is not known: its journal was not given.");
     v.seq = e.cause.witness_seq;

@@ -43,9 +43,8 @@ void TellEnd(Explanation& e, const std::string& when) {
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
   if (progress.step) e.TakeStep(&journal, *progress.step);
-  e.verdict.headline =
-      fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
-                  e.cause.together.empty() ? "its" : "their", when);
+  e.verdict.headline = fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
+                                   e.cause.together.empty() ? "its" : "their", when);
   e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
                     Capitalized(e.verdict.process), when, journal.last.seq.value,
                     WallText(e.roster.Wall(journal, journal.last.time_ns)),
@@ -78,10 +77,10 @@ void ExplainLeft(Explanation& e) {
   const JournalHistory& journal = *e.cause.journal;
   const JournalHistory::Closing& closing = *journal.closed;
   const bool half = closing.in_attempt || (closing.before != Lifecycle::kRunning && closing.before != Lifecycle::kNew);
-  const std::string when = closing.in_attempt && e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
-                                                                           : fmt::format("while it was {}", ToText(closing.before));
-  const std::string code =
-      closing.event.exit_code >= 0 ? fmt::format(" with exit code {}", closing.event.exit_code) : "";
+  const std::string when = closing.in_attempt && e.cause.attempt != nullptr
+                               ? "in the middle of " + e.Cycle()
+                               : fmt::format("while it was {}", ToText(closing.before));
+  const std::string code = closing.event.exit_code >= 0 ? fmt::format(" with exit code {}", closing.event.exit_code) : "";
   e.verdict.seq = closing.at.seq;
   e.verdict.headline = fmt::format("{} left{}, {}", Capitalized(e.NamesOfAll()), code, when);
   e.Say(fmt::format("{} closed its journal in order ({}) at {}{}, {}{}.", Capitalized(e.verdict.process), closing.event.reason,
@@ -117,7 +116,8 @@ void ExplainReported(Explanation& e) {
   v.driver_result = e.cause.driver_result;
   v.seq = e.cause.witness_seq;
   const std::string name = Capitalized(e.NamesOfAll()), told = e.roster.names().ShortName(witness.session());
-  const bool ended = e.cause.kind == VerdictKind::kDied || e.cause.kind == VerdictKind::kEnded || e.cause.kind == VerdictKind::kLeft;
+  const bool ended =
+      e.cause.kind == VerdictKind::kDied || e.cause.kind == VerdictKind::kEnded || e.cause.kind == VerdictKind::kLeft;
   const std::string when = e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
                            : e.cause.kind == VerdictKind::kEnded
                                ? "while it was running"
@@ -145,16 +145,17 @@ void ExplainReported(Explanation& e) {
   e.SaySight(e.cause.session);
   if (ended) {
     const bool left = e.cause.kind == VerdictKind::kLeft;
-    e.Recommend(left ? Remedy::Action::kStayUntilResumed
+    e.Recommend(left                                  ? Remedy::Action::kStayUntilResumed
                 : e.cause.kind == VerdictKind::kEnded ? Remedy::Action::kFindReasonOfEnd
                                                       : Remedy::Action::kFindReasonOfDeath);
   } else {
     const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
-    e.Recommend(ActionForFailure(e.cause.code, e.cause.driver_result,
-                                 contents ? std::optional(StepKind::kScan) : std::nullopt, Remedy::Action::kFollowVote));
+    e.Recommend(ActionForFailure(e.cause.code, e.cause.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,
+                                 Remedy::Action::kFollowVote));
   }
-  v.notes.push_back(e.cause.journal == nullptr ? "the journal of " + v.process + " was not given; this is what others recorded"
-                                               : "the journal of " + v.process + " does not say why; this is what others recorded");
+  v.notes.push_back(e.cause.journal == nullptr
+                        ? "the journal of " + v.process + " was not given; this is what others recorded"
+                        : "the journal of " + v.process + " does not say why; this is what others recorded");
 }
 
 void ExplainEnded(Explanation& e) {

@@ -132,8 +132,8 @@ static bool KillsContext(int driver_result) {
 Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Action otherwise) {
   constexpr int kOperatingSystem = 304;  // CUDA_ERROR_OPERATING_SYSTEM
   // Contents are kept in pinned memory of the host; the other steps ask for memory of the device.
-  const bool contents = step == StepKind::kScan || step == StepKind::kSave || step == StepKind::kBeginRestore ||
-                        step == StepKind::kRestore;
+  const bool contents =
+      step == StepKind::kScan || step == StepKind::kSave || step == StepKind::kBeginRestore || step == StepKind::kRestore;
   const bool passes_descriptors = !step || step == StepKind::kImport || step == StepKind::kCreate;
   switch (code) {
     case Code::kOutOfMemory:

@@ -56,7 +56,8 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is about the "
     "rest",
     // kFreeHostMemory
-    "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), raise ulimit -l, or "
+    "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), raise ulimit -l, "
+    "or "
     "shut down what else pins it; a pause keeps the contents there",
     // kRaiseDescriptors
     "raise the limit of open descriptors of {process} (ulimit -n, LimitNOFILE of the service or container), or find what keeps "
@@ -65,7 +66,8 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     "restart the job: the CUDA context of {process} is dead after such an error, and every later call of that process fails as "
     "well; look for what came first, in its own output and for Xid lines in dmesg (compute-sanitizer finds illegal accesses)",
     // kOneGroup
-    "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call {call} again on "
+    "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call {call} again "
+    "on "
     "all of them",
     // kSameSettings
     "run all ranks that share memory with the same version of AMem and the same AMEM_ settings",
@@ -78,18 +80,39 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     // kResumeFirst
     "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too",
     // kStayUntilResumed
-    "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a pause or after the "
+    "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a pause or after "
+    "the "
     "resume, because the others need what it shared; restart the job",
     // kCallTheSame
     "call the same, ncclPause or ncclResume, on all ranks that share memory"};
 
-constexpr std::array<std::string_view, kRemedyActions> kActionWords = {
-    "none",           "free-memory",       "end-captures",     "find-driver-error",   "examine-peer",
-    "read-message",   "follow-vote",       "follow-refusal",   "call-on-every-rank",  "examine-process",
-    "find-reason-of-death", "find-reason-of-end", "repair-journal", "resume-again",   "report-reference",
-    "report-journals", "give-whole-journals", "free-host-memory", "raise-descriptors", "restart-process",
-    "one-group",      "same-settings",     "reach-peer",       "continue-process",    "resume-first",
-    "stay-until-resumed", "call-the-same"};
+constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
+                                                                       "free-memory",
+                                                                       "end-captures",
+                                                                       "find-driver-error",
+                                                                       "examine-peer",
+                                                                       "read-message",
+                                                                       "follow-vote",
+                                                                       "follow-refusal",
+                                                                       "call-on-every-rank",
+                                                                       "examine-process",
+                                                                       "find-reason-of-death",
+                                                                       "find-reason-of-end",
+                                                                       "repair-journal",
+                                                                       "resume-again",
+                                                                       "report-reference",
+                                                                       "report-journals",
+                                                                       "give-whole-journals",
+                                                                       "free-host-memory",
+                                                                       "raise-descriptors",
+                                                                       "restart-process",
+                                                                       "one-group",
+                                                                       "same-settings",
+                                                                       "reach-peer",
+                                                                       "continue-process",
+                                                                       "resume-first",
+                                                                       "stay-until-resumed",
+                                                                       "call-the-same"};
 
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",

@@ -55,9 +55,8 @@ void CauseSearch::FailedArrival(const JournalHistory& j) {
     }
   }
   if (attempt.code == Code::kOk || attempt.code == Code::kTimeout) return Absent(j, attempt, until, attempt.ended.seq);
-  CandidateCause& candidate =
-      AddWitnessed(attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause, VerdictKind::kRefused, j.session(),
-                   j, attempt.ended.seq);
+  CandidateCause& candidate = AddWitnessed(attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause,
+                                           VerdictKind::kRefused, j.session(), j, attempt.ended.seq);
   const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt));
   candidate.wall_ns = until;
   candidate.waited_ns = until - std::min(until, from);
@@ -217,7 +216,8 @@ void CauseSearch::Waiting(const JournalHistory& j) {
   const bool left_behind = std::ranges::any_of(roster_.SharingWith(j.session(), since), [&](SessionId session) {
     const JournalHistory* other = session == j.session() ? nullptr : roster_.Find(session);
     return other != nullptr && !other->attempts.empty() && other->attempts.back().begun &&
-           SameAttempt(other->attempts.back(), attempt) && std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
+           SameAttempt(other->attempts.back(), attempt) &&
+           std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
   });
   left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
 }

@@ -58,8 +58,7 @@ void CauseSearch::Leaving(const JournalHistory& j) {
   const bool needed = OthersNeeded(j, at);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
-  CandidateCause& candidate =
-      Add(half || needed ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+  CandidateCause& candidate = Add(half || needed ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
@@ -80,10 +79,11 @@ void CauseSearch::EndsOfAbsent() {
     const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back();
     const bool half = IsHalfWay(witness.findings.state.lifecycle);
     if (end.in_order && !failed && !half) continue;
-    CandidateCause& candidate = AddWitnessed(
-        failed || half ? Weight::kCause : Weight::kEnd,
-        end.in_order ? VerdictKind::kLeft : failed || half ? VerdictKind::kDied : VerdictKind::kEnded, session, witness,
-        end.witness_seq);
+    CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
+                                             end.in_order     ? VerdictKind::kLeft
+                                             : failed || half ? VerdictKind::kDied
+                                                              : VerdictKind::kEnded,
+                                             session, witness, end.witness_seq);
     candidate.wall_ns = end.wall_ns;
     candidate.attempt = failed ? during : nullptr;
     candidate.reported = true;

@@ -43,8 +43,7 @@ void CauseSearch::FailedStep(const JournalHistory& j) {
   if (failure.code != Code::kTimeout || !failure.remote || EndOf(failure.remote->owner) != nullptr) return;
   const JournalHistory* owner = roster_.Find(failure.remote->owner);
   if (owner != nullptr && (owner->attempts.empty() || owner->attempts.back().failed_step)) return;
-  CandidateCause& candidate =
-      AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
+  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
   if (owner != nullptr) candidate.attempt = &owner->attempts.back();
   candidate.wall_ns = candidate.established_ns = roster_.Wall(j, failure.at.time_ns);
   candidate.message = failure.message;
@@ -90,8 +89,8 @@ void CauseSearch::OwnVote(const JournalHistory& j, const Attempt::Decision& deci
 // It voted no, and was told nothing of the outcome.
 void CauseSearch::FailedVoteAlone(const JournalHistory& j) {
   const Attempt::Vote& vote = *j.attempts.back().failed_vote;
-  CandidateCause& candidate = Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j,
-                                  vote.at.time_ns);
+  CandidateCause& candidate =
+      Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
   candidate.code = vote.code;
   candidate.message = vote.message;
 }
@@ -106,9 +105,9 @@ void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision
   const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
                       (unrecorded && (culprit != nullptr || WaitedForVotes(j.attempts.back()) >= kPatience_ns));
   if (unrecorded && culprit != nullptr && HasOpenAttempt(*culprit) && IsDead(*culprit)) return;
-  CandidateCause& candidate = AddWitnessed(silent ? Weight::kAbsence : Weight::kCause,
-                                           silent ? VerdictKind::kStalled : KindOfCode(decision.code), decision.culprit, j,
-                                           decision.at.seq);
+  CandidateCause& candidate =
+      AddWitnessed(silent ? Weight::kAbsence : Weight::kCause, silent ? VerdictKind::kStalled : KindOfCode(decision.code),
+                   decision.culprit, j, decision.at.seq);
   if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
   candidate.wall_ns = candidate.established_ns = roster_.Wall(j, decision.at.time_ns);
   candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.attempts.back()) : 0;
@@ -122,8 +121,7 @@ void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision
 void CauseSearch::Broken(const JournalHistory& j) {
   const bool marked = j.findings.info.status == SessionStatus::kBroken;
   if (!marked && j.findings.state.broken.empty()) return;
-  CandidateCause& candidate =
-      Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+  CandidateCause& candidate = Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
   candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
 }
 
@@ -137,8 +135,8 @@ void CauseSearch::RefusedLaunch(const JournalHistory& j) {
   if (!j.refused) return;
   const bool ended = EndOf(j.session()) != nullptr;
   const bool failed = !LastAttemptDone(j);
-  CandidateCause& candidate = Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j,
-                                  j.refused->at.time_ns);
+  CandidateCause& candidate =
+      Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at.time_ns);
   candidate.attempt = nullptr;
   candidate.message = j.refused->event.call;
 }

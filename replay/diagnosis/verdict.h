@@ -16,20 +16,20 @@
 namespace amem {
 
 enum class VerdictKind : std::uint8_t {
-  kHealthy = 0,   // nothing is wrong
-  kStepFailed,    // a step of one rank failed
-  kOutOfMemory,   // likewise, for lack of device memory
-  kDied,          // a process ended during a pause or resume, or while it was paused
-  kEnded,         // a process ended at another time without closing its journal
-  kNeverArrived,  // the others waited for a rank that did not call ncclPause or ncclResume
-  kStalled,       // a rank joined a pause or resume and did not finish its part
-  kRefused,       // a pause or resume could not begin for another reason
-  kHalfDone,      // a failure could not be undone
-  kBroken,        // a journal is incomplete since a failed write; pauses of that session are refused
-  kReferences,    // one side has a reference that the other side does not have
-  kImpossible,    // events that cannot follow each other
-  kUnreadable,    // nothing wrong was found, and a part could not be read
-  kLeft,          // a process ended in order while others needed it, or with an exit code that says of an error
+  kHealthy = 0,    // nothing is wrong
+  kStepFailed,     // a step of one rank failed
+  kOutOfMemory,    // likewise, for lack of device memory
+  kDied,           // a process ended during a pause or resume, or while it was paused
+  kEnded,          // a process ended at another time without closing its journal
+  kNeverArrived,   // the others waited for a rank that did not call ncclPause or ncclResume
+  kStalled,        // a rank joined a pause or resume and did not finish its part
+  kRefused,        // a pause or resume could not begin for another reason
+  kHalfDone,       // a failure could not be undone
+  kBroken,         // a journal is incomplete since a failed write; pauses of that session are refused
+  kReferences,     // one side has a reference that the other side does not have
+  kImpossible,     // events that cannot follow each other
+  kUnreadable,     // nothing wrong was found, and a part could not be read
+  kLeft,           // a process ended in order while others needed it, or with an exit code that says of an error
   kLaunchRefused,  // NCCL was used while its memory was away, and nothing else is wrong
 };
 inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kLaunchRefused) + 1;
@@ -71,9 +71,9 @@ struct Verdict {
   // The session that the cause was found in, and where; as far as known.
   std::optional<SessionId> session;
   std::int32_t rank = -1;
-  std::string process;               // "rank 2 (pid 4711 on host a)"
-  std::vector<SessionId> sessions;   // all that the verdict names, as several roots of one kind; `session` comes first
-  std::vector<std::int32_t> ranks;   // theirs, as far as known, in ascending order
+  std::string process;              // "rank 2 (pid 4711 on host a)"
+  std::vector<SessionId> sessions;  // all that the verdict names, as several roots of one kind; `session` comes first
+  std::vector<std::int32_t> ranks;  // theirs, as far as known, in ascending order
   std::optional<CycleKind> cycle_kind;
   std::uint64_t cycle = 0;
   std::optional<PhaseKind> phase;
@@ -86,7 +86,7 @@ struct Verdict {
   std::uint64_t wall_ns = 0;  // its time
   bool live = false;          // processes of this host are waiting now
 
-  std::vector<Evidence> evidence;   // by time
+  std::vector<Evidence> evidence;       // by time
   std::vector<ConsideredCause> causes;  // the first of them is the verdict's; at most kCausesMost
   static constexpr std::size_t kCausesMost = 16;
   std::vector<std::string> notes;   // what a reader should know besides: earlier failures that were overcome, missing journals

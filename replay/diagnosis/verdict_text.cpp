@@ -12,8 +12,8 @@ namespace {
 
 // By kind; no candidate cause is healthy or unreadable.
 constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
-    nullptr,        ExplainFailedStep, ExplainFailedStep, ExplainDied,   ExplainEnded,      ExplainNeverArrived,
-    ExplainStalled, ExplainRefused,    ExplainHalfDone,   ExplainBroken, ExplainReferences, ExplainImpossible,
+    nullptr,        ExplainFailedStep, ExplainFailedStep,   ExplainDied,   ExplainEnded,      ExplainNeverArrived,
+    ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
     nullptr,        ExplainLeft,       ExplainLaunchRefused};
 
 // Of each weight, in their order.
@@ -54,7 +54,8 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
     kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
   }
   if (cause.attempt != nullptr && cause.attempt->begun) ExplainConsequences(explanation);
-  if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft)) ExplainLaterAttempts(explanation);
+  if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft))
+    ExplainLaterAttempts(explanation);
   explanation.Say(PresentState(roster));
 }
 
@@ -81,10 +82,9 @@ void ExplainHealth(const Roster& roster, Verdict& verdict) {
                     t.released != 0 ? fmt::format(", and {} are given back", FormatBytes(t.released)) : "");
   }
   if (copied != 0) {
-    verdict.summary += fmt::format(
-        " {} of a journal that was not closed{}; whether the processes live now is not known.",
-        Plural(copied, "session is known from a copy", "sessions are known from copies"),
-        live == 0 && paused != 0 ? fmt::format(", {} paused as of the copy", paused) : "");
+    verdict.summary += fmt::format(" {} of a journal that was not closed{}; whether the processes live now is not known.",
+                                   Plural(copied, "session is known from a copy", "sessions are known from copies"),
+                                   live == 0 && paused != 0 ? fmt::format(", {} paused as of the copy", paused) : "");
   }
   if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "session has ended", "sessions have ended"));
 }

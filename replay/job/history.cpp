@@ -139,7 +139,8 @@ class HistoryBuilder final : public FoldObserver {
     if (!Open()) return;
     Attempt& attempt = Last();
     if (!attempt.phases.empty() && attempt.phases.back().phase == e.phase) attempt.phases.back().decided = now_;
-    if (!e.passed && !attempt.decided) attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now_, e.code, e.driver_result};
+    if (!e.passed && !attempt.decided)
+      attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now_, e.code, e.driver_result};
   }
   void On(const CycleDone& e, const State&) {
     if (!Open()) return;
@@ -223,8 +224,7 @@ Result<JournalHistory> ReadHistory(const std::filesystem::path& session_director
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
   Result<JournalHistory> history = ReadHistory(**reader);
-  if (history && history->findings.info.status == SessionStatus::kLive)
-    history->process_now = StateOfWriter(session_directory);
+  if (history && history->findings.info.status == SessionStatus::kLive) history->process_now = StateOfWriter(session_directory);
   return history;
 }
 

@@ -108,10 +108,10 @@ struct Dated {
 
 struct JournalHistory {
   JournalFindings findings;
-  std::vector<Attempt> attempts;          // oldest first
-  std::vector<Dated<PeerLost>> lost;      // peers that closed or died, as seen here
-  std::vector<Dated<ProcessSeen>> seen;   // processes of others, looked at here
-  std::vector<Dated<ThreadSeen>> threads;  // of this process, the last ones that were looked at
+  std::vector<Attempt> attempts;                        // oldest first
+  std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as seen here
+  std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
+  std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
   std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
   std::optional<Moment> broken_at;
@@ -122,12 +122,12 @@ struct JournalHistory {
     bool in_attempt = false;
   };
   std::optional<Closing> closed;
-  Moment first;               // event that could be read
-  EventTimes times;           // of a damaged journal: those behind the damage
-  Moment last;                // event that could be read
+  Moment first;                // event that could be read
+  EventTimes times;            // of a damaged journal: those behind the damage
+  Moment last;                 // event that could be read
   bool records_votes = false;  // journals of older builds do not have them
-  bool dying = false;         // see CountTheDying
-  std::string last_text;      // of `last`
+  bool dying = false;          // see CountTheDying
+  std::string last_text;       // of `last`
   // What the operating system says of the process now, in the words of ProcessSeen::state; empty: it cannot be asked.
   std::string process_now;
 

@@ -81,9 +81,8 @@ class Grouping {
   std::vector<std::vector<std::size_t>> Run() {
     JoinThoseWhoMet();
     JoinRanksOfCommunicators();
-    JoinCompatible([this](std::size_t a, std::size_t b) {
-      return !launchers_[a].job.empty() && launchers_[a].job == launchers_[b].job;
-    });
+    JoinCompatible(
+        [this](std::size_t a, std::size_t b) { return !launchers_[a].job.empty() && launchers_[a].job == launchers_[b].job; });
     JoinCompatible([this](std::size_t a, std::size_t b) { return StartedTogether(a, b); });
     std::vector<std::vector<std::size_t>> jobs;
     for (auto& [root, members] : Members()) jobs.push_back(std::move(members));
@@ -161,9 +160,8 @@ class Grouping {
   [[nodiscard]] bool AllCompatible(const std::vector<std::size_t>& a, const std::vector<std::size_t>& b) const {
     std::set<std::int32_t> ranks;
     for (const std::size_t i : a) ranks.insert(sessions_[i].who.rank);
-    const bool clash = std::ranges::any_of(b, [&](std::size_t i) {
-      return sessions_[i].who.rank >= 0 && ranks.contains(sessions_[i].who.rank);
-    });
+    const bool clash = std::ranges::any_of(
+        b, [&](std::size_t i) { return sessions_[i].who.rank >= 0 && ranks.contains(sessions_[i].who.rank); });
     return !clash && Compatible(a.front(), b.front());
   }
 

@@ -1,5 +1,5 @@
-// Jobs: which of many sessions belong together. A directory of journals keeps those of earlier jobs, and of jobs that run beside
-// each other; journals of one job come from several hosts.
+// Jobs: which of many sessions belong together. A directory of journals keeps those of earlier jobs, and of jobs that run
+// beside each other; journals of one job come from several hosts.
 //
 // Sessions are one job when they met (connected as peers, shared memory, were members of one pause or resume), when they were
 // ranks of one communicator, or when the same launcher started them. Clocks decide only about sessions that nothing else ties

@@ -88,7 +88,8 @@ TEST(EndOfJob, a_stopped_process_is_named_and_is_to_be_continued) {
     job.BeginAll(CycleKind::kPause);
     job.Work(job.owner, PhaseKind::kPauseArrive);
     job.Work(job.importer, PhaseKind::kPauseArrive);
-    if (!seen_now) job.importer.Then(ProcessSeen{.session = job.owner.id(), .pid = 1000, .state = "stopped", .answer = "silent"});
+    if (!seen_now)
+      job.importer.Then(ProcessSeen{.session = job.owner.id(), .pid = 1000, .state = "stopped", .answer = "silent"});
     std::vector<JournalHistory> journals = job.Read(kAlive, kAlive, 3 * kSecond);
     if (seen_now) journals[0].process_now = "stopped";
     const Verdict verdict = Diagnose(journals);
@@ -128,7 +129,8 @@ TEST(EndOfJob, teardown_does_not_hide_a_rank_that_never_came) {
       job.clock += 10 * kSecond;
       job.Arrive(job.owner, CycleKind::kResume);
       job.clock += 3 * kSecond;
-      if (gave_up) job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "waited 3000 ms for rank 1 to come", Code::kTimeout});
+      if (gave_up)
+        job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "waited 3000 ms for rank 1 to come", Code::kTimeout});
       job.clock += kSecond;
       if (witnessed) job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
       const Verdict verdict = job.Judge(kGone, kGone);

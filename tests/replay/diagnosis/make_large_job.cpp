@@ -29,7 +29,8 @@ void Require(const Status& status) {
 
 class LargeRank {
  public:
-  LargeRank(const std::filesystem::path& directory, SessionId session, std::uint64_t& clock) : session_(session), clock_(clock) {
+  LargeRank(const std::filesystem::path& directory, SessionId session, std::uint64_t& clock)
+      : session_(session), clock_(clock) {
     JournalOptions options;
     options.directory = directory;
     options.snapshot_every = ~std::uint64_t{0};  // all events stay
@@ -82,16 +83,17 @@ class LargeHost {
       const int rank = host * ranks + i;
       members_.push_back(SessionId{0x1000 + static_cast<std::uint64_t>(rank)});
       ranks_.push_back(std::make_unique<LargeRank>(directory / ("host-" + std::to_string(host)), members_.back(), clock_));
-      ranks_.back()->Then(SessionOpened{.session = members_.back(),
-                                        .host = "host-" + std::to_string(host),
-                                        .pid = 1000 + i,
-                                        .boot_id = "boot-" + std::to_string(host),
-                                        .amem_version = "0.1.0",
-                                        .rank = rank,
-                                        .realtime_ns = 1'700'000'000'000'000'000 + static_cast<std::uint64_t>(host) * 10 * kMinute,
-                                        .monotonic_ns = clock_ + 1'000,
-                                        .layout = "direct",
-                                        .content = "preserve"});
+      ranks_.back()->Then(
+          SessionOpened{.session = members_.back(),
+                        .host = "host-" + std::to_string(host),
+                        .pid = 1000 + i,
+                        .boot_id = "boot-" + std::to_string(host),
+                        .amem_version = "0.1.0",
+                        .rank = rank,
+                        .realtime_ns = 1'700'000'000'000'000'000 + static_cast<std::uint64_t>(host) * 10 * kMinute,
+                        .monotonic_ns = clock_ + 1'000,
+                        .layout = "direct",
+                        .content = "preserve"});
     }
     for (int i = 0; i < ranks; ++i) {
       ranks_[i]->Then(CommunicatorBegun{CommunicatorId{1}, {}, "init", host * ranks + i, world});
@@ -103,8 +105,10 @@ class LargeHost {
   void Run(std::uint64_t events, bool fails) {
     while (ranks_.front()->events() + 200 < events) {
       Cycle(CycleKind::kPause, false);
-      if (ranks_.front()->events() + 200 < events) Cycle(CycleKind::kResume, false);
-      else break;
+      if (ranks_.front()->events() + 200 < events)
+        Cycle(CycleKind::kResume, false);
+      else
+        break;
     }
     if (paused_) Cycle(CycleKind::kResume, fails);
     if (!paused_ && fails) {
@@ -153,9 +157,10 @@ class LargeHost {
     for (auto& rank : ranks_) rank->Then(PhaseBegun{pausing ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
     for (auto& rank : ranks_) rank->Then(CycleBegun{kind, cycle_, members_});
     const std::vector<PhaseKind> phases =
-        pausing ? std::vector{PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}
-                : std::vector{PhaseKind::kResumeArrive, PhaseKind::kResumeCreateOwn, PhaseKind::kResumeImport,
-                              PhaseKind::kResumeVerify, PhaseKind::kResumeOpen};
+        pausing
+            ? std::vector{PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}
+            : std::vector{PhaseKind::kResumeArrive, PhaseKind::kResumeCreateOwn, PhaseKind::kResumeImport,
+                          PhaseKind::kResumeVerify, PhaseKind::kResumeOpen};
     for (const PhaseKind phase : phases) {
       const SessionId culprit = fails && ranks_.size() > 1 ? members_[members_.size() - 2] : SessionId{};
       for (auto& rank : ranks_) rank->Phase(phase, pausing, rank->session() == culprit);

@@ -13,10 +13,9 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 
 const std::vector<std::string> kFields = {
-    "healthy", "kind",  "headline", "summary",    "job",   "remedy_action", "remedy",        "live",   "session",
-    "rank",    "ranks", "process",  "cycle_kind", "cycle", "phase",         "step",          "allocation", "bytes",
-    "code",    "driver_result",     "seq",        "realtime_ns",            "evidence",      "causes", "notes",
-    "damage",  "totals"};
+    "healthy", "kind",          "headline", "summary",     "job",      "remedy_action", "remedy", "live",       "session",
+    "rank",    "ranks",         "process",  "cycle_kind",  "cycle",    "phase",         "step",   "allocation", "bytes",
+    "code",    "driver_result", "seq",      "realtime_ns", "evidence", "causes",        "notes",  "damage",     "totals"};
 
 Verdict Full() {
   Verdict v;

@@ -53,7 +53,8 @@ TEST(Jobs, a_long_lived_neighbour_in_the_same_directory_is_its_own_job) {
 TEST(Jobs, a_quick_restart_is_a_job_of_its_own) {
   std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1), Session(3, 0), Session(4, 1)};
   for (std::size_t i = 0; i < 2; ++i) sessions[i].last_ns = sessions[i].who.monotonic_ns + 1'000'000'000;
-  for (std::size_t i = 2; i < 4; ++i) sessions[i].who.realtime_ns += 3'000'000'000, sessions[i].who.monotonic_ns += 3'000'000'000;
+  for (std::size_t i = 2; i < 4; ++i)
+    sessions[i].who.realtime_ns += 3'000'000'000, sessions[i].who.monotonic_ns += 3'000'000'000;
   for (std::size_t i = 0; i < 4; i += 2) sessions[i].met = {sessions[i + 1].who.session};
   EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}}));
   for (JobTies& session : sessions) session.met.clear();
@@ -63,7 +64,8 @@ TEST(Jobs, a_quick_restart_is_a_job_of_its_own) {
 }
 
 TEST(Jobs, hosts_are_one_job_by_a_communicator_however_far_their_clocks_are_apart) {
-  std::vector<JobTies> sessions = {Session(1, 0, 0, "a"), Session(2, 1, 0, "a"), Session(3, 2, 60, "b"), Session(4, 3, 60, "b")};
+  std::vector<JobTies> sessions = {Session(1, 0, 0, "a"), Session(2, 1, 0, "a"), Session(3, 2, 60, "b"),
+                                   Session(4, 3, 60, "b")};
   for (std::int32_t i = 0; i < 4; ++i) {
     sessions[static_cast<std::size_t>(i)].communicators = {{.hash = 0xfeed, .rank = i, .ranks = 4}};
   }

@@ -154,17 +154,26 @@ const Progress& CauseSearch::ProgressOfSession(const JournalHistory& j) {
 }
 
 // What was wrong before a process ended is not that process's fault: as a rule the launcher, or a person, ended it because of
-// it.
+// it. So it is with the end of another process, unless this one ended in the middle of a pause or resume.
 void CauseSearch::DemoteEnds() {
-  std::uint64_t earliest = UINT64_MAX;
+  std::uint64_t earliest = UINT64_MAX, first_end = UINT64_MAX;
   for (const CandidateCause& c : candidates_) {
-    if (IsEnd(c.kind) || c.kind == VerdictKind::kLaunchRefused) continue;
-    if (c.weight == Weight::kCause) earliest = std::min(earliest, c.wall_ns);
-    if (c.weight == Weight::kAbsence) earliest = std::min(earliest, c.established_ns);
+    if (IsEnd(c.kind)) {
+      const SessionEnd* end = EndOf(c.session);
+      if (end != nullptr && end->witnessed) first_end = std::min(first_end, c.wall_ns);
+    } else if (c.kind == VerdictKind::kLaunchRefused) {
+      continue;
+    } else if (c.weight == Weight::kCause) {
+      earliest = std::min(earliest, c.wall_ns);
+    } else if (c.weight == Weight::kAbsence) {
+      earliest = std::min(earliest, c.established_ns);
+    }
   }
   for (CandidateCause& c : candidates_) {
-    if (c.weight != Weight::kCause) continue;
-    if ((IsEnd(c.kind) || c.kind == VerdictKind::kLaunchRefused) && earliest < c.wall_ns) c.weight = Weight::kEnd;
+    const bool end = IsEnd(c.kind);
+    if (c.weight != Weight::kCause || (!end && c.kind != VerdictKind::kLaunchRefused)) continue;
+    const bool after_another = end && c.attempt == nullptr && first_end < c.wall_ns;
+    if (after_another || earliest < c.wall_ns) c.weight = Weight::kEnd;
   }
 }
 

@@ -37,15 +37,17 @@ void CauseSearch::Death(const JournalHistory& j) {
   if (!in_cycle) candidate.attempt = nullptr;
 }
 
-// Whether another session was paused, in a pause or resume, or in one that failed, after that time.
+// Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they
+// ended well while they were paused had no need of each other.
 bool CauseSearch::OthersNeeded(const JournalHistory& j, std::uint64_t since) const {
   return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
     const SessionEnd* end = EndOf(other.session());
     if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
-    const bool open = HasOpenAttempt(other) || !LastAttemptDone(other);
     const Moment ended = other.attempts.empty() ? Moment{} : other.attempts.back().ended;
-    if (open && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;
-    return !other.closed && IsHalfWay(other.findings.state.lifecycle);
+    if (!LastAttemptDone(other) && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;
+    if (!other.closed) return IsHalfWay(other.findings.state.lifecycle);
+    const bool well = j.closed->event.exit_code == 0 && other.closed->event.exit_code == 0;
+    return !well && IsHalfWay(other.closed->before);
   });
 }
 

@@ -199,6 +199,21 @@ TEST(EndOfJob, an_unwitnessed_death_does_not_beat_a_witnessed_one_by_its_last_ev
   }
 }
 
+// It had hung in a step for seconds when somebody ended it.
+TEST(EndOfJob, a_rank_that_was_ended_because_it_hung_is_told_as_one_that_hung) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.clock += 10 * kSecond;
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.owner.Then(PhaseDecided{PhaseKind::kPauseArrive, false, job.importer.id(), "rank 1 died", Code::kPeerLost});
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 died", Code::kPeerLost});
+  const Verdict verdict = job.Judge(kAlive, kGone);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
+  EXPECT_EQ(verdict.rank, 1);
+}
+
 TEST(EndOfJob, a_failed_step_before_a_rank_left_is_the_cause) {
   CycleJob job;
   job.BeginAll(CycleKind::kPause);
@@ -232,6 +247,41 @@ TEST(EndOfJob, a_rank_without_an_exit_code_that_left_while_others_are_paused_is_
   job.importer.Then(SessionClosed{.reason = "exit"});
   EXPECT_EQ(job.Judge(kAlive, kEndedWell, 5 * kSecond).kind, VerdictKind::kLeft);
   EXPECT_EQ(job.Judge(kGone, kEndedWell).rank, 1);
+}
+
+TEST(EndOfJob, the_first_that_left_while_paused_is_named_when_the_others_follow) {
+  CycleJob job;
+  job.Pause();
+  job.importer.Then(SessionClosed{.reason = "exit"});
+  job.clock += 5 * kSecond;
+  job.owner.Then(SessionClosed{.reason = "exit"});
+  const Verdict verdict = job.Judge(kEndedWell, kEndedWell);
+  EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+}
+
+// Rank 1 dies while it runs, the others pause without it, and are then killed one by one.
+TEST(EndOfJob, the_first_death_wins_over_later_ones) {
+  CycleJob job;
+  Story third = ThirdOf(job);
+  third.Then(PeerConnected{.peer = job.owner.id(), .host = "alpha", .pid = 1000, .group = 7, .rank = 0});
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.clock += 5 * kSecond;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.owner.Then(CycleBegun{CycleKind::kPause, 1, {job.owner.id()}});
+  for (const PhaseKind phase :
+       {PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone}) {
+    job.Work(job.owner, phase);
+    job.Decide(job.owner, phase);
+  }
+  job.owner.Then(CycleDone{CycleKind::kPause, 1, 1000});
+  job.clock += 5 * kSecond;
+  third.Then(PeerLost{job.owner.id(), kPeerDied});
+  std::vector<JournalHistory> journals = job.Read(kGone, kGone);
+  journals.push_back(History(third, kGone));
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kEnded) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
 }
 
 TEST(EndOfJob, all_that_end_while_paused_without_an_error_are_healthy) {

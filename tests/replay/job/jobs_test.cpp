@@ -74,6 +74,13 @@ TEST(Jobs, hosts_are_one_job_by_a_communicator_however_far_their_clocks_are_apar
   EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}})) << "nothing but clocks is left";
 }
 
+TEST(Jobs, the_same_rank_of_the_same_communicator_is_another_job) {
+  std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1), Session(3, 0)};
+  for (JobTies& session : sessions) session.communicators = {{.hash = 0xfeed, .rank = session.who.rank, .ranks = 2}};
+  const Grouped jobs = Jobs(sessions);
+  EXPECT_EQ(jobs.size(), 2u);
+}
+
 TEST(Jobs, the_launcher_tells_what_belongs_together_and_its_words_of_the_rank_do_not_tell_apart) {
   std::vector<JobTies> sessions = {Session(1, 0, 0, "a"), Session(2, 1, 60, "b"), Session(3, 0, 0, "a"), Session(4, 2, 0, "a")};
   const std::vector<std::string> job = {"17", "17", "17", "18"};

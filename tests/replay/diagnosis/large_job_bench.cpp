@@ -1,9 +1,13 @@
-// Writes the journals of a large job, simulated: no process ran and no GPU is needed. For measuring the tool.
+// What it costs to explain a large job. Its journals are simulated: no process ran and no GPU is needed.
 //
-//   make_large_job DIR RANKS HOSTS EVENTS     about that many events of each rank; the hosts' clocks are minutes apart
+//   large_job_bench DIR RANKS HOSTS EVENTS    about that many events of each rank; the hosts' clocks are minutes apart
 //
-// The ranks of a host share memory, pause and resume over and over, with the steps that the real plans ask for. The last resume
-// fails on the last rank but one, for want of device memory; the other hosts resume. Each host's journals are in DIR/host-N.
+// Writes the journals, unless DIR exists, and diagnoses them. The ranks of a host share memory, pause and resume over and over,
+// with the steps that the real plans ask for. The last resume fails on the last rank but one, for want of device memory; the
+// other hosts resume. Each host's journals are in DIR/host-N, for `amem-replay why DIR/host-*`.
+#include <sys/resource.h>
+
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +16,8 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/diagnosis/diagnosis.h"
+#include "replay/diagnosis/verdict.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
 
@@ -23,7 +29,7 @@ constexpr std::uint64_t kMinute = 60'000'000'000;
 
 void Require(const Status& status) {
   if (status.ok()) return;
-  std::fprintf(stderr, "make_large_job: %s\n", status.message().c_str());
+  std::fprintf(stderr, "large_job_bench: %s\n", status.message().c_str());
   std::exit(1);  // a program of its own
 }
 
@@ -183,27 +189,61 @@ class LargeHost {
   bool paused_ = false;
 };
 
-int MakeLargeJob(int argc, char** argv) {
+void WriteLargeJob(const std::filesystem::path& directory, int ranks, int hosts, std::uint64_t events_each) {
+  std::uint64_t events = 0;
+  for (int host = 0; host < hosts; ++host) {
+    LargeHost one(directory, host, ranks / hosts, ranks);
+    one.Run(events_each, host == hosts - 1);
+    events += one.events();
+  }
+  std::printf("written: %llu events of %d ranks on %d hosts\n", static_cast<unsigned long long>(events), ranks, hosts);
+}
+
+double ProcessorSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
+int ExplainLargeJob(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> sessions;
+  for (const auto& host : std::filesystem::directory_iterator(directory)) {
+    Result<std::vector<std::filesystem::path>> of_host = ListSessions(host.path());
+    Require(of_host.status());
+    sessions.insert(sessions.end(), of_host->begin(), of_host->end());
+  }
+  const double processor = ProcessorSeconds();
+  const auto began = std::chrono::steady_clock::now();
+  const Result<std::vector<Verdict>> verdicts = DiagnoseJobs(sessions);
+  Require(verdicts.status());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const Verdict& first = verdicts->front();
+  std::printf("%zu jobs; %llu events of %llu journals: %.1f s, %.1f s of processor time, %ld MB at most\n", verdicts->size(),
+              static_cast<unsigned long long>(first.totals.events), static_cast<unsigned long long>(first.totals.journals),
+              seconds, ProcessorSeconds() - processor, usage.ru_maxrss / 1024);
+  std::printf("%s.\n%s\n%zu facts of evidence, %zu notes\n", first.headline.c_str(), first.summary.c_str(),
+              first.evidence.size(), first.notes.size());
+  return 0;
+}
+
+int RunLargeJob(int argc, char** argv) {
   if (argc != 5) {
-    std::fprintf(stderr, "usage: make_large_job DIR RANKS HOSTS EVENTS\n");
+    std::fprintf(stderr, "usage: large_job_bench DIR RANKS HOSTS EVENTS\n");
     return 1;
   }
   const int ranks = std::atoi(argv[2]), hosts = std::atoi(argv[3]);
   if (hosts < 1 || ranks < hosts || ranks % hosts != 0) {
-    std::fprintf(stderr, "make_large_job: each host has the same number of ranks, at least one\n");
+    std::fprintf(stderr, "large_job_bench: each host has the same number of ranks, at least one\n");
     return 1;
   }
-  std::uint64_t events = 0;
-  for (int host = 0; host < hosts; ++host) {
-    LargeHost one(argv[1], host, ranks / hosts, ranks);
-    one.Run(std::strtoull(argv[4], nullptr, 10), host == hosts - 1);
-    events += one.events();
-  }
-  std::fprintf(stderr, "%llu events of %d ranks\n", static_cast<unsigned long long>(events), ranks);
-  return 0;
+  if (!std::filesystem::exists(argv[1])) WriteLargeJob(argv[1], ranks, hosts, std::strtoull(argv[4], nullptr, 10));
+  return ExplainLargeJob(argv[1]);
 }
 
 }  // namespace
 }  // namespace amem
 
-int main(int argc, char** argv) { return amem::MakeLargeJob(argc, argv); }
+int main(int argc, char** argv) { return amem::RunLargeJob(argc, argv); }

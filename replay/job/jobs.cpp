@@ -132,7 +132,11 @@ class Grouping {
       for (const CommunicatorReady& ready : sessions_[i].communicators) {
         std::vector<Place>& of_hash = places[ready.hash];
         for (const Place& place : of_hash) {
-          if (place.rank == ready.rank || Root(place.session) == Root(i) || !Compatible(place.session, i)) continue;
+          if (Root(place.session) == Root(i)) break;
+          const bool taken = std::ranges::any_of(of_hash, [&](const Place& other) {
+            return other.rank == ready.rank && Root(other.session) == Root(place.session);
+          });
+          if (taken || !Compatible(place.session, i)) continue;
           Join(i, place.session);
           break;
         }

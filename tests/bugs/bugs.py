@@ -300,7 +300,7 @@ BUGS = [
          ("the last witness of a death counts", "if (end.witnessed && end.wall_ns <= wall) continue;", "if (end.witnessed && end.wall_ns > wall) continue;"),
          ("teardown hides the cause", "if (after_another || earliest < c.wall_ns)", "if (after_another)")),
     *_in("replay/job/jobs.cpp", READING,
-         ("a restart is the same job", "if (place.rank == ready.rank || Root", "if (Root")),
+         ("a restart is the same job", "return other.rank == ready.rank && Root", "return false && Root")),
     *_in("replay/job/clock.cpp", READING,
          ("each rank of a host has its own clock", "OpenedBefore(*opened, *boot.reference)))", "!OpenedBefore(*opened, *boot.reference)))")),
     *_in("replay/job/postmortem.cpp", READING,

@@ -64,9 +64,9 @@ AMEM_CARRY(StepBegun, Step)
 AMEM_CARRY(StepDone, Step)
 AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message)
 AMEM_CARRY(PhaseBegun, Phase)
-AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message)
+AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult)
 AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs)
-AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message)
+AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult)
 AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
 
 // ---- slabs ---------------------------------------------------------------------------------------------------------------

@@ -383,6 +383,8 @@ struct PhaseDecided {
   passed @1 :Bool = true;
   culprit @2 :UInt64;
   message @3 :Text;
+  code @4 :Code;
+  driverResult @5 :Int32;
 }
 struct CycleDone {
   kind @0 :CycleKind;
@@ -394,6 +396,8 @@ struct CycleFailed {
   cycle @1 :UInt64;
   undone @2 :Bool = true;
   message @3 :Text;
+  code @4 :Code;
+  driverResult @5 :Int32;
 }
 struct Condensed {
   through @0 :UInt64;

@@ -74,7 +74,9 @@ class JournalWriter {
   [[nodiscard]] virtual Bytes TailBytesUsed() const = 0;
 };
 
-enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken };
+// kCopied: a copy of a journal that was not closed, made by cp, rsync or tar. Whether its process lives, or lived when it was
+// copied, cannot be told from it.
+enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken, kCopied };
 std::string_view ToText(SessionStatus);
 
 struct JournalInfo {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "journal/base/clock.h"
@@ -64,6 +65,7 @@ struct Found {
 bool Before(const timespec& a, const timespec& b) { return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec; }
 
 constexpr std::string_view kFailed = "failed";
+constexpr std::string_view kPackedLive = "live ";  // in the file `status`, which unpacking makes
 
 std::string HostLine() { return "host " + std::to_string(HostNumber()); }
 
@@ -203,9 +205,16 @@ std::string BrokenReason(const fs::path& directory) {
 SessionStatus StatusOf(const fs::path& directory) {
   if (Exists(directory / "broken")) return SessionStatus::kBroken;
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
-  if (WriterIsAlive(directory / "tail")) return SessionStatus::kLive;
+  if (WriterIsAlive(directory / "tail") || ReadSmallFile(directory / "status").starts_with(kPackedLive))
+    return SessionStatus::kLive;
   // The session may have closed between the two questions.
-  return Exists(directory / "closed") ? SessionStatus::kClosed : SessionStatus::kCrashed;
+  if (Exists(directory / "closed")) return SessionStatus::kClosed;
+  return IsCopy(directory / "tail") ? SessionStatus::kCopied : SessionStatus::kCrashed;
+}
+
+std::uint64_t PackedAt(const fs::path& directory) {
+  const std::string words = ReadSmallFile(directory / "status");
+  return words.starts_with(kPackedLive) ? std::strtoull(words.c_str() + kPackedLive.size(), nullptr, 10) : 0;
 }
 
 void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes) {
@@ -244,6 +253,8 @@ std::string_view ToText(SessionStatus status) {
       return "crashed";
     case SessionStatus::kBroken:
       return "broken";
+    case SessionStatus::kCopied:
+      return "copied";
   }
   return "unknown";
 }

@@ -41,6 +41,9 @@ Status MarkClosed(const std::filesystem::path& directory, SyncMode sync, bool fa
 void MarkBroken(const std::filesystem::path& directory, std::string_view reason);  // best effort: the disk may be full
 std::string BrokenReason(const std::filesystem::path& directory);                  // empty: not marked
 SessionStatus StatusOf(const std::filesystem::path& directory);                    // as the files say
+// Of a journal that came out of a pack and whose process lived when it was packed: then, on the clock of its events. 0:
+// another.
+std::uint64_t PackedAt(const std::filesystem::path& directory);
 
 // Removes ended sessions under `directory` until at most `keep_sessions` of them are left, and at most `keep_bytes` together
 // with the living. Those that closed in order without a failed pause or resume go first, then the failed ones (crashed, broken,

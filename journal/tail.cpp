@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -66,7 +67,9 @@ bool ReadHeader(const File& file, TailHeader& header) {
   return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header);
 }
 
-void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session) {
+void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, int fd) {
+  struct stat st {};
+  header.inode = fstat(fd, &st) == 0 ? st.st_ino : 0;
   header.pid = getpid();
   header.capacity = capacity;
   header.session = session.value;
@@ -105,7 +108,7 @@ Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, Sessio
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return SystemFailure("map", path, errno);
   std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
-  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session);
+  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session, fd);
   return Tail(std::move(*file), std::move(map), bytes - kTailHeaderBytes);
 }
 
@@ -333,6 +336,36 @@ WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
   if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
   return ProcessStart(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
+}
+
+namespace {
+
+// The process that the header names, if it is to be seen from here and has not ended; else 0.
+std::int32_t LivingWriter(const TailHeader& header) {
+  const bool here = header.boot == BootNumber() && header.pid_namespace == PidNamespace() && header.process_start != 0;
+  return here && ProcessStart(header.pid) == header.process_start ? header.pid : 0;
+}
+
+}  // namespace
+
+bool IsCopy(const std::filesystem::path& path) {
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  TailHeader header;
+  struct stat st {};
+  if (!file || !ReadHeader(*file, header) || fstat(file->fd(), &st) != 0) return false;
+  std::uint64_t inode = 0;
+  std::array<std::byte, sizeof inode> bytes;
+  const auto n = file->ReadAt(offsetof(TailHeader, inode), bytes);
+  if (n && *n == bytes.size()) std::memcpy(&inode, bytes.data(), sizeof inode);
+  if (inode != 0) return inode != st.st_ino;
+  // Earlier builds did not note it. What a living process writes is locked by it.
+  return LivingWriter(header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+}
+
+std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
+  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  TailHeader header;
+  return file && ReadHeader(*file, header) ? LivingWriter(header) : 0;
 }
 
 namespace {

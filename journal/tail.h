@@ -46,6 +46,7 @@ struct TailHeader {
   alignas(64) std::atomic<std::uint64_t> drained{0};
   alignas(64) std::atomic<std::uint32_t> broken{0};  // 1: reason is complete
   char reason[508] = {};
+  std::uint64_t inode = 0;  // of the file itself, and so another one in a copy; 0 in tails of earlier builds
 };
 static_assert(sizeof(TailHeader) <= kTailHeaderBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
@@ -128,6 +129,10 @@ enum class WriterLife : std::uint8_t {
 // `shared`: the file system may be one of several hosts, where a lock that is free proves nothing about a writer elsewhere.
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared);
 inline bool WriterIsAlive(const std::filesystem::path& path) { return LifeOfWriter(path, false) == WriterLife::kAlive; }
+// Whether this file is a copy of the one that the writer made. False where that cannot be told.
+bool IsCopy(const std::filesystem::path& path);
+// The writer's process while it can be seen from here: of this boot, of this pid namespace, and not ended. Else 0.
+std::int32_t ProcessOfWriter(const std::filesystem::path& path);
 // Whether the locks in this tail's directory are those of a living writer that this process may trust: one of the same user
 // that has this very file open. Anybody who can read a directory can lock a file in it. Of this process's own writers
 // Store::IsOpenHere knows.

@@ -83,6 +83,8 @@ struct PhaseDecided {  // the vote after a phase, as this session learned it; cu
   bool passed = true;
   SessionId culprit;
   std::string message;
+  Code code{};  // why it failed; kOk in journals of builds that did not record it
+  std::int32_t driver_result = 0;
   friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
 };
 struct CycleDone {
@@ -96,6 +98,8 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::uint64_t cycle = 0;
   bool undone = true;
   std::string message;
+  Code code{};  // as in PhaseDecided
+  std::int32_t driver_result = 0;
   friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
 };
 

@@ -155,11 +155,13 @@ inline auto Fields(const StepFailed& e) {
 }
 inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase); }
 inline auto Fields(const PhaseDecided& e) {
-  return Named("phase", e.phase, "passed", e.passed, "culprit", OrNull{e.culprit}, "message", e.message);
+  return Named("phase", e.phase, "passed", e.passed, "culprit", OrNull{e.culprit}, "message", e.message, "code", e.code,
+               "driver_result", e.driver_result);
 }
 inline auto Fields(const CycleDone& e) { return Named("cycle_kind", e.kind, "cycle", e.cycle, "duration_ns", e.duration_ns); }
 inline auto Fields(const CycleFailed& e) {
-  return Named("cycle_kind", e.kind, "cycle", e.cycle, "undone", e.undone, "message", e.message);
+  return Named("cycle_kind", e.kind, "cycle", e.cycle, "undone", e.undone, "message", e.message, "code", e.code,
+               "driver_result", e.driver_result);
 }
 inline auto Fields(const Condensed& e) {
   return Named("through", e.through, "next_allocation", e.next_allocation, "cycles", e.cycles, "totals", e.totals);

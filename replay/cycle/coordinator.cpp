@@ -40,16 +40,16 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
   }
   auto round = peers_.Arrive(kind, cycle);
   if (round.status().code() == Code::kTimeout) RecordThreads();
-  if (!round.ok()) RecordNotBegun(kind, cycle, round.status().message());
+  if (!round.ok()) RecordNotBegun(kind, cycle, round.status());
   return round;
 }
 
-void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why) {
+void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
   const auto lock = ledger_.Lock();
   const Lifecycle now = ledger_.state().lifecycle;
   // After a failure that could not be undone there is still something left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-  ledger_.Record(CycleFailed{kind, cycle, undone, why});
+  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result()});
 }
 
 void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
@@ -88,8 +88,9 @@ Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const S
   const std::string message =
       (told.ok() ? why : told).message() +
       (pausing ? "; the session runs on as before" : "; the session stays paused, with its contents kept");
-  RecordNotBegun(kind, CycleNumber(kind), message);
-  return {why.code(), message, why.driver_result()};
+  const Status refused{why.code(), message, why.driver_result()};
+  RecordNotBegun(kind, CycleNumber(kind), refused);
+  return refused;
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round) {
@@ -125,7 +126,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
                                    : "; undoing it failed too: " + undone.message() +
                                          "; contents are kept: call ncclResume on all ranks once the cause is gone");
   const auto lock = ledger_.Lock();
-  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message});
+  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result()});
   const auto& allocations = ledger_.state().allocations;
   const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved; });
   if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
@@ -228,7 +229,8 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
     static_cast<void>(peers_.AwaitLoss(decided.culprit));
   const auto lock = ledger_.Lock();
-  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message()});
+  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(), decided.status.code(),
+                              decided.status.driver_result()});
   return decided;
 }
 

@@ -78,7 +78,7 @@ class Coordinator {
   void RecordThreads();  // once a cycle, at its first deadline
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
   [[nodiscard]] Status TeamsAreWhole() const;
-  void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why);
+  void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);

@@ -1,5 +1,5 @@
-// Candidate causes: everything in the journals of a job that could be the reason for what went wrong, and the choice of the
-// one to believe.
+// Candidate causes: everything in the journals of a job that could be the reason for what went wrong, each with the time it
+// became true and who witnessed it, and the choice of the ones to believe.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,14 @@ struct CandidateCause {
     kAbsence,       // a session did not do what others waited for
     kConsequence,   // something failed, and its record says that another session was the reason
     kDisagreement,  // journals contradict each other
-    kEnd,           // a process ended without closing its journal, at no harm to a pause or resume
+    kEnd,           // a process ended at no harm to a pause or resume, or after something else had gone wrong
   };
   Weight weight{};
   VerdictKind kind{};
   SessionId session;
-  std::uint64_t wall_ns = 0;
+  std::uint64_t wall_ns = 0;  // when it became true
+  // An absence: since when it was more than a wait that might have ended well. UINT64_MAX: it was not.
+  std::uint64_t established_ns = UINT64_MAX;
   const JournalHistory* journal = nullptr;  // of `session`; null: it was not given
   const Attempt* attempt = nullptr;         // that failed or hangs: of `session`, or of `witness`
   const JournalHistory* witness = nullptr;  // of a session that waited for this one, or noticed its end
@@ -35,8 +37,17 @@ struct CandidateCause {
   std::vector<SessionId> missing;  // sessions that did not join
   std::uint64_t waited_ns = 0;     // how long the others waited for it
   bool live = false;               // it is still so: the process lives
+  bool reported = false;           // only a witness tells of it: the session's own journal was not given, or does not have it
   std::string message;             // as recorded
+  Code code = Code::kOk;           // as the witness was told
+  int driver_result = 0;
+  std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
+  std::string seen_state;             // of its process, as ProcessSeen::state; empty: nobody looked
+  const ProcessSeen* seen = nullptr;  // where it was recorded; null: it was looked at just now, or not at all
+  bool groups_differ = false;         // of sessions that share memory
+  std::vector<SessionId> together;    // other sessions to which the same happened, each a root of its own
 };
+[[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 
 // References that only one side knows, and orders of events that are impossible.
 struct References {
@@ -46,8 +57,7 @@ struct References {
 };
 References CompareReferences(std::span<const JournalHistory> journals);
 
+// The one to believe first, and after it the others by weight and time. Empty: nothing is wrong.
 std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references);
-// Null: nothing is wrong.
-const CandidateCause* FirstDivergence(const std::vector<CandidateCause>& candidates);
 
 }  // namespace amem

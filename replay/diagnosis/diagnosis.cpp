@@ -9,6 +9,7 @@
 #include "replay/diagnosis/candidate_causes.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_text.h"
+#include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 
 namespace amem {
@@ -70,6 +71,19 @@ void NoteAbsent(const Roster& roster, Verdict& verdict) {
                           " was not given; give the directories of all ranks for the whole story");
 }
 
+std::string JobText(const Roster& roster) {
+  std::set<std::string> hosts;
+  std::uint64_t since = UINT64_MAX;
+  for (const JournalHistory& j : roster.journals()) {
+    if (!j.who().host.empty()) hosts.insert(j.who().host);
+    since = std::min(since, roster.Wall(j, j.who().monotonic_ns));
+  }
+  const std::string where = hosts.size() == 1 ? " on host " + *hosts.begin()
+                            : hosts.empty()   ? std::string()
+                                              : " on " + Plural(hosts.size(), "host");
+  return Plural(roster.journals().size(), "session") + where + (since == UINT64_MAX ? "" : ", since " + DateText(since));
+}
+
 // Copies of one journal, as from a backup: the one that goes further is used.
 void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>& damage) {
   std::ranges::stable_sort(journals, std::greater{}, [](const JournalHistory& j) { return j.last.seq; });
@@ -95,13 +109,15 @@ void Finish(Verdict& verdict) {
 Verdict Diagnose(std::span<const JournalHistory> journals) {
   const Roster roster(journals);
   const References references = CompareReferences(journals);
-  std::vector<CandidateCause> candidates = FindCandidateCauses(roster, references);
+  const std::vector<CandidateCause> candidates = FindCandidateCauses(roster, references);
   Verdict verdict;
   Count(roster, verdict);
   verdict.totals.references = references.compared;
   NoteDamage(roster, verdict);
-  if (const CandidateCause* first = FirstDivergence(candidates)) {
-    Explain(roster, *first, verdict);
+  verdict.job = JobText(roster);
+  Consider(roster, candidates, verdict);
+  if (!candidates.empty()) {
+    Explain(roster, candidates.front(), verdict);
   } else {
     ExplainHealth(roster, verdict);
   }
@@ -111,28 +127,85 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
   return verdict;
 }
 
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
-  std::vector<std::optional<Result<JournalHistory>>> read(sessions.size());
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadHistory(sessions[i]); });
+namespace {
+
+// A session that has not voted yet belongs to a build that records votes if another one of that build does.
+void ExpectVotes(std::vector<JournalHistory>& journals) {
+  std::set<std::string> builds;
+  for (const JournalHistory& j : journals) {
+    if (j.records_votes) builds.insert(j.who().amem_version);
+  }
+  for (JournalHistory& j : journals) {
+    const bool began_here = j.first.seq.value <= 1;
+    j.records_votes = j.records_votes || (began_here && builds.contains(j.who().amem_version));
+  }
+}
+
+struct ReadJournals {
   std::vector<JournalHistory> journals;
   std::vector<std::string> unread;
+};
+
+Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions) {
+  std::vector<std::optional<Result<JournalHistory>>> read(sessions.size());
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadHistory(sessions[i]); });
+  ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (read[i]->ok()) {
-      journals.push_back(**std::move(read[i]));
+      all.journals.push_back(**std::move(read[i]));
     } else {
-      unread.push_back(read[i]->status().message());
+      all.unread.push_back(read[i]->status().message());
     }
+    read[i].reset();
   }
-  if (journals.empty()) {
-    return Status{Code::kNotFound, unread.empty() ? "there is no journal to read: give directories of sessions"
-                                                  : "none of the journals could be read: " + Listed(unread)};
+  if (all.journals.empty()) {
+    return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give directories of sessions"
+                                                      : "none of the journals could be read: " + Listed(all.unread)};
   }
-  DropCopies(journals, unread);
-  CountTheDying(journals);
-  Verdict verdict = Diagnose(journals);
+  DropCopies(all.journals, all.unread);
+  ExpectVotes(all.journals);
+  CountTheDying(all.journals);
+  return all;
+}
+
+void AddDamage(Verdict& verdict, const std::vector<std::string>& unread) {
   verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
+}
+
+}  // namespace
+
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
+  const Result<ReadJournals> all = ReadAll(sessions);
+  if (!all) return all.status();
+  Verdict verdict = Diagnose(all->journals);
+  AddDamage(verdict, all->unread);
   if (verdict.healthy() && !verdict.damage.empty()) ExplainUnreadable(verdict);
   return verdict;
+}
+
+Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions) {
+  Result<ReadJournals> all = ReadAll(sessions);
+  if (!all) return all.status();
+  std::vector<JobTies> ties;
+  for (const JournalHistory& j : all->journals) ties.push_back(TiesOf(j));
+  std::vector<Verdict> verdicts;
+  for (const std::vector<std::size_t>& job : GroupIntoJobs(ties)) {
+    std::vector<JournalHistory> journals;
+    for (const std::size_t i : job) journals.push_back(std::move(all->journals[i]));
+    verdicts.push_back(Diagnose(journals));
+  }
+  // Of those that are healthy the order of the jobs stays: the one that went on for longest comes first.
+  std::ranges::stable_sort(verdicts, std::greater{}, [](const Verdict& v) {
+    return v.healthy() ? std::pair(false, std::uint64_t{0}) : std::pair(true, v.wall_ns);
+  });
+  AddDamage(verdicts.front(), all->unread);
+  const bool healthy = std::ranges::all_of(verdicts, &Verdict::healthy);
+  const auto damaged = std::ranges::find_if(verdicts, [](const Verdict& v) { return !v.damage.empty(); });
+  if (healthy && damaged != verdicts.end()) {
+    ExplainUnreadable(*damaged);
+    std::rotate(verdicts.begin(), damaged, damaged + 1);
+  }
+  return verdicts;
 }
 
 }  // namespace amem

@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <span>
+#include <vector>
 
 #include "replay/diagnosis/verdict.h"
 #include "replay/job/history.h"
@@ -22,5 +23,9 @@ Verdict Diagnose(std::span<const JournalHistory> journals);
 // Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them. What cannot be read
 // is in Verdict::damage; a failure means that nothing could be read at all.
 Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions);
+
+// The same of journals that may be of several jobs (replay/job/jobs.h): a verdict on each. Those of failures come first, the
+// newest first; what could not be read is in the first of all.
+Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions);
 
 }  // namespace amem

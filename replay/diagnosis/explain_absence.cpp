@@ -1,6 +1,8 @@
 // Ranks that others waited for: they did not join a pause or resume, or joined it and did not finish.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "replay/diagnosis/explanation.h"
 
 namespace amem {
@@ -8,6 +10,8 @@ namespace {
 
 using Action = Remedy::Action;
 using Role = Evidence::Role;
+
+constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 
 // The sessions that joined and saw the cycle not begin.
 std::vector<SessionId> AddWaiting(Explanation& e) {
@@ -17,6 +21,7 @@ std::vector<SessionId> AddWaiting(Explanation& e) {
     const Attempt& attempt = j.attempts.back();
     if (attempt.kind != e.cause.attempt->kind || attempt.begun || attempt.end == Attempt::End::kDone) continue;
     waiting.push_back(j.session());
+    if (waiting.size() > kWaitingMost) continue;
     if (attempt.arrived) e.AddEvidence(j, attempt.arrived, Role::kContext, "joined " + e.Cycle() + " and waits for the others");
     if (attempt.ended) e.AddEvidence(j, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
   }
@@ -31,6 +36,8 @@ std::string PresenceText(const Roster& roster, const JournalHistory& j) {
       return "it closed its journal in order at " + WallText(roster.Wall(j, j.last.time_ns));
     case SessionStatus::kCrashed:
       return "the process is dead now";
+    case SessionStatus::kCopied:
+      return "whether it lived when this copy was made is not known";
     default:
       return "its journal is broken";
   }
@@ -39,20 +46,21 @@ std::string PresenceText(const Roster& roster, const JournalHistory& j) {
 // What is known of a session that should have joined.
 void SayWhereabouts(Explanation& e, SessionId session) {
   const JournalHistory* j = e.roster.Find(session);
+  e.SaySight(session);
   if (j == nullptr) return;
   // The journal counts in its host's time, and the waiting is dated in that of the job.
   const std::uint64_t shift = e.roster.Wall(*j, j->last.time_ns) - j->last.time_ns;
-  const auto before = j->LastUpTo(e.cause.wall_ns > shift ? e.cause.wall_ns - shift : 0);
+  const auto before = j->times.LastUpTo(e.cause.wall_ns > shift ? e.cause.wall_ns - shift : 0);
   std::string text = "it did not exist yet when they began to wait";
   if (before) {
-    text = fmt::format("its last event before that is number {} ({}), {} earlier", before->at.seq.value, before->kind,
-                       DurationText(e.cause.wall_ns - e.roster.Wall(*j, before->at.time_ns)));
-    const std::uint64_t since = j->last.seq.value - before->at.seq.value;
+    text = fmt::format("its last event before that is {}number {} ({}), {} earlier", before->exact ? "" : "about ",
+                       before->seq.value, before->kind, DurationText(e.cause.wall_ns - e.roster.Wall(*j, before->time_ns)));
+    const std::uint64_t since = j->last.seq.value - before->seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
   e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.names().Name(session)), e.CallOfCycle(), text,
                     PresenceText(e.roster, *j)));
-  const Moment shown = before ? before->at : j->last;
+  const Moment shown = before ? Moment{before->seq, before->time_ns} : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
                 before ? fmt::format("the last event before the others began to wait ({}); nothing about {} after it",
                                      before->kind, e.Cycle())
@@ -96,6 +104,24 @@ void TellLate(Explanation& e, const JournalHistory& j) {
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
 
+bool HasOpen(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
+
+const char* IsOrAre(const Explanation& e) { return e.cause.together.empty() ? " is" : " are"; }
+
+// What its threads did when it ran out of patience itself.
+void SayThreads(Explanation& e, const JournalHistory& j) {
+  constexpr std::size_t kShown = 4;
+  std::size_t shown = 0;
+  for (const auto& [thread, at] : j.threads) {
+    if (thread.stack.empty() && thread.where.empty()) continue;
+    if (++shown > kShown) break;
+    std::string text = fmt::format("thread {} ({}) {}", thread.thread, thread.name, thread.state);
+    if (!thread.where.empty()) text += ", " + thread.where;
+    for (std::size_t i = 0; i < thread.stack.size() && i < kShown; ++i) text += (i == 0 ? ": " : " < ") + thread.stack[i];
+    e.AddEvidence(j, at, Role::kContext, text);
+  }
+}
+
 }  // namespace
 
 void ExplainNeverArrived(Explanation& e) {
@@ -110,24 +136,69 @@ void ExplainNeverArrived(Explanation& e) {
                                           : "have been waiting",
                     DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
   if (!e.cause.message.empty()) e.Say("They were told: " + Sentence(e.cause.message));
-  for (const SessionId session : e.cause.missing) SayWhereabouts(e, session);
+  constexpr std::size_t kToldMost = 4;  // the others are named
+  for (std::size_t i = 0; i < e.cause.missing.size() && i < kToldMost; ++i) SayWhereabouts(e, e.cause.missing[i]);
   e.Recommend(Action::kCallOnEveryRank);
   e.verdict.remedy.process = missing;
+  e.RecommendForStopped();
   if (e.cause.journal != nullptr) return;
   e.verdict.seq = e.cause.witness_seq;
   e.verdict.notes.push_back("what the missing rank did is not known: its journal was not given");
 }
 
+namespace {
+
+// What kept a pause or resume from beginning, by the code of its failure.
+void RecommendForRefusal(Explanation& e) {
+  const JournalHistory& j = *e.cause.witness;
+  if (e.cause.groups_differ) {
+    e.Recommend(Action::kOneGroup);
+    e.verdict.remedy.process = e.NamesOfAll();
+    return;
+  }
+  const bool other_settings = std::ranges::any_of(e.roster.SharingWith(j.session(), e.cause.wall_ns), [&](SessionId session) {
+    const JournalHistory* other = e.roster.Find(session);
+    return other != nullptr && (other->who().amem_version != j.who().amem_version || other->who().layout != j.who().layout ||
+                                other->who().content != j.who().content);
+  });
+  switch (e.cause.code) {
+    case Code::kIo:
+    case Code::kCorrupt:
+      return e.Recommend(Action::kReachPeer);
+    case Code::kInvalid:
+      return e.Recommend(Action::kCallTheSame);
+    case Code::kUnsupported:
+      return e.Recommend(Action::kSameSettings);
+    case Code::kBroken:
+      return e.Recommend(Action::kRepairJournal);
+    case Code::kRefused:
+    case Code::kOk:
+      return e.Recommend(other_settings && e.cause.message.empty() ? Action::kSameSettings : Action::kFollowRefusal);
+    default:
+      return e.Recommend(Action::kFollowRefusal);
+  }
+}
+
+}  // namespace
+
 void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
+  const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
   e.verdict.headline = cycle + " could not begin";
-  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.verdict.process,
-                    WallText(e.roster.Wall(*e.cause.witness, e.cause.attempt->ended.time_ns)), DurationText(e.cause.waited_ns),
+  if (e.cause.groups_differ) e.verdict.headline += fmt::format(": {} of another group", e.NamesOfAll() + IsOrAre(e));
+  e.verdict.code = e.cause.code;
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.roster.names().Name(e.cause.witness->session()),
+                    WallText(e.roster.Wall(*e.cause.witness, at.time_ns)), DurationText(e.cause.waited_ns),
                     EventText(e.cause.witness_seq)));
-  e.Say(Sentence(e.cause.message));
+  if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
+  for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
+    if (const JournalHistory* j = e.roster.Find(session))
+      e.Say(fmt::format("{} is of group {}.", Capitalized(e.roster.names().ShortName(session)), j->who().group));
+  }
   e.verdict.seq = e.cause.witness_seq;
-  e.AddEvidence(*e.cause.witness, e.cause.attempt->ended, Role::kCause, e.Cycle() + " could not begin: " + e.cause.message);
-  e.Recommend(Action::kFollowRefusal);
+  e.AddEvidence(*e.cause.witness, at, Role::kCause,
+                e.Cycle() + " could not begin" + (e.cause.message.empty() ? "" : ": " + e.cause.message));
+  RecommendForRefusal(e);
 }
 
 void ExplainStalled(Explanation& e) {
@@ -140,20 +211,25 @@ void ExplainStalled(Explanation& e) {
   if (!v.phase && witness != nullptr && !witness->attempts.empty() && witness->attempts.back().decided)
     v.phase = witness->attempts.back().decided->phase;
   if (progress.step) e.TakeStep(j, *progress.step);
-  v.headline =
-      fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited",
-                  e.roster.names().ShortName(e.cause.session), v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
-  e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), v.process,
+  v.headline = fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(),
+                           v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
+  e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(),
+                    e.cause.together.empty() ? v.process : e.NamesOfAll(),
                     v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
   if (j == nullptr) {
     e.Say("What it does is not known: its journal was not given.");
     v.seq = e.cause.witness_seq;
   } else {
     e.AddBeginning(*j);
-    e.cause.attempt->end == Attempt::End::kOpen ? TellStuck(e, *j, progress) : TellLate(e, *j);
+    HasOpen(*j) ? TellStuck(e, *j, progress) : TellLate(e, *j);
   }
   if (!e.cause.message.empty()) e.Say("The others were told: " + Sentence(e.cause.message));
+  e.SaySight(e.cause.session);
+  if (j != nullptr) SayThreads(e, *j);
   e.Recommend(Action::kExamineProcess);
+  e.verdict.remedy.process = e.NamesOfAll();
+  if (e.verdict.remedy.pid == 0 && e.cause.seen != nullptr) e.verdict.remedy.pid = e.cause.seen->pid;
+  e.RecommendForStopped();
 }
 
 }  // namespace amem

@@ -47,8 +47,9 @@ void AddMember(Explanation& e, const JournalHistory& j, Others& others) {
 
 Others AddOthers(Explanation& e) {
   Others others;
+  const std::vector<SessionId> roots = e.Named();
   for (const JournalHistory& j : e.roster.journals()) {
-    if (j.session() == e.cause.session || j.attempts.empty()) continue;
+    if (std::ranges::find(roots, j.session()) != roots.end() || j.attempts.empty()) continue;
     const Attempt& attempt = j.attempts.back();
     if (attempt.kind != e.cause.attempt->kind || attempt.end == Attempt::End::kDone || !attempt.begun) continue;
     if (others.gave_up.size() + others.half_way.size() + others.waiting.size() < kEvidenceOfOthersMax) {

@@ -11,8 +11,8 @@ namespace {
 using Role = Evidence::Role;
 
 std::uint64_t TimeOfLoss(const JournalHistory& witness, SessionId lost) {
-  const auto it = std::ranges::find(witness.lost, lost, &PeerLost::peer);
-  return it == witness.lost.end() ? 0 : witness.lost_at[static_cast<std::size_t>(it - witness.lost.begin())].time_ns;
+  const auto it = std::ranges::find(witness.lost, lost, [](const auto& dated) { return dated.event.peer; });
+  return it == witness.lost.end() ? 0 : it->at.time_ns;
 }
 
 void SayWhatItDid(Explanation& e, const Progress& progress) {
@@ -43,8 +43,8 @@ void TellEnd(Explanation& e, const std::string& when) {
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
   if (progress.step) e.TakeStep(&journal, *progress.step);
-  e.verdict.headline =
-      fmt::format("{} ended without closing its journal, {}", Capitalized(e.roster.names().ShortName(e.cause.session)), when);
+  e.verdict.headline = fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
+                                   e.cause.together.empty() ? "its" : "their", when);
   e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
                     Capitalized(e.verdict.process), when, journal.last.seq.value,
                     WallText(e.roster.Wall(journal, journal.last.time_ns)),
@@ -55,6 +55,11 @@ void TellEnd(Explanation& e, const std::string& when) {
                       WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
                       journal.dying ? "; the process was still being taken down when its journal was read" : ""));
   }
+  if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
+  if (!e.cause.together.empty())
+    e.Say(fmt::format("At the same time {} ended without closing {} journal, too.", e.roster.names().Names(e.cause.together),
+                      e.cause.together.size() == 1 ? "its" : "their"));
+  e.SaySight(e.cause.session);
   AddDeath(e);
 }
 
@@ -66,6 +71,91 @@ void ExplainDied(Explanation& e) {
                                 : fmt::format("while it was {}", ToText(e.cause.journal->findings.state.lifecycle)));
   const bool pausing = attempt != nullptr && attempt->kind == CycleKind::kPause;
   e.Recommend(Remedy::Action::kFindReasonOfDeath, pausing ? Remedy::Outlook::kOthersRun : Remedy::Outlook::kOthersMissMemory);
+}
+
+void ExplainLeft(Explanation& e) {
+  const JournalHistory& journal = *e.cause.journal;
+  const JournalHistory::Closing& closing = *journal.closed;
+  const bool half = closing.in_attempt || (closing.before != Lifecycle::kRunning && closing.before != Lifecycle::kNew);
+  const std::string when = closing.in_attempt && e.cause.attempt != nullptr
+                               ? "in the middle of " + e.Cycle()
+                               : fmt::format("while it was {}", ToText(closing.before));
+  const std::string code = closing.event.exit_code >= 0 ? fmt::format(" with exit code {}", closing.event.exit_code) : "";
+  e.verdict.seq = closing.at.seq;
+  e.verdict.headline = fmt::format("{} left{}, {}", Capitalized(e.NamesOfAll()), code, when);
+  e.Say(fmt::format("{} closed its journal in order ({}) at {}{}, {}{}.", Capitalized(e.verdict.process), closing.event.reason,
+                    WallText(e.cause.wall_ns), EventText(closing.at.seq), when, code.empty() ? "" : "," + code));
+  if (journal.refused) {
+    e.Say(fmt::format("Before that NCCL's {} was refused, because its memory was away.", journal.refused->event.call));
+    e.AddEvidence(journal, journal.refused->at, Role::kContext, "refused while paused: " + journal.refused->event.call);
+  }
+  e.AddEvidence(journal, closing.at, Role::kCause, "session closed: " + closing.event.reason + code);
+  e.Recommend(half ? Remedy::Action::kStayUntilResumed : Remedy::Action::kFindReasonOfEnd);
+  e.verdict.remedy.process = e.NamesOfAll();
+}
+
+void ExplainLaunchRefused(Explanation& e) {
+  const JournalHistory& journal = *e.cause.journal;
+  const auto& [refused, at] = *journal.refused;
+  e.verdict.seq = at.seq;
+  e.verdict.headline = fmt::format("{} used NCCL while it was paused", Capitalized(e.NamesOfAll()));
+  e.Say(fmt::format("{} called {} at {}{} while its memory was away, and AMem refused it{}.", Capitalized(e.verdict.process),
+                    refused.call, WallText(e.cause.wall_ns), EventText(at.seq),
+                    refused.count > 1 ? fmt::format(", {} times in all", refused.count) : ""));
+  if (journal.closed && journal.closed->event.exit_code >= 0)
+    e.Say(fmt::format("After that it ended: {}.", ExitText(journal.closed->event.exit_code)));
+  e.AddEvidence(journal, at, Role::kCause, "refused while paused: " + refused.call);
+  e.Recommend(Remedy::Action::kResumeFirst);
+}
+
+// Only others tell of it: its own journal was not given, or does not say.
+void ExplainReported(Explanation& e) {
+  const JournalHistory& witness = *e.cause.witness;
+  Verdict& v = e.verdict;
+  v.code = e.cause.code;
+  v.driver_result = e.cause.driver_result;
+  v.seq = e.cause.witness_seq;
+  const std::string name = Capitalized(e.NamesOfAll()), told = e.roster.names().ShortName(witness.session());
+  const bool ended =
+      e.cause.kind == VerdictKind::kDied || e.cause.kind == VerdictKind::kEnded || e.cause.kind == VerdictKind::kLeft;
+  const std::string when = e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
+                           : e.cause.kind == VerdictKind::kEnded
+                               ? "while it was running"
+                               : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
+  Moment at{e.cause.witness_seq, 0};
+  if (ended) {
+    at.time_ns = TimeOfLoss(witness, e.cause.session);
+    v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
+    e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
+                      EventText(e.cause.witness_seq), v.process, when));
+    if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
+  } else {
+    if (e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
+    if (!witness.attempts.empty() && witness.attempts.back().decided) {
+      v.phase = witness.attempts.back().decided->phase;
+      at.time_ns = witness.attempts.back().decided->at.time_ns;
+    }
+    v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
+                             e.cause.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.code)));
+    e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,
+                      v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
+  }
+  if (!e.cause.message.empty()) e.Say(fmt::format("{} was told: {}", Capitalized(told), Sentence(e.cause.message)));
+  e.AddEvidence(witness, at, Role::kCause, ended ? "lost " + v.process : "was told: " + e.cause.message);
+  e.SaySight(e.cause.session);
+  if (ended) {
+    const bool left = e.cause.kind == VerdictKind::kLeft;
+    e.Recommend(left                                  ? Remedy::Action::kStayUntilResumed
+                : e.cause.kind == VerdictKind::kEnded ? Remedy::Action::kFindReasonOfEnd
+                                                      : Remedy::Action::kFindReasonOfDeath);
+  } else {
+    const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
+    e.Recommend(ActionForFailure(e.cause.code, e.cause.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,
+                                 Remedy::Action::kFollowVote));
+  }
+  v.notes.push_back(e.cause.journal == nullptr
+                        ? "the journal of " + v.process + " was not given; this is what others recorded"
+                        : "the journal of " + v.process + " does not say why; this is what others recorded");
 }
 
 void ExplainEnded(Explanation& e) {

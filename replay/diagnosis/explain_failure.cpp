@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "replay/diagnosis/explanation.h"
 
@@ -24,20 +25,11 @@ void RecommendMemory(Explanation& e, const Attempt::Failure& failure, Outlook ou
 }
 
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
-  const Outlook outlook = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
-  switch (failure.code) {
-    case Code::kOutOfMemory:
-      return RecommendMemory(e, failure, outlook);
-    case Code::kPeerLost:
-    case Code::kTimeout:
-      return e.Recommend(Action::kExaminePeer);
-    case Code::kRefused:
-      return e.Recommend(Action::kEndCaptures, outlook);
-    case Code::kDriver:
-      return e.Recommend(Action::kFindDriverError, outlook);
-    default:
-      return e.Recommend(Action::kReadMessage, outlook);
-  }
+  const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
+  const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
+  const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess;
+  if (action == Action::kFreeMemory) return RecommendMemory(e, failure, undone);
+  e.Recommend(action, final ? Outlook::kUnsaid : undone);
 }
 
 // "Resume 1 of 4 sessions failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
@@ -57,8 +49,8 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   e.TakeStep(&journal, failure.step);
   if (failure.allocation_bytes != 0) v.bytes = failure.allocation_bytes;
 
-  v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()),
-                           e.roster.names().ShortName(e.cause.session), ToText(failure.step), ToText(failure.code));
+  v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()), e.NamesOfAll(),
+                           ToText(failure.step), ToText(failure.code));
   SayWhere(e, failure.phase, failure.at.seq, failure.message);
   if (failure.step.allocation) e.Say("The step was about " + e.AllocationText(journal, failure.step.allocation) + ".");
   if (failure.step.kind == StepKind::kCheckMemory) {
@@ -72,6 +64,14 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   }
   e.AddBeginning(journal);
   e.AddEvidence(journal, failure.at, Role::kCause, "step failed: " + failure.message);
+  for (const SessionId other : e.cause.together) {
+    const JournalHistory* j = e.roster.Find(other);
+    if (j == nullptr || !j->attempts.back().failed_step) continue;
+    const Attempt::Failure& too = *j->attempts.back().failed_step;
+    e.Say(Sentence(fmt::format("{} failed by itself, too, at \"{}\": {}", e.roster.names().ShortName(other), ToText(too.step),
+                               too.message)));
+    e.AddEvidence(*j, too.at, Role::kCause, "step failed: " + too.message);
+  }
 }
 
 // Its vote was no, and none of its own steps is to blame.
@@ -86,6 +86,14 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
 void AddVote(Explanation& e, const Attempt::Decision& decision) {
   e.AddBeginning(*e.cause.journal);
   e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
+}
+
+// As it was decided, or as it was cast where the decision is not known.
+Attempt::Decision OwnVoteOf(const Explanation& e) {
+  const Attempt& attempt = *e.cause.attempt;
+  if (!attempt.failed_vote) return *attempt.decided;
+  const Attempt::Vote& vote = *attempt.failed_vote;
+  return {vote.phase, e.cause.session, vote.message, vote.at, vote.code, 0};
 }
 
 void TellDisagreement(Explanation& e, std::string headline) {
@@ -105,9 +113,46 @@ void ExplainFailedStep(Explanation& e) {
     TellStep(e, *attempt.failed_step);
     RecommendForStep(e, *attempt.failed_step);
   } else {
-    TellVote(e, *attempt.decided);
-    AddVote(e, *attempt.decided);
-    e.Recommend(Action::kFollowVote);
+    const Attempt::Decision vote = OwnVoteOf(e);
+    TellVote(e, vote);
+    AddVote(e, vote);
+    const Code code = e.cause.code;
+    e.verdict.code = code;
+    e.verdict.driver_result = e.cause.driver_result;
+    e.Recommend(ActionForFailure(code, e.cause.driver_result, std::nullopt, Action::kFollowVote));
+  }
+}
+
+// Errors after which a context is dead, as the CUDA driver documents them.
+static bool KillsContext(int driver_result) {
+  constexpr std::array kFatal = {4, 201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
+  return std::ranges::find(kFatal, driver_result) != kFatal.end();
+}
+
+Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Action otherwise) {
+  constexpr int kOperatingSystem = 304;  // CUDA_ERROR_OPERATING_SYSTEM
+  // Contents are kept in pinned memory of the host; the other steps ask for memory of the device.
+  const bool contents =
+      step == StepKind::kScan || step == StepKind::kSave || step == StepKind::kBeginRestore || step == StepKind::kRestore;
+  const bool passes_descriptors = !step || step == StepKind::kImport || step == StepKind::kCreate;
+  switch (code) {
+    case Code::kOutOfMemory:
+      return contents ? Action::kFreeHostMemory : Action::kFreeMemory;
+    case Code::kIo:
+      return passes_descriptors ? Action::kRaiseDescriptors : otherwise;
+    case Code::kPeerLost:
+    case Code::kTimeout:
+      return step ? Action::kExaminePeer : otherwise;
+    case Code::kRefused:
+      return step ? Action::kEndCaptures : otherwise;
+    case Code::kBroken:
+      return Action::kRepairJournal;
+    case Code::kDriver:
+      if (KillsContext(driver_result)) return Action::kRestartProcess;
+      return passes_descriptors && step && driver_result == kOperatingSystem ? Action::kRaiseDescriptors
+                                                                             : Action::kFindDriverError;
+    default:
+      return otherwise;
   }
 }
 

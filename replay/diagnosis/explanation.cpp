@@ -69,6 +69,64 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
 }
 
+std::vector<SessionId> Explanation::Named() const {
+  std::vector<SessionId> named = cause.kind == VerdictKind::kNeverArrived ? cause.missing : cause.together;
+  if (std::ranges::find(named, cause.session) == named.end()) named.insert(named.begin(), cause.session);
+  return named;
+}
+
+std::string Explanation::NamesOfAll() const { return roster.names().Names(Named()); }
+
+void Explanation::SaySight(SessionId session) {
+  const JournalHistory* j = roster.Find(session);
+  const std::string name = Capitalized(roster.names().ShortName(session));
+  if (j != nullptr && j->process_now == "stopped") Say(name + " is stopped now (SIGSTOP, a debugger, or job control).");
+  for (const JournalHistory& witness : roster.journals()) {
+    for (const auto& [seen, at] : witness.seen) {
+      if (seen.session != session || seen.state.empty()) continue;
+      std::string text = fmt::format("{}: its process {}", roster.names().ShortName(session),
+                                     seen.state == "gone"      ? "is gone"
+                                     : seen.state == "unknown" ? "cannot be seen from here"
+                                                               : "is " + seen.state);
+      if (!seen.where.empty()) text += ", " + seen.where;
+      if (!seen.answer.empty()) text += "; it answered: " + seen.answer;
+      if (seen.exit_code >= 0) text += "; " + ExitText(seen.exit_code);
+      AddEvidence(witness, at, Evidence::Role::kContext, "saw of " + text);
+      if (&seen == cause.seen && session == cause.session)
+        Say(fmt::format("{} saw of {}.", Capitalized(roster.names().ShortName(witness.session())), text));
+    }
+  }
+}
+
+void Explanation::RecommendForStopped() {
+  std::vector<SessionId> stopped;
+  for (const SessionId session : Named()) {
+    const JournalHistory* j = roster.Find(session);
+    const bool now = j != nullptr && j->process_now == "stopped";
+    if (now || (session == cause.session && cause.seen_state == "stopped")) stopped.push_back(session);
+  }
+  if (stopped.empty()) return;
+  verdict.remedy.action = Remedy::Action::kContinueProcess;
+  verdict.remedy.process = roster.names().Names(stopped);
+  const JournalHistory* j = roster.Find(stopped.front());
+  verdict.remedy.pid = j != nullptr ? j->who().pid : cause.seen != nullptr ? cause.seen->pid : 0;
+}
+
+std::string ExitText(std::int32_t exit_code) {
+  if (exit_code < 0) return "how it ended is not known";
+  constexpr std::int32_t kSignal = 128;
+  if (exit_code <= kSignal) return fmt::format("it exited with code {}", exit_code);
+  const int signal = exit_code - kSignal;
+  const std::string_view hint = signal == 9    ? " (SIGKILL: the OOM killer, the launcher, or a person)"
+                                : signal == 15 ? " (SIGTERM)"
+                                : signal == 2  ? " (SIGINT)"
+                                : signal == 11 ? " (SIGSEGV)"
+                                : signal == 6  ? " (SIGABRT)"
+                                : signal == 7  ? " (SIGBUS)"
+                                               : "";
+  return fmt::format("it was ended by signal {}{}", signal, hint);
+}
+
 std::string Explanation::Cycle() const {
   return cause.attempt == nullptr ? "" : fmt::format("{} {}", ToText(cause.attempt->kind), cause.attempt->cycle);
 }

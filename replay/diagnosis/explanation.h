@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "replay/diagnosis/candidate_causes.h"
 #include "replay/diagnosis/progress.h"
@@ -23,10 +25,14 @@ struct Explanation {
   void TakeStep(const JournalHistory* journal, const Step& step);       // null: the session's journal was not given
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
-  [[nodiscard]] std::string Cycle() const;        // "resume 3"; empty without an attempt
-  [[nodiscard]] std::string CycleOfAll() const;   // "Resume 3 of 4 sessions"
-  [[nodiscard]] std::string HowItEnded() const;   // " failed", " hangs", " did not complete"
-  [[nodiscard]] const char* CallOfCycle() const;  // "ncclPause"
+  [[nodiscard]] std::string Cycle() const;             // "resume 3"; empty without an attempt
+  [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 of 4 sessions"
+  [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
+  [[nodiscard]] const char* CallOfCycle() const;       // "ncclPause"
+  [[nodiscard]] std::vector<SessionId> Named() const;  // the session of the cause, and those to which the same happened
+  [[nodiscard]] std::string NamesOfAll() const;        // "rank 2", "ranks 2 and 3"
+  void SaySight(SessionId session);                    // what was seen of its process
+  void RecommendForStopped();                          // instead of what was recommended, if the process is stopped
   // "allocation 7 (10 MiB on device 2, made at libnccl+1234)".
   [[nodiscard]] std::string AllocationText(const JournalHistory& journal, AllocationId id) const;
   // "3 steps were done there and 2 left; the next was ..."
@@ -44,6 +50,11 @@ void ExplainHalfDone(Explanation&);
 void ExplainBroken(Explanation&);
 void ExplainReferences(Explanation&);
 void ExplainImpossible(Explanation&);
+void ExplainLeft(Explanation&);
+void ExplainLaunchRefused(Explanation&);
+void ExplainReported(Explanation&);  // any of these, when only others tell of it
+// What to do about a failure with that code at a step of that kind, or without a step.
+Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
 
 // What the failure of an attempt did to its other members.
 void ExplainConsequences(Explanation&);
@@ -54,8 +65,9 @@ std::string PresentState(const Roster& roster);
 
 // Of a text that may begin with a name of the driver's, which keeps its spelling.
 std::string Capitalized(std::string text);
-std::string Sentence(std::string text);       // capitalized, with a full stop
-std::string EventText(SequenceNumber seq);    // " (event 17)"; empty for 0
-std::string DriverAnswer(int driver_result);  // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"
+std::string Sentence(std::string text);        // capitalized, with a full stop
+std::string EventText(SequenceNumber seq);     // " (event 17)"; empty for 0
+std::string ExitText(std::int32_t exit_code);  // "it exited with code 1"; 128 + N: by signal N
+std::string DriverAnswer(int driver_result);   // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"
 
 }  // namespace amem

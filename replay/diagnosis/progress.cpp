@@ -55,7 +55,7 @@ Progress ProgressOf(const JournalHistory& journal) {
   } else if (journal.last.time_ns > progress.since.time_ns) {
     progress.since = journal.last;
   }
-  progress.did_its_part = progress.steps_left == 0;
+  progress.did_its_part = journal.records_votes ? static_cast<bool>(phase.voted) || phase.decided : progress.steps_left == 0;
   return progress;
 }
 

@@ -12,7 +12,7 @@ namespace amem {
 struct Progress {
   std::optional<PhaseKind> phase;  // none: it waits for the others to join
   bool undoing = false;
-  bool did_its_part = false;  // nothing is left to do in that phase: it waits for the others' votes
+  bool did_its_part = false;  // it voted, or nothing is left to do in that phase: it waits for the others' votes
   std::uint64_t steps_done = 0, steps_left = 0;
   std::optional<Step> step;  // begun and not finished, or else the next of those left
   bool step_begun = false;

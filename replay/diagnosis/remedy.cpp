@@ -54,7 +54,65 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     "failed because of it so far, but one may",
     // kGiveWholeJournals
     "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is about the "
-    "rest"};
+    "rest",
+    // kFreeHostMemory
+    "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), raise ulimit -l, "
+    "or "
+    "shut down what else pins it; a pause keeps the contents there",
+    // kRaiseDescriptors
+    "raise the limit of open descriptors of {process} (ulimit -n, LimitNOFILE of the service or container), or find what keeps "
+    "them open (ls /proc/{pid}/fd)",
+    // kRestartProcess
+    "restart the job: the CUDA context of {process} is dead after such an error, and every later call of that process fails as "
+    "well; look for what came first, in its own output and for Xid lines in dmesg (compute-sanitizer finds illegal accesses)",
+    // kOneGroup
+    "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call {call} again "
+    "on "
+    "all of them",
+    // kSameSettings
+    "run all ranks that share memory with the same version of AMem and the same AMEM_ settings",
+    // kReachPeer
+    "let the ranks reach each other's sockets: containers of one job need a common /tmp, or a common network namespace, or "
+    "AMEM_SOCKET_DIR on a volume that all of them mount",
+    // kContinueProcess
+    "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the others go on "
+    "when it does, if they still wait",
+    // kResumeFirst
+    "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too",
+    // kStayUntilResumed
+    "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a pause or after "
+    "the "
+    "resume, because the others need what it shared; restart the job",
+    // kCallTheSame
+    "call the same, ncclPause or ncclResume, on all ranks that share memory"};
+
+constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
+                                                                       "free-memory",
+                                                                       "end-captures",
+                                                                       "find-driver-error",
+                                                                       "examine-peer",
+                                                                       "read-message",
+                                                                       "follow-vote",
+                                                                       "follow-refusal",
+                                                                       "call-on-every-rank",
+                                                                       "examine-process",
+                                                                       "find-reason-of-death",
+                                                                       "find-reason-of-end",
+                                                                       "repair-journal",
+                                                                       "resume-again",
+                                                                       "report-reference",
+                                                                       "report-journals",
+                                                                       "give-whole-journals",
+                                                                       "free-host-memory",
+                                                                       "raise-descriptors",
+                                                                       "restart-process",
+                                                                       "one-group",
+                                                                       "same-settings",
+                                                                       "reach-peer",
+                                                                       "continue-process",
+                                                                       "resume-first",
+                                                                       "stay-until-resumed",
+                                                                       "call-the-same"};
 
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
@@ -74,6 +132,8 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "any more"};
 
 }  // namespace
+
+std::string_view ToText(Remedy::Action action) { return kActionWords.at(static_cast<std::size_t>(action)); }
 
 std::string ToText(const Remedy& r) {
   const auto filled = [&r](std::string_view text) {

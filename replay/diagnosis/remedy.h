@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "statemachine/event.h"
 #include "statemachine/types.h"
@@ -29,6 +30,16 @@ struct Remedy {
     kReportReference,    // a bug: an owner does not know a reference, and a resume failed because of it
     kReportJournals,     // a bug, at no harm so far
     kGiveWholeJournals,  // a part of them could not be read
+    kFreeHostMemory,     // pinned host memory for contents could not be had
+    kRaiseDescriptors,   // a process had no descriptor left
+    kRestartProcess,     // a CUDA context is dead: every later call of the process fails as well
+    kOneGroup,           // sessions that share memory are of different groups
+    kSameSettings,       // sessions that share memory run with different settings
+    kReachPeer,          // a session could not be reached: no socket or network in common
+    kContinueProcess,    // `process` is stopped
+    kResumeFirst,        // NCCL was used while its memory was away
+    kStayUntilResumed,   // `process` ended while the others needed it
+    kCallTheSame,        // some called ncclPause, others ncclResume
   };
   // What follows for the job.
   enum class Outlook : std::uint8_t {
@@ -51,9 +62,11 @@ struct Remedy {
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kGiveWholeJournals) + 1;
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kCallTheSame) + 1;
 inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kOthersResumed) + 1;
 
+// "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.
+std::string_view ToText(Remedy::Action action);
 // A sentence without its full stop; empty for kNone.
 std::string ToText(const Remedy& remedy);
 

@@ -7,7 +7,10 @@ namespace {
 
 std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals) {
   std::vector<JobClock::Journal> all;
-  for (const JournalHistory& j : journals) all.push_back({&j.who(), j.first.time_ns});
+  for (const JournalHistory& j : journals) {
+    JobClock::Journal& one = all.emplace_back(JobClock::Journal{&j.who(), j.first.time_ns, {}});
+    for (const auto& [ready, at] : j.communicators) one.communicators.emplace_back(ready.hash, at.time_ns);
+  }
   return all;
 }
 
@@ -19,6 +22,7 @@ Roster::Roster(std::span<const JournalHistory> journals) : journals_(journals), 
     names_.Add(j.who());
   }
   for (const JournalHistory& j : journals_) names_.AddPeersOf(j.findings.state);
+  FindNeighbours();
 }
 
 const JournalHistory* Roster::Find(SessionId session) const {
@@ -31,30 +35,47 @@ std::uint64_t Roster::KnownUntil(const JournalHistory& journal) const {
   return Wall(journal, std::max(journal.last.time_ns, live ? journal.findings.as_of_ns : 0));
 }
 
-std::set<SessionId> Roster::SharingWith(SessionId session, std::uint64_t wall_ns) const {
-  std::map<SessionId, std::set<SessionId>> neighbours;
-  const auto connect = [&](SessionId a, SessionId b) {
-    neighbours[a].insert(b);
-    neighbours[b].insert(a);
+// A session shares many allocations with its neighbours, for times that overlap: they are joined to one.
+void Roster::FindNeighbours() {
+  std::map<std::pair<SessionId, SessionId>, std::map<std::uint64_t, std::uint64_t>> times;
+  const auto connect = [&](const JournalHistory& j, SessionId with, const auto& record) {
+    const std::uint64_t from = Wall(j, record.time_ns), until = record.dropped ? Wall(j, record.dropped_ns) : UINT64_MAX;
+    auto& intervals = times[std::minmax(j.session(), with)];
+    auto next = intervals.upper_bound(from);
+    if (next != intervals.begin() && std::prev(next)->second >= from) {
+      --next;
+      next->second = std::max(next->second, until);
+    } else {
+      next = intervals.emplace_hint(next, from, until);
+    }
+    for (auto after = std::next(next); after != intervals.end() && after->first <= next->second;) {
+      next->second = std::max(next->second, after->second);
+      after = intervals.erase(after);
+    }
   };
   for (const JournalHistory& j : journals_) {
-    const auto held = [&](const auto& record) {
-      return Wall(j, record.time_ns) <= wall_ns && (!record.dropped || Wall(j, record.dropped_ns) > wall_ns);
-    };
-    for (const auto& [id, import] : j.findings.imports) {
-      if (held(import)) connect(j.session(), import.remote.owner);
-    }
+    for (const auto& [id, import] : j.findings.imports) connect(j, import.remote.owner, import);
     for (const auto& [key, records] : j.findings.references) {
-      if (std::ranges::any_of(records, held)) connect(j.session(), key.by);
+      for (const ReferenceRecord& record : records) connect(j, key.by, record);
     }
   }
+  for (const auto& [pair, intervals] : times) {
+    for (const auto& [from, until] : intervals) {
+      neighbours_[pair.first].push_back({pair.second, from, until});
+      neighbours_[pair.second].push_back({pair.first, from, until});
+    }
+  }
+}
+
+std::set<SessionId> Roster::SharingWith(SessionId session, std::uint64_t wall_ns) const {
   std::set<SessionId> set{session};
   std::vector<SessionId> frontier{session};
   while (!frontier.empty()) {
-    const SessionId at = frontier.back();
+    const auto shared = neighbours_.find(frontier.back());
     frontier.pop_back();
-    for (const SessionId next : neighbours[at]) {
-      if (set.insert(next).second) frontier.push_back(next);
+    if (shared == neighbours_.end()) continue;
+    for (const Shared& s : shared->second) {
+      if (s.from <= wall_ns && s.until > wall_ns && set.insert(s.with).second) frontier.push_back(s.with);
     }
   }
   return set;

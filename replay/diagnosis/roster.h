@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <span>
+#include <vector>
 
 #include "replay/job/clock.h"
 #include "replay/job/history.h"
@@ -34,6 +35,13 @@ class Roster {
 
  private:
   std::span<const JournalHistory> journals_;
+  void FindNeighbours();
+
+  struct Shared {  // memory, from a time to another, on the job's clock
+    SessionId with;
+    std::uint64_t from = 0, until = UINT64_MAX;
+  };
+  std::map<SessionId, std::vector<Shared>> neighbours_;
   std::map<SessionId, const JournalHistory*> by_session_;
   JobClock clock_;
   JobNames names_;

@@ -6,8 +6,9 @@ namespace amem {
 namespace {
 
 constexpr std::array<std::string_view, kVerdictKinds> kKinds = {
-    "healthy", "step-failed", "out-of-memory",  "rank-died",           "ended-without-closing", "never-arrived", "stalled",
-    "refused", "half-done",   "broken-session", "references-disagree", "impossible-order",      "unreadable"};
+    "healthy",    "step-failed", "out-of-memory", "rank-died",      "ended-without-closing", "never-arrived",
+    "stalled",    "refused",     "half-done",     "broken-session", "references-disagree",   "impossible-order",
+    "unreadable", "rank-left",   "launch-refused"};
 constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequence"};
 
 }  // namespace

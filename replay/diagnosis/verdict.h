@@ -16,21 +16,23 @@
 namespace amem {
 
 enum class VerdictKind : std::uint8_t {
-  kHealthy = 0,   // nothing is wrong
-  kStepFailed,    // a step of one rank failed
-  kOutOfMemory,   // likewise, for lack of device memory
-  kDied,          // a process ended during a pause or resume, or while it was paused
-  kEnded,         // a process ended at another time without closing its journal
-  kNeverArrived,  // the others waited for a rank that did not call ncclPause or ncclResume
-  kStalled,       // a rank joined a pause or resume and did not finish its part
-  kRefused,       // a pause or resume could not begin for another reason
-  kHalfDone,      // a failure could not be undone
-  kBroken,        // a journal is incomplete since a failed write; pauses of that session are refused
-  kReferences,    // one side has a reference that the other side does not have
-  kImpossible,    // events that cannot follow each other
-  kUnreadable,    // nothing wrong was found, and a part could not be read
+  kHealthy = 0,    // nothing is wrong
+  kStepFailed,     // a step of one rank failed
+  kOutOfMemory,    // likewise, for lack of device memory
+  kDied,           // a process ended during a pause or resume, or while it was paused
+  kEnded,          // a process ended at another time without closing its journal
+  kNeverArrived,   // the others waited for a rank that did not call ncclPause or ncclResume
+  kStalled,        // a rank joined a pause or resume and did not finish its part
+  kRefused,        // a pause or resume could not begin for another reason
+  kHalfDone,       // a failure could not be undone
+  kBroken,         // a journal is incomplete since a failed write; pauses of that session are refused
+  kReferences,     // one side has a reference that the other side does not have
+  kImpossible,     // events that cannot follow each other
+  kUnreadable,     // nothing wrong was found, and a part could not be read
+  kLeft,           // a process ended in order while others needed it, or with an exit code that says of an error
+  kLaunchRefused,  // NCCL was used while its memory was away, and nothing else is wrong
 };
-inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kUnreadable) + 1;
+inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kLaunchRefused) + 1;
 // "healthy", "step-failed", "rank-died", ... These words are stable: programs compare them.
 std::string_view ToText(VerdictKind);
 
@@ -47,6 +49,18 @@ struct Evidence {
 };
 std::string_view ToText(Evidence::Role);  // "context", "cause", "consequence"
 
+// One reason that was considered, in the order in which they are believed.
+struct ConsideredCause {
+  VerdictKind kind{};
+  SessionId session;
+  std::int32_t rank = -1;
+  std::uint64_t wall_ns = 0;         // when it became true
+  std::optional<SessionId> witness;  // that recorded it, where it was not the session itself
+  std::string_view weight;           // "cause", "absence", "consequence", "disagreement", "end"
+  std::string text;                  // as recorded; may be empty
+  friend bool operator==(const ConsideredCause&, const ConsideredCause&) = default;
+};
+
 struct Verdict {
   VerdictKind kind = VerdictKind::kHealthy;
   std::string headline;  // one line
@@ -57,7 +71,9 @@ struct Verdict {
   // The session that the cause was found in, and where; as far as known.
   std::optional<SessionId> session;
   std::int32_t rank = -1;
-  std::string process;  // "rank 2 (pid 4711 on host a)"
+  std::string process;              // "rank 2 (pid 4711 on host a)"
+  std::vector<SessionId> sessions;  // all that the verdict names, as several roots of one kind; `session` comes first
+  std::vector<std::int32_t> ranks;  // theirs, as far as known, in ascending order
   std::optional<CycleKind> cycle_kind;
   std::uint64_t cycle = 0;
   std::optional<PhaseKind> phase;
@@ -70,9 +86,13 @@ struct Verdict {
   std::uint64_t wall_ns = 0;  // its time
   bool live = false;          // processes of this host are waiting now
 
-  std::vector<Evidence> evidence;   // by time
+  std::vector<Evidence> evidence;       // by time
+  std::vector<ConsideredCause> causes;  // the first of them is the verdict's; at most kCausesMost
+  static constexpr std::size_t kCausesMost = 16;
   std::vector<std::string> notes;   // what a reader should know besides: earlier failures that were overcome, missing journals
   std::vector<std::string> damage;  // what could not be read, with the directory; the verdict rests on the rest
+
+  std::string job;  // "4 sessions on host a, since 2025-11-21 07:34:01 UTC"
 
   struct Totals {
     std::uint64_t journals = 0, events = 0, pauses = 0, resumes = 0, failures = 0, references = 0;

@@ -15,10 +15,13 @@ Json ToJson(const Verdict& v) {
             {"kind", ToText(v.kind)},
             {"headline", v.headline},
             {"summary", v.summary},
+            {"job", maybe(!v.job.empty(), v.job)},
+            {"remedy_action", ToText(v.remedy.action)},
             {"remedy", maybe(v.remedy.action != Remedy::Action::kNone, ToText(v.remedy))},
             {"live", v.live}};
   j["session"] = maybe(v.session.has_value(), SessionText(v.session.value_or(SessionId{})));
   j["rank"] = maybe(v.rank >= 0, v.rank);
+  j["ranks"] = v.ranks;
   j["process"] = maybe(!v.process.empty(), v.process);
   j["cycle_kind"] = maybe(v.cycle_kind.has_value(), ToText(v.cycle_kind.value_or(CycleKind::kPause)));
   j["cycle"] = maybe(v.cycle_kind.has_value(), v.cycle);
@@ -40,6 +43,17 @@ Json ToJson(const Verdict& v) {
                         {"text", e.text}});
   }
   j["evidence"] = std::move(evidence);
+  Json causes = Json::array();
+  for (const ConsideredCause& c : v.causes) {
+    causes.push_back({{"kind", ToText(c.kind)},
+                      {"session", SessionText(c.session)},
+                      {"rank", maybe(c.rank >= 0, c.rank)},
+                      {"realtime_ns", maybe(c.wall_ns != 0, c.wall_ns)},
+                      {"witness", maybe(c.witness.has_value(), SessionText(c.witness.value_or(SessionId{})))},
+                      {"weight", c.weight},
+                      {"text", c.text}});
+  }
+  j["causes"] = std::move(causes);
   j["notes"] = v.notes;
   j["damage"] = v.damage;
   j["totals"] = {{"journals", v.totals.journals}, {"events", v.totals.events},          {"pauses", v.totals.pauses},

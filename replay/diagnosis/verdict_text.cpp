@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "replay/diagnosis/explanation.h"
@@ -11,11 +12,24 @@ namespace {
 
 // By kind; no candidate cause is healthy or unreadable.
 constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
-    nullptr,        ExplainFailedStep, ExplainFailedStep, ExplainDied,   ExplainEnded,      ExplainNeverArrived,
-    ExplainStalled, ExplainRefused,    ExplainHalfDone,   ExplainBroken, ExplainReferences, ExplainImpossible,
-    nullptr};
+    nullptr,        ExplainFailedStep, ExplainFailedStep,   ExplainDied,   ExplainEnded,      ExplainNeverArrived,
+    ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
+    nullptr,        ExplainLeft,       ExplainLaunchRefused};
+
+// Of each weight, in their order.
+constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
 
 }  // namespace
+
+void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict) {
+  for (const CandidateCause& c : candidates) {
+    if (verdict.causes.size() == Verdict::kCausesMost) break;
+    std::optional<SessionId> witness;
+    if (c.witness != nullptr && c.witness->session() != c.session) witness = c.witness->session();
+    verdict.causes.push_back({c.kind, c.session, roster.names().RankOf(c.session), c.wall_ns, witness,
+                              kWeights.at(static_cast<std::size_t>(c.weight)), c.message});
+  }
+}
 
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict) {
   verdict.kind = cause.kind;
@@ -29,17 +43,28 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
     verdict.cycle = cause.attempt->cycle;
   }
   Explanation explanation{roster, cause, verdict};
-  kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
+  verdict.sessions = explanation.Named();
+  for (const SessionId session : verdict.sessions) {
+    if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
+  }
+  std::ranges::sort(verdict.ranks);
+  if (cause.reported) {
+    ExplainReported(explanation);
+  } else {
+    kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
+  }
   if (cause.attempt != nullptr && cause.attempt->begun) ExplainConsequences(explanation);
-  if (cause.attempt == nullptr && cause.kind == VerdictKind::kDied) ExplainLaterAttempts(explanation);
+  if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft))
+    ExplainLaterAttempts(explanation);
   explanation.Say(PresentState(roster));
 }
 
 void ExplainHealth(const Roster& roster, Verdict& verdict) {
   const Verdict::Totals& t = verdict.totals;
-  std::size_t live = 0, closed = 0, paused = 0, under_way = 0;
+  std::size_t live = 0, closed = 0, paused = 0, under_way = 0, copied = 0;
   for (const JournalHistory& j : roster.journals()) {
     live += j.findings.info.status == SessionStatus::kLive ? 1 : 0;
+    copied += j.findings.info.status == SessionStatus::kCopied ? 1 : 0;
     closed += j.findings.info.status == SessionStatus::kClosed ? 1 : 0;
     paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
     under_way += !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen ? 1 : 0;
@@ -55,6 +80,11 @@ void ExplainHealth(const Roster& roster, Verdict& verdict) {
         fmt::format(" {}{}; they hold {} of their own memory on devices{}.", Plural(live, "session lives", "sessions live"),
                     paused != 0 ? fmt::format(", {} paused", paused) : "", FormatBytes(t.held),
                     t.released != 0 ? fmt::format(", and {} are given back", FormatBytes(t.released)) : "");
+  }
+  if (copied != 0) {
+    verdict.summary += fmt::format(" {} of a journal that was not closed{}; whether the processes live now is not known.",
+                                   Plural(copied, "session is known from a copy", "sessions are known from copies"),
+                                   live == 0 && paused != 0 ? fmt::format(", {} paused as of the copy", paused) : "");
   }
   if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "session has ended", "sessions have ended"));
 }

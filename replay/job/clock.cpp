@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "journal/base/clock.h"
@@ -24,17 +25,20 @@ bool OpenedBefore(const SessionOpened& a, const SessionOpened& b) {
 }  // namespace
 
 JobClock::JobClock(std::span<const Journal> journals) {
-  for (const auto& [opened, first_ns] : journals) {
+  for (const auto& [opened, first_ns, communicators] : journals) {
     Boot& boot = boots_[BootOf(*opened)];
     if (first_ns != 0 && (boot.first_ns == 0 || first_ns < boot.first_ns)) boot.first_ns = first_ns;
     if (KnowsWallClock(*opened) && (boot.reference == nullptr || OpenedBefore(*opened, *boot.reference)))
       boot.reference = opened;
   }
-  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-  std::int64_t first_known = kNever, first_of_any = kNever;
   for (auto& [id, boot] : boots_) {
     boot.wall_known = boot.reference != nullptr;
     if (boot.wall_known) boot.offset_ns = ToWall(*boot.reference);
+  }
+  Align(journals);
+  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first_known = kNever, first_of_any = kNever;
+  for (auto& [id, boot] : boots_) {
     boot.reference = nullptr;
     if (boot.first_ns == 0) continue;
     const auto first = static_cast<std::int64_t>(boot.first_ns);
@@ -46,6 +50,52 @@ JobClock::JobClock(std::span<const Journal> journals) {
   for (auto& [id, boot] : boots_) {
     if (!boot.wall_known && boot.first_ns != 0)
       boot.offset_ns = WrappedDifference(began_ns_, static_cast<std::int64_t>(boot.first_ns));
+  }
+}
+
+void JobClock::Align(std::span<const Journal> journals) {
+  if (boots_.size() < 2) return;
+  // When the last rank of a boot had each communicator: no rank has it before all of them came.
+  std::map<std::string, std::map<std::uint64_t, std::uint64_t>> ready;
+  for (const Journal& journal : journals) {
+    for (const auto& [hash, time_ns] : journal.communicators) {
+      std::uint64_t& last = ready[BootOf(*journal.opened)][hash];
+      last = std::max(last, time_ns);
+    }
+  }
+  // Boots follow one that is settled. The first of each group that shares communicators is one with a wall clock.
+  std::set<std::string> settled;
+  const auto follow = [&](const std::string& id, Boot& boot) {
+    std::vector<std::int64_t> differences;
+    for (const auto& [hash, time_ns] : ready[id]) {
+      for (const std::string& other : settled) {
+        const auto there = ready[other].find(hash);
+        if (there == ready[other].end()) continue;
+        const std::int64_t wall = WrappedSum(there->second, boots_[other].offset_ns);
+        differences.push_back(WrappedDifference(wall, static_cast<std::int64_t>(time_ns)));
+        break;
+      }
+    }
+    if (differences.empty()) return false;
+    const auto middle = differences.begin() + static_cast<std::ptrdiff_t>(differences.size() / 2);
+    std::ranges::nth_element(differences, middle);
+    boot.offset_ns = *middle;
+    boot.wall_known = true;
+    return true;
+  };
+  while (settled.size() < boots_.size()) {
+    bool moved = false;
+    for (auto& [id, boot] : boots_) {
+      if (settled.contains(id) || !follow(id, boot)) continue;
+      settled.insert(id);
+      moved = true;
+    }
+    if (moved) continue;
+    const auto next = std::ranges::find_if(boots_, [&](const auto& boot) {
+      return !settled.contains(boot.first) && boot.second.wall_known && ready.contains(boot.first);
+    });
+    if (next == boots_.end()) return;
+    settled.insert(next->first);
   }
 }
 

@@ -1,9 +1,11 @@
 // Clock: one order of time for the journals of a job, however many hosts and boots they come from.
 //
 // Events carry CLOCK_MONOTONIC of the boot that wrote them, so journals of one boot are compared exactly. Boots are related by
-// the wall clocks that their sessions noted when they opened; of a boot with several sessions the one that opened first
-// decides, so that the answer does not depend on the order in which journals are given. A boot whose wall clock nobody noted is
-// put where its first event coincides with the first event of the others.
+// what they did together: a communicator is ready in all its ranks at about the same time, and the median over the
+// communicators counts. Boots that share none are related by the wall clocks that their sessions noted when they opened; of a
+// boot with several sessions the one that opened first decides, so that the answer does not depend on the order in which
+// journals are given. A boot whose wall clock nobody noted is put where its first event coincides with the first event of the
+// others.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +13,8 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "statemachine/event.h"
 
@@ -29,6 +33,8 @@ class JobClock {
   struct Journal {
     const SessionOpened* opened = nullptr;  // used by the constructor only
     std::uint64_t first_ns = 0;             // time of its first event; 0: it has none
+    // Communicators that were ready, by their hashes, and when; used by the constructor only.
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> communicators = {};
   };
   explicit JobClock(std::span<const Journal> journals);
 
@@ -44,6 +50,9 @@ class JobClock {
   [[nodiscard]] std::size_t boots_without_wall_clock() const;
 
  private:
+  // Puts boots that made communicators together where these coincide with those of the boot whose wall clock counts.
+  void Align(std::span<const Journal> journals);
+
   struct Boot {
     const SessionOpened* reference = nullptr;  // whose wall clock counts; null: none is known
     std::uint64_t first_ns = 0;

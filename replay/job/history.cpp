@@ -1,8 +1,12 @@
 #include "replay/job/history.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-#include <fstream>
+
+#include "journal/base/file.h"
+#include "journal/tail.h"
 
 namespace amem {
 namespace {
@@ -39,13 +43,8 @@ class HistoryBuilder final : public FoldObserver {
     const Moment before_it = now_;
     now_ = {event.seq, event.time_ns};
     if (!history_.first) history_.first = now_;
-    if (before_it && event.seq.value != before_it.seq.value + 1) {  // `times` has no gaps
-      history_.times.clear();
-      history_.kinds.clear();
-    }
     history_.last = now_;
-    history_.times.push_back(event.time_ns);
-    history_.kinds.push_back(static_cast<std::uint8_t>(event.body.index()));
+    history_.times.Add(event.seq, event.time_ns, event.body.index());
     if (Open() && Last().begun) NoteSilence(before_it);
     std::visit([&](const auto& body) { On(body, *state_); }, event.body);
   }
@@ -53,9 +52,38 @@ class HistoryBuilder final : public FoldObserver {
   template <class Body>
   void On(const Body&, const State&) {}
 
-  void On(const PeerLost& e, const State&) {
-    history_.lost.push_back(e);
-    history_.lost_at.push_back(now_);
+  void On(const PeerLost& e, const State&) { history_.lost.push_back({e, now_}); }
+  void On(const ProcessSeen& e, const State&) { history_.seen.push_back({e, now_}); }
+  void On(const ThreadSeen& e, const State&) {
+    constexpr std::size_t kThreadsMost = 256;  // the threads of a process are recorded together
+    if (history_.threads.size() >= kThreadsMost) history_.threads.erase(history_.threads.begin());
+    history_.threads.push_back({e, now_});
+  }
+  void On(const LaunchRefused& e, const State&) {
+    if (!history_.refused) {
+      history_.refused = Dated<LaunchRefused>{e, now_};
+    } else {
+      history_.refused->event.count += e.count;
+    }
+  }
+  void On(const CommunicatorReady& e, const State&) {
+    if (e.hash != 0) history_.communicators.push_back({e, now_});
+  }
+  void On(const SessionClosed& e, const State& before) {
+    history_.closed = JournalHistory::Closing{e, now_, before.lifecycle, Open()};
+  }
+  void On(const VoteCast& e, const State&) {
+    history_.records_votes = true;
+    if (!Open()) return;
+    Attempt& attempt = Last();
+    if (!attempt.phases.empty() && attempt.phases.back().phase == e.phase) attempt.phases.back().voted = now_;
+    if (!e.ok && !attempt.failed_vote) attempt.failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now_};
+  }
+  void On(const MemberHeard& e, const State&) {
+    if (!Open()) return;
+    Attempt::Heard& heard = Last().heard[e.member];
+    heard.at = now_;
+    heard.votes += e.voted ? 1 : 0;
   }
   void On(const SessionBroken&, const State&) {
     if (!history_.broken_at) history_.broken_at = now_;
@@ -111,16 +139,19 @@ class HistoryBuilder final : public FoldObserver {
     if (!Open()) return;
     Attempt& attempt = Last();
     if (!attempt.phases.empty() && attempt.phases.back().phase == e.phase) attempt.phases.back().decided = now_;
-    if (!e.passed && !attempt.decided) attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now_};
+    if (!e.passed && !attempt.decided)
+      attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now_, e.code, e.driver_result};
   }
   void On(const CycleDone& e, const State&) {
     if (!Open()) return;
     Last().duration_ns = e.duration_ns;
+    if (e.kind == CycleKind::kResume) history_.refused.reset();
     Finish(Attempt::End::kDone);
   }
   void On(const CycleFailed& e, const State&) {
     if (!Open()) history_.attempts.push_back({.kind = e.kind, .cycle = e.cycle});  // of a build that did not record arrivals
     Last().failure = e.message;
+    Last().code = e.code;
     Last().undone = e.undone;
     Finish(Attempt::End::kFailed);
   }
@@ -146,23 +177,36 @@ class HistoryBuilder final : public FoldObserver {
   Moment now_;
 };
 
-}  // namespace
-
-std::optional<JournalHistory::Earlier> JournalHistory::LastUpTo(std::uint64_t time_ns) const {
-  // Threads note their times before they wait for their turn to record, so that neighbours may be out of order by a little.
-  for (std::size_t i = times.size(); i > 0; --i) {
-    if (times[i - 1] > time_ns) continue;
-    return Earlier{{SequenceNumber{last.seq.value - (times.size() - i)}, times[i - 1]}, KindName(kinds[i - 1])};
+// As ProcessSeen::state has it; empty: it cannot be seen from here.
+std::string StateOfWriter(const std::filesystem::path& session) {
+  const std::int32_t pid = ProcessOfWriter(session / "tail");
+  if (pid == 0) return {};
+  const std::string stat = ReadSmallFile(fmt::format("/proc/{}/stat", pid));
+  const std::size_t name_end = stat.rfind(')');  // the name may contain anything
+  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return {};
+  switch (stat[name_end + 2]) {
+    case 'R':
+      return "running";
+    case 'S':
+    case 'I':
+      return "sleeping";
+    case 'T':
+    case 't':
+      return "stopped";
+    case 'D':
+      return "uninterruptible";
+    case 'Z':
+    case 'X':
+      return "zombie";
+    default:
+      return {};
   }
-  return std::nullopt;
 }
+
+}  // namespace
 
 Result<JournalHistory> ReadHistory(JournalReader& reader) {
   JournalHistory history;
-  if (const Result<JournalInfo> info = reader.Info()) {
-    history.times.reserve(info->events);
-    history.kinds.reserve(info->events);
-  }
   HistoryBuilder builder(history);
   Result<JournalFindings> found = VerifyJournal(reader, std::array<FoldObserver*, 1>{&builder});
   if (!found) return found.status();
@@ -177,36 +221,29 @@ Result<JournalHistory> ReadHistory(JournalReader& reader) {
 }
 
 Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory) {
-  const ThisHost began = ThisHost::Now();
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
   Result<JournalHistory> history = ReadHistory(**reader);
-  if (!history) return history.status();
-  JournalFindings& found = history->findings;
-  SetPresent(found, began);
-  // A journal that was packed while its process lived (pack.h): the present is the moment of packing.
-  std::string word;
-  std::uint64_t packed_ns = 0;
-  if (std::ifstream(session_directory / "status") >> word >> packed_ns && word == "live") {
-    found.info.status = SessionStatus::kLive;
-    found.as_of_ns = std::max(found.last_ns, packed_ns);
-    std::erase_if(found.notes, [](const Violation& note) { return note.text.starts_with("crashed: "); });
-  }
+  if (history && history->findings.info.status == SessionStatus::kLive) history->process_now = StateOfWriter(session_directory);
   return history;
 }
 
 void CountTheDying(std::vector<JournalHistory>& journals) {
+  std::map<SessionId, JournalHistory*> unsure;
   for (JournalHistory& j : journals) {
-    if (j.findings.info.status != SessionStatus::kLive) continue;
-    j.dying = std::ranges::any_of(journals, [&](const JournalHistory& other) {
-      if (!SameBoot(other.who(), j.who())) return false;
-      for (std::size_t i = 0; i < other.lost.size(); ++i) {
-        const PeerLost& lost = other.lost[i];
-        if (lost.peer == j.session() && lost.reason == kPeerDied && other.lost_at[i].time_ns >= j.last.time_ns) return true;
-      }
-      return false;
-    });
-    if (j.dying) j.findings.info.status = SessionStatus::kCrashed;
+    const SessionStatus status = j.findings.info.status;
+    if (status == SessionStatus::kLive || status == SessionStatus::kCopied) unsure[j.session()] = &j;
+  }
+  for (const JournalHistory& other : journals) {
+    for (const auto& [lost, at] : other.lost) {
+      const auto found = unsure.find(lost.peer);
+      if (found == unsure.end() || lost.reason != kPeerDied) continue;
+      JournalHistory& j = *found->second;
+      if (!SameBoot(other.who(), j.who()) || at.time_ns < j.last.time_ns) continue;
+      j.dying = j.findings.info.status == SessionStatus::kLive;
+      j.findings.info.status = SessionStatus::kCrashed;
+      unsure.erase(found);
+    }
   }
 }
 

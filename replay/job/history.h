@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/event_times.h"
 #include "replay/job/postmortem.h"
 #include "statemachine/event.h"
 
@@ -32,11 +34,12 @@ struct Attempt {
   std::vector<SessionId> members;  // empty until begun
   std::uint64_t duration_ns = 0;
   std::string failure;  // as this session told its caller
+  Code code{};          // of that; kOk: not recorded
   bool undone = true;
 
   struct PhaseTaken {
     PhaseKind phase{};
-    Moment begun, decided;
+    Moment begun, voted, decided;
     std::uint64_t steps = 0;
   };
   std::vector<PhaseTaken> phases;  // in order, those of an undo too
@@ -56,6 +59,21 @@ struct Attempt {
   };
   std::optional<Failure> failed_step;  // the first
 
+  struct Vote {  // this session's own
+    PhaseKind phase{};
+    bool ok = true;
+    Code code{};
+    std::string message;
+    Moment at;
+  };
+  std::optional<Vote> failed_vote;  // the first vote of no
+
+  struct Heard {  // what the session that counts the votes has heard of a member
+    Moment at;
+    std::uint64_t votes = 0;
+  };
+  std::map<SessionId, Heard> heard;
+
   struct OpenStep {
     Step step;
     Moment at;
@@ -67,6 +85,8 @@ struct Attempt {
     SessionId culprit;
     std::string message;
     Moment at;
+    Code code{};  // kOk: not recorded
+    int driver_result = 0;
   };
   std::optional<Decision> decided;  // the first vote that failed
 
@@ -79,25 +99,37 @@ struct Attempt {
   Silence silence;
 };
 
+// An event of which a session keeps several, and when it was recorded.
+template <class Event>
+struct Dated {
+  Event event;
+  Moment at;
+};
+
 struct JournalHistory {
   JournalFindings findings;
-  std::vector<Attempt> attempts;  // oldest first
-  std::vector<Moment> lost_at;    // parallel to `lost`
-  std::vector<PeerLost> lost;     // peers that closed or died, as seen here
+  std::vector<Attempt> attempts;                        // oldest first
+  std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as seen here
+  std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
+  std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
+  std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
+  std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
   std::optional<Moment> broken_at;
-  Moment first;                      // event that could be read
-  std::vector<std::uint64_t> times;  // of all events (of a damaged journal: behind the damage), the last of which is `last`
-  std::vector<std::uint8_t> kinds;   // likewise
-  Moment last;                       // event that could be read
-  bool dying = false;                // see CountTheDying
-  std::string last_text;             // of it
-
-  // The last event up to that time: its number and its kind's name. Nothing: there is none.
-  struct Earlier {
+  struct Closing {
+    SessionClosed event;
     Moment at;
-    std::string_view kind;
+    Lifecycle before{};  // what the session was when it closed
+    bool in_attempt = false;
   };
-  [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const;
+  std::optional<Closing> closed;
+  Moment first;                // event that could be read
+  EventTimes times;            // of a damaged journal: those behind the damage
+  Moment last;                 // event that could be read
+  bool records_votes = false;  // journals of older builds do not have them
+  bool dying = false;          // see CountTheDying
+  std::string last_text;       // of `last`
+  // What the operating system says of the process now, in the words of ProcessSeen::state; empty: it cannot be asked.
+  std::string process_now;
 
   [[nodiscard]] const SessionOpened& who() const { return findings.who; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }

@@ -66,9 +66,37 @@ std::string JobNames::Names(std::vector<SessionId> sessions) const {
   std::ranges::sort(sessions, {}, [this](SessionId s) { return std::pair(RankOf(s), s); });
   const bool ranks =
       sessions.size() > 1 && std::ranges::all_of(sessions, [this](SessionId s) { return OnlyOneHas(RankOf(s)); });
+  if (ranks) {
+    std::vector<std::int32_t> numbers;
+    for (const SessionId s : sessions) numbers.push_back(RankOf(s));
+    return "ranks " + Listed(InRanges(numbers));
+  }
+  constexpr std::size_t kNamesMost = 16;
   std::vector<std::string> words;
-  for (const SessionId s : sessions) words.push_back(ranks ? std::to_string(RankOf(s)) : ShortName(s));
-  return (ranks ? "ranks " : "") + Listed(words);
+  for (const SessionId s : sessions) {
+    if (words.size() == kNamesMost && sessions.size() > kNamesMost + 1) {
+      words.push_back(fmt::format("{} more", sessions.size() - kNamesMost));
+      break;
+    }
+    words.push_back(ShortName(s));
+  }
+  return Listed(words);
+}
+
+std::vector<std::string> InRanges(const std::vector<std::int32_t>& ascending) {
+  constexpr std::size_t kShortest = 4;  // "0 to 3"; fewer are listed
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t end = i + 1;
+    while (end < ascending.size() && ascending[end] == ascending[end - 1] + 1) ++end;
+    if (end - i >= kShortest) {
+      words.push_back(fmt::format("{} to {}", ascending[i], ascending[end - 1]));
+    } else {
+      for (std::size_t k = i; k < end; ++k) words.push_back(std::to_string(ascending[k]));
+    }
+    i = end;
+  }
+  return words;
 }
 
 // ---- numbers and times -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "journal/session_dir.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
@@ -195,7 +196,9 @@ class Job {
   static bool EndedBefore(const Journal& b, const Journal& a, std::uint64_t when) {
     return b.info.status != SessionStatus::kLive && SameClock(a, b) && when + kInFlight_ns > b.last_ns;
   }
-  static bool Crashed(const Journal& journal) { return journal.info.status == SessionStatus::kCrashed; }
+  static bool Crashed(const Journal& journal) {
+    return journal.info.status == SessionStatus::kCrashed || journal.info.status == SessionStatus::kCopied;
+  }
   static bool Broken(const Journal& journal) {
     return journal.info.status == SessionStatus::kBroken || !journal.state.broken.empty();
   }
@@ -304,6 +307,7 @@ class Job {
 }  // namespace
 
 Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others) {
+  const ThisHost began = ThisHost::Now();
   JournalFindings found;
   JournalCheck check(found);
   std::vector<FoldObserver*> observers = {&check};
@@ -312,10 +316,15 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   if (!folded) return folded.status();
   if (folded->broken && folded->broken->kind == Folded::Break::Kind::kBeginning) return folded->broken->why.Within("verify");
   check.Finish(*std::move(folded));
+  SetPresent(found, began);
   if (found.info.status == SessionStatus::kCrashed) {
     found.notes.push_back({found.info.session, found.state.last,
                            fmt::format("crashed: the process is dead and the journal was not closed{}",
                                        found.report.torn_tail ? "; its last append was cut short" : "")});
+  }
+  if (found.info.status == SessionStatus::kCopied) {
+    found.notes.push_back({found.info.session, found.state.last,
+                           "a copy of a journal that was not closed: whether its process lives is not known here"});
   }
   if (!found.state.broken.empty()) {
     found.notes.push_back({found.info.session, found.state.last, "broken: " + found.state.broken});
@@ -324,7 +333,12 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
 }
 
 void SetPresent(JournalFindings& found, const ThisHost& began) {
-  if (began.Wrote(found.who)) found.as_of_ns = std::max(found.as_of_ns, began.now_ns);
+  if (found.info.status != SessionStatus::kLive) return;
+  if (const std::uint64_t packed_ns = PackedAt(found.info.directory)) {
+    found.as_of_ns = std::max(found.last_ns, packed_ns);
+  } else if (began.Wrote(found.who)) {
+    found.as_of_ns = std::max(found.as_of_ns, began.now_ns);
+  }
 }
 
 JobFindings VerifyJob(std::span<const JournalFindings> journals) {

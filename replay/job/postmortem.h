@@ -69,8 +69,7 @@ struct JournalFindings {
   ReadReport report;  // what could not be read; not a violation, but nothing is proved about it
   std::uint64_t events = 0;
   std::uint64_t last_ns = 0;   // time of the last event
-  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. VerifyJournal sets last_ns, SetPresent the
-                               // time at which reading began
+  std::uint64_t as_of_ns = 0;  // of a live journal: what happened before is in it. Otherwise last_ns
   bool whole = false;          // folded to its end; false after the first violation of order
   State state;                 // after the last event that could be applied
   std::vector<Violation> violations;
@@ -85,7 +84,8 @@ struct JournalFindings {
 // that the journal could not be read at all. `others` observe the same fold.
 Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others = {});
 
-// A live journal of this boot tells what happened until `began`, when reading began.
+// A live journal of this boot tells what happened until `began`, when reading began; one that was packed while its process
+// lived, until it was packed. VerifyJournal does it.
 void SetPresent(JournalFindings& found, const ThisHost& began);
 
 struct JobFindings {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "journal/journal.h"
-#include "replay/job/latest_job.h"
+#include "replay/job/jobs.h"
 #include "replay/job/output_file.h"
 #include "replay/tool/output.h"
 

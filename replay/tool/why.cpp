@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/diagnosis/roster.h"
@@ -17,25 +18,30 @@ namespace {
 
 struct WhyOptions {
   Directories directories;
-  bool all = false;  // all sessions given, not only those of the latest job
+  bool all = false;  // all sessions given as one job
   bool json = false;
 };
 
 // "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
 // Times count from `first`.
+constexpr std::size_t kEventsMost = 8;  // whose numbers are printed
+
 void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint64_t first) {
   std::vector<bool> said(evidence.size());
   for (std::size_t i = 0; i < evidence.size(); ++i) {
     const Evidence& e = evidence[i];
     if (said[i]) continue;
-    std::string who = e.rank < 0 ? SessionText(e.session) : fmt::format("rank {}", e.rank);
+    std::vector<std::int32_t> ranks{e.rank};
     std::string events = e.seq ? fmt::format("event {}", e.seq.value) : "";
     for (std::size_t other = i + 1; other < evidence.size(); ++other) {
       if (evidence[other].text != e.text || evidence[other].role != e.role || evidence[other].rank < 0) continue;
       said[other] = true;
-      who += fmt::format(",{}", evidence[other].rank);
-      if (evidence[other].seq) events += fmt::format(",{}", evidence[other].seq.value);
+      ranks.push_back(evidence[other].rank);
+      if (!evidence[other].seq || ranks.size() > kEventsMost + 1) continue;
+      events += ranks.size() > kEventsMost ? std::string(",...") : fmt::format(",{}", evidence[other].seq.value);
     }
+    std::ranges::sort(ranks);
+    const std::string who = e.rank < 0 ? SessionText(e.session) : fmt::format("rank {}", fmt::join(InRanges(ranks), ","));
     out << "  ";
     out.Left(who, 12).Left(" " + events, 22);
     out.Left(e.wall_ns == 0 || e.wall_ns < first ? " " : " +" + DurationText(e.wall_ns - first), 11);
@@ -61,23 +67,58 @@ void PrintText(Output& out, const Verdict& verdict) {
   for (const std::string& damage : verdict.damage) PrintParagraph(out, "Not readable: " + damage + ".", "  ");
 }
 
+// The jobs beside the first: failures in full, as far as they are few, the others in a line each.
+void PrintOthers(Output& out, std::span<const Verdict> others) {
+  constexpr std::size_t kInFullMost = 4;
+  std::size_t in_full = 0;
+  for (const Verdict& other : others) {
+    if (!other.healthy() && in_full++ < kInFullMost) {
+      out << "\n---- Another job: " << other.job << " ----\n\n";
+      PrintText(out, other);
+    }
+  }
+  in_full = 0;
+  for (const Verdict& other : others) {
+    if (!other.healthy() && in_full++ < kInFullMost) continue;
+    out << "\n";
+    PrintParagraph(out, fmt::format("Another job ({}): {}.", other.job, other.headline), "");
+  }
+}
+
+Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& sessions, bool as_one) {
+  if (!as_one) return DiagnoseJobs(sessions);
+  Result<Verdict> verdict = Diagnose(sessions);
+  if (!verdict) return verdict.status();
+  return std::vector{*std::move(verdict)};
+}
+
 int RunWhy(const WhyOptions& options, Output& out) {
   bool failed = false;
-  const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
-  Result<Verdict> verdict = Diagnose(jobs.latest);
-  if (!verdict) return Complain(verdict.status().message());
-  if (!jobs.earlier.empty()) {
-    verdict->notes.push_back(fmt::format(
-        "{} sessions of earlier jobs in the same directories were left aside (--all takes them in)", jobs.earlier.size()));
+  const Result<std::vector<Verdict>> verdicts = Judge(FindSessions(options.directories, failed), options.all);
+  if (!verdicts) return Complain(verdicts.status().message());
+  bool damaged = false;
+  for (const Verdict& verdict : *verdicts) {
+    for (const std::string& damage : verdict.damage) Complain(damage);
+    damaged = damaged || !verdict.damage.empty();
   }
-  for (const std::string& damage : verdict->damage) Complain(damage);
-  options.json ? PrintJson(out, ToJson(*verdict)) : PrintText(out, *verdict);
-  return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy() ? kFine : kViolationFound;
+  const Verdict& first = verdicts->front();
+  const std::span<const Verdict> others = std::span(*verdicts).subspan(1);
+  if (options.json) {
+    nlohmann::ordered_json json = ToJson(first);
+    nlohmann::ordered_json jobs = nlohmann::ordered_json::array();
+    for (const Verdict& other : others) jobs.push_back(ToJson(other));
+    json["other_jobs"] = std::move(jobs);
+    PrintJson(out, json);
+  } else {
+    PrintText(out, first);
+    PrintOthers(out, others);
+  }
+  return failed || damaged ? kCannotRead : first.healthy() ? kFine : kViolationFound;
 }
 
 void AddOptions(CLI::App& app, WhyOptions& options) {
   AddDirectories(app, options.directories);
-  app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
+  app.add_flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
   AddJson(app, options.json);
 }
 
@@ -85,7 +126,7 @@ void AddOptions(CLI::App& app, WhyOptions& options) {
 
 Command WhyCommand() {
   return {"why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
-          "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
+          "  amem-replay why /tmp/amem-1000/journal    the jobs of this host, running or dead, the newest failure first\n"
           "  amem-replay why hostA/journal hostB/journal\n"
           "  amem-replay why --json DIR | jq -r .kind\n",
           [](CLI::App& app) { return SetUp<WhyOptions>(app, AddOptions, RunWhy); }};

@@ -11,7 +11,7 @@
 #include "journal/journal.h"
 #include "replay/job/fold.h"
 #include "replay/job/history.h"
-#include "replay/job/latest_job.h"
+#include "replay/job/jobs.h"
 #ifndef AMEM_FUZZ_LIBRARIES_ONLY
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/report/report_json.h"

@@ -105,7 +105,7 @@ TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
   EXPECT_EQ(verdict.driver_result, 700);
   EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
   EXPECT_HAS(verdict.summary, "CUDA_ERROR_ILLEGAL_ADDRESS");
-  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kFindDriverError);
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kRestartProcess);
 }
 
 // The driver takes down the memory of a killed process before its locks are gone.

@@ -12,10 +12,10 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
-const std::vector<std::string> kFields = {"healthy",     "kind",       "headline", "summary",    "remedy",        "live",
-                                          "session",     "rank",       "process",  "cycle_kind", "cycle",         "phase",
-                                          "step",        "allocation", "bytes",    "code",       "driver_result", "seq",
-                                          "realtime_ns", "evidence",   "notes",    "damage",     "totals"};
+const std::vector<std::string> kFields = {
+    "healthy", "kind",          "headline", "summary",     "job",      "remedy_action", "remedy", "live",       "session",
+    "rank",    "ranks",         "process",  "cycle_kind",  "cycle",    "phase",         "step",   "allocation", "bytes",
+    "code",    "driver_result", "seq",      "realtime_ns", "evidence", "causes",        "notes",  "damage",     "totals"};
 
 Verdict Full() {
   Verdict v;
@@ -26,6 +26,9 @@ Verdict Full() {
   v.live = true;
   v.session = SessionId{0xc0ffee};
   v.rank = 0;
+  v.job = "2 sessions on host a";
+  v.ranks = {0, 3};
+  v.causes = {{VerdictKind::kOutOfMemory, SessionId{0xc0ffee}, 0, 1'700'000'000'000'000'000, SessionId{0xb0b}, "cause", "why"}};
   v.process = "rank 0 (pid 4711 on host a)";
   v.cycle_kind = CycleKind::kPause;
   v.cycle = 3;
@@ -67,6 +70,16 @@ TEST(VerdictJson, has_the_value_of_every_field) {
   EXPECT_EQ(json["headline"], "a headline");
   EXPECT_EQ(json["summary"], "a summary");
   EXPECT_EQ(json["remedy"], "read the message");
+  EXPECT_EQ(json["remedy_action"], "read-message");
+  EXPECT_EQ(json["job"], "2 sessions on host a");
+  EXPECT_EQ(json["ranks"], Ordered::array({0, 3}));
+  EXPECT_EQ(json["causes"], Ordered::array({{{"kind", "out-of-memory"},
+                                             {"session", "0000000000c0ffee"},
+                                             {"rank", 0},
+                                             {"realtime_ns", 1'700'000'000'000'000'000},
+                                             {"witness", "0000000000000b0b"},
+                                             {"weight", "cause"},
+                                             {"text", "why"}}}));
   EXPECT_EQ(json["live"], true);
   EXPECT_EQ(json["session"], "0000000000c0ffee");
   EXPECT_EQ(json["rank"], 0);
@@ -101,11 +114,12 @@ TEST(VerdictJson, has_null_for_what_is_not_known) {
   EXPECT_EQ(json["healthy"], true);
   EXPECT_EQ(json["kind"], "healthy");
   EXPECT_EQ(json["live"], false);
-  for (const char* field : {"remedy", "session", "rank", "process", "cycle_kind", "cycle", "phase", "step", "allocation",
+  EXPECT_EQ(json["remedy_action"], "none");
+  for (const char* field : {"job", "remedy", "session", "rank", "process", "cycle_kind", "cycle", "phase", "step", "allocation",
                             "bytes", "code", "driver_result", "seq", "realtime_ns"}) {
     EXPECT_TRUE(json[field].is_null()) << field;
   }
-  for (const char* list : {"evidence", "notes", "damage"}) EXPECT_EQ(json[list], Ordered::array()) << list;
+  for (const char* list : {"ranks", "evidence", "causes", "notes", "damage"}) EXPECT_EQ(json[list], Ordered::array()) << list;
 }
 
 TEST(VerdictJson, evidence_has_its_role_and_null_for_no_rank_event_or_time) {

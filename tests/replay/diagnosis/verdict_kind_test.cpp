@@ -34,7 +34,9 @@ TEST(VerdictKind, words_are_stable) {
                                                                   {VerdictKind::kBroken, "broken-session"},
                                                                   {VerdictKind::kReferences, "references-disagree"},
                                                                   {VerdictKind::kImpossible, "impossible-order"},
-                                                                  {VerdictKind::kUnreadable, "unreadable"}};
+                                                                  {VerdictKind::kUnreadable, "unreadable"},
+                                                                  {VerdictKind::kLeft, "rank-left"},
+                                                                  {VerdictKind::kLaunchRefused, "launch-refused"}};
   ASSERT_EQ(words.size(), kVerdictKinds);
   for (const auto& [kind, word] : words) EXPECT_EQ(ToText(kind), word);
 }
@@ -82,8 +84,10 @@ Verdict OfFailedStep(Code code, int driver_result, bool undone = true) {
 TEST(VerdictKind, step_failed_in_the_driver) {
   const Verdict verdict = OfFailedStep(Code::kDriver, 719);
   EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
-  EXPECT_EQ(verdict.remedy.action, Action::kFindDriverError);
-  EXPECT_EQ(verdict.remedy.outlook, Outlook::kCallAgain);
+  EXPECT_EQ(verdict.remedy.action, Action::kRestartProcess) << "the context is dead";
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
+  EXPECT_EQ(OfFailedStep(Code::kDriver, 400).remedy.action, Action::kFindDriverError);
+  EXPECT_EQ(OfFailedStep(Code::kDriver, 400).remedy.outlook, Outlook::kCallAgain);
   EXPECT_HAS(verdict.summary, "The driver's answer was CUDA_ERROR_LAUNCH_FAILED (719, unspecified launch failure).");
   EXPECT_HAS(OfFailedStep(Code::kDriver, 12345).summary, "The driver's answer was CUresult 12345.");
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and undid what was done.");
@@ -97,7 +101,7 @@ TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
     EXPECT_EQ(verdict.remedy.action, Action::kExaminePeer);
     EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
   }
-  const Verdict verdict = OfFailedStep(Code::kDriver, 719, false);
+  const Verdict verdict = OfFailedStep(Code::kDriver, 400, false);
   EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and could not undo everything: it is neither running nor paused.");
 }
@@ -545,6 +549,57 @@ TEST_F(VerdictOfDirectories, leaves_out_a_second_copy_of_a_journal_and_says_so) 
   EXPECT_EQ(verdict->totals.journals, 1u);
   ASSERT_EQ(verdict->damage.size(), 1u);
   EXPECT_HAS(verdict->damage[0], "is another copy of a journal that was given");
+}
+
+TEST_F(VerdictOfDirectories, a_plain_copy_of_a_live_journal_is_a_copy_and_not_a_crash) {
+  std::uint64_t clock = kSecond;
+  Story story(0x5, 7, &clock);
+  JournalOptions options;
+  options.directory = *scratch_.Get() / "live";
+  auto writer = JournalWriter::Open(options, story.id());
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+  ASSERT_TRUE((*writer)->Flush().ok());
+  const std::filesystem::path journal = (*writer)->Directory(), copy = *scratch_.Get() / "copy" / journal.filename();
+  std::filesystem::create_directories(copy.parent_path());
+  std::filesystem::copy(journal, copy, std::filesystem::copy_options::recursive);
+  const auto status = [](const std::filesystem::path& directory) { return (*JournalReader::Open(directory))->Info()->status; };
+  EXPECT_EQ(status(journal), kLive);
+  EXPECT_EQ(status(copy), SessionStatus::kCopied);
+  const Result<Verdict> verdict = Judge({copy});
+  ASSERT_TRUE(verdict.ok());
+  EXPECT_TRUE(verdict->healthy()) << verdict->summary;
+  writer->reset();
+  EXPECT_EQ(status(journal), kCrashed) << "the journal itself tells that its process is dead";
+  EXPECT_EQ(status(copy), SessionStatus::kCopied);
+}
+
+TEST_F(VerdictOfDirectories, are_told_job_by_job_and_the_newest_failure_first) {
+  const auto write = [&](Story& story) {
+    JournalOptions options;
+    options.directory = *scratch_.Get() / "jobs";
+    auto writer = JournalWriter::Open(options, story.id());
+    for (const Event& event : story.events()) EXPECT_TRUE((*writer)->Append(event).ok());
+    EXPECT_TRUE((*writer)->Close().ok());
+  };
+  std::uint64_t clock = kSecond;
+  for (const std::uint64_t session : {1, 2, 3}) {  // rank 0 was started three times, and the last time it went well
+    clock += 100 * kSecond;
+    Story story(session, 0, &clock);
+    std::get<SessionOpened>(story.events()[0].body).realtime_ns += clock;
+    if (session != 3) story.Then(PhaseBegun{PhaseKind::kPauseArrive});
+    if (session != 3) story.Then(CycleFailed{CycleKind::kPause, 1, true, "no", Code::kRefused});
+    clock += 50 * kSecond;
+    story.Then(SessionClosed{.reason = "exit"});
+    write(story);
+  }
+  const Result<std::vector<Verdict>> verdicts = DiagnoseJobs(*ListSessions(*scratch_.Get() / "jobs"));
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status().message();
+  ASSERT_EQ(verdicts->size(), 3u);
+  EXPECT_EQ((*verdicts)[0].session, SessionId{2});
+  EXPECT_EQ((*verdicts)[1].session, SessionId{1});
+  EXPECT_TRUE((*verdicts)[2].healthy());
+  EXPECT_HAS((*verdicts)[0].job, "1 session on host alpha, since ");
 }
 
 TEST_F(VerdictOfDirectories, fails_if_nothing_could_be_read) {

@@ -99,5 +99,22 @@ TEST(Clock, this_host_knows_its_own_journals) {
   EXPECT_FALSE(ThisHost{}.Wrote({.boot_id = ""})) << "nothing is known of either";
 }
 
+SessionOpened OnBoot(const std::string& boot, std::uint64_t realtime_ns) {
+  return {.session = SessionId{boot.size()}, .host = boot, .boot_id = boot, .realtime_ns = realtime_ns, .monotonic_ns = 1'000};
+}
+
+// The second host's clock is an hour ahead. Three communicators tell how its events lie.
+TEST(JobClock, hosts_are_put_together_by_the_communicators_that_they_made) {
+  constexpr std::uint64_t kHour = 3'600'000'000'000;
+  const SessionOpened a = OnBoot("a", kHour), bb = OnBoot("bb", 2 * kHour + 5'000), other = OnBoot("ccc", 7 * kHour);
+  const std::vector<JobClock::Journal> journals = {{&a, 1'000, {{1, 10'000}, {2, 20'000}, {3, 30'000}}},
+                                                   {&bb, 1'000, {{1, 5'000}, {2, 15'000}, {3, 900'000}}},
+                                                   {&other, 1'000, {{9, 5'000}}}};
+  const JobClock clock(journals);
+  EXPECT_EQ(clock.Wall(bb, 5'000), clock.Wall(a, 10'000));
+  EXPECT_EQ(clock.Wall(a, 1'000), kHour);
+  EXPECT_EQ(clock.Wall(other, 1'000), 7 * kHour) << "it shares none: its wall clock counts";
+}
+
 }  // namespace
 }  // namespace amem

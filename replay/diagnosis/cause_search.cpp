@@ -1,0 +1,211 @@
+#include "replay/diagnosis/cause_search.h"
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+// A launcher that ends a job ends its processes within this time of each other.
+constexpr std::uint64_t kTeardown_ns = 2'000'000'000;
+// Roots of one kind that came to be within this time of each other are told together.
+constexpr std::uint64_t kTogether_ns = 250'000'000;
+
+bool SameCycle(const CandidateCause& a, const CandidateCause& b) {
+  if (a.attempt == nullptr || b.attempt == nullptr) return a.attempt == b.attempt;
+  return a.attempt->kind == b.attempt->kind && a.attempt->cycle == b.attempt->cycle;
+}
+
+// Whether what happened to `b` is a root of its own beside `a`.
+bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
+  if (a.weight != b.weight || a.kind != b.kind || a.session == b.session || !SameCycle(a, b)) return false;
+  switch (a.kind) {
+    case VerdictKind::kNeverArrived:
+    case VerdictKind::kBroken:
+    case VerdictKind::kStalled:
+      return true;
+    case VerdictKind::kStepFailed:
+    case VerdictKind::kOutOfMemory:
+      return a.weight == CandidateCause::Weight::kCause &&
+             (a.attempt == nullptr || !a.attempt->failed_step || !b.attempt->failed_step ||
+              a.attempt->failed_step->phase == b.attempt->failed_step->phase);
+    case VerdictKind::kDied:
+    case VerdictKind::kEnded:
+    case VerdictKind::kLeft:
+      return b.wall_ns <= a.wall_ns + kTogether_ns;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool HasOpenAttempt(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
+bool LastAttemptDone(const JournalHistory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
+bool IsDead(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
+bool IsLive(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kLive; }
+bool IsHalfWay(Lifecycle lifecycle) {
+  return lifecycle == Lifecycle::kPausing || lifecycle == Lifecycle::kPaused || lifecycle == Lifecycle::kResuming;
+}
+bool BlamesAnother(Code code) { return code == Code::kPeerLost || code == Code::kTimeout; }
+bool IsEnd(VerdictKind kind) { return kind == VerdictKind::kDied || kind == VerdictKind::kEnded || kind == VerdictKind::kLeft; }
+
+CauseSearch::CauseSearch(const Roster& roster, const References& references) : roster_(roster), references_(references) {
+  FindEnds();
+}
+
+std::vector<CandidateCause> CauseSearch::Run() {
+  for (const JournalHistory& j : roster_.journals()) {
+    FailedStep(j);
+    FailedVote(j);
+    FailedArrival(j);
+    LongArrival(j);
+    Waiting(j);
+    Broken(j);
+    Death(j);
+    Leaving(j);
+    RefusedLaunch(j);
+    Undone(j);
+  }
+  EndsOfAbsent();
+  Disagreements();
+  DemoteEnds();
+  Order();
+  return std::move(candidates_);
+}
+
+CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns) {
+  return candidates_.emplace_back(CandidateCause{.weight = weight,
+                                                 .kind = kind,
+                                                 .session = j.session(),
+                                                 .wall_ns = roster_.Wall(j, time_ns),
+                                                 .journal = &j,
+                                                 .attempt = j.attempts.empty() ? nullptr : &j.attempts.back(),
+                                                 .live = IsLive(j)});
+}
+
+CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
+                                          SequenceNumber seq) {
+  return candidates_.emplace_back(CandidateCause{.weight = weight,
+                                                 .kind = kind,
+                                                 .session = session,
+                                                 .journal = roster_.Find(session),
+                                                 .attempt = witness.attempts.empty() ? nullptr : &witness.attempts.back(),
+                                                 .witness = &witness,
+                                                 .witness_seq = seq});
+}
+
+// A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
+// notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
+void CauseSearch::FindEnds() {
+  bool live = false;
+  std::uint64_t last_event = 0;
+  for (const JournalHistory& j : roster_.journals()) {
+    job_end_ = std::max(job_end_, roster_.KnownUntil(j));
+    last_event = std::max(last_event, roster_.Wall(j, j.last.time_ns));
+    live = live || IsLive(j) || j.findings.info.status == SessionStatus::kCopied;
+    for (const auto& [lost, at] : j.lost) {
+      const std::uint64_t wall = roster_.Wall(j, at.time_ns);
+      SessionEnd& end = ends_[lost.peer];
+      if (end.witnessed && end.wall_ns <= wall) continue;
+      end = {.wall_ns = wall, .in_order = lost.reason != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = at.seq};
+    }
+    for (const auto& [seen, at] : j.seen) {
+      if (seen.state.empty() || seen.state == "unknown") continue;
+      Sight& sight = sights_[seen.session];
+      const std::uint64_t wall = roster_.Wall(j, at.time_ns);
+      if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, &j, wall};
+    }
+  }
+  for (const JournalHistory& j : roster_.journals()) {
+    const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
+    if (j.closed) {
+      ends_[j.session()] = {.wall_ns = roster_.Wall(j, j.closed->at.time_ns), .in_order = true, .witnessed = true};
+    } else if (IsDead(j)) {
+      SessionEnd& end = ends_[j.session()];
+      end.in_order = false;
+      end.wall_ns = end.witnessed ? std::max(end.wall_ns, last) : job_end_;
+    } else {
+      ends_.erase(j.session());  // a connection that was lost is not an end
+    }
+  }
+  for (const auto& [session, end] : ends_) {
+    if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
+  }
+  if (first_end_ == UINT64_MAX && !ends_.empty()) first_end_ = job_end_;
+  torn_down_ = !live && roster_.journals().size() > 1 && first_end_ != UINT64_MAX && last_event <= first_end_ + kTeardown_ns;
+}
+
+const SessionEnd* CauseSearch::EndOf(SessionId session) const {
+  const auto end = ends_.find(session);
+  return end == ends_.end() ? nullptr : &end->second;
+}
+
+std::string CauseSearch::SeenState(SessionId session) const {
+  const JournalHistory* j = roster_.Find(session);
+  if (j != nullptr && !j->process_now.empty()) return j->process_now;
+  const auto sight = sights_.find(session);
+  return sight == sights_.end() ? "" : sight->second.seen->state;
+}
+
+const Progress& CauseSearch::ProgressOfSession(const JournalHistory& j) {
+  const auto [at, fresh] = progress_.try_emplace(j.session());
+  if (fresh) at->second = ProgressOf(j);
+  return at->second;
+}
+
+// What was wrong before a process ended is not that process's fault: as a rule the launcher, or a person, ended it because of
+// it. So it is with the end of another process, unless this one ended in the middle of a pause or resume.
+void CauseSearch::DemoteEnds() {
+  std::uint64_t earliest = UINT64_MAX, first_end = UINT64_MAX;
+  for (const CandidateCause& c : candidates_) {
+    if (IsEnd(c.kind)) {
+      const SessionEnd* end = EndOf(c.session);
+      if (end != nullptr && end->witnessed) first_end = std::min(first_end, c.wall_ns);
+    } else if (c.kind == VerdictKind::kLaunchRefused) {
+      continue;
+    } else if (c.weight == Weight::kCause) {
+      earliest = std::min(earliest, c.wall_ns);
+    } else if (c.weight == Weight::kAbsence) {
+      earliest = std::min(earliest, c.established_ns);
+    }
+  }
+  for (CandidateCause& c : candidates_) {
+    const bool end = IsEnd(c.kind);
+    if (c.weight != Weight::kCause || (!end && c.kind != VerdictKind::kLaunchRefused)) continue;
+    const bool after_another = end && c.attempt == nullptr && first_end < c.wall_ns;
+    if (after_another || earliest < c.wall_ns) c.weight = Weight::kEnd;
+  }
+}
+
+void CauseSearch::Order() {
+  const auto key = [this](const CandidateCause& c) {
+    const SessionEnd* end = IsEnd(c.kind) ? EndOf(c.session) : nullptr;
+    return std::tuple(c.weight, c.wall_ns, end != nullptr && !end->witnessed, roster_.names().RankOf(c.session), c.session);
+  };
+  std::ranges::stable_sort(candidates_, {}, key);
+  if (candidates_.empty()) return;
+  for (CandidateCause& c : candidates_) {
+    if (const auto sight = sights_.find(c.session); sight != sights_.end()) c.seen = sight->second.seen;
+    c.seen_state = SeenState(c.session);
+  }
+  CandidateCause& first = candidates_.front();
+  std::set<SessionId> named{first.session};
+  named.insert(first.together.begin(), first.together.end());
+  named.insert(first.missing.begin(), first.missing.end());
+  for (const CandidateCause& c : candidates_) {
+    if (!SameRoot(first, c)) continue;
+    if (c.kind == VerdictKind::kNeverArrived) {
+      for (const SessionId session : c.missing) {
+        if (named.insert(session).second) first.missing.push_back(session);
+      }
+    } else if (named.insert(c.session).second) {
+      first.together.push_back(c.session);
+    }
+  }
+}
+
+std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references) {
+  return CauseSearch(roster, references).Run();
+}
+
+}  // namespace amem

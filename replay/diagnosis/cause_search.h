@@ -1,0 +1,103 @@
+// Cause search: goes through the journals of a job and collects candidate causes (candidate_causes.h).
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "replay/diagnosis/candidate_causes.h"
+#include "replay/diagnosis/progress.h"
+#include "replay/diagnosis/roster.h"
+
+namespace amem {
+
+// A session that has been silent for less time than this is at work, not waiting.
+inline constexpr std::uint64_t kPatience_ns = 1'000'000'000;
+
+// How and when a process ended, as well as it is known.
+struct SessionEnd {
+  std::uint64_t wall_ns = 0;
+  bool in_order = false;                    // it closed its journal
+  bool witnessed = false;                   // false: the time is only the latest one possible
+  const JournalHistory* witness = nullptr;  // another session that noticed it
+  SequenceNumber witness_seq;
+};
+
+class CauseSearch {
+ public:
+  CauseSearch(const Roster& roster, const References& references);
+  std::vector<CandidateCause> Run();
+
+ private:
+  using Weight = CandidateCause::Weight;
+
+  // ---- cause_search.cpp: what the others build on, and the order in the end ----
+  CandidateCause& Add(Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns);
+  // About a session that `witness` waited for or heard of, as its event `seq` shows.
+  CandidateCause& AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
+                               SequenceNumber seq);
+  void FindEnds();
+  [[nodiscard]] const SessionEnd* EndOf(SessionId session) const;
+  // All processes ended within moments, so that somebody ended them all.
+  [[nodiscard]] bool WasTornDown() const { return torn_down_; }
+  [[nodiscard]] std::string SeenState(SessionId session) const;  // as ProcessSeen::state; empty: nobody looked
+  const Progress& ProgressOfSession(const JournalHistory& j);
+  void DemoteEnds();
+  void Order();
+
+  // ---- search_failures.cpp: what a session records of itself, or a vote of another one ----
+  void FailedStep(const JournalHistory& j);
+  void FailedVote(const JournalHistory& j);
+  void OwnVote(const JournalHistory& j, const Attempt::Decision& decision);
+  void FailedVoteAlone(const JournalHistory& j);
+  void VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision);
+  void Broken(const JournalHistory& j);
+  void Undone(const JournalHistory& j);
+  void RefusedLaunch(const JournalHistory& j);
+  void Disagreements();
+
+  // ---- search_absences.cpp: who was waited for ----
+  void FailedArrival(const JournalHistory& j);
+  void LongArrival(const JournalHistory& j);
+  // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
+  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
+  [[nodiscard]] std::vector<SessionId> Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
+                                               std::uint64_t until) const;
+  [[nodiscard]] std::vector<SessionId> Uncounted(const JournalHistory& j, const Attempt& attempt, std::uint64_t from) const;
+  [[nodiscard]] bool Joined(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const;
+  // Of the sessions that share memory with it, those whose group is not that of most.
+  [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
+  void Waiting(const JournalHistory& j);
+  void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
+  void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
+  void AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
+
+  // ---- search_ends.cpp: processes that ended ----
+  void Death(const JournalHistory& j);
+  void Leaving(const JournalHistory& j);
+  void EndsOfAbsent();
+  [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;
+
+  const Roster& roster_;
+  const References& references_;
+  std::map<SessionId, Progress> progress_;
+  std::map<SessionId, SessionEnd> ends_;
+  struct Sight {
+    const ProcessSeen* seen = nullptr;
+    const JournalHistory* by = nullptr;
+    std::uint64_t wall_ns = 0;
+  };
+  std::map<SessionId, Sight> sights_;  // the last look at each that could see something
+  std::uint64_t first_end_ = UINT64_MAX, job_end_ = 0;
+  bool torn_down_ = false;
+  std::vector<CandidateCause> candidates_;
+};
+
+bool HasOpenAttempt(const JournalHistory& j);
+bool LastAttemptDone(const JournalHistory& j);  // or there is none
+bool IsDead(const JournalHistory& j);
+bool IsLive(const JournalHistory& j);
+bool IsHalfWay(Lifecycle lifecycle);  // paused, or on the way to it or back
+bool BlamesAnother(Code code);
+
+}  // namespace amem

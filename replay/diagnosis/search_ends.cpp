@@ -1,0 +1,97 @@
+// Ends: processes that died, and those that left in order while others needed them.
+#include <algorithm>
+
+#include "replay/diagnosis/cause_search.h"
+
+namespace amem {
+namespace {
+
+// A process that was silent for this long before its death was noticed had been stuck: others ended it, and it is not the
+// cause.
+constexpr std::uint64_t kStuck_ns = 5'000'000'000;
+
+}  // namespace
+
+void CauseSearch::Death(const JournalHistory& j) {
+  if (!IsDead(j)) return;
+  const SessionEnd& end = ends_.at(j.session());
+  const bool in_cycle = HasOpenAttempt(j), half = IsHalfWay(j.findings.state.lifecycle);
+  const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
+  // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
+  const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);
+  const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+    if (&other == &j) return false;
+    return !IsDead(other) || (!sharing.contains(other.session()) && roster_.KnownUntil(other) > last + kPatience_ns);
+  });
+  const bool alone = roster_.journals().size() == 1;
+  const bool first = end.witness != nullptr || others_lived || alone;
+  const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
+  const bool matters = (in_cycle || half) && first && !was_stuck;
+  CandidateCause& candidate = Add(matters ? Weight::kCause : Weight::kEnd,
+                                  in_cycle || half ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
+  candidate.live = false;
+  candidate.witness = end.witness;
+  candidate.witness_seq = end.witness_seq;
+  candidate.wall_ns = end.wall_ns;
+  if (const auto sight = sights_.find(j.session()); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+  if (!in_cycle) candidate.attempt = nullptr;
+}
+
+// Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they
+// ended well while they were paused had no need of each other.
+bool CauseSearch::OthersNeeded(const JournalHistory& j, std::uint64_t since) const {
+  return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+    const SessionEnd* end = EndOf(other.session());
+    if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
+    const Moment ended = other.attempts.empty() ? Moment{} : other.attempts.back().ended;
+    if (!LastAttemptDone(other) && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;
+    if (!other.closed) return IsHalfWay(other.findings.state.lifecycle);
+    const bool well = j.closed->event.exit_code == 0 && other.closed->event.exit_code == 0;
+    return !well && IsHalfWay(other.closed->before);
+  });
+}
+
+// A rank that ends in order while it is paused takes its memory along. That is how a job may end; it is wrong when others are
+// still there to need it, or when it ended because of an error.
+void CauseSearch::Leaving(const JournalHistory& j) {
+  if (!j.closed) return;
+  const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
+  const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
+  const bool needed = OthersNeeded(j, at);
+  const bool error = j.closed->event.exit_code > 0;
+  if (!error && !(half && needed)) return;
+  CandidateCause& candidate = Add(half || needed ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+  candidate.live = false;
+  candidate.exit_code = j.closed->event.exit_code;
+  if (!j.closed->in_attempt) candidate.attempt = nullptr;
+}
+
+// Sessions without a journal that others lost.
+void CauseSearch::EndsOfAbsent() {
+  for (const auto& [session, end] : ends_) {
+    if (roster_.Find(session) != nullptr || end.witness == nullptr) continue;
+    const JournalHistory& witness = *end.witness;
+    // What the witness was in the middle of at that moment.
+    const Attempt* during = nullptr;
+    for (const Attempt& attempt : witness.attempts) {
+      const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
+      const bool from = came && roster_.Wall(witness, came.time_ns) <= end.wall_ns;
+      if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
+    }
+    const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back();
+    const bool half = IsHalfWay(witness.findings.state.lifecycle);
+    if (end.in_order && !failed && !half) continue;
+    CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
+                                             end.in_order     ? VerdictKind::kLeft
+                                             : failed || half ? VerdictKind::kDied
+                                                              : VerdictKind::kEnded,
+                                             session, witness, end.witness_seq);
+    candidate.wall_ns = end.wall_ns;
+    candidate.attempt = failed ? during : nullptr;
+    candidate.reported = true;
+    if (const auto sight = sights_.find(session); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+    if (failed && during->decided && during->decided->culprit == session) candidate.message = during->decided->message;
+  }
+}
+
+}  // namespace amem

@@ -1,0 +1,158 @@
+// Failures: what a session records of itself, and votes that failed because of another one.
+#include <algorithm>
+
+#include "replay/diagnosis/cause_search.h"
+
+namespace amem {
+namespace {
+
+VerdictKind KindOfCode(Code code) {
+  if (code == Code::kOutOfMemory) return VerdictKind::kOutOfMemory;
+  return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
+}
+
+bool TellsItself(const JournalHistory& culprit) {
+  if (culprit.attempts.empty()) return false;
+  const Attempt& attempt = culprit.attempts.back();
+  const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session() &&
+                        attempt.decided->code != Code::kOk && !BlamesAnother(attempt.decided->code);
+  return attempt.failed_step || attempt.failed_vote || own_vote || !culprit.findings.state.broken.empty();
+}
+
+// How long the session had waited for the others when it was told that the vote had failed.
+std::uint64_t WaitedForVotes(const Attempt& attempt) {
+  const Moment& decided = attempt.decided->at;
+  std::uint64_t since = attempt.begun.time_ns;
+  for (const Attempt::PhaseTaken& phase : attempt.phases) {
+    for (const Moment& moment : {phase.begun, phase.voted}) {
+      if (moment.time_ns < decided.time_ns) since = std::max(since, moment.time_ns);
+    }
+  }
+  return decided.time_ns - std::min(decided.time_ns, since);
+}
+
+}  // namespace
+
+void CauseSearch::FailedStep(const JournalHistory& j) {
+  if (LastAttemptDone(j) || !j.attempts.back().failed_step) return;
+  const Attempt::Failure& failure = *j.attempts.back().failed_step;
+  const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
+  Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause,
+      unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at.time_ns);
+  // What a step imports is given by its owner, which did not answer in time.
+  if (failure.code != Code::kTimeout || !failure.remote || EndOf(failure.remote->owner) != nullptr) return;
+  const JournalHistory* owner = roster_.Find(failure.remote->owner);
+  if (owner != nullptr && (owner->attempts.empty() || owner->attempts.back().failed_step)) return;
+  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
+  if (owner != nullptr) candidate.attempt = &owner->attempts.back();
+  candidate.wall_ns = candidate.established_ns = roster_.Wall(j, failure.at.time_ns);
+  candidate.message = failure.message;
+  candidate.live = owner != nullptr && IsLive(*owner);
+}
+
+// A vote that failed: by this session's own vote, or because of another member.
+void CauseSearch::FailedVote(const JournalHistory& j) {
+  if (LastAttemptDone(j) || !j.attempts.back().decided || !j.attempts.back().decided->culprit) {
+    if (!LastAttemptDone(j) && j.attempts.back().failed_vote && !j.attempts.back().failed_step) FailedVoteAlone(j);
+    return;
+  }
+  const Attempt::Decision& decision = *j.attempts.back().decided;
+  if (decision.culprit == j.session()) return OwnVote(j, decision);
+  VoteOfAnother(j, decision);
+}
+
+// Its own vote was no, and no step of its own failed.
+void CauseSearch::OwnVote(const JournalHistory& j, const Attempt::Decision& decision) {
+  const Attempt& attempt = j.attempts.back();
+  if (attempt.failed_step || !j.findings.state.broken.empty()) return;
+  const Code code = attempt.failed_vote ? attempt.failed_vote->code : decision.code;
+  if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
+    CandidateCause& late = Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at.time_ns);
+    late.established_ns = late.wall_ns;
+    late.message = decision.message;
+    return;
+  }
+  const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
+                                            [&](const auto& import) { return std::get<0>(import) == j.session(); });
+  const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
+  // Where the code was not recorded, a peer did not give what its steps need, as a rule.
+  const bool by_itself = owner_denies || (code != Code::kOk && !BlamesAnother(code));
+  CandidateCause& candidate =
+      Add(by_itself ? Weight::kCause : Weight::kConsequence, owner_denies ? VerdictKind::kReferences : KindOfCode(code), j,
+          attempt.failed_vote ? attempt.failed_vote->at.time_ns : decision.at.time_ns);
+  candidate.code = code;
+  candidate.driver_result = decision.driver_result;
+  candidate.message = attempt.failed_vote ? attempt.failed_vote->message : decision.message;
+  if (owner_denies) candidate.allocation = std::get<1>(*unknown);
+}
+
+// It voted no, and was told nothing of the outcome.
+void CauseSearch::FailedVoteAlone(const JournalHistory& j) {
+  const Attempt::Vote& vote = *j.attempts.back().failed_vote;
+  CandidateCause& candidate =
+      Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
+  candidate.code = vote.code;
+  candidate.message = vote.message;
+}
+
+void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision) {
+  const JournalHistory* culprit = roster_.Find(decision.culprit);
+  if (culprit != nullptr && TellsItself(*culprit)) return;
+  const bool ended_before = EndOf(decision.culprit) != nullptr &&
+                            EndOf(decision.culprit)->wall_ns <= roster_.Wall(j, decision.at.time_ns) + kPatience_ns;
+  const bool unrecorded = decision.code == Code::kOk;
+  if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
+  const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
+                      (unrecorded && (culprit != nullptr || WaitedForVotes(j.attempts.back()) >= kPatience_ns));
+  if (unrecorded && culprit != nullptr && HasOpenAttempt(*culprit) && IsDead(*culprit)) return;
+  CandidateCause& candidate =
+      AddWitnessed(silent ? Weight::kAbsence : Weight::kCause, silent ? VerdictKind::kStalled : KindOfCode(decision.code),
+                   decision.culprit, j, decision.at.seq);
+  if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
+  candidate.wall_ns = candidate.established_ns = roster_.Wall(j, decision.at.time_ns);
+  candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.attempts.back()) : 0;
+  candidate.live = culprit != nullptr && IsLive(*culprit);
+  candidate.reported = !silent;
+  candidate.message = decision.message;
+  candidate.code = decision.code;
+  candidate.driver_result = decision.driver_result;
+}
+
+void CauseSearch::Broken(const JournalHistory& j) {
+  const bool marked = j.findings.info.status == SessionStatus::kBroken;
+  if (!marked && j.findings.state.broken.empty()) return;
+  CandidateCause& candidate = Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+  candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
+}
+
+void CauseSearch::Undone(const JournalHistory& j) {
+  if (j.attempts.empty() || j.attempts.back().end != Attempt::End::kFailed || j.attempts.back().undone) return;
+  Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.attempts.back().ended.time_ns).message = j.attempts.back().failure;
+}
+
+// NCCL was used while its memory was away. The program got an error for that, which may have been its end.
+void CauseSearch::RefusedLaunch(const JournalHistory& j) {
+  if (!j.refused) return;
+  const bool ended = EndOf(j.session()) != nullptr;
+  const bool failed = !LastAttemptDone(j);
+  CandidateCause& candidate =
+      Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at.time_ns);
+  candidate.attempt = nullptr;
+  candidate.message = j.refused->event.call;
+}
+
+void CauseSearch::Disagreements() {
+  const auto add = [&](const Violation& violation, VerdictKind kind) {
+    const JournalHistory* j = roster_.Find(violation.session);
+    if (j == nullptr) return;
+    CandidateCause& candidate = Add(Weight::kDisagreement, kind, *j, 0);
+    candidate.witness_seq = violation.seq;
+    candidate.message = violation.text;
+    candidate.attempt = nullptr;
+    candidate.live = false;
+  };
+  for (const Violation& v : references_.impossible) add(v, VerdictKind::kImpossible);
+  for (const Violation& v : references_.disagreements) add(v, VerdictKind::kReferences);
+}
+
+}  // namespace amem

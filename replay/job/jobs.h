@@ -1,0 +1,43 @@
+// Jobs: which of many sessions belong together. A directory of journals keeps those of earlier jobs, and of jobs that run
+// beside each other; journals of one job come from several hosts.
+//
+// Sessions are one job when they met (connected as peers, shared memory, were members of one pause or resume), when they were
+// ranks of one communicator, or when the same launcher started them. Clocks decide only about sessions that nothing else ties
+// to any other: those that opened within a minute of each other, under ranks that are all different.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "replay/job/history.h"
+#include "statemachine/event.h"
+
+namespace amem {
+
+// What ties a session to others.
+struct JobTies {
+  SessionOpened who;
+  bool live = false;
+  std::uint64_t last_ns = 0;  // up to when it is known to have lived, on the clock of its events
+  std::set<SessionId> met;
+  std::vector<CommunicatorReady> communicators;  // those with a hash
+};
+JobTies TiesOf(const JournalHistory& history);
+// Of a journal that is not read otherwise. A failure means that its state could not be computed.
+Result<JobTies> ReadTies(const std::filesystem::path& session);
+
+// The sessions of each job, as indices into `sessions`; the job that went on for longest first.
+std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions);
+
+// Journals that cannot be read count as the latest job's own, so that their damage is reported.
+struct JobSelection {
+  std::vector<std::filesystem::path> latest;
+  std::vector<std::filesystem::path> earlier;
+};
+JobSelection SelectLatestJob(std::span<const std::filesystem::path> sessions);
+
+}  // namespace amem

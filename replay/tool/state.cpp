@@ -1,7 +1,6 @@
 // state: everything AMem knew after one event.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
@@ -13,7 +12,7 @@ namespace amem::tool {
 namespace {
 
 struct StateOptions {
-  std::filesystem::path directory;
+  Directories directories;
   std::optional<std::uint64_t> at;
   bool json = false;
 };
@@ -98,11 +97,11 @@ void PrintText(Output& out, const State& state) {
 
 int RunState(const StateOptions& options, Output& out) {
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions({options.directory}, failed);
-  if (failed) return kCannotRead;
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  if (failed || sessions.empty()) return kCannotRead;
   if (sessions.size() > 1)
-    return Complain(fmt::format("{} holds {} sessions and state is about one: give the directory of a session, for example {}",
-                                options.directory.string(), sessions.size(), sessions.front().string()),
+    return Complain(fmt::format("there are {} sessions and state is about one: give the directory of a session, for example {}",
+                                sessions.size(), sessions.front().string()),
                     kUsage);
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
   if (!reader) return Complain(reader.status().message());
@@ -115,11 +114,10 @@ int RunState(const StateOptions& options, Output& out) {
   return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, StateOptions& options) {
-  app.add_option("DIR", options.directory, "The directory of one session")->required();
-  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
-  AddForce(app);
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, StateOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -128,7 +126,7 @@ Command StateCommand() {
   return {"state", "What AMem knew after an event: allocations, mappings, references, where a cycle stood",
           "  amem-replay state DIR\n"
           "  amem-replay state DIR --at 1200 --json\n",
-          [](CLI::App& app) { return SetUp<StateOptions>(app, AddOptions, RunState); }};
+          [](Arguments& arguments) { return SetUp<StateOptions>(arguments, AddOptions, RunState); }};
 }
 
 }  // namespace amem::tool

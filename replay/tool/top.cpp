@@ -1,5 +1,4 @@
 // top: what holds the most memory, by call site, communicator, peer, size or age.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -193,13 +192,13 @@ int RunTop(const TopOptions& options, Output& out) {
   return failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, TopOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("--by", options.by, "site, communicator, peer, size or age")
-      ->check(CLI::IsMember({"site", "communicator", "peer", "size", "age"}));
-  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
-  app.add_option("--limit", options.limit, "So many lines")->type_name("N");
-  AddJson(app, options.json, "One JSON array");
+void AddOptions(Arguments& arguments, TopOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("--by", "WHAT", options.by, "What to group by; site, the place in libnccl, is the default")
+      .OneOf({"site", "communicator", "peer", "size", "age"});
+  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
+  AddJson(arguments, options.json, "One JSON array");
 }
 
 }  // namespace
@@ -209,7 +208,7 @@ Command TopCommand() {
           "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
           "  amem-replay top DIR --by communicator\n"
           "  amem-replay top DIR --by peer --at 1200\n",
-          [](CLI::App& app) { return SetUp<TopOptions>(app, AddOptions, RunTop); }};
+          [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 // verify: is what the journals say possible, and do the journals of a job agree with each other?
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -100,9 +99,9 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   return !job.violations.empty() ? kViolationFound : failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, VerifyOptions& options) {
-  AddDirectories(app, options.directories);
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, VerifyOptions& options) {
+  AddDirectories(arguments, options.directories);
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -111,7 +110,7 @@ Command VerifyCommand() {
   return {"verify", "Checks journals, and the references between all journals given, best all of a job",
           "  amem-replay verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
           "  amem-replay verify hostA/journal hostB/journal --json\n",
-          [](CLI::App& app) { return SetUp<VerifyOptions>(app, AddOptions, RunVerify); }};
+          [](Arguments& arguments) { return SetUp<VerifyOptions>(arguments, AddOptions, RunVerify); }};
 }
 
 }  // namespace amem::tool

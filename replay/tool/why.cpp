@@ -1,7 +1,6 @@
 // why: what went wrong with the last pause or resume of a job, and what to do.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -75,10 +74,10 @@ int RunWhy(const WhyOptions& options, Output& out) {
   return failed || !verdict->damage.empty() ? kCannotRead : verdict->healthy() ? kFine : kViolationFound;
 }
 
-void AddOptions(CLI::App& app, WhyOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, WhyOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -88,7 +87,7 @@ Command WhyCommand() {
           "  amem-replay why /tmp/amem-1000/journal    the latest job of this host, running or dead\n"
           "  amem-replay why hostA/journal hostB/journal\n"
           "  amem-replay why --json DIR | jq -r .kind\n",
-          [](CLI::App& app) { return SetUp<WhyOptions>(app, AddOptions, RunWhy); }};
+          [](Arguments& arguments) { return SetUp<WhyOptions>(arguments, AddOptions, RunWhy); }};
 }
 
 }  // namespace amem::tool

@@ -94,10 +94,10 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
     if (!searched) {
       found.problems.push_back(searched.message());
     } else if (found.sessions.size() == before && !Holds(found.sessions, place)) {
-      found.problems.push_back(
-          fmt::format("no session under {}: give a session's directory (it holds data.mdb), one that holds several, or a parent "
-                      "of such directories; `amem-replay ls` shows this user's",
-                      place.string()));
+      found.problems.push_back(fmt::format(
+          "no session under {}: give a session's directory (it holds data.mdb), one that holds several, or a parent "
+          "of such directories; `amem-replay ls` shows this user's",
+          place.string()));
     }
   }
   return found;

@@ -33,7 +33,8 @@ struct Command {
 
 // The set_up of a command that keeps its options in `Options`: `add` adds them, `run` runs with them.
 template <class Options>
-std::function<int(Output&)> SetUp(Arguments& arguments, void (*add)(Arguments&, Options&), int (*run)(const Options&, Output&)) {
+std::function<int(Output&)> SetUp(Arguments& arguments, void (*add)(Arguments&, Options&),
+                                  int (*run)(const Options&, Output&)) {
   const auto options = std::make_shared<Options>();
   add(arguments, *options);
   return [options, run](Output& out) { return run(*options, out); };

@@ -173,7 +173,9 @@ int RunDiff(const DiffOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, DiffOptions& options) {
-  arguments.Add("A", "A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event; @SEQ of the default directory").Required().Offers(Completes::kFiles);
+  arguments.Add("A", "A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event; @SEQ of the default directory")
+      .Required()
+      .Offers(Completes::kFiles);
   arguments.Add("B", "B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal").Required().Offers(Completes::kFiles);
   AddForce(arguments);
   AddJson(arguments, options.json);

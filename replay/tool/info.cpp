@@ -125,7 +125,7 @@ int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool 
     json ? list.push_back(ToJson(*facts)) : show(*facts);
     return Status{};
   });
-  if (json) PrintJson(out, list, "session");
+  if (json && (!failed || !list.empty())) PrintJson(out, list, "session");
   return failed ? kCannotRead : kFine;
 }
 
@@ -166,7 +166,9 @@ int RunList(const ListOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
   if (!options.json && !sessions.empty()) {
-    out << "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST\n";
+    out.Styled(Output::Style::kHeading,
+               "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST")
+        << "\n";
   }
   return ShowAll(sessions, options.json, failed, false, out, [&out](const Facts& facts) { PrintRow(out, facts); });
 }

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "replay/tool/places.h"
@@ -55,7 +54,9 @@ int RunUnpack(const UnpackOptions& options, Output& out) {
 
 void AddOptions(Arguments& arguments, UnpackOptions& options) {
   arguments.Add("FILE", "FILE", options.file, "What `amem-replay pack` wrote; - for standard input").Required();
-  arguments.Add("-o,--output", "DIR", options.directory, "Where the sessions' directories go").Required().Offers(Completes::kDirectories);
+  arguments.Add("-o,--output", "DIR", options.directory, "Where the sessions' directories go")
+      .Required()
+      .Offers(Completes::kDirectories);
   arguments.Flag("--force", options.force, kForceHelp);
 }
 

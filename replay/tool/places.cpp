@@ -32,13 +32,15 @@ bool CopyAll(int from, int to) {
 
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
   if (::isatty(STDIN_FILENO) != 0)
-    return Status{Code::kInvalid, "- is a pack on standard input, and that is a terminal: pipe one in, as in `ssh HOST amem-replay "
-                                  "pack -o - | amem-replay why -`"};
+    return Status{Code::kInvalid,
+                  "- is a pack on standard input, and that is a terminal: pipe one in, as in `ssh HOST amem-replay "
+                  "pack -o - | amem-replay why -`"};
   const Result<std::filesystem::path> file = scratch.New();
   if (!file) return file;
   const UniqueFd to(::open(file->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!to || !CopyAll(STDIN_FILENO, to.get()))
-    return Status{Code::kIo, "read a pack from standard input: " + std::string(std::strerror(errno)) + "; TMPDIR names where it goes"};
+    return Status{Code::kIo,
+                  "read a pack from standard input: " + std::string(std::strerror(errno)) + "; TMPDIR names where it goes"};
   if (!IsPack(*file)) return Status{Code::kInvalid, "what is on standard input is not what `amem-replay pack` writes"};
   return file;
 }

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-
 #include "journal/base/clock.h"
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/names.h"

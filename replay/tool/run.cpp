@@ -58,7 +58,8 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   for (const std::string& limit : options.memory) {
     const std::size_t equals = limit.rfind('=');
     const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
-    if (!bytes) return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
+    if (!bytes)
+      return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
     prepared.options.memory[limit.substr(0, equals)] = *bytes;
   }
   if (options.until.empty()) return {};

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -20,11 +21,12 @@ std::string running_command;
 
 namespace {
 
-bool force = false;                    // --force, of whatever command
+bool force = false;                   // --force, of whatever command
 std::vector<std::string> complaints;  // for PrintErrors
 
 constexpr const char* kDirectoryHelp =
-    "Directories of sessions, directories that hold several, parents of those, or packs; - is a pack on standard input; default: "
+    "Directories of sessions, directories that hold several, parents of those, or packs; - is a pack on standard input; "
+    "default: "
     "AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal";
 
 // With "-" replaced by a file that has what is on standard input, and nothing by the default.
@@ -124,7 +126,7 @@ void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema) {
     object = std::move(labelled);
   };
   if (json.is_object()) label(json);
-  for (auto& element : json.is_array() ? json : nlohmann::ordered_json::array()) label(element);
+  if (json.is_array()) std::ranges::for_each(json, label);
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 are replaced.
   out.Verbatim(json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
 }

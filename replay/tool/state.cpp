@@ -14,6 +14,7 @@ namespace {
 struct StateOptions {
   Directories directories;
   std::optional<std::uint64_t> at;
+  std::string session;  // empty: the only one
   bool json = false;
 };
 
@@ -97,12 +98,18 @@ void PrintText(Output& out, const State& state) {
 
 int RunState(const StateOptions& options, Output& out) {
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  if (!options.session.empty() && !failed) {
+    std::erase_if(sessions, [&](const auto& directory) { return directory.filename() != options.session; });
+    if (sessions.empty())
+      return Complain("--session: there is no session " + options.session + " here; `amem-replay ls` lists them", kUsage);
+  }
   if (failed || sessions.empty()) return kCannotRead;
   if (sessions.size() > 1)
-    return Complain(fmt::format("there are {} sessions and state is about one: give the directory of a session, for example {}",
-                                sessions.size(), sessions.front().string()),
-                    kUsage);
+    return Complain(
+        fmt::format("there are {} sessions and state is about one: give its directory, or --session, for example {}",
+                    sessions.size(), sessions.front().filename().string()),
+        kUsage);
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
   if (!reader) return Complain(reader.status().message());
   std::optional<SequenceNumber> at;
@@ -116,6 +123,7 @@ int RunState(const StateOptions& options, Output& out) {
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
   AddDirectories(arguments, options.directories);
+  arguments.Add("--session", "ID", options.session, "The session, where there are several");
   arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
   AddJson(arguments, options.json);
 }

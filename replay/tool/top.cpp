@@ -180,6 +180,7 @@ int RunTop(const TopOptions& options, Output& out) {
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
     return options.by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
   });
+  if (options.json && failed && sorted.empty()) return kCannotRead;
   if (options.json) {
     auto list = nlohmann::ordered_json::array();
     for (const auto& [key, sum] : sorted)

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 

@@ -52,7 +52,8 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
         << ", " << Grouped(journal.events) << " events" << (journal.whole ? "" : " checked, then no further") << "\n";
   }
   for (const Violation& note : job.notes) out << "note: " << place(note) << ": " << note.text << "\n";
-  for (const Violation& violation : job.violations) out << "VIOLATION: " << place(violation) << ": " << violation.text << "\n";
+  for (const Violation& violation : job.violations)
+    out.Styled(Output::Style::kBad, "VIOLATION: ") << place(violation) << ": " << violation.text << "\n";
   out << (job.violations.empty() ? "ok" : "violated") << " journals=" << journals.size() << " events=" << events
       << " references=" << job.references << " violations=" << job.violations.size() << "\n";
 }

@@ -43,7 +43,7 @@ void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint
 }
 
 void PrintText(Output& out, const Verdict& verdict) {
-  out << verdict.headline << ".\n\n";
+  out.Styled(verdict.healthy() ? Output::Style::kGood : Output::Style::kBad, verdict.headline + ".") << "\n\n";
   PrintParagraph(out, verdict.summary, "");
   if (const std::string remedy = ToText(verdict.remedy); !remedy.empty()) {
     out << "\n";

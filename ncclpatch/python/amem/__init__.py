@@ -29,7 +29,7 @@ class AmemError(RuntimeError):
         self.code = code
 
 
-_lib = _library.load()
+_lib = _library.load_or_defer()
 
 
 def _check(code):
@@ -101,4 +101,5 @@ if _library.nccl_is_loaded():
         attach()
     except AmemError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-sys.addaudithook(_watch)
+if _library.is_there(_lib):
+    sys.addaudithook(_watch)

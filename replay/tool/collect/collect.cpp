@@ -9,8 +9,8 @@
 #include "replay/job/names.h"
 #include "replay/job/pack.h"
 #include "replay/job/sessions.h"
-#include "replay/tool/command.h"
 #include "replay/tool/collect/remote.h"
+#include "replay/tool/command.h"
 
 namespace amem::tool {
 namespace {
@@ -39,7 +39,8 @@ std::string LastLine(std::string text) {
 std::string Problem(const Finished& ran, const CollectOptions& options) {
   if (ran.timed_out) return fmt::format("gave up after {} s (--timeout)", options.limit_s);
   const std::string said = LastLine(ran.errors);
-  if (ran.exit_code == 127) return "ssh could not be started" + (said.empty() ? ": AMEM_SSH names another program" : ": " + said);
+  if (ran.exit_code == 127)
+    return "ssh could not be started" + (said.empty() ? ": AMEM_SSH names another program" : ": " + said);
   return said.empty() ? fmt::format("ended with exit code {}", ran.exit_code) : said;
 }
 
@@ -119,7 +120,8 @@ int RunCollect(const CollectOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, CollectOptions& options) {
-  arguments.Add("HOST", "HOST", options.hosts, "Hosts as ssh knows them, HOST:DIR where journals are elsewhere there").Required();
+  arguments.Add("HOST", "HOST", options.hosts, "Hosts as ssh knows them, HOST:DIR where journals are elsewhere there")
+      .Required();
   arguments.Add("-o,--output", "FILE", options.file, kOutputHelp).Required();
   arguments.Add("--directory", "DIR", options.directory,
                 "Where journals are there; default: AMEM_JOURNAL_DIR of the login, else /tmp/amem-UID/journal");

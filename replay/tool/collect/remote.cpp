@@ -41,7 +41,8 @@ void Drain(int descriptor, std::string& errors) {
 
 }  // namespace
 
-Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::filesystem::path& output, std::chrono::seconds limit) {
+Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::filesystem::path& output,
+                            std::chrono::seconds limit) {
   const UniqueFd file(::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   int ends[2];
@@ -91,7 +92,8 @@ RemoteHost ParseHost(const std::string& text) {
 }
 
 std::string RemoteCommand(const RemoteHost& host, const std::string& tool, bool tar) {
-  const std::string directory = host.directory.empty() ? "\"${AMEM_JOURNAL_DIR:-/tmp/amem-$(id -u)/journal}\"" : ShellWord(host.directory);
+  const std::string directory =
+      host.directory.empty() ? "\"${AMEM_JOURNAL_DIR:-/tmp/amem-$(id -u)/journal}\"" : ShellWord(host.directory);
   std::string script = "d=" + directory + "\n[ -d \"$d\" ] || { echo \"there is no directory $d\" >&2; exit 3; }\n";
   if (!tar) script += "t=" + ShellWord(tool) + "\ncommand -v \"$t\" >/dev/null 2>&1 && exec \"$t\" pack \"$d\" -o -\n";
   script += "cd \"$d\" && exec tar -cf - .\n";

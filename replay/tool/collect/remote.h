@@ -16,7 +16,8 @@ struct Finished {
   std::string errors;      // the last lines that it wrote to stderr
 };
 // Runs argv[0], found in PATH, with standard output going to the file. kIo: it could not be started.
-Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::filesystem::path& output, std::chrono::seconds limit);
+Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::filesystem::path& output,
+                            std::chrono::seconds limit);
 
 // The journals of a host: "user@host", or "user@host:DIR" where they are elsewhere there.
 struct RemoteHost {

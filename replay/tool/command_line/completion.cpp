@@ -14,7 +14,8 @@ std::string BashCase(const PreparedCommand& prepared) {
   std::string options = "--help", values;
   for (const Argument& a : prepared.arguments.all()) {
     if (a.positional()) {
-      if (!a.choices.empty()) values += fmt::format("      [[ \"$word\" == -* ]] || values=\"{}\"\n", fmt::join(a.choices, " "));
+      if (!a.choices.empty())
+        values += fmt::format("      [[ \"$word\" == -* ]] || values=\"{}\"\n", fmt::join(a.choices, " "));
       continue;
     }
     for (const std::string& name : a.Names()) options += " " + name;
@@ -28,7 +29,8 @@ std::string Bash(std::span<const PreparedCommand> commands) {
   std::string script =
       "# bash completion of amem-replay\n_amem_replay() {\n"
       "  local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\" options=\"\" values=\"\"\n"
-      "  COMPREPLY=()\n  case \"$([ \"$COMP_CWORD\" = 1 ] || echo \"${COMP_WORDS[1]}\")\" in\n    \"\") options=\"--help --version";
+      "  COMPREPLY=()\n  case \"$([ \"$COMP_CWORD\" = 1 ] || echo \"${COMP_WORDS[1]}\")\" in\n    \"\") options=\"--help "
+      "--version";
   for (const PreparedCommand& c : commands) script += std::string(" ") + c.command->name;
   script += "\" ;;\n";
   for (const PreparedCommand& c : commands) script += BashCase(c);
@@ -67,7 +69,8 @@ std::string ZshCase(const PreparedCommand& prepared) {
   for (const Argument& a : prepared.arguments.all()) {
     const std::string help = Quoted(a.help, "[]:\\");
     if (a.positional()) {
-      specs += fmt::format(" \\\n        '{}:{}:{}'", a.several ? "*" : std::to_string(++place), Quoted(a.names, ":"), ZshAction(a));
+      specs +=
+          fmt::format(" \\\n        '{}:{}:{}'", a.several ? "*" : std::to_string(++place), Quoted(a.names, ":"), ZshAction(a));
       continue;
     }
     for (const std::string& name : a.Names())
@@ -83,11 +86,13 @@ std::string Zsh(std::span<const PreparedCommand> commands) {
   for (const PreparedCommand& c : commands)
     script += fmt::format("    '{}:{}'\n", c.command->name, Quoted(c.command->does, ":\\"));
   script +=
-      "  )\n  if (( CURRENT == 2 )); then\n    _describe command commands\n    _arguments '--help[This text]' '--version[The version]'\n"
+      "  )\n  if (( CURRENT == 2 )); then\n    _describe command commands\n    _arguments '--help[This text]' '--version[The "
+      "version]'\n"
       "    return\n  fi\n  local command=$words[2]\n  shift words\n  (( CURRENT-- ))\n  case $command in\n";
   for (const PreparedCommand& c : commands) script += ZshCase(c);
   return script +
-         "  esac\n}\nif [ \"$funcstack[1]\" = _amem-replay ]; then\n  _amem_replay \"$@\"\nelse\n  compdef _amem_replay amem-replay\nfi\n";
+         "  esac\n}\nif [ \"$funcstack[1]\" = _amem-replay ]; then\n  _amem_replay \"$@\"\nelse\n  compdef _amem_replay "
+         "amem-replay\nfi\n";
 }
 
 // ---- fish ------------------------------------------------------------------------------------------------------------------
@@ -108,12 +113,14 @@ std::string Fish(std::span<const PreparedCommand> commands) {
       "complete -c amem-replay -n __fish_use_subcommand -f -l version -d 'The version'\n";
   for (const PreparedCommand& c : commands) {
     const char* name = c.command->name;
-    script += fmt::format("complete -c amem-replay -n __fish_use_subcommand -f -a {} -d '{}'\n", name, Quoted(c.command->does, "\\"));
+    script +=
+        fmt::format("complete -c amem-replay -n __fish_use_subcommand -f -a {} -d '{}'\n", name, Quoted(c.command->does, "\\"));
     for (const Argument& a : c.arguments.all()) {
       if (!a.positional()) {
         script += FishOption(name, a);
       } else if (!a.choices.empty()) {
-        script += fmt::format("complete -c amem-replay -n '__fish_seen_subcommand_from {}' -f -a '{}'\n", name, fmt::join(a.choices, " "));
+        script += fmt::format("complete -c amem-replay -n '__fish_seen_subcommand_from {}' -f -a '{}'\n", name,
+                              fmt::join(a.choices, " "));
       }
     }
   }

@@ -35,7 +35,8 @@ std::string Synopsis(const PreparedCommand& c) {
   std::string line = fmt::format("\\fBamem\\-replay {}\\fR [\\fIOPTIONS\\fR]", Roff(c.command->name));
   for (const Argument& a : c.arguments.all()) {
     if (a.positional())
-      line += fmt::format(" {}\\fI{}\\fR{}{}", a.required ? "" : "[", Roff(a.names), a.several ? "..." : "", a.required ? "" : "]");
+      line +=
+          fmt::format(" {}\\fI{}\\fR{}{}", a.required ? "" : "[", Roff(a.names), a.several ? "..." : "", a.required ? "" : "]");
     else if (a.required)
       line += fmt::format(" \\fB{}\\fR \\fI{}\\fR", Roff(a.Names().front()), Roff(a.value));
   }
@@ -65,7 +66,8 @@ std::string ManualPage(std::span<const PreparedCommand> commands) {
   std::string page = fmt::format(
       ".TH AMEM\\-REPLAY 1 \"\" \"AMem {}\" \"AMem\"\n.SH NAME\namem\\-replay \\- reads the journals of AMem\n.SH SYNOPSIS\n"
       "\\fBamem\\-replay\\fR \\fICOMMAND\\fR [\\fIOPTIONS\\fR] [\\fIDIR\\fR...]\n.SH DESCRIPTION\n{}\n.PP\n"
-      "DIR is the directory of a session, one that holds several, or a parent of such directories; a file that \\fBamem\\-replay "
+      "DIR is the directory of a session, one that holds several, or a parent of such directories; a file that "
+      "\\fBamem\\-replay "
       "pack\\fR wrote; or \\- for such a file on standard input. Journals of live processes can be read at any time.\n.PP\n"
       "With \\fB\\-\\-json\\fR each object has a \"schema\" and a \"version\": the JSON schema of that name is in "
       "share/amem/schemas. A version goes up when a key goes away or means something else. A command that fails without a "
@@ -88,9 +90,12 @@ std::string ManualPage(std::span<const PreparedCommand> commands) {
 }
 
 Command ManualCommand() {
-  return {"manual", "The manual page, for man; `cmake --install` puts it where man looks",
-          "  amem-replay manual | man -l -\n",
-          [](Arguments& arguments) { return SetUp<bool>(arguments, [](Arguments&, bool&) {}, RunManual); }, false};
+  return {"manual", "The manual page, for man; `cmake --install` puts it where man looks", "  amem-replay manual | man -l -\n",
+          [](Arguments& arguments) {
+            return SetUp<bool>(
+                arguments, [](Arguments&, bool&) {}, RunManual);
+          },
+          false};
 }
 
 }  // namespace amem::tool

@@ -10,7 +10,7 @@ namespace {
 
 std::string Hint(const std::string& word, const std::vector<std::string>& known) {
   const std::string meant = DidYouMean(word, known);
-  return meant.empty() ? "" : fmt::format("; did you mean {}?", meant);
+  return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
 // The words behind a command, sorted out to the arguments that they belong to.
@@ -82,7 +82,8 @@ class Sorter {
     if (argument.value.empty()) return attached ? fmt::format("{} takes no value", name) : "";
     if (!given.empty() && !argument.several) return fmt::format("{} is given twice", name);
     if (attached) return given.push_back(value), "";
-    if (i + 1 == words.size() || words[i + 1].starts_with("--")) return fmt::format("{} needs a {}", name, argument.value);
+    if (i + 1 == words.size() || words[i + 1].starts_with("--"))
+      return fmt::format("{} needs a value ({})", name, argument.value);
     given.push_back(words[++i]);
     return {};
   }
@@ -92,7 +93,9 @@ class Sorter {
     for (const Argument& argument : command_.arguments.all()) {
       if (!argument.positional()) continue;
       const std::size_t end = argument.several ? places_.size() : std::min(next + 1, places_.size());
-      if (next < end) given_[&argument].assign(places_.begin() + static_cast<std::ptrdiff_t>(next), places_.begin() + static_cast<std::ptrdiff_t>(end));
+      if (next < end)
+        given_[&argument].assign(places_.begin() + static_cast<std::ptrdiff_t>(next),
+                                 places_.begin() + static_cast<std::ptrdiff_t>(end));
       next = end;
     }
     return next == places_.size() ? "" : fmt::format("\"{}\" is one too many", places_[next]);

@@ -21,7 +21,11 @@ struct CriticalPathOptions {
   bool all = false, json = false;
 };
 
-std::string Time(std::uint64_t ns) { return DurationText(ns); }
+// Phases take milliseconds, of which a tenth matters.
+std::string Time(std::uint64_t ns) {
+  const bool milliseconds = ns >= 1'000'000 && ns < 1'000'000'000;
+  return milliseconds ? fmt::format("{:.1f} ms", static_cast<double>(ns) / 1e6) : DurationText(ns);
+}
 
 std::string WaitText(const CyclePhase& phase, const JobNames& names) {
   if (phase.waits.size() < 2) return "";
@@ -31,16 +35,18 @@ std::string WaitText(const CyclePhase& phase, const JobNames& names) {
 
 void PrintCycle(Output& out, const JobCycle& cycle, const JobNames& names) {
   out.Styled(Output::Style::kHeading,
-             fmt::format("{} of {} at {}: {} in {}", CycleName(cycle), Plural(cycle.members, "session"), WallText(cycle.began_ns),
-                         cycle.outcome, Time(cycle.took_ns)))
+             fmt::format("{} of {} at {}: {} in {}", CycleName(cycle), Plural(cycle.members, "session"),
+                         WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
       << "\n";
   if (cycle.seen < cycle.members)
-    out << "  of " << Plural(cycle.members - cycle.seen, "session") << " there is no journal here: who was last among the others is told\n";
-  out << "  PHASE                     TOOK     LAST      OTHERS WAITED      LONGEST STEP OF THE LAST\n";
+    out << "  of " << Plural(cycle.members - cycle.seen, "session")
+        << " there is no journal here: who was last among the others is told\n";
+  out << "  PHASE                       TOOK      LAST      OTHERS WAITED       LONGEST STEP OF THE LAST\n";
   for (const CyclePhase& phase : cycle.phases) {
-    (out << "  ").Left(phase.name, 26).Left(Time(phase.took_ns), 9).Left(names.ShortName(phase.last), 10);
-    out.Left(WaitText(phase, names), 19);
-    out << (phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns))) << "\n";
+    (out << "  ").Left(phase.name, 28).Left(Time(phase.took_ns), 10).Left(names.ShortName(phase.last), 10);
+    const std::string waited = WaitText(phase, names);
+    const std::string step = phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns));
+    out.Left(waited, step.empty() ? 0 : 20) << step << "\n";
   }
 }
 
@@ -65,14 +71,17 @@ std::map<SessionId, Share> Shares(const std::vector<JobCycle>& cycles) {
 void PrintShares(Output& out, const std::map<SessionId, Share>& shares, std::size_t cycles, const JobNames& names) {
   std::vector<std::pair<SessionId, Share>> sorted(shares.begin(), shares.end());
   std::ranges::stable_sort(sorted, std::greater(), [](const auto& s) { return s.second.cost_ns; });
-  out << "\nOver " << Plural(cycles, "pause and resume", "pauses and resumes") << ":\n  LAST      PHASES   COST (had it been as fast as the next one)\n";
+  out << "\nOver " << Plural(cycles, "pause and resume", "pauses and resumes")
+      << ":\n  LAST      PHASES   COST (had it been as fast as the next one)\n";
   for (const auto& [session, share] : sorted) {
     (out << "  ").Left(names.ShortName(session), 10).Left(Grouped(share.times_last), 9) << Time(share.cost_ns) << "\n";
   }
 }
 
 Json ToJson(const JobCycle& cycle, const JobNames& names) {
-  const auto rank = [&names](SessionId session) { return names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session)); };
+  const auto rank = [&names](SessionId session) {
+    return names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session));
+  };
   Json phases = Json::array();
   for (const CyclePhase& phase : cycle.phases) {
     Json waits = Json::array();
@@ -87,8 +96,9 @@ Json ToJson(const JobCycle& cycle, const JobNames& names) {
                       {"waits", waits},
                       {"longest_step", step}});
   }
-  return {{"cycle", CycleName(cycle)},     {"outcome", cycle.outcome}, {"began_wall_ns", cycle.began_ns}, {"took_ns", cycle.took_ns},
-          {"sessions", cycle.members},     {"journals", cycle.seen},   {"phases", phases}};
+  return {{"cycle", CycleName(cycle)}, {"outcome", cycle.outcome},  {"began_wall_ns", cycle.began_ns},
+          {"took_ns", cycle.took_ns},  {"sessions", cycle.members}, {"journals", cycle.seen},
+          {"phases", phases}};
 }
 
 Json ToJson(const std::vector<JobCycle>& cycles, const JobNames& names) {
@@ -122,9 +132,9 @@ int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
   } else if (cycles.empty()) {
     out << "no pause or resume has begun\n";
   } else {
-    for (const JobCycle& cycle : cycles) {
-      PrintCycle(out, cycle, names);
-      out << "\n";
+    for (std::size_t i = 0; i < cycles.size(); ++i) {
+      out << (i == 0 ? "" : "\n");
+      PrintCycle(out, cycles[i], names);
     }
     if (const auto shares = Shares(cycles); !shares.empty()) PrintShares(out, shares, cycles.size(), names);
   }

@@ -28,6 +28,8 @@ class CycleReader {
       StepEnded(done->step);
     } else if (const auto* failed = std::get_if<StepFailed>(&event.body)) {
       StepEnded(failed->step);
+    } else if (const auto* vote = std::get_if<VoteCast>(&event.body)) {
+      if (PhasePart* part = Part(); part != nullptr && part->phase == vote->phase) part->done_ns = now_ns_;
     } else if (const auto* decided = std::get_if<PhaseDecided>(&event.body)) {
       if (PhasePart* part = Part(); part != nullptr && part->phase == decided->phase) part->decided_ns = now_ns_;
     } else if (std::holds_alternative<CycleDone>(event.body)) {
@@ -70,7 +72,8 @@ class CycleReader {
   }
 
   void StepEnded(const Step& step) {
-    const auto begun = std::ranges::find_if(steps_.rbegin(), steps_.rend(), [&](const RunningStep& s) { return s.step == step; });
+    const auto begun =
+        std::ranges::find_if(steps_.rbegin(), steps_.rend(), [&](const RunningStep& s) { return s.step == step; });
     PhasePart* part = Part();
     if (part == nullptr) return;
     part->done_ns = now_ns_;
@@ -110,7 +113,9 @@ CyclePhase JoinPhase(const std::vector<Try>& tries, std::size_t nth, const Phase
   std::vector<std::pair<std::int64_t, const Try*>> ends;
   std::int64_t begun = 0, over = 0;
   for (const Try& t : tries) {
-    if (nth >= t.cycle->parts.size() || t.cycle->parts[nth].phase != like.phase || t.cycle->parts[nth].arriving != like.arriving) continue;
+    if (nth >= t.cycle->parts.size() || t.cycle->parts[nth].phase != like.phase ||
+        t.cycle->parts[nth].arriving != like.arriving)
+      continue;
     const PhasePart& part = t.cycle->parts[nth];
     const std::int64_t from = t.At(part.begun_ns), to = t.At(std::max(part.done_ns, part.decided_ns));
     begun = ends.empty() ? from : std::min(begun, from);
@@ -130,7 +135,10 @@ CyclePhase JoinPhase(const std::vector<Try>& tries, std::size_t nth, const Phase
 
 JobCycle Join(const std::vector<Try>& tries) {
   const Try& first = tries.front();
-  JobCycle cycle{.kind = first.cycle->kind, .members = std::max<std::uint64_t>(first.cycle->members.size(), tries.size()), .seen = tries.size(), .outcome = "done"};
+  JobCycle cycle{.kind = first.cycle->kind,
+                 .members = std::max<std::uint64_t>(first.cycle->members.size(), tries.size()),
+                 .seen = tries.size(),
+                 .outcome = "done"};
   const auto longest = std::ranges::max_element(tries, {}, [](const Try& t) { return t.cycle->parts.size(); });
   std::int64_t began = first.At(first.cycle->begun_ns), ended = first.At(first.cycle->ended_ns);
   for (const Try& t : tries) {
@@ -141,7 +149,8 @@ JobCycle Join(const std::vector<Try>& tries) {
   }
   cycle.began_ns = Positive(began);
   cycle.took_ns = Positive(WrappedDifference(ended, began));
-  for (std::size_t i = 0; i < longest->cycle->parts.size(); ++i) cycle.phases.push_back(JoinPhase(tries, i, longest->cycle->parts[i]));
+  for (std::size_t i = 0; i < longest->cycle->parts.size(); ++i)
+    cycle.phases.push_back(JoinPhase(tries, i, longest->cycle->parts[i]));
   return cycle;
 }
 
@@ -160,7 +169,8 @@ Result<SessionCycles> ReadCycles(JournalReader& reader, ReadReport& damage) {
   if (!opening) return opening.status();
   SessionCycles cycles{.who = std::move(opening->who), .first_ns = opening->first_ns};
   CycleReader taker(cycles);
-  Result<ReadReport> read = reader.Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) { return taker.Take(event), true; });
+  Result<ReadReport> read =
+      reader.Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) { return taker.Take(event), true; });
   if (!read) return read.status();
   damage = *std::move(read);
   return cycles;
@@ -179,7 +189,8 @@ std::vector<JobCycle> JoinCycles(const std::vector<SessionCycles>& sessions) {
   for (const Try& t : tries) {
     // Tries are in order of time, so those of one pause or resume are near the end.
     const auto fits = [&t](const std::vector<Try>& group) {
-      return Together(group.front(), t) && std::ranges::none_of(group, [&t](const Try& other) { return other.session == t.session; });
+      return Together(group.front(), t) &&
+             std::ranges::none_of(group, [&t](const Try& other) { return other.session == t.session; });
     };
     const std::size_t near = std::min<std::size_t>(groups.size(), 16);
     const auto group = std::ranges::find_if(groups.rbegin(), groups.rbegin() + static_cast<std::ptrdiff_t>(near), fits);

@@ -14,11 +14,11 @@ namespace amem::tool {
 // One session's part in a phase. Times are of its journal.
 struct PhasePart {
   PhaseKind phase{};
-  bool arriving = false;             // until all had come
+  bool arriving = false;  // until all had come
   std::uint64_t begun_ns = 0;
-  std::uint64_t done_ns = 0;         // its own part: it had come, or its last step ended, or it voted
-  std::uint64_t decided_ns = 0;      // 0: never
-  std::string step;                  // the longest
+  std::uint64_t done_ns = 0;     // its own part: it had come, or its last step ended, or it voted
+  std::uint64_t decided_ns = 0;  // 0: never
+  std::string step;              // the longest
   std::uint64_t step_ns = 0;
 };
 struct SessionCycle {
@@ -44,17 +44,17 @@ struct PhaseWait {
 struct CyclePhase {
   std::string name;  // "arrival", "pause: save"
   std::uint64_t took_ns = 0;
-  SessionId last;               // whose part ended last
-  std::uint64_t cost_ns = 0;    // after the last but one
+  SessionId last;                // whose part ended last
+  std::uint64_t cost_ns = 0;     // after the last but one
   std::vector<PhaseWait> waits;  // of all, the last one's is 0
-  std::string step;             // of the last one, the longest; empty: it had none
+  std::string step;              // of the last one, the longest; empty: it had none
   std::uint64_t step_ns = 0;
 };
 struct JobCycle {
   CycleKind kind{};
   std::uint64_t number = 0;
-  std::uint64_t began_ns = 0;  // wall clock: the first one came
-  std::uint64_t took_ns = 0;   // until the last one was through
+  std::uint64_t began_ns = 0;           // wall clock: the first one came
+  std::uint64_t took_ns = 0;            // until the last one was through
   std::uint64_t members = 0, seen = 0;  // sessions, and those whose journals are here
   std::string outcome;                  // the worst of all
   std::vector<CyclePhase> phases;

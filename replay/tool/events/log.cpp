@@ -79,7 +79,8 @@ std::string UnderstandRanks(const std::vector<std::string>& given, std::vector<s
 
 std::string UnderstandTimes(const LogOptions& options, LogWishes& wishes) {
   const std::uint64_t now = RealtimeNs();
-  for (const auto& [name, text, time] : {std::tuple("--since", &options.since, &wishes.since), {"--until", &options.until, &wishes.until}}) {
+  for (const auto& [name, text, time] :
+       {std::tuple("--since", &options.since, &wishes.since), {"--until", &options.until, &wishes.until}}) {
     if (text->empty()) continue;
     *time = ParseTime(*text, now);
     if (!*time) return fmt::format("{}: \"{}\" is not a time; {}", name, *text, kTimesKnown);
@@ -102,8 +103,8 @@ std::string Understand(const LogOptions& options, LogWishes& wishes) {
     if (!pattern) return "--grep: " + pattern.status().message();
     wishes.events.pattern = *std::move(pattern);
   }
-  for (const std::string& wrong : {UnderstandKinds(options.kinds, wishes.events.kinds), UnderstandRanks(options.ranks, wishes.ranks),
-                                   UnderstandTimes(options, wishes)}) {
+  for (const std::string& wrong : {UnderstandKinds(options.kinds, wishes.events.kinds),
+                                   UnderstandRanks(options.ranks, wishes.ranks), UnderstandTimes(options, wishes)}) {
     if (!wrong.empty()) return wrong;
   }
   return {};
@@ -122,7 +123,8 @@ std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wish
                  [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
                    Result<Opening> opening = ReadOpening(reader);
                    if (!opening) return opening.status();
-                   const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
+                   const bool wanted =
+                       wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
                    if (wanted) sources.push_back({directory, std::move(opening->who), opening->first_ns});
                    return Status{};
                  });
@@ -155,7 +157,8 @@ class Logger {
             .wall_offset_ns = offset};
   }
   [[nodiscard]] EventFilter Filter(const Source& source) const {
-    return {wishes_.events, wishes_.since ? OwnTime(source, *wishes_.since) : 0, wishes_.until ? OwnTime(source, *wishes_.until) : kEnd};
+    return {wishes_.events, wishes_.since ? OwnTime(source, *wishes_.since) : 0,
+            wishes_.until ? OwnTime(source, *wishes_.until) : kEnd};
   }
   [[nodiscard]] std::int64_t OffsetOf(const Source& source) const { return clock_.OffsetOf(source.who); }
 
@@ -269,7 +272,8 @@ void AddOptions(Arguments& arguments, LogOptions& options) {
   arguments.Add("--rank", "RANK", options.ranks, "Only the sessions of these ranks, as in 2 or 0,3");
   arguments.Add("--kind", "KIND", options.kinds, "Only these kinds of events, as in step-failed,cycle-failed");
   arguments.Add("--grep", "PATTERN", options.grep, "Only events whose sentence matches this extended regular expression");
-  arguments.Add("--allocation", "ID", options.allocation, "Only what is about this allocation, or an address while it is there");
+  arguments.Add("--allocation", "ID", options.allocation,
+                "Only what is about this allocation, or an address while it is there");
   arguments.Add("--from", "SEQ", options.from, "Only from this sequence number on");
   arguments.Add("--to", "SEQ", options.to, "Only up to this sequence number");
   arguments.Add("--since", "TIME", options.since,

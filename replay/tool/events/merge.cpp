@@ -30,7 +30,8 @@ struct EventMerge::Source {
 EventMerge::EventMerge() = default;
 EventMerge::~EventMerge() = default;
 
-Status EventMerge::Add(const std::filesystem::path& session, std::int64_t offset_ns, EventFilter filter, const EventWishes& wishes) {
+Status EventMerge::Add(const std::filesystem::path& session, std::int64_t offset_ns, EventFilter filter,
+                       const EventWishes& wishes) {
   auto reader = JournalReader::Open(session);
   if (!reader) return reader.status();
   if (wishes.allocation) {

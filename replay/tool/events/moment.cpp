@@ -27,9 +27,9 @@ double TakeNumber(std::string_view& text) {
 // In seconds; below zero: not a unit.
 double UnitSeconds(std::string_view unit) {
   static constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1},       {"us", 1e-6},   {"ms", 1e-3},     {"s", 1},      {"sec", 1},    {"second", 1}, {"seconds", 1},  {"m", 60},
-      {"min", 60},   {"minute", 60}, {"minutes", 60},  {"h", 3600},   {"hour", 3600}, {"hours", 3600}, {"d", 86400}, {"day", 86400},
-      {"days", 86400}};
+      {"", 1},        {"us", 1e-6},    {"ms", 1e-3}, {"s", 1},       {"sec", 1},      {"second", 1},
+      {"seconds", 1}, {"m", 60},       {"min", 60},  {"minute", 60}, {"minutes", 60}, {"h", 3600},
+      {"hour", 3600}, {"hours", 3600}, {"d", 86400}, {"day", 86400}, {"days", 86400}};
   for (const auto& [name, seconds] : kUnits) {
     if (name == unit) return seconds;
   }

@@ -28,9 +28,10 @@ void EventPrinter::PrintText(const Event& event) {
 }
 
 void EventPrinter::PrintJson(const Event& event) {
-  nlohmann::ordered_json line = {{"schema", "amem-replay/event"}, {"version", kSchemaVersion}, {"session", session_}};
-  if (options_.several) line["by_rank"] = rank_ < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(rank_);
+  nlohmann::ordered_json line = {{"schema", "amem-replay/event"}, {"version", kSchemaVersion}, {"journal", session_}};
+  if (options_.several) line["journal_rank"] = rank_ < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(rank_);
   if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns));
+  line["session"] = session_;  // an event about another session has that one's id in its place
   line.update(ToJson(event));
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
   out_.Verbatim(line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";

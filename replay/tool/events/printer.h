@@ -11,11 +11,11 @@ namespace amem::tool {
 
 struct PrinterOptions {
   bool json = false;
-  bool wall = false;               // dates in place of seconds since `origin_ns`; "wall_ns" in JSON
-  bool several = false;            // `name` before each line, "by_rank" in JSON
-  std::string name;                // "rank 2"
-  std::uint64_t origin_ns = 0;     // of the session's clock
-  std::int64_t wall_offset_ns = 0; // added to a time of the session's clock gives nanoseconds since 1970
+  bool wall = false;                // dates in place of seconds since `origin_ns`; "wall_ns" in JSON
+  bool several = false;             // `name` before each line, "journal_rank" in JSON
+  std::string name;                 // "rank 2"
+  std::uint64_t origin_ns = 0;      // of the session's clock
+  std::int64_t wall_offset_ns = 0;  // added to a time of the session's clock gives nanoseconds since 1970
 };
 
 class EventPrinter {

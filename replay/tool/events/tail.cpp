@@ -6,10 +6,10 @@
 #include <memory>
 #include <thread>
 
+#include "replay/job/clock.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/tool/command.h"
-#include "replay/job/clock.h"
 #include "replay/tool/events/printer.h"
 
 namespace amem::tool {
@@ -45,7 +45,8 @@ class Follower {
                        .wall_offset_ns = WrappedDifference(static_cast<std::int64_t>(who_.realtime_ns),
                                                            static_cast<std::int64_t>(who_.monotonic_ns))});
     next_ = info_.last.value >= options.last ? info_.last.value - options.last + 1 : 1;
-    if (!options.json) out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
+    if (!options.json)
+      out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
   }
 
   // Prints new events. False: the session has ended, and all of it was printed.
@@ -107,7 +108,7 @@ std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& faile
                                   "directory; `amem-replay ls` lists what is there",
                                   what, DefaultJournalDirectory().string())
                     : fmt::format("no session under {} is live: `amem-replay log` shows what the dead ones did",
-                                what.empty() ? DefaultJournalDirectory().string() : what));
+                                  what.empty() ? DefaultJournalDirectory().string() : what));
     failed = true;
   }
   return followers;
@@ -142,7 +143,10 @@ int RunTail(const TailOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, TailOptions& options) {
-  arguments.Add("PID|DIR", "PID|DIR", options.what, "A process, the directory of a session, or one that holds several; default: where sessions of this user are").Offers(Completes::kFiles);
+  arguments
+      .Add("PID|DIR", "PID|DIR", options.what,
+           "A process, the directory of a session, or one that holds several; default: where sessions of this user are")
+      .Offers(Completes::kFiles);
   arguments.Add("--last", "N", options.last, "Begin with the last N events; 10 by default");
   arguments.Flag("--wall", options.wall, "The date and time of each event in place of seconds since the opening");
   arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; 200 by default", std::uint32_t{1});
@@ -157,8 +161,7 @@ Command TailCommand() {
           "  amem-replay tail 4711                            the session of that process\n"
           "  amem-replay tail /tmp/amem-1000/journal          all that live\n"
           "  amem-replay tail DIR --json | grep step-failed\n",
-          [](Arguments& arguments) { return SetUp<TailOptions>(arguments, AddOptions, RunTail); },
-          false};
+          [](Arguments& arguments) { return SetUp<TailOptions>(arguments, AddOptions, RunTail); }, false};
 }
 
 }  // namespace amem::tool

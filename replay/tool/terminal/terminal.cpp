@@ -68,7 +68,8 @@ std::size_t TextWidth() {
   // Asked once: a pager takes the terminal's place as standard output.
   static const std::size_t width = [] {
     winsize size{};
-    if (::isatty(STDOUT_FILENO) == 0 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kWidthElsewhere;
+    if (::isatty(STDOUT_FILENO) == 0 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+      return kWidthElsewhere;
     return std::clamp<std::size_t>(size.ws_col, kWidthLeast, kWidthMost);
   }();
   return width;
@@ -79,7 +80,8 @@ std::vector<std::string> BrokenIntoLines(std::string_view text, std::size_t widt
   while (!text.empty()) {
     // A unit of several words: what must stay together.
     std::size_t end = std::min(text.find(' '), text.size());
-    while (end < text.size() && BelongTogether(text.substr(0, end), text.substr(end + 1))) end = std::min(text.find(' ', end + 1), text.size());
+    while (end < text.size() && BelongTogether(text.substr(0, end), text.substr(end + 1)))
+      end = std::min(text.find(' ', end + 1), text.size());
     const std::string_view words = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     if (!lines.back().empty() && lines.back().size() + 1 + words.size() > width) lines.emplace_back();
@@ -160,14 +162,15 @@ class ProgressLine {
     std::mutex own;
     std::unique_lock lock(own);
     bool drawn = false;
-    for (auto wait = std::chrono::milliseconds(kQuiet); !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); });
-         wait = kEvery) {
+    for (auto wait = std::chrono::milliseconds(kQuiet);
+         !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); }); wait = kEvery) {
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began).count();
       std::string line;
       {
         const std::lock_guard guard(mutex_);
         line = "amem-replay: " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
-               (journals_ == 1 ? " journal, " : " journals, ") + FormatBytes(bytes_ >> 20 << 20) + ", " + std::to_string(seconds) + " s";
+               (journals_ == 1 ? " journal, " : " journals, ") + FormatBytes(bytes_ >> 20 << 20) + ", " +
+               std::to_string(seconds) + " s";
       }
       std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
       std::fflush(stderr);

@@ -65,7 +65,8 @@ std::vector<std::filesystem::path> FindSessions(const Directories& directories, 
   const Directories places = Places(directories, unpacked, failed);
   if (!force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
   FoundSessions found = amem::FindSessions(places, unpacked, force);
-  for (const std::string& problem : found.problems) Complain(problem);
+  const char* hint = directories.empty() ? " (the default; give a DIR, or set AMEM_JOURNAL_DIR)" : "";
+  for (const std::string& problem : found.problems) Complain(problem + hint);
   failed |= !found.problems.empty();
   Progress::Begin(found.sessions.size(), BytesOf(found.sessions));
   return std::move(found.sessions);

@@ -159,16 +159,27 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
 }
 
+// Allocations are cut from slabs, which are held whole.
+void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& groups, Bytes held) {
+  Bytes used = 0;
+  for (const auto& [key, sum] : groups) used += sum.resident;
+  if (held > used)
+    out << FormatBytes(held) << " on devices in all, as `amem-replay ls` has it: " << FormatBytes(held - used)
+        << " of that lie in slabs and are not in use\n";
+}
+
 int RunTop(const TopOptions& options, Output& out) {
   bool failed = false;
   Groups groups;
   std::string note;
+  Bytes held = 0;  // on devices, as ls counts it
   std::optional<SequenceNumber> at;
   if (options.at) at = SequenceNumber{*options.at};
   ForEachJournal(FindSessions(options.directories, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    const Result<State> state = reader.StateAt(at, &damage);
                    if (!state) return state.status();
+                   held += Measure(*state).own_device_resident;
                    const Result<Times> times = options.by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
                    if (!times) return times.status();
                    Grouper grouper(options.by, *state, *times, groups);
@@ -188,6 +199,7 @@ int RunTop(const TopOptions& options, Output& out) {
     PrintJson(out, list);
   } else if (!sorted.empty()) {
     PrintText(out, options.by, sorted, options.limit);
+    if (options.by != "peer") PrintUnused(out, sorted, held);
     if (!note.empty()) out << "\n" << note << "\n";
   }
   return failed ? kCannotRead : kFine;

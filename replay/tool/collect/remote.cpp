@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,6 +58,7 @@ Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::fil
   if (pid < 0) return Status{Code::kIo, "start " + argv[0] + ": " + std::strerror(errno)};
   if (pid == 0) {  // only calls that are safe while other threads hold locks
     ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not outlive the tool, nor the thread that waits for it
     ::dup2(nothing.get(), STDIN_FILENO);
     ::dup2(file.get(), STDOUT_FILENO);
     ::dup2(to.get(), STDERR_FILENO);

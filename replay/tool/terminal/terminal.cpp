@@ -41,7 +41,7 @@ const char* PagerCommand() {
     const char* command = std::getenv(name);
     if (command != nullptr) return *command == '\0' || std::strcmp(command, "cat") == 0 ? nullptr : command;
   }
-  return "less";
+  return "if command -v less >/dev/null 2>&1; then exec less; else exec cat; fi";
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -192,7 +192,10 @@ ProgressLine& TheLine() {
   return line;
 }
 bool Shown() {
-  static const bool shown = ::isatty(STDERR_FILENO) != 0;
+  static const bool shown = [] {
+    const char* kind = Set("TERM");
+    return ::isatty(STDERR_FILENO) != 0 && (kind == nullptr || std::strcmp(kind, "dumb") != 0);
+  }();
   return shown;
 }
 

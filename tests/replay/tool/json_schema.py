@@ -1,8 +1,13 @@
+#!/usr/bin/env python3
 """What the schemas of amem-replay use of JSON Schema, draft 2020-12. Where the package jsonschema is installed, its answer is
-checked to be the same."""
+checked to be the same.
+
+    json_schema.py SCHEMA < JSON      prints what is wrong; exit code 1 if anything is
+"""
 import json
 import os
 import re
+import sys
 
 try:
     import jsonschema
@@ -90,3 +95,9 @@ class Schema:
                     yield f"{place}: {key} is not described"
                 else:
                     yield from self._look(other, part, f"{place}.{key}")
+
+
+if __name__ == "__main__":
+    FOUND = Schema(sys.argv[1]).problems(json.load(sys.stdin))
+    print(*FOUND, sep="\n")
+    sys.exit(1 if FOUND else 0)

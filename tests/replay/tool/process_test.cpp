@@ -220,6 +220,24 @@ TEST_F(Tool, log_filters_by_kind_number_time_and_count) {
   EXPECT_HAS(Shell(log + " --kind mapped --last 1").out, "allocation 10");
 }
 
+// What no golden journal holds.
+TEST_F(Tool, the_state_of_other_memory_and_of_communicators_fits_its_schema) {
+  std::uint64_t clock = 0;
+  Story story(0x5, 0, &clock);
+  const AllocationId id = story.Create();
+  story.Map(id);
+  story.Then(CommunicatorBegun{.communicator = CommunicatorId{1}, .how = "init", .ranks = 2});
+  story.Then(CommunicatorReady{.communicator = CommunicatorId{1}, .hash = 0x1f2e, .rank = 0, .ranks = 2});
+  story.Then(HostAllocated{.address = Address{0x10000}, .bytes = 4096});
+  story.Then(LegacyAllocated{.address = Address{0x20000}, .bytes = 4096, .why = "kept", .communicator = CommunicatorId{1}});
+  story.Then(AsyncAllocated{.address = Address{0x30000}, .bytes = 4096});
+  const std::string journal = Write(story).string();
+  const Ran ran = Shell("$TOOL state --json " + journal + " > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  const nlohmann::json state = nlohmann::json::parse(test::Contents(scratch_ / "state"));
+  for (const char* list : {"communicators", "host", "legacy", "async"}) EXPECT_EQ(state[list].size(), 1U) << list;
+}
+
 TEST_F(Tool, log_of_an_allocation_follows_it_to_its_addresses) {
   WriteJob();
   const Ran ran = Shell("$TOOL log --allocation 1 " + importer_.string());

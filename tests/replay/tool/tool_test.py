@@ -336,6 +336,13 @@ class Log(Scratch):
         self.assertTrue(0 < len(later) < len(whole))
         self.assertEqual(later, whole[-len(later):])
 
+    def test_top_and_ls_agree_on_what_is_held(self):
+        pack = os.path.join(GOLDEN, "gpu/golden-killed-2gpus.amem")
+        held = sum(s["holdings"]["own_device_resident_bytes"] for s in json.loads(run("ls", "--json", pack).stdout))
+        used = sum(group["backed_bytes"] for group in json.loads(run("top", "--json", pack).stdout))
+        self.assertLess(used, held)
+        self.assertIn(f"{held >> 20} MiB on devices in all, as `amem-replay ls` has it: {(held - used) >> 20} MiB", run("top", pack).stdout)
+
     def test_critical_path_names_the_last_one(self):
         pack = os.path.join(GOLDEN, "gpu/golden-healthy-2gpus.amem")
         path = json.loads(run("critical-path", "--json", "--last", "10", pack).stdout)

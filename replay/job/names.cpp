@@ -144,6 +144,11 @@ std::string WallText(std::uint64_t wall_ns) {
   return date.empty() ? "unknown time" : fmt::format("{}.{:03} UTC", date, wall_ns / 1'000'000 % 1000);
 }
 
+std::string PreciseText(std::uint64_t wall_ns) {
+  const std::string date = Utc(wall_ns);
+  return date.empty() ? "unknown time" : fmt::format("{}.{:06}", date, wall_ns / 1'000 % 1'000'000);
+}
+
 std::string DateText(std::uint64_t wall_ns) {
   const std::string date = Utc(wall_ns);
   return date.empty() ? "unknown" : date + " UTC";

@@ -48,7 +48,8 @@ std::string Plural(std::uint64_t number, std::string_view one, std::string_view 
 std::vector<std::string> InRanges(const std::vector<std::int32_t>& ascending);  // "0 to 7", "9", "11"
 std::string Listed(const std::vector<std::string>& words);                      // "a", "a and b", "a, b and c"
 std::string DurationText(std::uint64_t nanoseconds);                            // "3 min 12 s", "12.3 s", "45 ms"
-std::string WallText(std::uint64_t wall_ns);  // "2025-11-21 07:34:01.203 UTC"; "unknown time" for 0
-std::string DateText(std::uint64_t wall_ns);  // "2025-11-21 07:34:01 UTC"; "unknown" for 0
+std::string WallText(std::uint64_t wall_ns);     // "2025-11-21 07:34:01.203 UTC"; "unknown time" for 0
+std::string DateText(std::uint64_t wall_ns);     // "2025-11-21 07:34:01 UTC"; "unknown" for 0
+std::string PreciseText(std::uint64_t wall_ns);  // "2025-11-21 07:34:01.203004", UTC, for lines of a log
 
 }  // namespace amem

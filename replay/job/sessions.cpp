@@ -22,25 +22,96 @@ void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, bool 
   std::ranges::move(unpacked->sessions, std::back_inserter(found.sessions));
 }
 
+// Folders of hosts and of jobs lie above those of sessions, not much more. A place that holds very much else is not searched.
+constexpr int kLevelsDown = 4;
+constexpr std::size_t kFoldersMost = 20'000;
+
+// What lies in a folder that is no session's: sessions, packs, or folders to look in. Links are not followed.
+class Search {
+ public:
+  explicit Search(FoundSessions& found) : found_(found) {}
+
+  Status In(const std::filesystem::path& folder, int levels = kLevelsDown) {
+    Result<std::vector<std::filesystem::path>> listed = ListSessions(folder);
+    if (!listed) return listed.status();
+    std::ranges::for_each(*listed, [this](auto& session) { AddOnce(std::move(session)); });
+    if (!listed->empty()) return {};
+    std::error_code failed;
+    std::vector<std::filesystem::path> below;
+    for (std::filesystem::directory_iterator entry(folder, failed), end; !failed && entry != end; entry.increment(failed)) {
+      std::error_code ignored;
+      if (entry->is_symlink(ignored)) continue;
+      if (entry->is_directory(ignored) || entry->path().extension() == ".amem") below.push_back(entry->path());
+    }
+    std::ranges::sort(below);
+    for (const auto& path : below) {
+      std::error_code ignored;
+      if (++folders_ > kFoldersMost) break;
+      if (!std::filesystem::is_directory(path, ignored)) {
+        if (IsPack(path)) AddOnce(path);
+      } else if (levels > 0) {
+        if (Status looked = In(path, levels - 1); !looked) found_.problems.push_back(looked.message());
+      }
+    }
+    return {};
+  }
+
+ private:
+  void AddOnce(std::filesystem::path session) {
+    if (std::ranges::find(found_.sessions, session) == found_.sessions.end()) found_.sessions.push_back(std::move(session));
+  }
+
+  FoundSessions& found_;
+  std::size_t folders_ = 0;
+};
+
+// Whether a session found earlier lies there.
+bool Holds(std::span<const std::filesystem::path> sessions, const std::filesystem::path& place) {
+  const std::string folder = (place / "").string();
+  return std::ranges::any_of(sessions, [&](const auto& s) { return s == place || s.string().starts_with(folder); });
+}
+
+// A file of a session's directory stands for the directory.
+std::filesystem::path Meant(const std::filesystem::path& place) {
+  const bool file_of_session = place.filename() == "data.mdb" || place.filename() == "lock.mdb" || place.filename() == "tail";
+  std::error_code failed;
+  if (!file_of_session || std::filesystem::is_directory(place, failed)) return place;
+  return place.has_parent_path() ? place.parent_path() : std::filesystem::path(".");
+}
+
 }  // namespace
 
-FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch, bool however_large) {
+FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
   FoundSessions found;
-  for (const auto& place : places) {
+  for (const auto& given : places) {
+    const std::filesystem::path place = Meant(given);
+    if (IsPack(place)) {
+      found.sessions.push_back(place);
+      continue;
+    }
+    const std::size_t before = found.sessions.size();
+    const Status searched = Search(found).In(place);
+    if (!searched) {
+      found.problems.push_back(searched.message());
+    } else if (found.sessions.size() == before && !Holds(found.sessions, place)) {
+      found.problems.push_back(fmt::format(
+          "no session under {}: give a session's directory (it holds data.mdb), one that holds several, or a parent "
+          "of such directories; `amem-replay ls` shows this user's",
+          place.string()));
+    }
+  }
+  return found;
+}
+
+FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch, bool however_large) {
+  FoundSessions found = FindPlaces(places);
+  std::vector<std::filesystem::path> known = std::move(found.sessions);
+  found.sessions.clear();
+  for (auto& place : known) {
     if (IsPack(place)) {
       AddPack(place, scratch, however_large, found);
-    } else if (Result<std::vector<std::filesystem::path>> listed = ListSessions(place)) {
-      if (listed->empty()) {
-        found.problems.push_back(
-            fmt::format("no session under {}: give a session's directory (it holds data.mdb) or one that "
-                        "holds several; `amem-replay ls` shows this user's",
-                        place.string()));
-      }
-      for (auto& session : *listed) {
-        if (std::ranges::find(found.sessions, session) == found.sessions.end()) found.sessions.push_back(std::move(session));
-      }
     } else {
-      found.problems.push_back(listed.status().message());
+      found.sessions.push_back(std::move(place));
     }
   }
   return found;

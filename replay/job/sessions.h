@@ -16,10 +16,14 @@ struct FoundSessions {
   std::vector<std::filesystem::path> sessions;  // directories, each once
   std::vector<std::string> problems;            // places that hold none, or could not be read
 };
-// Each place is the directory of a session, or one that holds several, or a pack (pack.h), which is unpacked into `scratch`.
+// Each place is the directory of a session or a file in it, a directory that holds several, a parent of such directories or of
+// packs (some levels up), or a pack (pack.h); packs are unpacked into `scratch`.
 // `however_large`: see pack.h.
 FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch,
                            bool however_large = false);
+
+// The same without unpacking: packs are among the sessions.
+FoundSessions FindPlaces(std::span<const std::filesystem::path> places);
 
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);

@@ -1,7 +1,6 @@
 // diff: what is different between two points of a journal, or between two journals.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -134,7 +133,7 @@ Result<State> Load(const Point& point, bool& failed) {
 }
 
 int RunDiff(const DiffOptions& options, Output& out) {
-  const auto a = Parse(options.a, {});
+  const auto a = Parse(options.a, DefaultJournalDirectory());
   const auto b = a ? Parse(options.b, a->directory) : std::nullopt;
   if (!a || !b || a->directory.empty())
     return Complain(
@@ -173,11 +172,13 @@ int RunDiff(const DiffOptions& options, Output& out) {
   return failed ? kCannotRead : found.empty() ? kFine : kViolationFound;
 }
 
-void AddOptions(CLI::App& app, DiffOptions& options) {
-  app.add_option("A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event")->required();
-  app.add_option("B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal")->required();
-  AddForce(app);
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, DiffOptions& options) {
+  arguments.Add("A", "A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event; @SEQ of the default directory")
+      .Required()
+      .Offers(Completes::kFiles);
+  arguments.Add("B", "B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal").Required().Offers(Completes::kFiles);
+  AddForce(arguments);
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -186,7 +187,7 @@ Command DiffCommand() {
   return {"diff", "What changed between two points of a journal, or is different between two journals",
           "  amem-replay diff DIR@100 @200\n"
           "  amem-replay diff DIR_A DIR_B@1200 --json\n",
-          [](CLI::App& app) { return SetUp<DiffOptions>(app, AddOptions, RunDiff); }};
+          [](Arguments& arguments) { return SetUp<DiffOptions>(arguments, AddOptions, RunDiff); }};
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 // info: what a journal is and how far it goes. ls: all sessions of a directory, one a line.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -126,7 +125,7 @@ int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool 
     json ? list.push_back(ToJson(*facts)) : show(*facts);
     return Status{};
   });
-  if (json) PrintJson(out, list);
+  if (json && (!failed || !list.empty())) PrintJson(out, list, "session");
   return failed ? kCannotRead : kFine;
 }
 
@@ -145,13 +144,13 @@ int RunInfo(const InfoOptions& options, Output& out) {
   });
 }
 
-void AddOptions(CLI::App& app, InfoOptions& options) {
-  AddDirectories(app, options.directories);
-  AddJson(app, options.json, "One JSON array");
+void AddOptions(Arguments& arguments, InfoOptions& options) {
+  AddDirectories(arguments, options.directories);
+  AddJson(arguments, options.json, "One JSON array");
 }
 
 struct ListOptions {
-  std::filesystem::path directory;  // empty: where sessions of this user put their journals
+  Directories directories;
   bool json = false;
 };
 
@@ -165,18 +164,18 @@ void PrintRow(Output& out, const Facts& facts) {
 
 int RunList(const ListOptions& options, Output& out) {
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions =
-      FindSessions({options.directory.empty() ? DefaultJournalDirectory() : options.directory}, failed);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
   if (!options.json && !sessions.empty()) {
-    out << "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST\n";
+    out.Styled(Output::Style::kHeading,
+               "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST")
+        << "\n";
   }
   return ShowAll(sessions, options.json, failed, false, out, [&out](const Facts& facts) { PrintRow(out, facts); });
 }
 
-void AddOptions(CLI::App& app, ListOptions& options) {
-  app.add_option("DIR", options.directory, "Default: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal");
-  AddForce(app);
-  AddJson(app, options.json, "One JSON array");
+void AddOptions(Arguments& arguments, ListOptions& options) {
+  AddDirectories(arguments, options.directories);
+  AddJson(arguments, options.json, "One JSON array");
 }
 
 }  // namespace
@@ -185,14 +184,14 @@ Command InfoCommand() {
   return {"info", "What a journal is: process, versions, events, memory held, last failure",
           "  amem-replay info /tmp/amem-1000/journal/00c0ffee00c0ffee\n"
           "  amem-replay info --json DIR | jq '.[].holdings'\n",
-          [](CLI::App& app) { return SetUp<InfoOptions>(app, AddOptions, RunInfo); }};
+          [](Arguments& arguments) { return SetUp<InfoOptions>(arguments, AddOptions, RunInfo); }};
 }
 
 Command ListCommand() {
   return {"ls", "The sessions of a directory, newest first",
           "  amem-replay ls                  sessions of this user on this host\n"
           "  amem-replay ls /data/job17      journals that were copied from elsewhere\n",
-          [](CLI::App& app) { return SetUp<ListOptions>(app, AddOptions, RunList); }};
+          [](Arguments& arguments) { return SetUp<ListOptions>(arguments, AddOptions, RunList); }};
 }
 
 }  // namespace amem::tool

@@ -1,11 +1,13 @@
 // amem-replay: reads journals, also of live processes and without a GPU.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstring>
 #include <exception>
 
 #include "replay/tool/command.h"
+#include "replay/tool/command_line/command_line.h"
+#include "replay/tool/terminal/terminal.h"
 
 // The commands, in the order in which --help lists them.
 #define AMEM_REPLAY_COMMANDS(COMMAND) \
@@ -14,6 +16,7 @@
   COMMAND(Info)                       \
   COMMAND(Log)                        \
   COMMAND(State)                      \
+  COMMAND(CriticalPath)               \
   COMMAND(Verify)                     \
   COMMAND(Report)                     \
   COMMAND(Run)                        \
@@ -22,9 +25,11 @@
   COMMAND(Top)                        \
   COMMAND(Tail)                       \
   COMMAND(Trace)                      \
+  COMMAND(Collect)                    \
   COMMAND(Pack)                       \
   COMMAND(Unpack)                     \
-  COMMAND(Completion)
+  COMMAND(Completion)                 \
+  COMMAND(Manual)
 
 namespace amem::tool {
 
@@ -33,29 +38,38 @@ AMEM_REPLAY_COMMANDS(AMEM_DECLARE)
 
 namespace {
 
-constexpr const char* kExitCodes =
-    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
-    "difference was found.";
+TerminalOptions terminal;
+
+std::vector<PreparedCommand> Prepare() {
+#define AMEM_MAKE(name) name##Command(),
+  static const Command commands[] = {AMEM_REPLAY_COMMANDS(AMEM_MAKE)};
+  std::vector<PreparedCommand> prepared(std::size(commands));
+  for (std::size_t i = 0; i < prepared.size(); ++i) {
+    prepared[i].command = &commands[i];
+    prepared[i].run = commands[i].set_up(prepared[i].arguments);
+    AddTerminalOptions(prepared[i].arguments, terminal);
+  }
+  return prepared;
+}
+
+// A program that asked for JSON finds some on standard output whatever happened.
+int WithErrors(int argc, char** argv, Output& out, int code) {
+  bool json = false;
+  for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
+  if (json && code != kFine && !out.AnythingPrinted()) PrintErrors(out, argc > 1 ? argv[1] : "", code);
+  return code;
+}
 
 int Run(int argc, char** argv, Output& out) {
-  CLI::App app{"Reads the journals of AMem: what happened to NCCL's GPU memory, and why a pause or resume failed."};
-  app.require_subcommand(1);
-  app.set_version_flag("--version", std::string("amem-replay " AMEM_VERSION));
-  app.footer(std::string("DIR is the directory of a session, or one that holds several.\n") + kExitCodes +
-             "\n`amem-replay COMMAND --help` has the options and examples of a command.");
-  std::function<int(Output&)> run;
-#define AMEM_MAKE(name) name##Command(),
-  for (const Command& command : {AMEM_REPLAY_COMMANDS(AMEM_MAKE)}) {
-    CLI::App* parser = app.add_subcommand(command.name, command.does);
-    parser->footer(std::string("Examples:\n") + command.examples + kExitCodes);
-    parser->callback([&run, chosen = command.set_up(*parser)] { run = chosen; });
-  }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kFine : kUsage;
-  }
-  return run(out);
+  const ParsedCommandLine parsed = ParseCommandLine(argc, argv, AllCommands());
+  out << parsed.print;
+  if (!parsed.wrong.empty()) return WithErrors(argc, argv, out, Complain(parsed.wrong, kUsage));
+  if (parsed.chosen == nullptr) return kFine;
+  running_command = parsed.chosen->command->name;
+  const Pager pager(terminal, parsed.chosen->command->paged, out);
+  const int code = parsed.chosen->run(out);
+  Progress::End();
+  return WithErrors(argc, argv, out, code);
 }
 
 int Main(int argc, char** argv) {
@@ -69,6 +83,12 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
+
+std::span<const PreparedCommand> AllCommands() {
+  static const std::vector<PreparedCommand> all = Prepare();
+  return all;
+}
+
 }  // namespace amem::tool
 
 int main(int argc, char** argv) {

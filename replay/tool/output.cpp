@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "replay/tool/terminal/terminal.h"
+
 namespace amem::tool {
 
 bool IsPlain(std::string_view text) {
@@ -55,7 +57,17 @@ Output& Output::Left(std::string_view text, std::size_t width) {
   return *this;
 }
 
+Output& Output::Styled(Style style, std::string_view text) {
+  if (!color_) return *this << text;
+  const char* code = style == Style::kHeading ? "1" : style == Style::kBad ? "1;31" : style == Style::kGood ? "32" : "2";
+  return Verbatim(fmt::format("\x1b[{}m", code)) << text, Verbatim("\x1b[0m");
+}
+
 void Output::Flush() {
+  if (!buffer_.empty()) {
+    printed_ = true;
+    Progress::End();
+  }
   std::size_t done = 0;
   while (done < buffer_.size() && !gone_ && failure_.ok()) {
     const ssize_t written = ::write(descriptor_, buffer_.data() + done, buffer_.size() - done);

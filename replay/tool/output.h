@@ -40,6 +40,12 @@ class Output {
   Output& Padded(std::uint64_t number, std::size_t width, char fill);
   Output& Left(std::string_view text, std::size_t width);
 
+  // In colours only where they are wanted (terminal/terminal.h).
+  enum class Style { kHeading, kBad, kGood, kQuiet };
+  Output& Styled(Style style, std::string_view text);
+  void set_color(bool color) { color_ = color; }
+  [[nodiscard]] bool AnythingPrinted() const { return printed_ || !buffer_.empty(); }
+
   // The reader has gone (head, a closed pager): nothing more need be produced. Not an error.
   [[nodiscard]] bool ReaderGone() const { return gone_; }
   // Writes what is left. kIo: something could not be written (a full disk).
@@ -51,7 +57,7 @@ class Output {
 
   int descriptor_;
   std::string buffer_;
-  bool gone_ = false;
+  bool gone_ = false, color_ = false, printed_ = false;
   Status failure_;
 };
 

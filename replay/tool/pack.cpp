@@ -3,10 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/places.h"
 
 namespace amem::tool {
 namespace {
@@ -31,10 +30,10 @@ int RunPack(const PackCommandOptions& options, Output& out) {
   return failed || !packed->damage.empty() ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, PackCommandOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.file, kOutputHelp)->type_name("FILE")->required();
-  app.add_flag("--anonymous", options.anonymous, "Without host names, GPU ids and paths");
+void AddOptions(Arguments& arguments, PackCommandOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("-o,--output", "FILE", options.file, kOutputHelp).Required();
+  arguments.Flag("--anonymous", options.anonymous, "Without host names, GPU ids and paths");
 }
 
 struct UnpackOptions {
@@ -43,17 +42,22 @@ struct UnpackOptions {
 };
 
 int RunUnpack(const UnpackOptions& options, Output& out) {
-  const Result<Unpacked> unpacked = Unpack(options.file, options.directory, options.force);
+  ScratchDirectory scratch;
+  const Result<std::filesystem::path> file = options.file == "-" ? PackFromStandardInput(scratch) : Result(options.file);
+  if (!file) return Complain(file.status().message());
+  const Result<Unpacked> unpacked = Unpack(*file, options.directory, options.force);
   if (!unpacked) return Complain(unpacked.status().message());
   for (const std::string& damage : unpacked->damage) Complain("not in it: " + damage);
   for (const auto& session : unpacked->sessions) out << session.string() << "\n";
   return unpacked->damage.empty() ? kFine : kCannotRead;
 }
 
-void AddOptions(CLI::App& app, UnpackOptions& options) {
-  app.add_option("FILE", options.file, "What `amem-replay pack` wrote")->required();
-  app.add_option("-o,--output", options.directory, "Where the sessions' directories go")->type_name("DIR")->required();
-  app.add_flag("--force", options.force, kForceHelp);
+void AddOptions(Arguments& arguments, UnpackOptions& options) {
+  arguments.Add("FILE", "FILE", options.file, "What `amem-replay pack` wrote; - for standard input").Required();
+  arguments.Add("-o,--output", "DIR", options.directory, "Where the sessions' directories go")
+      .Required()
+      .Offers(Completes::kDirectories);
+  arguments.Flag("--force", options.force, kForceHelp);
 }
 
 }  // namespace
@@ -63,12 +67,12 @@ Command PackCommand() {
           "  amem-replay pack /tmp/amem-1000/journal -o job.amem\n"
           "  amem-replay pack hostA/journal hostB/journal -o job.amem --anonymous\n"
           "  amem-replay why job.amem\n",
-          [](CLI::App& app) { return SetUp<PackCommandOptions>(app, AddOptions, RunPack); }};
+          [](Arguments& arguments) { return SetUp<PackCommandOptions>(arguments, AddOptions, RunPack); }, false};
 }
 
 Command UnpackCommand() {
   return {"unpack", "Directories of journals from a packed file", "  amem-replay unpack job.amem -o journals\n",
-          [](CLI::App& app) { return SetUp<UnpackOptions>(app, AddOptions, RunUnpack); }};
+          [](Arguments& arguments) { return SetUp<UnpackOptions>(arguments, AddOptions, RunUnpack); }, false};
 }
 
 }  // namespace amem::tool

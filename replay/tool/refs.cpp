@@ -1,5 +1,4 @@
 // refs: which sessions reference whose memory, as a table, a graph for Graphviz, or JSON.
-#include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -144,10 +143,10 @@ int RunRefs(const RefsOptions& options, Output& out) {
   return failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, RefsOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_flag("--dot", options.dot, "A graph for Graphviz");
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, RefsOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Flag("--dot", options.dot, "A graph for Graphviz");
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -156,7 +155,7 @@ Command RefsCommand() {
   return {"refs", "Who references whose memory, with how much",
           "  amem-replay refs DIR\n"
           "  amem-replay refs DIR --dot | dot -Tsvg > references.svg\n",
-          [](CLI::App& app) { return SetUp<RefsOptions>(app, AddOptions, RunRefs); }};
+          [](Arguments& arguments) { return SetUp<RefsOptions>(arguments, AddOptions, RunRefs); }};
 }
 
 }  // namespace amem::tool

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "journal/base/clock.h"
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/names.h"
@@ -17,7 +15,7 @@ namespace {
 
 struct ReportOptions {
   Directories directories;
-  std::filesystem::path output;
+  std::filesystem::path output = "amem-report.html";
   bool all = false;  // all sessions given, not only those of the latest job
 };
 
@@ -63,10 +61,12 @@ int RunReport(const ReportOptions& options, Output& out) {
   return failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, ReportOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.output, kOutputHelp)->type_name("FILE.html")->default_val("amem-report.html");
-  app.add_flag("--all", options.all, "All sessions, not only those of the latest job");
+constexpr const char* kReportOutputHelp = "The file to write, amem-report.html by default; - for standard output";
+
+void AddOptions(Arguments& arguments, ReportOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("-o,--output", "FILE.html", options.output, kReportOutputHelp);
+  arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ Command ReportCommand() {
           "  amem-replay report /tmp/amem-1000/journal -o job.html     all sessions of this host\n"
           "  amem-replay report hostA/journal hostB/journal -o job.html\n"
           "The file needs no network and no other file. Long journals are summed up; the page says what it leaves out.\n",
-          [](CLI::App& app) { return SetUp<ReportOptions>(app, AddOptions, RunReport); }};
+          [](Arguments& arguments) { return SetUp<ReportOptions>(arguments, AddOptions, RunReport); }, false};
 }
 
 }  // namespace amem::tool

@@ -1,8 +1,8 @@
 // run: does again what journals say, and compares.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
@@ -25,17 +25,18 @@ struct RunOptions {
   bool json = false;
 };
 
-// "34G", "512MiB", "1000000": bytes, with a binary unit.
+// "34G", "512MiB", "1000000B": bytes with a unit, which counts in powers of 1 024. A number without one could be meant as GiB.
 std::optional<Bytes> ParseBytes(const std::string& text) {
   std::size_t digits = 0;
   while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
   if (digits == 0 || digits > 18) return std::nullopt;
   const Bytes number = std::stoull(text.substr(0, digits));
   std::string unit = text.substr(digits);
-  if (unit.ends_with("iB")) unit.resize(unit.size() - 2);
-  if (unit.ends_with("B")) unit.resize(unit.size() - 1);
-  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
-  if (shift < 0) return std::nullopt;
+  if (unit.empty()) return std::nullopt;
+  if (unit.size() > 2 && unit.ends_with("iB")) unit.resize(unit.size() - 2);
+  if (unit.size() > 1 && unit.ends_with("B")) unit.resize(unit.size() - 1);
+  const int shift = unit == "B" ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : unit == "T" ? 40 : -1;
+  if (shift < 0 || number > std::numeric_limits<Bytes>::max() >> shift) return std::nullopt;
   return number << shift;
 }
 
@@ -57,7 +58,8 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
   for (const std::string& limit : options.memory) {
     const std::size_t equals = limit.rfind('=');
     const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
-    if (!bytes) return fmt::format("--memory {}: give DEVICE=BYTES, as in --memory 2=34GiB", limit);
+    if (!bytes)
+      return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
     prepared.options.memory[limit.substr(0, equals)] = *bytes;
   }
   if (options.until.empty()) return {};
@@ -161,18 +163,15 @@ int RunRun(const RunOptions& options, Output& out) {
   return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, RunOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("--until", options.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job")
-      ->type_name("SEQ");
-  app.add_option("--memory", options.memory, "How much a device has once it was paused; by number or UUID, may be repeated")
-      ->type_name("DEVICE=BYTES")
-      ->allow_extra_args(false);
-  app.add_flag("--processes", options.processes, "Each session in a process of its own, as in the job");
-  app.add_option("--driver", options.driver, "What the calls are made to: sim, the simulator (default), or cuda")
-      ->check(CLI::IsMember({"sim", "cuda"}))
-      ->type_name("sim|cuda");
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, RunOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("--until", "SEQ", options.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job");
+  arguments.Add("--memory", "DEVICE=BYTES", options.memory,
+                "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID");
+  arguments.Flag("--processes", options.processes, "Each session in a process of its own, as in the job");
+  arguments.Add("--driver", "DRIVER", options.driver, "What the calls are made to: sim, the simulator (default), or cuda")
+      .OneOf({"sim", "cuda"});
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -185,7 +184,7 @@ Command RunCommand() {
           "  amem-replay run DIR --processes                one process per rank, descriptors over Unix sockets\n"
           "  amem-replay run DIR --driver cuda              likewise, on this host's GPUs\n"
           "A failed resume for want of memory fails again with as little, and not with more.\n",
-          [](CLI::App& app) { return SetUp<RunOptions>(app, AddOptions, RunRun); }};
+          [](Arguments& arguments) { return SetUp<RunOptions>(arguments, AddOptions, RunRun); }};
 }
 
 }  // namespace amem::tool

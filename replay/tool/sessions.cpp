@@ -4,44 +4,71 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "replay/job/fold.h"
 #include "replay/tool/budget.h"
 #include "replay/tool/command.h"
+#include "replay/tool/places.h"
+#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 
+std::string running_command;
+
 namespace {
 
-bool force = false;  // --force, of whatever command
+bool force = false;                   // --force, of whatever command
+std::vector<std::string> complaints;  // for PrintErrors
+
+constexpr const char* kDirectoryHelp =
+    "Directories of sessions, directories that hold several, parents of those, or packs; - is a pack on standard input; "
+    "default: "
+    "AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal";
+
+// With "-" replaced by a file that has what is on standard input, and nothing by the default.
+Directories Places(const Directories& given, ScratchDirectory& scratch, bool& failed) {
+  if (given.empty()) return {DefaultJournalDirectory()};
+  Directories places;
+  for (const auto& place : given) {
+    const Result<std::filesystem::path> file = place == "-" ? PackFromStandardInput(scratch) : Result(place);
+    if (!file) Complain(file.status().message());
+    failed |= !file.ok();
+    if (file) places.push_back(*file);
+  }
+  return places;
+}
 
 }  // namespace
 
-void AddDirectories(CLI::App& app, Directories& directories) {
-  app.add_option("DIR", directories, "Directories of sessions, or directories that hold several")->required();
-  AddForce(app);
+void AddDirectories(Arguments& arguments, Directories& directories) {
+  arguments.Add("DIR", "DIR", directories, kDirectoryHelp);
+  AddForce(arguments);
 }
 
-void AddForce(CLI::App& app) { app.add_flag("--force", force, kForceHelp); }
+void AddForce(Arguments& arguments) { arguments.Flag("--force", force, kForceHelp); }
 
-void AddJson(CLI::App& app, bool& json, const char* shape) { app.add_flag("--json", json, shape); }
+void AddJson(Arguments& arguments, bool& json, const char* shape) { arguments.Flag("--json", json, shape); }
 
 Exit Complain(const std::string& message, Exit code) {
+  Progress::End();
+  complaints.push_back(message);
   std::fprintf(stderr, "amem-replay: %s\n", Escaped(message).c_str());
   return code;
 }
 
 std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
   static ScratchDirectory unpacked;  // removed when the tool ends
-  if (!force) KeepWithinBudget(directories, unpacked);
-  FoundSessions found = amem::FindSessions(directories, unpacked, force);
-  for (const std::string& problem : found.problems) Complain(problem);
+  const Directories places = Places(directories, unpacked, failed);
+  if (!force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
+  FoundSessions found = amem::FindSessions(places, unpacked, force);
+  const char* hint = directories.empty() ? " (the default; give a DIR, or set AMEM_JOURNAL_DIR)" : "";
+  for (const std::string& problem : found.problems) Complain(problem + hint);
   failed |= !found.problems.empty();
+  Progress::Begin(found.sessions.size(), BytesOf(found.sessions));
   return std::move(found.sessions);
 }
 
@@ -63,6 +90,7 @@ void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& fa
     if (!done) Complain(done.message());
     failed |= !done.ok();
     failed |= ComplainAboutDamage(session, damage);
+    Progress::OneDone();
   }
 }
 
@@ -91,22 +119,25 @@ void Summarize(bool to_standard_output, Output& out, const std::string& line) {
   }
 }
 
-void PrintJson(Output& out, const nlohmann::ordered_json& json) {
+void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema) {
+  const auto label = [&](nlohmann::ordered_json& object) {
+    nlohmann::ordered_json labelled = {{"schema", fmt::format("amem-replay/{}", schema != nullptr ? schema : running_command)},
+                                       {"version", kSchemaVersion}};
+    for (auto& [key, value] : object.items()) labelled[key] = std::move(value);
+    object = std::move(labelled);
+  };
+  if (json.is_object()) label(json);
+  if (json.is_array()) std::ranges::for_each(json, label);
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 are replaced.
   out.Verbatim(json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
 }
 
+void PrintErrors(Output& out, const std::string& command, int exit_code) {
+  PrintJson(out, {{"command", command}, {"exit", exit_code}, {"errors", complaints}}, "error");
+}
+
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {
-  constexpr std::size_t kWidth = 100;
-  std::istringstream words(text);
-  std::size_t column = 0;
-  for (std::string word; std::getline(words, word, ' ');) {
-    const bool fits = column != 0 && column + 1 + word.size() <= kWidth;
-    if (column != 0 && !fits) out << "\n";
-    out << (fits ? " " : indent) << word;
-    column = (fits ? column + 1 : indent.size()) + word.size();
-  }
-  out << "\n";
+  for (const std::string& line : BrokenIntoLines(text, TextWidth() - indent.size())) out << indent << line << "\n";
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 // state: everything AMem knew after one event.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
@@ -13,8 +12,9 @@ namespace amem::tool {
 namespace {
 
 struct StateOptions {
-  std::filesystem::path directory;
+  Directories directories;
   std::optional<std::uint64_t> at;
+  std::string session;  // empty: the only one
   bool json = false;
 };
 
@@ -98,12 +98,18 @@ void PrintText(Output& out, const State& state) {
 
 int RunState(const StateOptions& options, Output& out) {
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions({options.directory}, failed);
-  if (failed) return kCannotRead;
+  std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  if (!options.session.empty() && !failed) {
+    std::erase_if(sessions, [&](const auto& directory) { return directory.filename() != options.session; });
+    if (sessions.empty())
+      return Complain("--session: there is no session " + options.session + " here; `amem-replay ls` lists them", kUsage);
+  }
+  if (failed || sessions.empty()) return kCannotRead;
   if (sessions.size() > 1)
-    return Complain(fmt::format("{} holds {} sessions and state is about one: give the directory of a session, for example {}",
-                                options.directory.string(), sessions.size(), sessions.front().string()),
-                    kUsage);
+    return Complain(
+        fmt::format("there are {} sessions and state is about one: give its directory, or --session, for example {}",
+                    sessions.size(), sessions.front().filename().string()),
+        kUsage);
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
   if (!reader) return Complain(reader.status().message());
   std::optional<SequenceNumber> at;
@@ -115,11 +121,11 @@ int RunState(const StateOptions& options, Output& out) {
   return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, StateOptions& options) {
-  app.add_option("DIR", options.directory, "The directory of one session")->required();
-  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
-  AddForce(app);
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, StateOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("--session", "ID", options.session, "The session, where there are several");
+  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -128,7 +134,7 @@ Command StateCommand() {
   return {"state", "What AMem knew after an event: allocations, mappings, references, where a cycle stood",
           "  amem-replay state DIR\n"
           "  amem-replay state DIR --at 1200 --json\n",
-          [](CLI::App& app) { return SetUp<StateOptions>(app, AddOptions, RunState); }};
+          [](Arguments& arguments) { return SetUp<StateOptions>(arguments, AddOptions, RunState); }};
 }
 
 }  // namespace amem::tool

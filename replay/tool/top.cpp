@@ -1,5 +1,4 @@
 // top: what holds the most memory, by call site, communicator, peer, size or age.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -160,16 +159,27 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
 }
 
+// Allocations are cut from slabs, which are held whole.
+void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& groups, Bytes held) {
+  Bytes used = 0;
+  for (const auto& [key, sum] : groups) used += sum.resident;
+  if (held > used)
+    out << FormatBytes(held) << " on devices in all, as `amem-replay ls` has it: " << FormatBytes(held - used)
+        << " of that lie in slabs and are not in use\n";
+}
+
 int RunTop(const TopOptions& options, Output& out) {
   bool failed = false;
   Groups groups;
   std::string note;
+  Bytes held = 0;  // on devices, as ls counts it
   std::optional<SequenceNumber> at;
   if (options.at) at = SequenceNumber{*options.at};
   ForEachJournal(FindSessions(options.directories, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    const Result<State> state = reader.StateAt(at, &damage);
                    if (!state) return state.status();
+                   held += Measure(*state).own_device_resident;
                    const Result<Times> times = options.by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
                    if (!times) return times.status();
                    Grouper grouper(options.by, *state, *times, groups);
@@ -181,6 +191,7 @@ int RunTop(const TopOptions& options, Output& out) {
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
     return options.by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
   });
+  if (options.json && failed && sorted.empty()) return kCannotRead;
   if (options.json) {
     auto list = nlohmann::ordered_json::array();
     for (const auto& [key, sum] : sorted)
@@ -188,18 +199,19 @@ int RunTop(const TopOptions& options, Output& out) {
     PrintJson(out, list);
   } else if (!sorted.empty()) {
     PrintText(out, options.by, sorted, options.limit);
+    if (options.by != "peer") PrintUnused(out, sorted, held);
     if (!note.empty()) out << "\n" << note << "\n";
   }
   return failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, TopOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("--by", options.by, "site, communicator, peer, size or age")
-      ->check(CLI::IsMember({"site", "communicator", "peer", "size", "age"}));
-  app.add_option("--at", options.at, "After this event; default: the last one")->type_name("SEQ");
-  app.add_option("--limit", options.limit, "So many lines")->type_name("N");
-  AddJson(app, options.json, "One JSON array");
+void AddOptions(Arguments& arguments, TopOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("--by", "WHAT", options.by, "What to group by; site, the place in libnccl, is the default")
+      .OneOf({"site", "communicator", "peer", "size", "age"});
+  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
+  AddJson(arguments, options.json, "One JSON array");
 }
 
 }  // namespace
@@ -209,7 +221,7 @@ Command TopCommand() {
           "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
           "  amem-replay top DIR --by communicator\n"
           "  amem-replay top DIR --by peer --at 1200\n",
-          [](CLI::App& app) { return SetUp<TopOptions>(app, AddOptions, RunTop); }};
+          [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
 }
 
 }  // namespace amem::tool

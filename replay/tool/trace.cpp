@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 
@@ -32,16 +30,16 @@ int RunTrace(const TraceOptions& options, Output& out) {
   return failed || !summary->incomplete.empty() ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, TraceOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_option("-o,--output", options.file, kOutputHelp)->type_name("FILE")->required();
+void AddOptions(Arguments& arguments, TraceOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Add("-o,--output", "FILE", options.file, kOutputHelp).Required();
 }
 
 }  // namespace
 
 Command TraceCommand() {
   return {"trace", "A job as a trace for ui.perfetto.dev or chrome://tracing", "  amem-replay trace DIR -o job.trace.json\n",
-          [](CLI::App& app) { return SetUp<TraceOptions>(app, AddOptions, RunTrace); }};
+          [](Arguments& arguments) { return SetUp<TraceOptions>(arguments, AddOptions, RunTrace); }, false};
 }
 
 }  // namespace amem::tool

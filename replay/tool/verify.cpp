@@ -1,7 +1,6 @@
 // verify: is what the journals say possible, and do the journals of a job agree with each other?
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -53,7 +52,8 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
         << ", " << Grouped(journal.events) << " events" << (journal.whole ? "" : " checked, then no further") << "\n";
   }
   for (const Violation& note : job.notes) out << "note: " << place(note) << ": " << note.text << "\n";
-  for (const Violation& violation : job.violations) out << "VIOLATION: " << place(violation) << ": " << violation.text << "\n";
+  for (const Violation& violation : job.violations)
+    out.Styled(Output::Style::kBad, "VIOLATION: ") << place(violation) << ": " << violation.text << "\n";
   out << (job.violations.empty() ? "ok" : "violated") << " journals=" << journals.size() << " events=" << events
       << " references=" << job.references << " violations=" << job.violations.size() << "\n";
 }
@@ -100,9 +100,9 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   return !job.violations.empty() ? kViolationFound : failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, VerifyOptions& options) {
-  AddDirectories(app, options.directories);
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, VerifyOptions& options) {
+  AddDirectories(arguments, options.directories);
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ Command VerifyCommand() {
   return {"verify", "Checks journals, and the references between all journals given, best all of a job",
           "  amem-replay verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
           "  amem-replay verify hostA/journal hostB/journal --json\n",
-          [](CLI::App& app) { return SetUp<VerifyOptions>(app, AddOptions, RunVerify); }};
+          [](Arguments& arguments) { return SetUp<VerifyOptions>(arguments, AddOptions, RunVerify); }};
 }
 
 }  // namespace amem::tool

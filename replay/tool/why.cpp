@@ -1,7 +1,6 @@
 // why: what went wrong with the last pause or resume of a job, and what to do.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -50,7 +49,7 @@ void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint
 }
 
 void PrintText(Output& out, const Verdict& verdict) {
-  out << verdict.headline << ".\n\n";
+  out.Styled(verdict.healthy() ? Output::Style::kGood : Output::Style::kBad, verdict.headline + ".") << "\n\n";
   PrintParagraph(out, verdict.summary, "");
   if (const std::string remedy = ToText(verdict.remedy); !remedy.empty()) {
     out << "\n";
@@ -116,10 +115,10 @@ int RunWhy(const WhyOptions& options, Output& out) {
   return failed || damaged ? kCannotRead : first.healthy() ? kFine : kViolationFound;
 }
 
-void AddOptions(CLI::App& app, WhyOptions& options) {
-  AddDirectories(app, options.directories);
-  app.add_flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
-  AddJson(app, options.json);
+void AddOptions(Arguments& arguments, WhyOptions& options) {
+  AddDirectories(arguments, options.directories);
+  arguments.Flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
+  AddJson(arguments, options.json);
 }
 
 }  // namespace
@@ -129,7 +128,7 @@ Command WhyCommand() {
           "  amem-replay why /tmp/amem-1000/journal    the jobs of this host, running or dead, the newest failure first\n"
           "  amem-replay why hostA/journal hostB/journal\n"
           "  amem-replay why --json DIR | jq -r .kind\n",
-          [](CLI::App& app) { return SetUp<WhyOptions>(app, AddOptions, RunWhy); }};
+          [](Arguments& arguments) { return SetUp<WhyOptions>(arguments, AddOptions, RunWhy); }};
 }
 
 }  // namespace amem::tool

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
 #include "tests/pass_descriptor.h"
@@ -117,8 +118,10 @@ class Rank {
   Status Start(const std::filesystem::path& directory) {
     test::RankProcessOptions options{.directory = directory};
     options.simulated.devices = ranks_;
-    auto started = test::StartProcess(std::move(options),
-                                      test::RankOf(rank_, SessionId{0xA3E0'0000ULL + static_cast<std::uint64_t>(::getpid())}));
+    SessionOpened who = test::RankOf(rank_, SessionId{0xA3E0'0000ULL + static_cast<std::uint64_t>(::getpid())});
+    who.realtime_ns = RealtimeNs();  // without these its journals would be dated 1970
+    who.monotonic_ns = MonotonicNs();
+    auto started = test::StartProcess(std::move(options), std::move(who));
     if (!started.ok()) return started.status();
     simulator_ = std::move(started->simulator);
     session_ = std::move(started->session);

@@ -38,7 +38,7 @@ class AmemError(RuntimeError):
         return "%s\n%s" % (text, self.why) if self.why else text
 
 
-_lib = _library.load()
+_lib = _library.load_or_defer()
 
 
 def _check(code):
@@ -111,4 +111,5 @@ if _library.nccl_is_loaded():
         attach()
     except AmemError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-sys.addaudithook(_watch)
+if _library.is_there(_lib):
+    sys.addaudithook(_watch)

@@ -31,8 +31,35 @@ def find():
     chosen = os.environ.get("AMEM_LIBRARY")
     if chosen:
         return chosen
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), NAME)
-    return beside if os.path.exists(beside) else NAME
+    here = os.path.dirname(os.path.abspath(__file__))
+    for beside in (os.path.join(here, NAME), os.path.normpath(os.path.join(here, "../../../../lib", NAME))):  # as installed
+        if os.path.exists(beside):
+            return beside
+    return NAME
+
+
+class _Absent:
+    """In place of a library that is not there: each use is the error that says so."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def __getattr__(self, name):
+        raise OSError(str(self._error))
+
+
+def load_or_defer():
+    """As load(). Where there is no NCCL either, only amem.journal is of use, which needs no library: no error until one is used."""
+    try:
+        return load()
+    except OSError as error:
+        if os.environ.get("AMEM_LIBRARY") or nccl_is_loaded():
+            raise
+        return _Absent(error)
+
+
+def is_there(library):
+    return not isinstance(library, _Absent)
 
 
 def load():

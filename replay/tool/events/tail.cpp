@@ -1,16 +1,16 @@
 // tail: what live sessions do, as they do it. Their processes are not touched: only their journals are read.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <chrono>
 #include <memory>
 #include <thread>
 
+#include "replay/job/clock.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/tool/command.h"
-#include "replay/tool/printer.h"
+#include "replay/tool/events/printer.h"
 
 namespace amem::tool {
 namespace {
@@ -19,7 +19,7 @@ struct TailOptions {
   std::string what;  // a pid or a directory
   std::uint64_t last = 10;
   std::uint32_t interval_ms = 200;
-  bool json = false;
+  bool json = false, wall = false;
 };
 
 constexpr int kLooksBeforeForgotten = 5;  // at a journal that has ended
@@ -34,11 +34,19 @@ class Follower {
     return std::unique_ptr<Follower>(new Follower(*std::move(reader), std::move(opening->info), std::move(opening->who)));
   }
 
-  void Begin(Output& out, bool json, bool several, std::uint64_t last) {
-    printer_ =
-        std::make_unique<EventPrinter>(out, json, info_.session, who_.monotonic_ns, several ? ShortNameOf(who_) + " " : "");
-    next_ = info_.last.value >= last ? info_.last.value - last + 1 : 1;
-    if (!json) out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
+  void Begin(Output& out, const TailOptions& options, bool several) {
+    printer_ = std::make_unique<EventPrinter>(
+        out, who_,
+        PrinterOptions{.json = options.json,
+                       .wall = options.wall,
+                       .several = several,
+                       .name = ShortNameOf(who_),
+                       .origin_ns = who_.monotonic_ns,
+                       .wall_offset_ns = WrappedDifference(static_cast<std::int64_t>(who_.realtime_ns),
+                                                           static_cast<std::int64_t>(who_.monotonic_ns))});
+    next_ = info_.last.value >= options.last ? info_.last.value - options.last + 1 : 1;
+    if (!options.json)
+      out << "# " << NameOf(who_) << ", " << ToText(info_.status) << ", " << Grouped(info_.events) << " events\n";
   }
 
   // Prints new events. False: the session has ended, and all of it was printed.
@@ -79,9 +87,9 @@ class Follower {
 std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& failed) {
   std::int32_t pid = 0;
   const auto parsed = std::from_chars(what.data(), what.data() + what.size(), pid);
-  const bool is_pid = parsed.ec == std::errc() && parsed.ptr == what.data() + what.size();
+  const bool is_pid = !what.empty() && parsed.ec == std::errc() && parsed.ptr == what.data() + what.size();
   const std::vector<std::filesystem::path> sessions =
-      FindSessions({is_pid ? DefaultJournalDirectory() : std::filesystem::path(what)}, failed);
+      FindSessions(is_pid || what.empty() ? Directories{} : Directories{what}, failed);
   std::vector<std::unique_ptr<Follower>> followers;
   for (const auto& session : sessions) {
     auto follower = Follower::Open(session);
@@ -99,7 +107,8 @@ std::vector<std::unique_ptr<Follower>> Find(const std::string& what, bool& faile
     Complain(is_pid ? fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
                                   "directory; `amem-replay ls` lists what is there",
                                   what, DefaultJournalDirectory().string())
-                    : fmt::format("no session under {} is live: `amem-replay log` shows what the dead ones did", what));
+                    : fmt::format("no session under {} is live: `amem-replay log` shows what the dead ones did",
+                                  what.empty() ? DefaultJournalDirectory().string() : what));
     failed = true;
   }
   return followers;
@@ -109,7 +118,7 @@ int RunTail(const TailOptions& options, Output& out) {
   bool failed = false;
   std::vector<std::unique_ptr<Follower>> followers = Find(options.what, failed);
   const bool several = followers.size() > 1;
-  for (const auto& follower : followers) follower->Begin(out, options.json, several, options.last);
+  for (const auto& follower : followers) follower->Begin(out, options, several);
   std::vector<int> ended(followers.size());
   const auto pause = std::chrono::milliseconds(options.interval_ms);
   while (!followers.empty()) {
@@ -133,12 +142,16 @@ int RunTail(const TailOptions& options, Output& out) {
   return failed ? kCannotRead : kFine;
 }
 
-void AddOptions(CLI::App& app, TailOptions& options) {
-  app.add_option("PID|DIR", options.what, "A process, the directory of a session, or one that holds several")->required();
-  app.add_option("--last", options.last, "Begin with the last N events")->type_name("N");
-  app.add_option("--interval", options.interval_ms, "Look every so many milliseconds")->type_name("MS");
-  AddForce(app);
-  AddJson(app, options.json, "One JSON object a line");
+void AddOptions(Arguments& arguments, TailOptions& options) {
+  arguments
+      .Add("PID|DIR", "PID|DIR", options.what,
+           "A process, the directory of a session, or one that holds several; default: where sessions of this user are")
+      .Offers(Completes::kFiles);
+  arguments.Add("--last", "N", options.last, "Begin with the last N events; 10 by default");
+  arguments.Flag("--wall", options.wall, "The date and time of each event in place of seconds since the opening");
+  arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; 200 by default", std::uint32_t{1});
+  AddForce(arguments);
+  AddJson(arguments, options.json, "One JSON object a line");
 }
 
 }  // namespace
@@ -148,7 +161,7 @@ Command TailCommand() {
           "  amem-replay tail 4711                            the session of that process\n"
           "  amem-replay tail /tmp/amem-1000/journal          all that live\n"
           "  amem-replay tail DIR --json | grep step-failed\n",
-          [](CLI::App& app) { return SetUp<TailOptions>(app, AddOptions, RunTail); }};
+          [](Arguments& arguments) { return SetUp<TailOptions>(arguments, AddOptions, RunTail); }, false};
 }
 
 }  // namespace amem::tool

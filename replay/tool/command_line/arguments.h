@@ -1,0 +1,64 @@
+// The options of a command, described once. Parsing, --help, the manual page and the completion of shells follow from it.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace amem::tool {
+
+// What a shell offers as a value.
+enum class Completes : std::uint8_t { kNothing, kFiles, kDirectories };
+
+struct Argument {
+  std::string names;  // "--all", "-o,--output"; without hyphens it is told by its place
+  std::string value;  // "SEQ"; empty: a flag
+  std::string help;
+  std::vector<std::string> choices;  // empty: any
+  Completes completes = Completes::kNothing;
+  bool required = false;
+  bool several = false;  // it may be given more than once
+  bool common = false;   // every command has it
+  // Takes what was given, one text for each time; of a flag, none. Returns what is wrong with it, or an empty text.
+  std::function<std::string(const std::vector<std::string>&)> take;
+
+  Argument& Required() { return required = true, *this; }
+  Argument& OneOf(std::vector<std::string> known) { return choices = std::move(known), *this; }
+  Argument& Offers(Completes what) { return completes = what, *this; }
+  [[nodiscard]] bool positional() const { return !names.starts_with('-'); }
+  [[nodiscard]] std::vector<std::string> Names() const;  // each with its hyphens
+};
+
+// What is given goes to the target, which must live until the command has run; without it the target keeps its default.
+class Arguments {
+ public:
+  Argument& Flag(const char* names, bool& target, const char* help);
+  Argument& Add(const char* names, const char* value, std::string& target, const char* help);
+  Argument& Add(const char* names, const char* value, std::filesystem::path& target, const char* help);
+  Argument& Add(const char* names, const char* value, std::vector<std::string>& target, const char* help);
+  Argument& Add(const char* names, const char* value, std::vector<std::filesystem::path>& target, const char* help);
+  Argument& Add(const char* names, const char* value, std::optional<std::uint64_t>& target, const char* help);
+  // A whole number that fits the target, from `least` on.
+  template <std::unsigned_integral Number>
+  Argument& Add(const char* names, const char* value, Number& target, const char* help, Number least = 0) {
+    return AddNumber(names, value, help, least, std::numeric_limits<Number>::max(),
+                     [&target](std::uint64_t number) { target = static_cast<Number>(number); });
+  }
+
+  [[nodiscard]] const std::deque<Argument>& all() const { return all_; }
+
+ private:
+  Argument& AddNumber(const char* names, const char* value, const char* help, std::uint64_t least, std::uint64_t most,
+                      std::function<void(std::uint64_t)> set);
+  Argument& Describe(const char* names, const char* value, const char* help);
+
+  std::deque<Argument> all_;  // references to its elements stay
+};
+
+}  // namespace amem::tool

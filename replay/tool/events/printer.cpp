@@ -1,0 +1,40 @@
+#include "replay/tool/events/printer.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "replay/job/clock.h"
+#include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+
+EventPrinter::EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options)
+    : out_(out), options_(std::move(options)), session_(SessionText(who.session)), rank_(who.rank) {}
+
+void EventPrinter::PrintText(const Event& event) {
+  if (options_.several) (out_.Left(options_.name, 8)) << " ";
+  out_.Padded(event.seq.value, 6, ' ');
+  if (options_.wall) {
+    out_ << " " << PreciseText(static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns)));
+  } else {
+    const bool before = event.time_ns < options_.origin_ns;
+    const std::uint64_t us = (before ? options_.origin_ns - event.time_ns : event.time_ns - options_.origin_ns) / 1000;
+    out_ << (before ? " -" : " +") << us / 1'000'000 << ".";
+    out_.Padded(us % 1'000'000, 6, '0') << "s";
+  }
+  out_ << " t" << event.thread << "  " << ToText(event.body) << "\n";
+}
+
+void EventPrinter::PrintJson(const Event& event) {
+  nlohmann::ordered_json line = {{"schema", "amem-replay/event"}, {"version", kSchemaVersion}, {"journal", session_}};
+  if (options_.several) line["journal_rank"] = rank_ < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(rank_);
+  if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns));
+  line["session"] = session_;  // an event about another session has that one's id in its place
+  line.update(ToJson(event));
+  // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
+  out_.Verbatim(line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+}
+
+}  // namespace amem::tool

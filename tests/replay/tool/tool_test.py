@@ -1,0 +1,506 @@
+#!/usr/bin/env python3
+"""amem-replay for programs and for shells: JSON against its schemas, the Python module, collecting from hosts, options, the manual
+page, completions, and what is installed. It reads the golden journals.
+
+    tool_test.py AMEM_REPLAY BUILD_DIRECTORY [unittest arguments]
+"""
+import glob
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.normpath(os.path.join(HERE, "../../.."))
+GOLDEN = os.path.join(ROOT, "tests/replay/golden")
+SCHEMAS = os.path.join(ROOT, "replay/tool/schemas")
+TOOL = ""
+BUILD = ""
+
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True
+import json_schema  # noqa: E402
+
+
+def golden(name):
+    return os.path.join(GOLDEN, name + ".amem")
+
+
+OOM, HEALTHY = golden("sim_out_of_memory"), golden("sim_healthy")
+
+
+def run(*arguments, stdin=subprocess.DEVNULL, **more):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_")}
+    environment.update(more)
+    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, env=environment, stdin=stdin, timeout=120, check=False)
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.mkdtemp(prefix="amem-tool-")
+        self.addCleanup(shutil.rmtree, self.scratch)
+
+    def path(self, *names):
+        return os.path.join(self.scratch, *names)
+
+    def unpack(self, pack, *names):
+        self.assertEqual(run("unpack", pack, "-o", self.path(*names)).returncode, 0)
+        return self.path(*names)
+
+
+class Schemas(Scratch):
+    """Every command that has --json, on every golden journal."""
+
+    COMMANDS = {"why": "why", "ls": "session", "info": "session", "log": "event", "state": "state", "verify": "verify", "run": "run",
+                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path"}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.schemas = {os.path.basename(p).removesuffix(".schema.json"): json_schema.Schema(p) for p in glob.glob(SCHEMAS + "/*.json")}
+
+    def check(self, record, name):
+        self.assertEqual(record["schema"], "amem-replay/" + name)
+        self.assertEqual(self.schemas[name].problems(record), [], json.dumps(record)[:2000])
+
+    def test_every_command_with_json_has_a_schema_and_none_is_left_over(self):
+        commands = re.findall(r"^  ([a-z-]+) ", run("--help").stdout.split("Commands:")[1], re.M)
+        self.assertEqual({c for c in commands if "--json" in run(c, "--help").stdout}, set(self.COMMANDS))
+        self.assertEqual({*self.COMMANDS.values(), "error"}, set(self.schemas))
+
+    def test_what_commands_print_about_golden_journals(self):
+        for pack in sorted(glob.glob(GOLDEN + "/*.amem") + glob.glob(GOLDEN + "/gpu/*.amem")):
+            for command in ("why", "ls", "info", "verify", "run", "refs", "critical-path"):
+                answer = json.loads(run(command, "--json", pack).stdout)
+                for record in answer if isinstance(answer, list) else [answer]:
+                    self.check(record, self.COMMANDS[command])
+            for by in ("site", "communicator", "peer", "size", "age"):
+                for record in json.loads(run("top", "--json", "--by", by, pack).stdout):
+                    self.check(record, "top")
+
+    def test_events_of_every_kind(self):
+        with open(os.path.join(ROOT, "tests/replay/job/event_json_samples.h"), encoding="utf-8") as samples:
+            events = [json.loads(text) for text in re.findall(r'R"json\((.*?)\)json"', samples.read(), re.S)]
+        self.assertGreater(len(events), 50)
+        described = {part["if"]["properties"]["kind"]["const"] for part in self.schemas["event"].root["allOf"]}
+        known = re.search(r"the kinds are (.*)", run("log", "--kind", "nonsense", OOM).stderr).group(1).split(", ")
+        self.assertEqual(described, {k.split(";")[0] for k in known})
+        for event in events:
+            self.check({"schema": "amem-replay/event", "version": 1, "journal": "00000000000000aa", "session": "00000000000000aa", **event},
+                       "event")
+        for options in ([], ["--merge", "--wall"]):
+            lines = run("log", "--json", *options, OOM, golden("standin_killed_in_import")).stdout.splitlines()
+            self.assertGreater(len(lines), 300)
+            for line in lines:
+                self.check(json.loads(line), "event")
+
+    def test_states_and_differences(self):
+        journals = self.unpack(golden("sim_healthy_in_slabs"), "journals")
+        sessions = [s["session"] for s in json.loads(run("ls", "--json", journals).stdout)]
+        for at in ("20", "60", "100", "140"):
+            self.check(json.loads(run("state", "--json", "--at", at, "--session", sessions[0], journals).stdout), "state")
+        directory = os.path.join(journals, sessions[0])
+        self.check(json.loads(run("diff", "--json", directory + "@20", "@100").stdout), "diff")
+        tailed = run("tail", "--json", "--last", "5", "--interval", "1", directory)
+        self.assertEqual(len(tailed.stdout.splitlines()), 5, tailed.stderr)
+        self.check(json.loads(tailed.stdout.splitlines()[0]), "event")
+
+    def test_errors_are_json_too(self):
+        for arguments, code in ((["why", "--json", "/nowhere"], 2), (["info", "--json", "/nowhere"], 2), (["log", "--json", "/nowhere"], 2),
+                                (["refs", "--json", "/nowhere"], 2), (["why", "--json", "--al"], 1), (["nonsense", "--json"], 1),
+                                (["top", "--json", "/nowhere"], 2), (["state", "--json", "/nowhere"], 2)):
+            ran = run(*arguments)
+            self.assertEqual(ran.returncode, code)
+            error = json.loads(ran.stdout)
+            self.check(error, "error")
+            self.assertEqual((error["command"], error["exit"]), (arguments[0], code))
+            self.assertIn(error["errors"][0], ran.stderr)
+
+    def test_a_wrong_record_is_found(self):
+        verdict = json.loads(run("why", "--json", OOM).stdout)
+        for change in ({"healthy": "no"}, {"version": 2}, {"schema": "amem-replay/info"}, {"evidence": [{}]}):
+            self.assertNotEqual(self.schemas["why"].problems({**verdict, **change}), [], change)
+        del verdict["kind"]
+        self.assertNotEqual(self.schemas["why"].problems(verdict), [])
+
+
+class Module(Scratch):
+    """amem.journal, in this process, without libamem_nccl.so."""
+
+    @classmethod
+    def setUpClass(cls):
+        os.environ["AMEM_REPLAY"] = TOOL
+        os.environ.pop("AMEM_LIBRARY", None)
+        sys.path.insert(0, os.path.join(ROOT, "ncclpatch/python"))
+        import amem.journal  # pylint: disable=import-outside-toplevel
+        cls.journal = amem.journal
+
+    def test_a_job_has_sessions_events_states_and_a_verdict(self):
+        job = self.journal.open(OOM)
+        self.assertEqual([s.rank for s in job.sessions], [0, 1, 2, 3])
+        self.assertEqual({s.host for s in job.sessions}, {"host-1"})
+        verdict = job.verdict()
+        self.assertEqual((verdict.healthy, verdict.kind, verdict.rank), (False, "out-of-memory", 2))
+        self.assertIn(verdict.headline, str(verdict))
+        failed = list(job.session(2).events(kinds=["step-failed"]))
+        self.assertEqual(len(failed), 1)
+        self.assertEqual(failed[0].kind, "step-failed")
+        self.assertGreater(failed[0].seconds, 1.5e9)
+        state = job.session(2).state(at=failed[0].seq)
+        self.assertEqual(state["lifecycle"], "resuming")
+        self.assertGreater(len(job.critical_path()["cycles"]), 0)
+        self.assertTrue(job.verify()["ok"])
+        self.assertEqual(len(job.references()["references"]), 4)
+        self.assertGreater(job.top("size")[0]["bytes"], 0)
+
+    def test_events_of_all_come_in_order_and_filtered(self):
+        job = self.journal.open(HEALTHY)
+        events = list(job.events())
+        self.assertEqual([e.wall_ns for e in events], sorted(e.wall_ns for e in events))
+        self.assertEqual(len(events), sum(s.events_by_kind[k] for s in job.sessions for k in s.events_by_kind))
+        self.assertEqual({e.journal_rank for e in job.events(ranks=[1, 3])}, {1, 3})
+        done = list(job.events(grep="^pause [0-9]+ done"))
+        self.assertTrue(done and all(e.kind == "cycle-done" for e in done))
+        self.assertEqual(len(list(job.events(last=7))), 7)
+        own = list(job.session(1).events())
+        self.assertEqual([e.seq for e in own], list(range(1, len(own) + 1)))
+
+    def test_an_iterator_that_is_dropped_leaves_no_process(self):
+        events = self.journal.open(HEALTHY).events()
+        next(events)
+        events.close()
+        self.assertRaises(StopIteration, next, events)
+
+    def test_errors_say_what_is_wrong(self):
+        with self.assertRaisesRegex(self.journal.JournalError, "nowhere") as raised:
+            self.journal.open("/nowhere")
+        self.assertEqual(raised.exception.code, 2)
+        job = self.journal.open(HEALTHY)
+        with self.assertRaisesRegex(self.journal.JournalError, "no session of rank 9"):
+            job.session(9)
+        with self.assertRaisesRegex(self.journal.JournalError, "--since"):
+            list(job.events(since="the day before yesterday"))
+        with self.assertRaises(TypeError):
+            job.events(colour="blue")
+
+    def test_what_cannot_be_read_is_a_warning_and_the_rest_is_used(self):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            job = self.journal.open(HEALTHY, "/nowhere")
+        self.assertEqual(len(job.sessions), 4)
+        self.assertTrue(any(issubclass(w.category, self.journal.ReadWarning) and "nowhere" in str(w.message) for w in caught))
+
+    def test_the_package_without_its_library_says_so_when_it_is_used(self):
+        script = "import amem, amem.journal; amem.journal.open(%r)\ntry: amem.pause()\nexcept OSError as e: print(e)" % HEALTHY
+        environment = {**os.environ, "PYTHONPATH": os.path.join(ROOT, "ncclpatch/python"), "PYTHONDONTWRITEBYTECODE": "1"}
+        ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertIn("AMEM_LIBRARY", ran.stdout)
+
+
+class Places(Scratch):
+    def test_without_a_directory_every_command_takes_the_default(self):
+        journals = self.unpack(OOM, "journals")
+        for command in ("why", "ls", "info", "log", "verify", "refs", "top", "critical-path"):
+            self.assertEqual(run(command, AMEM_JOURNAL_DIR=journals).stdout, run(command, journals).stdout, command)
+        self.assertEqual(run("trace", "-o", self.path("t"), AMEM_JOURNAL_DIR=journals).returncode, 0)
+        self.assertEqual(run("pack", "-o", self.path("p"), AMEM_JOURNAL_DIR=journals).returncode, 0)
+        self.assertEqual(run("report", "-o", self.path("r"), AMEM_JOURNAL_DIR=journals).returncode, 0)
+
+    def test_parents_of_directories_and_of_packs_are_searched(self):
+        journals = self.unpack(OOM, "all")
+        for i, session in enumerate(sorted(os.listdir(journals))):
+            os.makedirs(self.path("hosts", f"host{i}", "journal"))
+            os.rename(os.path.join(journals, session), self.path("hosts", f"host{i}", "journal", session))
+        verdict = json.loads(run("why", "--json", self.path("hosts")).stdout)
+        self.assertEqual((verdict["kind"], verdict["rank"], verdict["totals"]["journals"]), ("out-of-memory", 2, 4))
+        os.makedirs(self.path("packs"))
+        for i in range(4):
+            run("pack", self.path("hosts", f"host{i}"), "-o", self.path("packs", f"{i}.amem"))
+        self.assertEqual(json.loads(run("why", "--json", self.path("packs")).stdout)["rank"], 2)
+        self.assertIn("no session under", run("why", self.path()[:-1] and ROOT + "/journal/base").stderr)
+
+    def test_a_file_of_a_session_stands_for_it(self):
+        journals = self.unpack(HEALTHY, "all")
+        session = os.path.join(journals, sorted(os.listdir(journals))[0])
+        self.assertEqual(run("info", session + "/data.mdb").stdout, run("info", session).stdout)
+
+    def test_a_pack_on_standard_input(self):
+        with open(OOM, "rb") as pack:
+            self.assertEqual(run("why", "-", stdin=pack).stdout, run("why", OOM).stdout)
+        with open(__file__, "rb") as other:
+            ran = run("why", "-", stdin=other)
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("is not what `amem-replay pack` writes", ran.stderr)
+
+
+class Options(Scratch):
+    def wrong(self, *arguments):
+        ran = run(*arguments)
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""), arguments)
+        return ran.stderr
+
+    def test_typos_are_answered_with_what_was_meant(self):
+        for arguments, meant in ((["wyh"], "why"), (["reprot"], "report"), (["verfy"], "verify"), (["--verison"], "--version"),
+                                 (["why", "--jsno"], "--json"), (["log", "--allocaton", "3"], "--allocation"),
+                                 (["top", "--by", "sizes"], "size")):
+            self.assertIn(f"did you mean {meant}?", self.wrong(*arguments))
+        self.assertNotIn("did you mean", self.wrong("frobnicate"))
+
+    def test_nonsense_is_refused(self):
+        for arguments, says in (
+                (["log", "--last", "-5", OOM], "give a whole number"), (["log", "--from", "100", "--to", "50", OOM], "behind --to 50"),
+                (["log", "--since", "13", "--until", "12", OOM], "later than --until"), (["log", "--since", "-3", OOM], "is not a time"),
+                (["log", "--since", "5 parsecs ago", OOM], "10 min ago"), (["log", "--rank", "x", OOM], "is not a rank"),
+                (["log", "--grep", "(", OOM], "regular expression"), (["run", "--memory", "2=34", OOM], "with a unit"),
+                (["run", "--memory", "2=-3GiB", OOM], "with a unit"), (["top", "--limit", "0", OOM], "from 1 on"),
+                (["tail", "--interval", "99999999999", OOM], "from 1 to 4294967295"), (["log", "--last"], "needs a value (N)"),
+                (["log", "--last", "3", "--last", "4", OOM], "given twice"), (["why", "--json=yes", OOM], "takes no value"),
+                (["diff", "a", "b", "c"], "one too many"), (["diff", "a"], "B is missing"), ([], "a command is missing"),
+                (["why", "--color", "blue", OOM], "none of auto, always, never")):
+            self.assertIn(says, self.wrong(*arguments))
+
+    def test_numbers_and_their_units_stay_on_one_line(self):
+        text = run("why", os.path.join(GOLDEN, "gpu/golden-out-of-memory-2gpus.amem")).stdout
+        self.assertIn("146 591 680 KiB", text)
+        self.assertNotRegex(text, r"\d\n\d{3}\b|\d\n[KMG]iB")
+
+    def test_help_and_files_with_odd_names(self):
+        self.assertIn("Usage: amem-replay diff [OPTIONS] A B", run("diff", "-h").stdout)
+        odd = self.path("--json")
+        shutil.copy(HEALTHY, odd)
+        self.assertEqual(subprocess.run([TOOL, "why", "--", "--json"], cwd=self.scratch, capture_output=True, check=False).returncode, 0)
+
+    def test_colours_only_where_they_are_wanted(self):
+        self.assertNotIn("\x1b", run("why", OOM).stdout)
+        self.assertIn("\x1b[", run("ls", "--color", "always", OOM).stdout)
+
+    def on_terminal(self, *arguments, columns=60, **more):
+        """What a terminal of so many columns gets to see."""
+        ours, theirs = pty.openpty()
+        import fcntl  # pylint: disable=import-outside-toplevel
+        import struct  # pylint: disable=import-outside-toplevel
+        import termios  # pylint: disable=import-outside-toplevel
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") and k not in ("NO_COLOR", "PAGER")}
+        process = subprocess.Popen([TOOL, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm", **more})
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+        process.wait()
+        os.close(ours)
+        return seen.decode().replace("\r\n", "\n")
+
+    def test_a_terminal_has_its_width_colours_and_a_pager(self):
+        plain = self.on_terminal("why", OOM, AMEM_PAGER="")
+        summary = plain.split("\n\n")[1]
+        self.assertLessEqual(max(len(line) for line in summary.splitlines()), 60)
+        self.assertIn("\x1b[", self.on_terminal("ls", OOM, AMEM_PAGER=""))
+        self.assertNotIn("\x1b[", self.on_terminal("ls", OOM, AMEM_PAGER="", NO_COLOR="1"))
+        self.assertIn("paged:", self.on_terminal("ls", HEALTHY, PAGER="sed s/^/paged:/"))
+        self.assertIn("mine:", self.on_terminal("ls", HEALTHY, PAGER="sed s/^/paged:/", AMEM_PAGER="sed s/^/mine:/"))
+        self.assertNotIn("paged:", self.on_terminal("ls", "--no-pager", HEALTHY, PAGER="sed s/^/paged:/"))
+        self.assertNotIn("paged:", run("ls", HEALTHY, PAGER="sed s/^/paged:/").stdout)
+
+
+class Log(Scratch):
+    def test_merged_it_is_in_order_of_time_with_ranks(self):
+        lines = run("log", "--merge", "--wall", HEALTHY).stdout.splitlines()
+        self.assertEqual({line.split("  ")[0].strip() for line in lines}, {"rank 0", "rank 1", "rank 2", "rank 3"})
+        times = [re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}", line).group() for line in lines]
+        self.assertEqual(times, sorted(times))
+        self.assertEqual(len(lines), sum(not line.startswith("#") for line in run("log", HEALTHY).stdout.splitlines()))
+        self.assertEqual(lines[-9:], run("log", "--merge", "--wall", "--last", "9", HEALTHY).stdout.splitlines())
+
+    def test_ranks_patterns_and_times(self):
+        self.assertEqual(run("log", "--rank", "2", "--grep", "^resume .* failed", OOM).stdout.count("\n"), 1)
+        self.assertIn("no session here has such a rank", run("log", "--rank", "9", OOM).stderr)
+        self.assertEqual(run("log", "--since", "10 min ago", OOM).stdout.count("event"), 0)
+        whole = run("log", "--rank", "1", "--wall", OOM).stdout.splitlines()
+        middle = re.search(r"\d{4}\S* \S+", whole[len(whole) // 2]).group()
+        later = run("log", "--rank", "1", "--wall", "--since", middle, OOM).stdout.splitlines()
+        self.assertTrue(0 < len(later) < len(whole))
+        self.assertEqual(later, whole[-len(later):])
+
+    def test_top_and_ls_agree_on_what_is_held(self):
+        pack = os.path.join(GOLDEN, "gpu/golden-killed-2gpus.amem")
+        held = sum(s["holdings"]["own_device_resident_bytes"] for s in json.loads(run("ls", "--json", pack).stdout))
+        used = sum(group["backed_bytes"] for group in json.loads(run("top", "--json", pack).stdout))
+        self.assertLess(used, held)
+        self.assertIn(f"{held >> 20} MiB on devices in all, as `amem-replay ls` has it: {(held - used) >> 20} MiB", run("top", pack).stdout)
+
+    def test_critical_path_names_the_last_one(self):
+        pack = os.path.join(GOLDEN, "gpu/golden-healthy-2gpus.amem")
+        path = json.loads(run("critical-path", "--json", "--last", "10", pack).stdout)
+        self.assertEqual([c["cycle"] for c in path["cycles"]], ["pause 1", "resume 1", "pause 2", "resume 2"])
+        for phase in (p for c in path["cycles"] for p in c["phases"]):
+            waits = {w["rank"]: w["waited_ns"] for w in phase["waits"]}
+            self.assertEqual(waits[phase["last"]["rank"]], 0)
+            self.assertEqual(phase["cost_ns"], max(waits.values()))  # of two
+        text = run("critical-path", pack).stdout
+        self.assertRegex(text, r"pause: save +\S+ \S+ +rank \d +\S+ \S+ \(rank \d\) +\w.*: \S+")
+        last = json.loads(run("critical-path", "--json", golden("sim_never_came")).stdout)["cycles"][-1]
+        self.assertEqual(last["outcome"], "failed")
+
+
+SSH = r"""#!/bin/sh
+# Stands in for ssh: the host is a directory of $HOSTS; its command runs there.
+batch=no
+while [ "$1" != -- ]; do [ "$1" = BatchMode=yes ] && batch=yes; shift; done
+[ $batch = yes ] || { echo "would ask for a password" >&2; exit 255; }
+host=$2
+[ -d "$HOSTS/$host" ] || { echo "ssh: Could not resolve hostname $host" >&2; exit 255; }
+[ "$host" = slow ] && exec sleep 60
+export AMEM_JOURNAL_DIR="$HOSTS/$host/journal"
+[ -e "$HOSTS/$host/without" ] && PATH=/usr/bin:/bin || PATH="$TOOLS:$PATH"
+exec sh -c "$3"
+"""
+
+
+class Collect(Scratch):
+    def setUp(self):
+        super().setUp()
+        for i, session in enumerate(sorted(os.listdir(self.unpack(OOM, "all")))):
+            os.makedirs(self.path("hosts", f"node{i}", "journal"))
+            os.rename(self.path("all", session), self.path("hosts", f"node{i}", "journal", session))
+        with open(self.path("ssh"), "w", encoding="utf-8") as file:
+            file.write(SSH)
+        os.chmod(self.path("ssh"), 0o755)
+        self.settings = {"AMEM_SSH": self.path("ssh"), "HOSTS": self.path("hosts"), "TOOLS": os.path.dirname(TOOL)}
+
+    def collect(self, *arguments, **more):
+        return run("collect", *arguments, "-o", self.path("job.amem"), **{**self.settings, **more})
+
+    def verdict(self):
+        return json.loads(run("why", "--json", self.path("job.amem")).stdout)
+
+    def test_hosts_with_amem_replay_and_without_it(self):
+        with open(self.path("hosts", "node1", "without"), "w", encoding="utf-8"):
+            pass
+        ran = self.collect("node0", "node1", "me@node2".removeprefix("me@"), "node3")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertIn("4 sessions of 4 hosts", ran.stdout)
+        self.assertEqual((self.verdict()["kind"], self.verdict()["rank"], self.verdict()["totals"]["journals"]), ("out-of-memory", 2, 4))
+
+    def test_a_host_that_fails_is_named_and_the_others_go_on(self):
+        os.makedirs(self.path("hosts", "slow", "journal"))
+        os.makedirs(self.path("hosts", "bare"))
+        ran = self.collect("node0", "nowhere", "node2", "slow", "bare", "-x", "--timeout", "5")
+        self.assertEqual(ran.returncode, 1, "a host is no option")
+        ran = self.collect("node0", "nowhere", "node2", "slow", "bare", "--timeout", "5")
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("nowhere: ssh: Could not resolve hostname nowhere", ran.stderr)
+        self.assertIn("slow: gave up after 5 s", ran.stderr)
+        self.assertIn("bare: there is no directory", ran.stderr)
+        self.assertIn("2 sessions of 2 of 5 hosts", ran.stdout)
+        self.assertEqual((self.verdict()["rank"], self.verdict()["totals"]["journals"]), (2, 2))
+
+    def test_nothing_is_written_when_nothing_came(self):
+        ran = self.collect("nowhere")
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("nothing was written", ran.stderr)
+        self.assertFalse(os.path.exists(self.path("job.amem")))
+
+    def test_other_directories_and_tar_in_any_case(self):
+        os.rename(self.path("hosts", "node2", "journal"), self.path("it's elsewhere"))
+        ran = self.collect("node0", "node2:" + self.path("it's elsewhere"), "--tar")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(self.verdict()["totals"]["journals"], 2)
+
+    def test_a_tar_that_would_leave_its_directory_does_not(self):
+        with open(self.path("ssh"), "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\ncat {self.path('evil.tar')}\n")
+        with tarfile.open(self.path("evil.tar"), "w") as archive:
+            entry = tarfile.TarInfo("../../../../../../.." + self.path("planted"))
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
+        self.assertEqual(self.collect("node0").returncode, 2)
+        self.assertFalse(os.path.exists(self.path("planted")))
+
+
+class Described(Scratch):
+    """What is made from the descriptions of the options has all of them."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.commands = {}
+        for name in re.findall(r"^  ([a-z-]+) ", run("--help").stdout.split("Commands:")[1], re.M):
+            text = run(name, "--help").stdout.split("Examples:")[0]
+            cls.commands[name] = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.M)) - {"--help"}
+        assert len(cls.commands) > 15 and all(cls.commands.values())
+
+    def sections(self, text, pattern):
+        found = list(re.finditer(pattern, text, re.M))
+        ends = [m.start() for m in found[1:]] + [len(text)]
+        return {m.group(1): text[m.start():end] for m, end in zip(found, ends)}
+
+    def test_the_manual_page(self):
+        page = run("manual").stdout
+        common = page.split(".SH OPTIONS OF EVERY COMMAND")[1].replace("\\-", "-")
+        sections = self.sections(page.replace("\\-", "-"), r"^\.SS (\S+)$")
+        self.assertEqual(set(sections), set(self.commands))
+        for command, options in self.commands.items():
+            for option in options:
+                self.assertTrue(f"\\fB{option}\\fR" in sections[command] or f"\\fB{option}\\fR" in common, (command, option))
+        if shutil.which("groff"):
+            checked = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=False)
+            self.assertEqual((checked.returncode, checked.stderr), (0, ""))
+
+    def test_the_completions(self):
+        for shell, begin in (("bash", r"^    ([a-z-]+)\)$"), ("zsh", r"^    ([a-z-]+)\)$")):
+            script = run("completion", shell).stdout
+            sections = self.sections(script, begin)
+            self.assertEqual(set(sections), set(self.commands), shell)
+            for command, options in self.commands.items():
+                for option in options:
+                    self.assertRegex(sections[command], r"(?<![\w-])" + option + r"(?![\w-])", shell)
+        fish = run("completion", "fish").stdout
+        for command, options in self.commands.items():
+            self.assertIn(f"__fish_use_subcommand -f -a {command} -d", fish)
+            for option in options:
+                self.assertRegex(fish, rf"__fish_seen_subcommand_from {command}'.* -l {option[2:]} ")
+
+    def test_shells_take_the_completions(self):
+        for shell in ("bash", "zsh", "fish"):
+            if shutil.which(shell):
+                with open(self.path(shell), "w", encoding="utf-8") as file:
+                    file.write(run("completion", shell).stdout)
+                checked = subprocess.run([shell, "-n", self.path(shell)], capture_output=True, text=True, check=False)
+                self.assertEqual((checked.returncode, checked.stderr), (0, ""), shell)
+        script = ("source <(%s completion bash); COMP_WORDS=(amem-replay top --by ''); COMP_CWORD=3; _amem_replay; "
+                  "printf '%%s ' \"${COMPREPLY[@]}\"" % TOOL)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout.split(), ["site", "communicator", "peer", "size", "age"])
+
+
+class Install(Scratch):
+    def test_cmake_installs_the_program_its_manual_completions_and_schemas(self):
+        ran = subprocess.run(["cmake", "--install", BUILD, "--prefix", self.path("usr"), "--component", "tool"], capture_output=True,
+                             text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        for path, word in (("share/man/man1/amem-replay.1", ".TH AMEM"), ("share/bash-completion/completions/amem-replay", "complete -o"),
+                           ("share/zsh/site-functions/_amem-replay", "#compdef amem-replay"), ("share/amem/schemas/why.schema.json", "$schema"),
+                           ("share/fish/vendor_completions.d/amem-replay.fish", "complete -c amem-replay")):
+            with open(self.path("usr", path), encoding="utf-8") as file:
+                self.assertIn(word, file.read())
+        version = subprocess.run([self.path("usr/bin/amem-replay"), "--version"], capture_output=True, text=True, check=False)
+        self.assertRegex(version.stdout, r"^amem-replay \d")
+
+
+if __name__ == "__main__":
+    TOOL, BUILD = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -1,4 +1,4 @@
-// report as people use it, and how it does with a job of a million events.
+// report and trace as people use them, and how they do with jobs of a million events.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -83,6 +83,51 @@ TEST_F(Report, of_8_ranks_and_a_million_events_is_small) {
   EXPECT_LT(bytes, 5'000'000U);
   EXPECT_LT(ran.peak_kib, 500 * 1024);
   EXPECT_LT(ran.processor_seconds, 10) << "some 2 s";
+}
+
+// ---- trace -----------------------------------------------------------------------------------------------------------------
+
+class TraceTool : public test::ToolTest {
+ protected:
+  Ran Trace(const std::string& arguments) { return Shell("exec $TOOL trace " + arguments); }
+};
+
+TEST_F(TraceTool, takes_no_more_memory_for_a_longer_journal) {
+  std::vector<long> peak_kib;
+  for (const std::uint64_t events : {20'000, 300'000}) {
+    const std::string job = (scratch_ / std::to_string(events)).string();
+    ASSERT_TRUE(test::WriteReportJob({.ranks = 3, .events = events, .allocations = 12}, job).ok());
+    const Ran ran = Trace("'" + job + "' -o /dev/null");
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    peak_kib.push_back(ran.peak_kib);
+    peak_kib.push_back(Trace("'" + job + "' -o /dev/null --from 100 --to 200").peak_kib);
+  }
+  std::printf("trace of 60 000 events: %ld KiB, in a window %ld KiB; of 900 000 events: %ld KiB, in a window %ld KiB\n", peak_kib[0],
+              peak_kib[1], peak_kib[2], peak_kib[3]);
+  EXPECT_LT(peak_kib[2], peak_kib[0] + 6 * 1024);
+  EXPECT_LT(peak_kib[3], peak_kib[1] + 6 * 1024);
+}
+
+TEST_F(TraceTool, window_is_given_in_seconds_or_by_the_wall_clock) {
+  const std::string job = (scratch_ / "job").string();
+  ASSERT_TRUE(test::WriteReportJob({.ranks = 3, .events = 3'000, .allocations = 12}, job).ok());
+  const auto slices = [&](const std::string& window) {
+    const Ran ran = Trace("'" + job + "' -o '" + (scratch_ / "t.json").string() + "' " + window);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return nlohmann::json::parse(Contents(scratch_ / "t.json"))["traceEvents"].size();
+  };
+  const std::size_t all = slices(""), some = slices("--from 10 --to 30");
+  EXPECT_LT(some, all);
+  // The job began at 2025-11-21 09:30:17 of its wall clock, as make_report_job has it.
+  EXPECT_EQ(slices("--from '2025-11-21 09:30:27' --to '2025-11-21T09:30:47.000Z'"), some);
+  for (const char* wrong : {"--from yesterday", "--to -3", "--from 20 --to 10", "--from '2025-11-21 25:00:00 CET'"}) {
+    const Ran ran = Trace("'" + job + "' -o /dev/null " + wrong);
+    EXPECT_EQ(ran.code, 1) << wrong;
+    EXPECT_FALSE(ran.err.empty()) << wrong;
+  }
+  const Ran outside = Trace("'" + job + "' -o /dev/null --from 100000");
+  EXPECT_EQ(outside.code, 0);
+  EXPECT_HAS(outside.err, "no event lies in that time");
 }
 
 }  // namespace

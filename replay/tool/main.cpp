@@ -21,6 +21,7 @@
   COMMAND(Refs)                       \
   COMMAND(Top)                        \
   COMMAND(Tail)                       \
+  COMMAND(Watch)                      \
   COMMAND(Trace)                      \
   COMMAND(Pack)                       \
   COMMAND(Unpack)                     \

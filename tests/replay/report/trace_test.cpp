@@ -248,17 +248,19 @@ TEST(Trace, of_two_boots_begins_with_the_first_event_of_either) {
 
 // ---- windows ---------------------------------------------------------------------------------------------------------------
 
-// A pause of 8 ms, an event a millisecond: begun at 3, a phase at 4, a step from 5 to 6, decided at 7, done at 8.
+// An event a millisecond: an allocation at 1, a pause that begins at 3 and is given up at 8, its phase from 4 to 7, a step from 5
+// to 6, and the end of the allocation at 9.
 std::vector<Event> OnePause(std::uint64_t* clock) {
   test::Story story(0x51ab, 0, clock);
   const AllocationId id = story.Create();  // at 1 ms after the first event
   story.Then(PhaseBegun{PhaseKind::kPauseArrive});
   story.Then(CycleBegun{CycleKind::kPause, 1, {story.id()}});
-  story.Then(PhaseBegun{PhaseKind::kPauseReleaseOwn});
-  story.Then(StepBegun{{StepKind::kReleaseOwn, id}});
-  story.Then(StepDone{{StepKind::kReleaseOwn, id}});
-  story.Then(PhaseDecided{PhaseKind::kPauseReleaseOwn, true, {}, ""});
-  story.Then(CycleDone{CycleKind::kPause, 1, 5'000'000});
+  story.Then(PhaseBegun{PhaseKind::kPauseSave});
+  story.Then(StepBegun{{StepKind::kSave, id}});
+  story.Then(StepDone{{StepKind::kSave, id}});
+  story.Then(PhaseDecided{PhaseKind::kPauseSave, false, story.id(), "given up"});
+  story.Then(CycleFailed{CycleKind::kPause, 1, true, "given up"});
+  story.Then(AllocationReleased{id});
   story.Then(SessionClosed{"exit"});
   return story.events();
 }

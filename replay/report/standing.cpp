@@ -76,6 +76,9 @@ void StandingBuilder::Follow(const Event& event) {
     attempt->step.reset();
     ++attempt->steps_done;
     since();
+  } else if (std::holds_alternative<VoteCast>(event.body)) {
+    attempt->voted = true;
+    since();
   } else if (const auto* decided = std::get_if<PhaseDecided>(&event.body)) {
     attempt->decided = true;
     attempt->undoing |= !decided->passed;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <map>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "journal/base/clock.h"
+#include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/report/standing_text.h"
 #include "replay/tool/command.h"

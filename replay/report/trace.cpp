@@ -234,6 +234,11 @@ class SessionTrace final : public FoldObserver {
     ClosePhase(e.passed ? "" : e.message);
     Sample();
   }
+  void On(const VoteCast& e) {
+    Mark(e.ok ? "vote" : "vote against", e.message);
+    Close(wait_, "wait", "");
+    wait_ = Start("waiting for the others");
+  }
   void On(const CycleBegun& e) {
     ClosePhase("");
     cycle_ = Start(fmt::format("{} {}", ToText(e.kind), e.cycle));
@@ -251,6 +256,8 @@ class SessionTrace final : public FoldObserver {
     CloseStep(e.message);
   }
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
+  void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
+  void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
   void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
   void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }
   void On(const CommunicatorSuspended& e) {
@@ -286,7 +293,10 @@ class SessionTrace final : public FoldObserver {
     open.reset();
   }
   void CloseStep(std::string_view detail) { Close(step_, "step", detail); }
-  void ClosePhase(std::string_view detail) { Close(phase_, "phase", detail); }
+  void ClosePhase(std::string_view detail) {
+    Close(wait_, "wait", "");
+    Close(phase_, "phase", detail);
+  }
   void CloseCycle(std::string_view detail) {
     CloseStep(detail);
     ClosePhase(detail);
@@ -332,7 +342,7 @@ class SessionTrace final : public FoldObserver {
   std::optional<TracedMemory> sampled_;
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
-  std::optional<Open> cycle_, phase_, step_;
+  std::optional<Open> cycle_, phase_, step_, wait_;
 };
 
 // A journal up to the first event behind a time.

@@ -1,7 +1,8 @@
 // Traces: the journals of a job as a file for chrome://tracing and ui.perfetto.dev.
 //
 // A process track per session, by rank, a thread track per thread that recorded; slices for pauses and resumes, their phases
-// and steps, and for exports and imports, with an arrow from one to the other; instants for failures and lost peers; counters
+// and steps, for the wait between a vote and its decision, and for exports and imports, with an arrow from one to the other;
+// instants for votes, failures, lost peers, and what was seen of their processes; counters
 // for memory of the device that is held and released, and, where there is any, kept in a pause, and pinned host memory.
 //
 // Journals are read and the trace is written piece by piece, so that the memory it takes does not grow with their length.

@@ -246,6 +246,34 @@ TEST(Trace, of_two_boots_begins_with_the_first_event_of_either) {
   EXPECT_EQ(at["second"], 60'001'000'000);
 }
 
+TEST(Trace, a_vote_is_a_mark_and_the_wait_behind_it_lies_within_its_phase) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  const AllocationId id = story.Create();
+  story.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  story.Then(CycleBegun{CycleKind::kPause, 1, {story.id()}});
+  story.Then(PhaseBegun{PhaseKind::kPauseSave});  // at 4 ms after the first event
+  story.Then(StepBegun{{StepKind::kSave, id}});
+  story.Then(StepDone{{StepKind::kSave, id}});
+  story.Then(VoteCast{.phase = PhaseKind::kPauseSave});
+  story.Then(PhaseDecided{PhaseKind::kPauseSave, false, SessionId{9}, "rank 1 failed"});
+  story.Then(ProcessSeen{.session = SessionId{9}, .pid = 4711, .state = "stopped"});
+  story.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
+  std::set<std::pair<std::string, std::int64_t>> marks;
+  std::int64_t wait_from = 0, wait_ns = 0, phase_ns = 0;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["ph"] == "i") marks.emplace(e["name"], Nanoseconds(e["ts"]) / 1'000'000);
+    if (e["ph"] != "X") continue;
+    if (e["cat"] == "wait") wait_from = Nanoseconds(e["ts"]), wait_ns = Nanoseconds(e["dur"]);
+    if (e["name"] == "save") phase_ns = Nanoseconds(e["dur"]);
+  }
+  EXPECT_TRUE(marks.contains({"vote", 7}));
+  EXPECT_TRUE(marks.contains({"process seen", 9}));
+  EXPECT_EQ(wait_from, 7'000'000);
+  EXPECT_EQ(wait_ns, 1'000'000) << "from the vote to the decision";
+  EXPECT_EQ(phase_ns, 4'000'000);
+}
+
 // ---- windows ---------------------------------------------------------------------------------------------------------------
 
 // An event a millisecond: an allocation at 1, a pause that begins at 3 and is given up at 8, its phase from 4 to 7, a step from 5

@@ -99,7 +99,7 @@ class Search {
     const Result<State> state = reader->StateAt(session == shortage.session ? shortage.seq : *last);
     if (!state) return;
     const MemoryShortage::Holder holder = HeldOn(*state, *device, session);
-    if (holder.held + holder.released + holder.elsewhere != 0) shortage.holders.push_back(holder);
+    if (holder.held + holder.released != 0) shortage.holders.push_back(holder);
   }
   // When its memory was gone: at its last event or, where that was noticed later, then.
   [[nodiscard]] std::int64_t EndOf(std::size_t session) const {

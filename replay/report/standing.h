@@ -22,12 +22,12 @@ struct Standing {
   SessionOpened who;
   SessionStatus status = SessionStatus::kLive;
   Lifecycle lifecycle = Lifecycle::kNew;
-  std::uint64_t last_ns = 0;  // of the last event
-  Bytes held = 0;             // own device memory that is occupied now
-  Bytes released = 0;         // own device memory that a pause has given back
+  std::uint64_t last_ns = 0;          // of the last event
+  Bytes held = 0;                     // own device memory that is occupied now
+  Bytes released = 0;                 // own device memory that a pause has given back
   std::vector<SessionId> peers;       // that it is connected with
   std::vector<SessionId> lost_peers;  // that it was connected with
-  std::string trouble;  // why the rest is not known any more; empty: it is
+  std::string trouble;                // why the rest is not known any more; empty: it is
 
   // A pause or resume that this session has come to and that has not ended here.
   struct Attempt {
@@ -35,14 +35,14 @@ struct Standing {
     std::uint64_t number = 0;  // of the pause, as this session counts
     bool begun = false;        // all had come
     std::uint64_t arrived_ns = 0;
-    std::vector<SessionId> members;   // empty until it has begun
-    std::vector<PhaseKind> phases;    // taken so far, those of an undo too; the last is the current one
-    bool decided = false;             // the vote after the current phase is known
-    bool voted = false;               // this session has voted on the current phase
-    bool undoing = false;             // a vote failed
-    std::uint64_t steps_done = 0;     // of the current phase
-    std::uint64_t steps_left = 0;     // likewise, as the plan has it; what is under way counts as left
-    std::optional<Step> step;         // that is under way
+    std::vector<SessionId> members;  // empty until it has begun
+    std::vector<PhaseKind> phases;   // taken so far, those of an undo too; the last is the current one
+    bool decided = false;            // the vote after the current phase is known
+    bool voted = false;              // this session has voted on the current phase
+    bool undoing = false;            // a vote failed
+    std::uint64_t steps_done = 0;    // of the current phase
+    std::uint64_t steps_left = 0;    // likewise, as the plan has it; what is under way counts as left
+    std::optional<Step> step;        // that is under way
     [[nodiscard]] bool waits() const { return !begun || voted || (!decided && !phases.empty() && !step && steps_left == 0); }
   };
   std::optional<Attempt> attempt;

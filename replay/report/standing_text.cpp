@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kPhases = 5;  // of a pause, and of a resume
 constexpr std::array<std::array<std::string_view, kPhases>, 2> kPhaseHeads = {
     {{"arrive", "save", "imports", "release", "gone"}, {"arrive", "create", "import", "verify", "open"}}};
-constexpr std::size_t kFewNames = 6;             // so many sessions are listed by name
+constexpr std::size_t kFewNames = 6;               // so many sessions are listed by name
 constexpr std::uint64_t kLong_ns = 1'000'000'000;  // a step that takes so long is named
 constexpr std::size_t kFailureLength = 160;
 
@@ -85,8 +85,7 @@ using Row = std::vector<std::string>;
 
 class PictureTable {
  public:
-  PictureTable(const StandingPicture& picture, CycleKind kind)
-      : picture_(picture), names_(NamesIn(picture)), kind_(kind) {}
+  PictureTable(const StandingPicture& picture, CycleKind kind) : picture_(picture), names_(NamesIn(picture)), kind_(kind) {}
 
   [[nodiscard]] Row Head() const {
     Row row = {"RANK", "PID", "STATE", "CYCLE"};
@@ -125,8 +124,7 @@ class PictureTable {
     std::vector<std::string> parts;
     if (const auto by = picture_.waited_for_by.find(s.who.session); by != picture_.waited_for_by.end())
       parts.push_back(fmt::format("<- {} for it", by->second == 1 ? "1 waits" : fmt::format("{} wait", by->second)));
-    if (const auto& late = picture_.waits_for[index]; !late.empty())
-      parts.push_back("waits for " + FewNames(names_, late));
+    if (const auto& late = picture_.waits_for[index]; !late.empty()) parts.push_back("waits for " + FewNames(names_, late));
     if (s.attempt && (s.attempt->undoing || s.attempt->kind != kind_)) parts.push_back(AttemptText(s, true));
     if (s.attempt && s.attempt->step && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.attempt->step));
     if (const std::string trouble = Trouble(s); !trouble.empty()) parts.push_back(trouble);

@@ -15,9 +15,9 @@ namespace amem {
 
 // The sessions at one moment. `now` is the clock of this host: what ran on another boot is shown as of its last event.
 struct StandingPicture {
-  std::vector<Standing> sessions;                     // in the order in which they are drawn
-  std::vector<std::vector<SessionId>> waits_for;      // parallel to `sessions`
-  std::map<SessionId, std::size_t> waited_for_by;     // by how many
+  std::vector<Standing> sessions;                  // in the order in which they are drawn
+  std::vector<std::vector<SessionId>> waits_for;   // parallel to `sessions`
+  std::map<SessionId, std::size_t> waited_for_by;  // by how many
   ThisHost now;
   StandingPicture(std::vector<Standing> standings, ThisHost moment);
 };

@@ -153,10 +153,10 @@ struct SessionTimeline {
   std::map<SessionId, LinkRecord> imports;               // by owner
   std::map<SessionId, LinkRecord> importers;             // by importer, as this session's journal says
   std::vector<EventRow> rows;
-  std::vector<SeenRecord> seen;          // of other sessions' processes, the first kSeen
-  std::vector<std::string> threads;      // of its own process, as it saw them at its last deadline
-  std::uint64_t launches_refused = 0;    // while memory was paused
-  std::int32_t exit_code = -1;           // of its process, where it closed; -1: unknown
+  std::vector<SeenRecord> seen;        // of other sessions' processes, the first kSeen
+  std::vector<std::string> threads;    // of its own process, as it saw them at its last deadline
+  std::uint64_t launches_refused = 0;  // while memory was paused
+  std::int32_t exit_code = -1;         // of its process, where it closed; -1: unknown
   static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };
 
@@ -174,8 +174,8 @@ struct JobCycle {
   std::vector<SessionId> absent;  // members without a part of their own; if it never began, sessions that did not come
 };
 
-// The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and the
-// time on the job's clock.
+// The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and
+// the time on the job's clock.
 struct DeathNotice {
   std::size_t by = 0, record = 0;
   std::int64_t at_ns = 0;
@@ -201,10 +201,10 @@ struct JobTimeline {
   std::uint64_t began_ns = 0;             // the job's first event on the common clock (job/clock.h)
   bool wall_known = false;                // that clock counts from 1970
   std::uint64_t duration_ns = 0;
-  std::vector<JobCycle> cycles;    // by time
+  std::vector<JobCycle> cycles;               // by time
   std::map<std::size_t, DeathNotice> deaths;  // by session
   std::vector<MemoryShortage> shortages;      // filled by FindShortages
-  std::vector<std::string> notes;  // about the clocks
+  std::vector<std::string> notes;             // about the clocks
 };
 // Puts the sessions of a job on one clock, and the parts of one pause or resume together.
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);

@@ -121,8 +121,8 @@ void FindDeaths(JobTimeline& job) {
     const std::vector<SeenRecord>& seen = job.sessions[by].seen;
     for (std::size_t record = 0; record < seen.size(); ++record) {
       if (!seen[record].dead) continue;
-      const auto of = std::ranges::find_if(
-          job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen[record].of; });
+      const auto of =
+          std::ranges::find_if(job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen[record].of; });
       if (of == job.sessions.end()) continue;
       const std::int64_t at_ns = WrappedSum(seen[record].time_ns, job.offsets_ns[by]);
       const auto index = static_cast<std::size_t>(of - job.sessions.begin());

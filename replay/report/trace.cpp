@@ -387,7 +387,8 @@ Result<Extent> ExtentOf(const TraceWindow& window, const JobClock& clock) {
   };
   const bool from = set(window.from, extent.from), to = set(window.to, extent.to);
   if (!from || !to)
-    return Status{Code::kInvalid, "no journal of this job noted the wall clock; give the time in seconds after its first event"};
+    return Status{Code::kInvalid,
+                  "no journal of this job noted the wall clock; give the time in seconds after its first event"};
   if (extent.from > extent.to) return Status{Code::kInvalid, "the window ends before it begins"};
   return extent;
 }

@@ -27,7 +27,8 @@ struct TraceTime {
   bool wall = false;
 };
 // What of the job is drawn; both ends belong to it. A slice that has begun before the window is drawn with its true beginning,
-// and one that goes on after it ends with the window. What has ended before is left out, but for the memory held at its beginning.
+// and one that goes on after it ends with the window. What has ended before is left out, but for the memory held at its
+// beginning.
 struct TraceWindow {
   std::optional<TraceTime> from, to;  // none: the beginning of the job, or its end
 };

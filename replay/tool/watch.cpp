@@ -1,4 +1,5 @@
-// watch: ranks and phases of a job that runs, redrawn as it goes on. Its processes are not touched: only their journals are read.
+// watch: ranks and phases of a job that runs, redrawn as it goes on. Its processes are not touched: only their journals are
+// read.
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ struct WatchOptions {
 
 constexpr std::uint32_t kInterval_ms = 500, kJsonInterval_ms = 1000;
 constexpr std::uint64_t kRescan_ns = 2'000'000'000;  // how often new sessions are looked for
-constexpr int kLooksAtTheDead = 5;  // the last events of a process may become visible a little after its end
+constexpr int kLooksAtTheDead = 5;                   // the last events of a process may become visible a little after its end
 
 // One session, read as it grows.
 class WatchedSession {
@@ -262,12 +263,14 @@ int RunWatch(const WatchOptions& options, Output& out) {
   if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out);
   if (const Status failure = job.Failure(); !failure.ok()) return Complain(failure.message());
   if (is_pid)
-    return Complain(fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
-                                "directory; `amem-replay ls` lists what is there",
-                                pid, place.string()));
-  return Complain(fmt::format("no session under {} is live: `amem-replay why` explains the dead ones, and `watch --once` shows "
-                              "where they ended",
-                              place.string()));
+    return Complain(
+        fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
+                    "directory; `amem-replay ls` lists what is there",
+                    pid, place.string()));
+  return Complain(
+      fmt::format("no session under {} is live: `amem-replay why` explains the dead ones, and `watch --once` shows "
+                  "where they ended",
+                  place.string()));
 }
 
 void AddOptions(CLI::App& app, WatchOptions& options) {

@@ -238,7 +238,7 @@ const cycles = (() => {
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
       root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
       others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
-      holders(cycle), holder, legend(cycle),
+      ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
       el('details', {}, el('summary', {}, 'Phases as a table'), phases));
     phaseTable(phases, cycle, index);

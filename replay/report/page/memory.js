@@ -87,6 +87,7 @@ const memory = (() => {
 
   // ---- the strip of all pauses and resumes -------------------------------------------------------------------------------------
 
+  const SUMMED = 40;  // pixels, of a mark that sums up several: narrow enough to show when failures were
   let strip = [];
   function readStrip() {
     const c = data.strip, t = running(c.t);
@@ -107,7 +108,7 @@ const memory = (() => {
       const from = x(record.begin), to = Math.max(x(record.end), from + 3);
       if (to < 0 || from > width) continue;
       const last = marks[marks.length - 1];
-      if (last && from < last.to + 1) {
+      if (last && from < last.to + 1 && to - last.from < SUMMED) {
         Object.assign(last, { to: Math.max(last.to, to), end: Math.max(last.end, record.end), count: last.count + record.count, failed: last.failed + record.failed });
       } else {
         marks.push({ ...record, from, to });
@@ -334,7 +335,7 @@ const memory = (() => {
         el('span', { class: 'muted' }, ' ' + CLASSES[c].hint)));
     }
     if (strip.length) {
-      byId('memory-legend').append(el('span', { class: 'key' }, el('i', { class: 'swatch lane-pause' }), 'P pause',
+      byId('memory-legend').append(el('span', { class: 'key lanes' }, el('i', { class: 'swatch lane-pause' }), 'P pause',
         el('i', { class: 'swatch lane-resume' }), 'R resume', el('i', { class: 'swatch lane-many' }), 'several', el('i', { class: 'cross', 'aria-hidden': 'true' }, '\u2715'), 'failed'));
     }
   }

@@ -1,4 +1,5 @@
-// Writes a made-up job's journals: make_report_job DIR [--ranks N] [--events N] [--allocations N] [--cycles N] [--fail] [--die] [--no-votes]
+// Writes a made-up job's journals: make_report_job DIR [--ranks N] [--events N] [--allocations N] [--cycles N] [--fail] [--die]
+// [--no-votes]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,8 +33,10 @@ int main(int argc, char** argv) {
     }
   }
   if (!understood || directory == nullptr || job.ranks < 3 || job.allocations < 1) {
-    std::fprintf(stderr, "usage: make_report_job DIR [--ranks N, 3 or more] [--events N] [--allocations N] [--cycles N] [--fail] [--die] "
-                 "[--no-votes]\n");
+    std::fprintf(
+        stderr,
+        "usage: make_report_job DIR [--ranks N, 3 or more] [--events N] [--allocations N] [--cycles N] [--fail] [--die] "
+        "[--no-votes]\n");
     return 1;
   }
   const amem::Status status = amem::test::WriteReportJob(job, directory);

@@ -41,7 +41,7 @@ class Rank {
                                 .amem_version = "0.1.0",
                                 .driver_version = "580.159.04",
                                 .nccl_version = "2.28.9",
-                                .gpu_uuids = {"GPU-3f2a41" + std::to_string(10 + rank_)},
+                                .gpu_uuids = Devices(),
                                 .group = 0,
                                 .rank = rank_,
                                 .realtime_ns = 1'763'712'000 * kSecond + kBoot_ns,
@@ -90,6 +90,11 @@ class Rank {
     return Then(AsyncAllocated{address, (1 + Below(24)) * 128 * 1024}, 200 * kMicrosecond);
   }
 
+  [[nodiscard]] static std::vector<std::string> Devices() {
+    std::vector<std::string> uuids;
+    for (int device = 0; device < 8; ++device) uuids.push_back("GPU-3f2a41" + std::to_string(10 + device));
+    return uuids;
+  }
   [[nodiscard]] static AllocationProperties Properties(int device) {
     return {.handle_types = 1, .location = {LocationType::kDevice, device}, .gpu_direct_rdma = 1};
   }

@@ -102,8 +102,8 @@ TEST_F(TraceTool, takes_no_more_memory_for_a_longer_journal) {
     peak_kib.push_back(ran.peak_kib);
     peak_kib.push_back(Trace("'" + job + "' -o /dev/null --from 100 --to 200").peak_kib);
   }
-  std::printf("trace of 60 000 events: %ld KiB, in a window %ld KiB; of 900 000 events: %ld KiB, in a window %ld KiB\n", peak_kib[0],
-              peak_kib[1], peak_kib[2], peak_kib[3]);
+  std::printf("trace of 60 000 events: %ld KiB, in a window %ld KiB; of 900 000 events: %ld KiB, in a window %ld KiB\n",
+              peak_kib[0], peak_kib[1], peak_kib[2], peak_kib[3]);
   EXPECT_LT(peak_kib[2], peak_kib[0] + 6 * 1024);
   EXPECT_LT(peak_kib[3], peak_kib[1] + 6 * 1024);
 }

@@ -67,7 +67,8 @@ TEST_F(StandingOfCycle, who_is_through_waits_for_the_member_that_is_not) {
   job_.BeginAll(CycleKind::kPause);
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
   job_.Work(job_.importer, PhaseKind::kPauseSave);
-  EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}})) << "no vote is recorded: the plan has nothing left";
+  EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}}))
+      << "no vote is recorded: the plan has nothing left";
   job_.importer.Then(VoteCast{.phase = PhaseKind::kPauseSave});
   const StandingPicture picture = Picture();
   EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));

@@ -276,8 +276,8 @@ TEST(Trace, a_vote_is_a_mark_and_the_wait_behind_it_lies_within_its_phase) {
 
 // ---- windows ---------------------------------------------------------------------------------------------------------------
 
-// An event a millisecond: an allocation at 1, a pause that begins at 3 and is given up at 8, its phase from 4 to 7, a step from 5
-// to 6, and the end of the allocation at 9.
+// An event a millisecond: an allocation at 1, a pause that begins at 3 and is given up at 8, its phase from 4 to 7, a step from
+// 5 to 6, and the end of the allocation at 9.
 std::vector<Event> OnePause(std::uint64_t* clock) {
   test::Story story(0x51ab, 0, clock);
   const AllocationId id = story.Create();  // at 1 ms after the first event

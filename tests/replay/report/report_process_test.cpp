@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "journal/base/clock.h"
+#include "journal/journal.h"
+#include "tests/replay/job/scripted_journal.h"
 #include "tests/replay/report/report_job.h"
 #include "tests/replay/tool/run_tool.h"
 
@@ -83,6 +86,33 @@ TEST_F(Report, of_8_ranks_and_a_million_events_is_small) {
   EXPECT_LT(bytes, 5'000'000U);
   EXPECT_LT(ran.peak_kib, 500 * 1024);
   EXPECT_LT(ran.processor_seconds, 10) << "some 2 s";
+}
+
+TEST_F(Report, of_a_recorded_shortage_names_the_device_and_what_was_held) {
+  const Ran ran = Run(std::string("'") + AMEM_GOLDEN + "/gpu/golden-out-of-memory-2gpus.amem' -o '" + page() + "'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  // Rank 1 had to bring 128 MiB back to its second GPU, and held nothing there at that moment.
+  EXPECT_HAS(Contents(page()),
+             "\"shortages\":[{\"s\":1,\"q\":271,\"device\":1,\"uuid\":\"gpu-2\",\"holders\":[[1,0,134217728,0]]");
+}
+
+TEST_F(Report, of_a_pack_of_a_living_process_is_as_of_the_packing) {
+  std::uint64_t clock = MonotonicNs();
+  test::Story story(0x77, 5, &clock);
+  story.Create();
+  JournalOptions options;
+  options.directory = journals();
+  auto writer = JournalWriter::Open(options, story.id());
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+  ASSERT_TRUE((*writer)->Flush().ok());
+  ASSERT_EQ(Shell("$TOOL pack '" + journals() + "' -o $S/job.amem").code, 0);
+  ASSERT_TRUE((*writer)->Close().ok());
+  const Ran ran = Run("$S/job.amem -o '" + page() + "'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  const std::string text = Contents(page());
+  EXPECT_HAS(text, "\"status\":\"live\"");
+  EXPECT_EQ(text.find("\"as_of\":null"), std::string::npos) << "the moment of packing is known";
 }
 
 // ---- trace -----------------------------------------------------------------------------------------------------------------

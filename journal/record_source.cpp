@@ -1,10 +1,14 @@
 #include "journal/record_source.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "journal/base/file.h"
@@ -14,11 +18,47 @@
 namespace amem {
 namespace {
 
+// LMDB maps the file, and each page that is read stays in the memory of this process, so that reading a journal of gigabytes
+// would take gigabytes. After a long scan its pages are unmapped; they stay in the cache of the operating system, and whoever
+// else looks at them in this process has them mapped again.
+class TouchedPages {
+ public:
+  void Add(std::span<const std::byte> frame) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(frame.data());
+    begin_ = std::min(begin_, begin);
+    end_ = std::max(end_, begin + frame.size());
+    bytes_ += frame.size();
+  }
+  // All between the first and the last page of any scan: LMDB's inner pages lie between those of the records, and the kernel
+  // maps some neighbours of each page that is touched.
+  void LetGo() {
+    if (bytes_ < kWorthIt) return;
+    bytes_ = 0;
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t from = begin_ / page * page;
+    // A failure costs memory and nothing else.
+    (void)madvise(reinterpret_cast<void*>(from), end_ - from, MADV_DONTNEED);
+  }
+
+ private:
+  static constexpr std::size_t kWorthIt = std::size_t{256} << 10;
+  std::uintptr_t begin_ = ~std::uintptr_t{0}, end_ = 0;
+  std::size_t bytes_ = 0;
+};
+
 class StoreSource final : public RecordSource {
  public:
   explicit StoreSource(std::unique_ptr<Store> store) : store_(std::move(store)) {}
   Status Scan(Table table, std::uint64_t from, const Visitor& visit) const override {
-    return store_->Read([&](const Store::Reading& reading) { return reading.Scan(table, from, visit); });
+    const std::lock_guard lock(touched_mutex_);
+    const Status done = store_->Read([&](const Store::Reading& reading) {
+      return reading.Scan(table, from, [&](std::uint64_t key, std::span<const std::byte> frame) {
+        touched_.Add(frame);
+        return visit(key, frame);
+      });
+    });
+    touched_.LetGo();
+    return done;
   }
   [[nodiscard]] Result<std::uint64_t> Count(Table table) const override {
     return Ask<std::uint64_t>([&](const Store::Reading& reading) { return reading.Count(table); });
@@ -41,6 +81,8 @@ class StoreSource final : public RecordSource {
     return answer;
   }
   std::unique_ptr<Store> store_;
+  mutable std::mutex touched_mutex_;
+  mutable TouchedPages touched_;
 };
 
 constexpr std::size_t kChunkBytes = std::size_t{16} << 20;

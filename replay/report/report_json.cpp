@@ -11,6 +11,7 @@
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/report/report_facts.h"
 
 namespace amem {
 namespace {
@@ -119,6 +120,11 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"peak", {At(job, index, s.peak.time_ns), DeviceBytes(s.peak.held)}},
           {"changes", s.changes},
           {"allocations", s.allocations_total},
+          {"seen", SeenJson(job, index)},
+          {"died", DeathJson(job, index)},
+          {"refused", s.launches_refused},
+          {"exit", s.exit_code},
+          {"as_of", s.as_of_ns == 0 ? Json(nullptr) : Json(At(job, index, s.as_of_ns))},
           {"series", SeriesJson(job, index)}};
 }
 
@@ -128,7 +134,8 @@ Json PhasesJson(const JobTimeline& job, std::size_t session, const CycleRecord& 
   Json phases = Json::array();
   for (const PhaseRecord& p : cycle.phases) {
     phases.push_back({static_cast<int>(p.phase), At(job, session, p.begun_ns), At(job, session, p.worked_ns),
-                      p.decided_ns == 0 ? Json(nullptr) : Json(At(job, session, p.decided_ns)), p.passed ? 1 : 0, p.steps});
+                      p.decided_ns == 0 ? Json(nullptr) : Json(At(job, session, p.decided_ns)), p.passed ? 1 : 0, p.steps,
+                      p.voted ? (p.voted_for ? 1 : -1) : 0});
   }
   return phases;
 }
@@ -417,6 +424,8 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   json["verdict"] = VerdictJson(job, verdict, names);
   json["sessions"] = std::move(sessions);
   json["cycles"] = CyclesJson(job, names);
+  json["strip"] = StripJson(job);
+  json["shortages"] = ShortagesJson(job);
   json["allocations"] = AllocationsJson(job, names);
   json["links"] = LinksJson(job, names);
   json["events"] = EventsJson(job);

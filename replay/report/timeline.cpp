@@ -18,7 +18,8 @@ class TimelineBuilder final : public FoldObserver {
         series_(limits.points - limits.points / 4),
         rows_(limits.rows),
         cycles_(out, limits.cycles),
-        allocations_(out, limits.allocations) {}
+        allocations_(out, limits.allocations),
+        seen_(out) {}
 
   void Begin(const State& before) override {
     start_ = &before;
@@ -34,6 +35,7 @@ class TimelineBuilder final : public FoldObserver {
     allocations_.Take(event, after);
     for (const AllocationId id : memory_.touched()) allocations_.Check(id, event, after);
     cycles_.Take(event, memory_.held());
+    seen_.Take(event);
     if (held_before_ != memory_.held() || series_.changes() == 0) {
       Note({.time_ns = event.time_ns, .seq = event.seq, .held = memory_.held()});
     }
@@ -102,6 +104,7 @@ class TimelineBuilder final : public FoldObserver {
   RowBuilder rows_;
   CycleCollector cycles_;
   AllocationCollector allocations_;
+  SeenCollector seen_;
   HeldCounter memory_;
   Held held_before_{};
   const State* start_ = nullptr;

@@ -32,7 +32,9 @@ struct TimelineLimits {  // for one session
 struct PhaseRecord {
   PhaseKind phase{};
   std::uint64_t begun_ns = 0;
-  std::uint64_t worked_ns = 0;   // time of this session's last step; what follows is waiting for the others
+  // Of this session's vote, or of its last step where no vote is recorded; what follows is waiting for the others.
+  std::uint64_t worked_ns = 0;
+  bool voted = false, voted_for = true;
   std::uint64_t decided_ns = 0;  // 0: never
   bool passed = false;
   SessionId culprit;
@@ -65,6 +67,7 @@ struct CycleRecord {
   std::string message;               // of a failure
   std::optional<StepFailed> failed;  // the first step that failed here
   SequenceNumber failed_seq;
+  std::uint64_t failed_ns = 0;
   SessionId culprit;  // of the first phase that did not pass
   Held before{}, after{};
   std::vector<PhaseRecord> phases;
@@ -101,9 +104,29 @@ struct LinkRecord {
   std::uint64_t total = 0;  // imports ever made
 };
 
+// What this session saw of another one's process: it lost the connection, or looked at a deadline.
+struct SeenRecord {
+  SessionId of;
+  SequenceNumber seq;
+  std::uint64_t time_ns = 0;
+  bool dead = false;  // the process had ended
+  std::string text;   // what was seen: "stopped in the CUDA driver, silent, waited 5 s"
+};
+
+// A pause or resume in the strip of all of them, or several that follow each other.
+struct StripRecord {
+  CycleKind kind{};
+  std::uint64_t number = 0;  // of the first
+  std::uint64_t count = 1, failed = 0;
+  std::uint64_t arrived_ns = 0, ended_ns = 0;
+};
+
 // A journal, folded.
 struct SessionTimeline {
   JournalInfo info;
+  // Up to when the journal tells what a live session did, on its own clock: the moment of reading, or of packing. 0: it has
+  // ended, or that is not known.
+  std::uint64_t as_of_ns = 0;
   ReadReport damage;
   SessionOpened who;
   std::string stopped;  // why memory and cycles end before the journal does; empty: they do not
@@ -120,6 +143,7 @@ struct SessionTimeline {
 
   std::vector<CycleRecord> cycles;
   std::uint64_t cycles_left_out = 0;
+  std::vector<StripRecord> strip;  // every one, in order
   std::uint64_t pauses_done = 0, resumes_done = 0, cycles_failed = 0;
 
   std::vector<AllocationRecord> allocations;  // in order of creation
@@ -129,6 +153,11 @@ struct SessionTimeline {
   std::map<SessionId, LinkRecord> imports;               // by owner
   std::map<SessionId, LinkRecord> importers;             // by importer, as this session's journal says
   std::vector<EventRow> rows;
+  std::vector<SeenRecord> seen;        // of other sessions' processes, the first kSeen
+  std::vector<std::string> threads;    // of its own process, as it saw them at its last deadline
+  std::uint64_t launches_refused = 0;  // while memory was paused
+  std::int32_t exit_code = -1;         // of its process, where it closed; -1: unknown
+  static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };
 
 // Reads a whole journal. Where its events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says
@@ -145,14 +174,37 @@ struct JobCycle {
   std::vector<SessionId> absent;  // members without a part of their own; if it never began, sessions that did not come
 };
 
+// The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and
+// the time on the job's clock.
+struct DeathNotice {
+  std::size_t by = 0, record = 0;
+  std::int64_t at_ns = 0;
+};
+
+// A step that failed for lack of device memory, and what the sessions of the job held of that device at that moment.
+struct MemoryShortage {
+  struct Holder {
+    std::size_t session = 0;
+    Bytes held = 0, released = 0;  // own memory on that device; `released`: given back by a pause
+    Bytes elsewhere = 0;           // of pools and cuMemAlloc, whose device is not recorded
+  };
+  std::size_t session = 0;  // whose step failed
+  SequenceNumber seq;
+  std::int32_t device = 0;  // as that session counts
+  std::string uuid;         // empty: unknown
+  std::vector<Holder> holders;
+};
+
 struct JobTimeline {
   std::vector<SessionTimeline> sessions;  // by rank, then by the time of their opening
   std::vector<std::int64_t> offsets_ns;   // add to a time of that session: nanoseconds since the job's first event
   std::uint64_t began_ns = 0;             // the job's first event on the common clock (job/clock.h)
   bool wall_known = false;                // that clock counts from 1970
   std::uint64_t duration_ns = 0;
-  std::vector<JobCycle> cycles;    // by time
-  std::vector<std::string> notes;  // about the clocks
+  std::vector<JobCycle> cycles;               // by time
+  std::map<std::size_t, DeathNotice> deaths;  // by session
+  std::vector<MemoryShortage> shortages;      // filled by FindShortages
+  std::vector<std::string> notes;             // about the clocks
 };
 // Puts the sessions of a job on one clock, and the parts of one pause or resume together.
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);

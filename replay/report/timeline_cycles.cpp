@@ -1,9 +1,26 @@
 // The pauses and resumes of a timeline.
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "replay/job/names.h"
 #include "replay/report/timeline_parts.h"
 
 namespace amem {
+namespace {
+
+std::string TextOfSeen(const ProcessSeen& seen) {
+  std::string text = seen.state.empty() ? "unknown" : seen.state;
+  if (!seen.where.empty()) text += " " + seen.where;
+  if (seen.exit_code > 128) text += fmt::format(", ended by signal {}", seen.exit_code - 128);
+  if (seen.exit_code >= 0 && seen.exit_code <= 128) text += fmt::format(", exit code {}", seen.exit_code);
+  if (!seen.answer.empty()) text += "; it answered: " + seen.answer;
+  if (seen.waited_ns != 0) text += "; waited for " + DurationText(seen.waited_ns);
+  return text;
+}
+
+}  // namespace
 
 CycleCollector::CycleCollector(SessionTimeline& out, std::size_t limit) : out_(out), limit_(std::max<std::size_t>(limit, 8)) {}
 
@@ -24,7 +41,10 @@ void CycleCollector::Take(const Event& event, const Held& held) {
     if (!cycle.failed) {
       cycle.failed = *failed;
       cycle.failed_seq = event.seq;
+      cycle.failed_ns = event.time_ns;
     }
+  } else if (const auto* vote = std::get_if<VoteCast>(&event.body)) {
+    Vote(cycle, *vote, event.time_ns);
   } else if (const auto* decided = std::get_if<PhaseDecided>(&event.body)) {
     Decide(cycle, *decided, event.time_ns);
   } else if (std::holds_alternative<CycleDone>(event.body)) {
@@ -36,9 +56,13 @@ void CycleCollector::Take(const Event& event, const Held& held) {
   }
 }
 
-void CycleCollector::Finish() { Thin(limit_); }
+void CycleCollector::Finish() {
+  if (open_) AddToStrip(out_.cycles.back());
+  Thin(limit_);
+}
 
 void CycleCollector::Open(CycleKind kind, std::uint64_t now_ns, const Held& held) {
+  if (open_) AddToStrip(out_.cycles.back());
   if (out_.cycles.size() >= 2 * limit_) Thin(limit_);
   out_.cycles.push_back({.kind = kind, .arrived_ns = now_ns, .ended_ns = now_ns, .before = held, .after = held});
   open_ = true;
@@ -91,10 +115,43 @@ void CycleCollector::Decide(CycleRecord& cycle, const PhaseDecided& decided, std
   if (cycle.message.empty()) cycle.message = decided.message;
 }
 
+void CycleCollector::Vote(CycleRecord& cycle, const VoteCast& vote, std::uint64_t now_ns) {
+  if (cycle.phases.empty() || cycle.phases.back().phase != vote.phase || cycle.phases.back().decided_ns != 0) return;
+  PhaseRecord& phase = cycle.phases.back();
+  phase.worked_ns = now_ns;
+  phase.voted = true;
+  phase.voted_for = vote.ok;
+}
+
+// Pairs become one when there are too many.
+void CycleCollector::AddToStrip(const CycleRecord& cycle) {
+  std::vector<StripRecord>& strip = out_.strip;
+  const StripRecord record{.kind = cycle.kind,
+                           .number = cycle.number,
+                           .failed = cycle.outcome == Outcome::kDone || cycle.outcome == Outcome::kOpen ? 0U : 1U,
+                           .arrived_ns = cycle.arrived_ns,
+                           .ended_ns = cycle.ended_ns};
+  const auto add = [](StripRecord& to, const StripRecord& next) {
+    to.count += next.count;
+    to.failed += next.failed;
+    to.ended_ns = next.ended_ns;
+  };
+  if (!strip.empty() && strip.back().count < strip_width_) return add(strip.back(), record);
+  strip.push_back(record);
+  if (strip.size() < SessionTimeline::kStrip) return;
+  for (std::size_t i = 0; 2 * i < strip.size(); ++i) {
+    strip[i] = strip[2 * i];
+    if (2 * i + 1 < strip.size()) add(strip[i], strip[2 * i + 1]);
+  }
+  strip.resize((strip.size() + 1) / 2);
+  strip_width_ *= 2;
+}
+
 void CycleCollector::End(CycleRecord& cycle, const Event& event, Outcome outcome) {
   cycle.ended = event.seq;
   cycle.outcome = outcome;
   open_ = false;
+  AddToStrip(cycle);
   if (outcome != Outcome::kDone) {
     ++out_.cycles_failed;
   } else {
@@ -115,6 +172,29 @@ void CycleCollector::Thin(std::size_t limit) {
   }
   std::size_t at = 0;
   out_.cycles_left_out += std::erase_if(all, [&](const CycleRecord&) { return !keep[at++]; });
+}
+
+void SeenCollector::Take(const Event& event) {
+  if (const auto* seen = std::get_if<ProcessSeen>(&event.body)) {
+    Add(seen->session, seen->state == "gone" || seen->state == "zombie", event, TextOfSeen(*seen));
+  } else if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
+    if (lost->reason == kPeerDied) Add(lost->peer, true, event, "its connection was lost: it died");
+  } else if (const auto* thread = std::get_if<ThreadSeen>(&event.body)) {
+    constexpr std::uint64_t kOneLook_ns = 1'000'000'000;  // a deadline's threads are recorded one right after the other
+    if (event.time_ns - std::min(event.time_ns, threads_ns_) > kOneLook_ns) out_.threads.clear();
+    threads_ns_ = event.time_ns;
+    if (thread->stack.size() < SessionTimeline::kSeen && out_.threads.size() < SessionTimeline::kSeen)
+      out_.threads.push_back(ToText(event.body));
+  } else if (const auto* refused = std::get_if<LaunchRefused>(&event.body)) {
+    out_.launches_refused += refused->count;
+  } else if (const auto* closed = std::get_if<SessionClosed>(&event.body)) {
+    out_.exit_code = closed->exit_code;
+  }
+}
+
+void SeenCollector::Add(SessionId of, bool dead, const Event& event, std::string text) {
+  if (out_.seen.size() >= SessionTimeline::kSeen) return;
+  out_.seen.push_back({.of = of, .seq = event.seq, .time_ns = event.time_ns, .dead = dead, .text = std::move(text)});
 }
 
 }  // namespace amem

@@ -115,6 +115,25 @@ class Grouping {
   JobTimeline& job_;
 };
 
+// Of a session that closed nothing, the first to notice its end dates it; its own last event may be hours older.
+void FindDeaths(JobTimeline& job) {
+  for (std::size_t by = 0; by < job.sessions.size(); ++by) {
+    const std::vector<SeenRecord>& seen = job.sessions[by].seen;
+    for (std::size_t record = 0; record < seen.size(); ++record) {
+      if (!seen[record].dead) continue;
+      const auto of =
+          std::ranges::find_if(job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen[record].of; });
+      if (of == job.sessions.end()) continue;
+      const std::int64_t at_ns = WrappedSum(seen[record].time_ns, job.offsets_ns[by]);
+      const auto index = static_cast<std::size_t>(of - job.sessions.begin());
+      const bool over = of->info.status == SessionStatus::kCrashed && at_ns >= WrappedSum(of->last_ns, job.offsets_ns[index]);
+      if (!over) continue;
+      const auto [known, fresh] = job.deaths.try_emplace(index, DeathNotice{by, record, at_ns});
+      if (!fresh && at_ns < known->second.at_ns) known->second = {by, record, at_ns};
+    }
+  }
+}
+
 }  // namespace
 
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
@@ -128,6 +147,7 @@ JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
   });
   SetClocks(job);
   Grouping(job).Run();
+  FindDeaths(job);
   return job;
 }
 

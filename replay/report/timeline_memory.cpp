@@ -13,7 +13,8 @@ constexpr bool ChangesNothing() {
   return kIsOneOf<Body, SessionClosed, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved, AllocationRetained,
                   Mapped, AccessSet, Exported, ReferenceAdded, PeerConnected, LegacyExported, LegacyImported, LegacyClosed,
                   PassedThrough, CycleBegun, StepBegun, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed,
-                  SlabOpened, PartCleared>;
+                  SlabOpened, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
+                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused>;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,12 +26,27 @@ class CycleCollector {
   void Step(CycleRecord& cycle, StepKind kind, std::uint64_t now_ns);
   static void Decide(CycleRecord& cycle, const PhaseDecided& decided, std::uint64_t now_ns);
   void End(CycleRecord& cycle, const Event& event, Outcome outcome);
+  static void Vote(CycleRecord& cycle, const VoteCast& vote, std::uint64_t now_ns);
+  void AddToStrip(const CycleRecord& cycle);
   void Thin(std::size_t limit);
 
   SessionTimeline& out_;
   std::size_t limit_;
   bool open_ = false;
   std::uint64_t step_ns_ = 0;
+  std::uint64_t strip_width_ = 1;  // so many pauses and resumes are one record of the strip
+};
+
+// What this session saw of others' processes, of its own threads and of refused launches.
+class SeenCollector {
+ public:
+  explicit SeenCollector(SessionTimeline& out) : out_(out) {}
+  void Take(const Event& event);
+
+ private:
+  void Add(SessionId of, bool dead, const Event& event, std::string text);
+  SessionTimeline& out_;
+  std::uint64_t threads_ns_ = 0;  // when the threads were seen
 };
 
 class AllocationCollector {

@@ -12,8 +12,10 @@ constexpr std::size_t kAtEnds = 40;                             // ... at the be
 
 template <class Body>
 Weight WeightOfBody(const Body&) {
-  if (kIsOneOf<Body, SessionBroken, StepFailed, CycleFailed, PeerLost>) return Weight::kFailure;
-  if (kIsOneOf<Body, PhaseBegun>) return Weight::kPhase;
+  if (kIsOneOf<Body, SessionBroken, StepFailed, CycleFailed, PeerLost, LaunchRefused>) return Weight::kFailure;
+  if (kIsOneOf<Body, PhaseBegun, ProcessSeen>) return Weight::kPhase;
+  if (kIsOneOf<Body, ThreadSeen>) return Weight::kNear;
+  if (kIsOneOf<Body, MemberHeard>) return Weight::kBoundary;
   if (kIsOneOf<Body, CycleBegun, CycleDone, SessionOpened, SessionClosed, LibraryAttached, GroupChanged, CommunicatorBegun,
                CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>)
     return Weight::kLandmark;
@@ -25,6 +27,7 @@ Weight WeightOfBody(const Body&) {
     return Weight::kDetail;
   return Weight::kUnusual;
 }
+Weight WeightOfBody(const VoteCast& e) { return e.ok ? Weight::kBoundary : Weight::kFailure; }
 Weight WeightOfBody(const PhaseDecided& e) { return e.passed ? Weight::kPhase : Weight::kFailure; }
 
 void Raise(EventRow& row, Weight weight) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,6 +24,13 @@ namespace {
 constexpr std::uint64_t kSamples = 2000;           // of the counters, of each session
 constexpr std::uint64_t kOtherHosts = 10'000'000;  // more than any pid: added where two hosts have the same
 constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so that it can be seen and clicked
+constexpr const char* kGoesOn = "goes on after the time that was asked for";
+constexpr const char* kStillOpen = "open at the end of the journal";
+
+// A window in times of the trace.
+struct Extent {
+  std::uint64_t from = 0, to = std::numeric_limits<std::uint64_t>::max();
+};
 
 // The frame of JSON is written by hand, for a million small objects of a fixed shape. Strings come from elsewhere, so all but
 // the plainest are left to the JSON library, which escapes control bytes and replaces what is not UTF-8.
@@ -147,37 +155,48 @@ std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, Al
 class SessionTrace final : public FoldObserver {
  public:
   // `origin_ns`: the time of this journal that is 0 in the trace.
-  SessionTrace(TraceWriter& out, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns,
+  SessionTrace(TraceWriter& out, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns, const Extent& window,
                std::uint64_t sample_every_ns)
-      : out_(out), process_(process), who_(who), origin_ns_(origin_ns), sample_every_ns_(sample_every_ns) {}
+      : out_(out), process_(process), who_(who), origin_ns_(origin_ns), window_(window), sample_every_ns_(sample_every_ns) {}
 
   void Begin(const State& before) override { state_ = &before; }
   void Before(const Event& event, const State&) override {
-    next_ = static_cast<std::uint64_t>(
-        std::max<std::int64_t>(WrappedDifference(static_cast<std::int64_t>(event.time_ns), origin_ns_), 0));
+    next_ = TimeOf(event.time_ns, origin_ns_);
+    if (left_ || next_ < window_.from) return;
+    if (!entered_) Enter();
+    if (next_ > window_.to) return Leave();
     // A counter is drawn before a silence, too: the last change was not at the silence's end.
     if (next_ >= next_sample_ && unsampled_) Sample();
   }
   Status After(const Event& event, const State&) override {
+    if (left_) return {};
     now_ = next_;
     event_ = &event;
-    unsampled_ = true;
+    const bool inside = now_ >= window_.from;
+    unsampled_ = inside;
     std::visit([this](const auto& body) { On(body); }, event.body);
+    if (!inside) return {};
     drawn_[event.thread] = now_;
+    ++events_;
     if (now_ >= next_sample_) Sample();
     return {};
   }
-  // What is still open ends with the journal, which left this state.
+  // What is still open ends with the journal, which left this state, or with the window.
   void Finish(const State& state) {
     state_ = &state;
-    CloseStep("open at the end of the journal");
-    ClosePhase("");
-    CloseCycle("open at the end of the journal");
-    Sample(true);
+    if (!left_) CloseAll(kStillOpen);
+    if (entered_ || window_.from == 0) Sample(true);
     for (const auto& [thread, drawn] : drawn_) {
       const bool main = std::cmp_equal(thread, who_.pid);
       out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
     }
+  }
+  [[nodiscard]] std::uint64_t events() const { return events_; }
+
+  // A time of a journal in the trace; what comes before the trace's beginning is drawn there.
+  static std::uint64_t TimeOf(std::uint64_t time_ns, std::int64_t origin_ns) {
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(WrappedDifference(static_cast<std::int64_t>(time_ns), origin_ns), 0));
   }
 
  private:
@@ -187,6 +206,21 @@ class SessionTrace final : public FoldObserver {
     std::uint32_t thread = 0;
     SequenceNumber seq;
   };
+
+  // The first event in the window: until then the memory held was this.
+  void Enter() {
+    entered_ = true;
+    if (window_.from == 0) return;
+    now_ = window_.from;
+    Sample(true);
+  }
+  // Before the first event behind the window. From now on nothing is drawn.
+  void Leave() {
+    now_ = window_.to;
+    CloseAll(kGoesOn);
+    left_ = true;
+  }
+  [[nodiscard]] bool Drawing() const { return !left_ && now_ >= window_.from; }
 
   template <class Body>
   void On(const Body&) {}
@@ -199,6 +233,11 @@ class SessionTrace final : public FoldObserver {
     if (!e.passed) Mark("vote failed", e.message);
     ClosePhase(e.passed ? "" : e.message);
     Sample();
+  }
+  void On(const VoteCast& e) {
+    Mark(e.ok ? "vote" : "vote against", e.message);
+    Close(wait_, "wait", "");
+    wait_ = Start("waiting for the others");
   }
   void On(const CycleBegun& e) {
     ClosePhase("");
@@ -217,6 +256,8 @@ class SessionTrace final : public FoldObserver {
     CloseStep(e.message);
   }
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
+  void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
+  void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
   void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
   void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }
   void On(const CommunicatorSuspended& e) {
@@ -235,28 +276,40 @@ class SessionTrace final : public FoldObserver {
   Open Start(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
   // The slice ends with its event and begins no sooner than the slice before ended: viewers drop slices that cross.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
+    if (!Drawing()) return;
     const std::uint64_t from = std::max(drawn_[event_->thread], now_ - std::min(now_, kShortest_ns));
     out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
     out_.Arrow(phase, process_, event_->thread, id, from);
   }
   void Mark(const char* name, const std::string& message) {
-    out_.Instant(process_, event_->thread, name, now_, event_->seq, message);
+    if (Drawing()) out_.Instant(process_, event_->thread, name, now_, event_->seq, message);
   }
   void Close(std::optional<Open>& open, const char* category, std::string_view detail) {
     if (!open) return;
-    out_.Slice(process_, open->thread, open->name, category, open->from, now_, open->seq, detail);
-    drawn_[open->thread] = now_;
+    if (now_ >= window_.from) {
+      out_.Slice(process_, open->thread, open->name, category, open->from, now_, open->seq, detail);
+      drawn_[open->thread] = now_;
+    }
     open.reset();
   }
   void CloseStep(std::string_view detail) { Close(step_, "step", detail); }
-  void ClosePhase(std::string_view detail) { Close(phase_, "phase", detail); }
+  void ClosePhase(std::string_view detail) {
+    Close(wait_, "wait", "");
+    Close(phase_, "phase", detail);
+  }
   void CloseCycle(std::string_view detail) {
     CloseStep(detail);
     ClosePhase(detail);
     Close(cycle_, "cycle", detail);
     Sample();
   }
+  void CloseAll(const char* detail) {
+    CloseStep(detail);
+    ClosePhase("");
+    CloseCycle(detail);
+  }
   void Sample(bool last = false) {
+    if (left_ || now_ < window_.from) return;
     const TracedMemory memory(Measure(*state_));
     if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
     sampled_ = memory;
@@ -278,7 +331,10 @@ class SessionTrace final : public FoldObserver {
   const std::uint64_t process_;
   const SessionOpened& who_;
   const std::int64_t origin_ns_;
+  const Extent window_;
   const std::uint64_t sample_every_ns_;
+  bool entered_ = false, left_ = false;
+  std::uint64_t events_ = 0;
   const State* state_ = nullptr;
   std::uint64_t now_ = 0, next_ = 0, next_sample_ = 0;  // of the last event, of the one to come, of the counters
   const Event* event_ = nullptr;
@@ -286,7 +342,22 @@ class SessionTrace final : public FoldObserver {
   std::optional<TracedMemory> sampled_;
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
-  std::optional<Open> cycle_, phase_, step_;
+  std::optional<Open> cycle_, phase_, step_, wait_;
+};
+
+// A journal up to the first event behind a time.
+class ReaderUpTo final : public JournalReader {
+ public:
+  ReaderUpTo(JournalReader& whole, std::uint64_t last_ns) : whole_(whole), last_ns_(last_ns) {}
+  Result<JournalInfo> Info() override { return whole_.Info(); }
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
+    return whole_.Read(first, last, [&](const Event& event) { return visit(event) && event.time_ns <= last_ns_; });
+  }
+  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override { return whole_.StateAt(at, report); }
+
+ private:
+  JournalReader& whole_;
+  const std::uint64_t last_ns_;
 };
 
 struct Part {
@@ -305,33 +376,74 @@ Result<std::vector<Part>> PartsOf(std::span<const std::unique_ptr<JournalReader>
   return parts;
 }
 
+Result<Extent> ExtentOf(const TraceWindow& window, const JobClock& clock) {
+  const bool wall_known = clock.boots_without_wall_clock() < clock.boots();
+  Extent extent;
+  const auto set = [&](const std::optional<TraceTime>& time, std::uint64_t& end) {
+    if (!time) return true;
+    const std::int64_t ns = time->wall ? WrappedDifference(time->ns, clock.began_ns()) : time->ns;
+    end = static_cast<std::uint64_t>(std::max<std::int64_t>(ns, 0));
+    return !time->wall || wall_known;
+  };
+  const bool from = set(window.from, extent.from), to = set(window.to, extent.to);
+  if (!from || !to)
+    return Status{Code::kInvalid,
+                  "no journal of this job noted the wall clock; give the time in seconds after its first event"};
+  if (extent.from > extent.to) return Status{Code::kInvalid, "the window ends before it begins"};
+  return extent;
+}
+
+// A journal's time at which a trace's time has come.
+std::uint64_t LastTimeOf(const Extent& window, std::int64_t origin_ns) {
+  constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
+  if (window.to >= kEnd / 4) return kEnd;
+  const std::int64_t last = WrappedSum(window.to, origin_ns);
+  return last < 0 ? kEnd : static_cast<std::uint64_t>(last);
+}
+
+// Draws one journal.
+Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, std::uint64_t process, TraceWriter& out,
+                TraceSummary& summary) {
+  const Opening& opening = part.opening;
+  out.Name(process, {}, NameOf(opening.who));
+  out.SortIndex(process, opening.who.rank);
+  const std::int64_t origin_ns = WrappedDifference(clock.began_ns(), clock.OffsetOf(opening.who));
+  const std::uint64_t first = std::max(SessionTrace::TimeOf(opening.first_ns, origin_ns), window.from);
+  const std::uint64_t last = std::min(SessionTrace::TimeOf(opening.last_ns, origin_ns), window.to);
+  summary.duration_ns = std::max(summary.duration_ns, SessionTrace::TimeOf(opening.last_ns, origin_ns));
+  SessionTrace session(out, process, opening.who, origin_ns, window, (last - std::min(last, first)) / kSamples);
+  ReaderUpTo reader(*part.reader, LastTimeOf(window, origin_ns));
+  const Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{&session});
+  if (!folded) return folded.status();
+  session.Finish(folded->state);
+  ++summary.sessions;
+  summary.events += session.events();
+  const std::string where = opening.info.directory.string();
+  if (const std::string damage = DamageText(folded->damage); !damage.empty())
+    summary.incomplete.push_back(where + ": " + damage);
+  if (folded->broken) summary.incomplete.push_back(where + ": drawn only up to where " + ToText(*folded->broken));
+  return {};
+}
+
 }  // namespace
 
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
-                                const std::function<void(std::string_view)>& write) {
+                                const std::function<void(std::string_view)>& write, const TraceWindow& window) {
   const Result<std::vector<Part>> parts = PartsOf(journals);
   if (!parts) return parts.status();
   std::vector<JobClock::Journal> times;
   for (const Part& part : *parts) times.push_back({&part.opening.who, part.opening.first_ns});
   const JobClock clock(times);
+  const Result<Extent> extent = ExtentOf(window, clock);
+  if (!extent) return extent.status();
   TraceSummary summary;
   TraceWriter out(write, summary);
   std::set<std::uint64_t> processes;
-  for (const auto& [reader, opening] : *parts) {
-    std::uint64_t process = static_cast<std::uint64_t>(std::max(opening.who.pid, 0));  // which viewers show beside the name
+  for (const Part& part : *parts) {
+    // Viewers show the pid beside the name.
+    std::uint64_t process = static_cast<std::uint64_t>(std::max(part.opening.who.pid, 0));
     while (!processes.insert(process).second) process += kOtherHosts;
-    out.Name(process, {}, NameOf(opening.who));
-    out.SortIndex(process, opening.who.rank);
-    SessionTrace session(out, process, opening.who, WrappedDifference(clock.began_ns(), clock.OffsetOf(opening.who)),
-                         (opening.last_ns - std::min(opening.last_ns, opening.first_ns)) / kSamples);
-    const Result<Folded> folded = FoldJournal(*reader, std::array<FoldObserver*, 1>{&session});
-    if (!folded) return folded.status();
-    session.Finish(folded->state);
-    ++summary.sessions;
-    const std::string where = opening.info.directory.string();
-    if (const std::string damage = DamageText(folded->damage); !damage.empty())
-      summary.incomplete.push_back(where + ": " + damage);
-    if (folded->broken) summary.incomplete.push_back(where + ": drawn only up to where " + ToText(*folded->broken));
+    AMEM_TRY(DrawPart(part, clock, *extent, process, out, summary));
   }
   out.Finish();
   return summary;

@@ -24,6 +24,7 @@
   COMMAND(Refs)                       \
   COMMAND(Top)                        \
   COMMAND(Tail)                       \
+  COMMAND(Watch)                      \
   COMMAND(Trace)                      \
   COMMAND(Collect)                    \
   COMMAND(Pack)                       \

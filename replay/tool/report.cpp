@@ -3,11 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <memory>
+
 #include "journal/base/clock.h"
 #include "replay/diagnosis/diagnosis.h"
+#include "replay/job/clock.h"
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/report/report_json.h"
+#include "replay/report/shortages.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
@@ -19,13 +26,31 @@ struct ReportOptions {
   bool all = false;  // all sessions given, not only those of the latest job
 };
 
+// Of a journal that was packed while its process lived, the present is the moment of packing (pack.h).
+void SetPresentOf(SessionTimeline& timeline, const ThisHost& began) {
+  std::string word;
+  std::uint64_t packed_ns = 0;
+  if (std::ifstream(timeline.info.directory / "status") >> word >> packed_ns && word == "live") {
+    timeline.info.status = SessionStatus::kLive;
+    timeline.as_of_ns = std::max(timeline.last_ns, packed_ns);
+  } else if (timeline.info.status == SessionStatus::kLive && began.Wrote(timeline.who)) {
+    timeline.as_of_ns = std::max(timeline.last_ns, began.now_ns);
+  }
+}
+
+Result<SessionTimeline> ReadWithPresent(const std::filesystem::path& session, const TimelineLimits& limits) {
+  const ThisHost began = ThisHost::Now();
+  const auto reader = JournalReader::Open(session);
+  if (!reader) return reader.status();
+  Result<SessionTimeline> timeline = ReadTimeline(**reader, limits);
+  if (timeline) SetPresentOf(*timeline, began);
+  return timeline;
+}
+
 std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
   const TimelineLimits limits = LimitsOf(sessions.size(), {});
   std::vector<Result<SessionTimeline>> read(sessions.size(), Status{});
-  SideBySide(sessions.size(), [&](std::size_t i) {
-    const auto reader = JournalReader::Open(sessions[i]);
-    read[i] = reader ? ReadTimeline(**reader, limits) : reader.status();
-  });
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadWithPresent(sessions[i], limits); });
   std::vector<SessionTimeline> timelines;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (!read[i]) Complain(read[i].status().message());
@@ -35,12 +60,24 @@ std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& s
   return timelines;
 }
 
+// Who held a device when its memory ran out.
+void AddShortages(JobTimeline& job) {
+  std::map<std::size_t, std::unique_ptr<JournalReader>> readers;
+  FindShortages(job, [&](std::size_t session) {
+    const auto known = readers.find(session);
+    if (known != readers.end()) return known->second.get();
+    auto reader = JournalReader::Open(job.sessions[session].info.directory);
+    return readers.emplace(session, reader ? *std::move(reader) : nullptr).first->second.get();
+  });
+}
+
 int RunReport(const ReportOptions& options, Output& out) {
   bool failed = false;
   const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
   std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
   if (timelines.empty()) return kCannotRead;
   JobTimeline job = JoinTimelines(std::move(timelines));
+  AddShortages(job);
   Result<Verdict> verdict = Diagnose(jobs.latest);
   if (!verdict) return Complain(verdict.status().message());
   if (!jobs.earlier.empty()) {

@@ -1,11 +1,12 @@
 // What `amem-replay tail` costs the process whose journal it follows: an append with it, and without.
-//   journal_follow_bench [rounds] [directory]
+//   journal_follow_bench [rounds] [directory] [tail | watch]
 //
 // A process and its twin write journals at the same pace, each at its end of the machine, and one tail follows: nobody, the
 // process that is measured, or its twin. The processors have the same work in the last two, so their difference is what it
 // costs to be the one who is followed; against nobody it is also what this machine makes of a busy neighbour, and nobody
 // against nobody is what it makes of nothing. A round has each of these once, in an order that turns. A cost is processor time
-// of the appending thread; wall time is beside it. tail must have printed every event.
+// of the appending thread; wall time is beside it. tail must have printed every event. With `watch`, that command follows in
+// place of tail.
 //
 // Such rounds are seconds apart, and machines drift by more than a hundredth in that time. So the same is measured in turns of
 // some milliseconds, too: one tail follows, and is stopped and let go on by turns (stop, go, go, stop). What is left of the
@@ -28,6 +29,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -97,14 +99,19 @@ void Tool(const fs::path& output, const std::vector<std::string>& arguments) {
   _exit(127);
 }
 
-// tail in a process of its own; `Wait` is for its end, which comes with that of the session.
+const char* follows = "tail";  // the command that follows
+
+bool PrintsEvents() { return std::string_view(follows) == "tail"; }
+
+// It, in a process of its own; `Wait` is for its end, which comes with that of the session.
 class Follower {
  public:
   Follower(const fs::path& session, const fs::path& output) : output_(output) {
     pid_ = fork();
     if (pid_ == 0) {
       StayOn({});
-      Tool(output, {Replay(), "tail", session});
+      if (PrintsEvents()) Tool(output, {Replay(), follows, session});
+      Tool(output, {Replay(), follows, "--interval", "200", session});  // as often as tail looks
     }
     const auto attached = [&] {  // it has said whom it follows
       std::error_code failed;
@@ -119,7 +126,7 @@ class Follower {
     kill(pid_, SIGSTOP);
     int status = 0;
     waitpid(pid_, &status, WUNTRACED);
-    if (!WIFSTOPPED(status)) Fail(Replay() + " tail ended");
+    if (!WIFSTOPPED(status)) Fail(Replay() + " " + follows + " ended");
   }
   void GoOn() {
     stopped_ = false;
@@ -129,7 +136,7 @@ class Follower {
   std::size_t Wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) Fail(Replay() + " tail failed");
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) Fail(Replay() + " " + follows + " failed");
     std::ifstream lines(output_);
     std::size_t events = 0;
     for (std::string line; std::getline(lines, line);) events += line.starts_with('#') ? 0 : 1;
@@ -254,7 +261,7 @@ Cost Once(const fs::path& directory, std::vector<Event>& events, const Pace& pac
   twin.Go();
   const Cost cost = run.Write();
   twin.Wait();
-  if (const std::size_t seen = follower ? follower->Wait() : run.Appended(); seen != run.Appended()) {
+  if (const std::size_t seen = follower ? follower->Wait() : run.Appended(); PrintsEvents() && seen != run.Appended()) {
     Fail("amem-replay tail printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
   }
   std::error_code ignored;
@@ -341,9 +348,9 @@ void InTurns(bool followed, std::size_t fours, const fs::path& directory, std::v
   }
   follower.GoOn();
   run.Close();
-  if (const std::size_t seen = follower.Wait(); seen != run.Appended())
+  if (const std::size_t seen = follower.Wait(); PrintsEvents() && seen != run.Appended())
     Fail("amem-replay tail printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
-  std::printf("in turns of 1 030 events in 10 ms, tail %s; what following adds to an append, medians of %zu:\n",
+  std::printf("in turns of 1 030 events in 10 ms, %s %s; what following adds to an append, medians of %zu:\n", follows,
               followed ? "stopped, going on, going on, stopped" : "stopped all the time", fours);
   PrintTurns("processor time", processor);
   PrintTurns("wall time", wall);
@@ -358,6 +365,7 @@ int main(int argc, char** argv) {
   const std::size_t rounds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 11;
   std::string pattern = (argc > 2 ? fs::path(argv[2]) : fs::temp_directory_path()) / "amem-follow-bench-XXXXXX";
   if (rounds == 0 || mkdtemp(pattern.data()) == nullptr) Fail("usage: journal_follow_bench [rounds] [directory]");
+  if (argc > 3) follows = argv[3];
   std::vector<Event> events;
   for (const EventBody& body : test::Mix()) events.push_back({{}, 0, 4711, body});
   for (const bool followed : {true, false}) InTurns(followed, rounds * kFoursPerRound, pattern, events);

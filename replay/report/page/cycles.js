@@ -1,8 +1,8 @@
 // Pauses and resumes: a list of them, and for the chosen one what each rank did when.
 
 const cycles = (() => {
-  // A phase's word without "pause: " before it, and its colour: by its place in a pause or resume.
-  const phaseOf = (phase) => [(data.phases[phase] || '').replace(/^.*: /, ''), 'p' + (phase % 5)];
+  // A phase's word without "pause: " before it, and its colour. An undo has phases of both kinds side by side, so all differ.
+  const phaseOf = (phase) => [(data.phases[phase] || '').replace(/^.*: /, ''), 'p' + phase];
   const isResume = (phase) => phase >= 5;
   let selected = -1;
   let list = null;
@@ -14,7 +14,23 @@ const cycles = (() => {
   const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
   const openParts = (cycle) => cycle.parts.filter((part) => part.o === 3);
   const durationOf = (cycle) => Math.max(...cycle.parts.map((part) => part.e - began(part)));
-  const slowest = (cycle) => cycle.parts.reduce((a, b) => (b.e - began(b) > a.e - began(a) ? b : a));
+  // All ranks are equally long in a pause or resume, because each waits for the others: the slowest is the one whose own part took
+  // longest. Where somebody did not come, or not finish, that is who the others waited for.
+  const workOf = (part) => sum(part.p.filter((p) => part.b !== null && p[1] >= part.b).map((p) => p[2] - p[1]));
+  function slowest(cycle) {
+    if (cycle.absent.length && neverBegan(cycle)) return { who: cycle.absent, why: 'did not come' };
+    const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p[part.p.length - 1][3] === null && part.p[part.p.length - 1][6] === 0);
+    const few = stuck.length && stuck.length < cycle.parts.length;
+    if (few) return { who: stuck.map((part) => part.s), why: 'did not finish' };
+    const part = cycle.parts.reduce((a, b) => (workOf(b) > workOf(a) ? b : a));
+    return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '', work: workOf(part) };
+  }
+  function slowestText(cycle) {
+    if (cycle.parts.length + cycle.absent.length < 2) return '';
+    const { who, why } = slowest(cycle);
+    const names = who.length > 3 ? `${who.slice(0, 3).map(nameOf_).join(', ')} and ${who.length - 3} more` : who.map(nameOf_).join(', ');
+    return why ? `${names} (${why})` : names;
+  }
   const moved = (cycle) => sum(cycle.parts.map((part) => part.d[0] - part.d[1])) * (cycle.kind === 0 ? 1 : -1);
 
   function spanOf(cycle) {
@@ -54,7 +70,7 @@ const cycles = (() => {
     const began_ = cycle.parts.filter((part) => part.b !== null).map((part) => part.b);
     return began_.length === cycle.parts.length ? Math.min(...began_) : spanOf(cycle).begin;
   }
-  function gantt(cycle, width) {
+  function gantt(cycle, index, width) {
     const begin = ganttStart(cycle), end = spanOf(cycle).end;
     const span = Math.max(end - begin, 1);
     const waited = cycle.parts.some((part) => part.a < begin);
@@ -70,7 +86,7 @@ const cycles = (() => {
       root.append(svg('line', { class: 'gridline', x1: at, x2: at, y1: 0, y2: height - 20 }),
         svg('text', { class: 'scale', x: at, y: height - 6, 'text-anchor': near ? 'end' : t === 0 ? 'start' : 'middle' }, tick(t, step)));
     }
-    cycle.parts.forEach((part, row) => root.append(ganttRow(cycle, part, row * rowHeight, label, rowHeight, x, begin, narrow)));
+    cycle.parts.forEach((part, row) => root.append(ganttRow(cycle, index, part, row * rowHeight, label, rowHeight, x, begin, narrow)));
     cycle.absent.forEach((who, index) => {
       const y = (cycle.parts.length + index) * rowHeight;
       root.append(svg('text', { class: 'row-label', x: 0, y: y + 15 }, nameOf_(who)),
@@ -81,22 +97,23 @@ const cycles = (() => {
   }
   const nameOf_ = (index) => capital(everybody[index] ? everybody[index].name : 'unknown');
 
-  function ganttRow(cycle, part, y, label, rowHeight, x, begin, narrow) {
+  function ganttRow(cycle, index, part, y, label, rowHeight, x, begin, narrow) {
     const g = svg('g', {}, svg('text', { class: 'row-label', x: 0, y: y + 16 }, nameOf_(part.s)));
     if (part.a < begin) {
       g.append(svg('text', { class: 'scale', x: label - 10, y: y + 16, 'text-anchor': 'end' }, (narrow ? '' : 'waited ') + duration(begin - part.a)));
     }
-    for (const [phase, begun, worked, decided, passed, steps] of part.p) {
+    for (const [at, [phase, begun, worked, decided, passed, steps, voted]] of part.p.entries()) {
       if (part.b !== null && decided !== null && decided <= part.b) continue;  // the wait for the others
       const [word, colour] = phaseOf(phase);
       const undo = isResume(phase) !== (cycle.kind === 1);
       const end = decided === null ? part.e : decided;
       const from = x(begun), middle = x(worked), to = Math.max(x(end), from + 0.7);
       const title = `${nameOf_(part.s)}, ${undo ? 'undo: ' : ''}${word}: ${duration(worked - begun)} of work` +
-        ` (${plural(steps, 'step')}), then ${duration(end - worked)} waiting for others${decided === null ? '; never decided' : passed ? '' : '; FAILED'}`;
-      const bar = svg('g', { class: 'phase ' + colour + (undo ? ' undo' : '') + (passed ? '' : ' failed') }, svg('title', {}, title),
+        ` (${plural(steps, 'step')}), ${voted ? (voted > 0 ? 'voted for it' : 'voted against it') + ', ' : ''}then ${duration(end - worked)} waiting for others${decided === null ? '; never decided' : passed ? '' : '; FAILED'}`;
+      const bar = svg('a', { href: links.phase(index, part, at), tabindex: -1, 'data-phase': links.phase(index, part, at), class: 'phase ' + colour + (undo ? ' undo' : '') + (passed ? '' : ' failed') }, svg('title', {}, title),
         svg('rect', { class: 'wait', x: from, y: y + 4, width: to - from, height: rowHeight - 8 }),
         svg('rect', { class: 'work', x: from, y: y + 4, width: Math.max(middle - from, 0), height: rowHeight - 8 }));
+      if (voted) bar.append(svg('line', { class: 'vote', x1: middle, x2: middle, y1: y + 2, y2: y + rowHeight - 2 }));
       const text = undo ? 'undo: ' + word : word;
       if (to - from > text.length * 6.6 + 8) bar.append(svg('text', { x: from + 5, y: y + 16 }, text));
       g.append(bar);
@@ -107,17 +124,18 @@ const cycles = (() => {
     return g;
   }
 
-  function phaseTable(host, cycle) {
+  function phaseTable(host, cycle, index) {
     const rows = [];
-    cycle.parts.forEach((part) => part.p.forEach((phase) => rows.push({ part, phase })));
+    cycle.parts.forEach((part) => part.p.forEach((phase, at) => rows.push({ part, phase, at })));
     makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
-      { label: 'Phase', cell: (r) => (isResume(r.phase[0]) !== (cycle.kind === 1) ? 'undo, ' : '') + data.phases[r.phase[0]], sort: (r) => r.phase[1] },
+      { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), (isResume(r.phase[0]) !== (cycle.kind === 1) ? 'undo, ' : '') + data.phases[r.phase[0]]), sort: (r) => r.phase[1] },
       { label: 'Steps', number: true, cell: (r) => grouped(r.phase[5]), sort: (r) => r.phase[5], downFirst: true },
       { label: 'Work', number: true, cell: (r) => duration(r.phase[2] - r.phase[1]), sort: (r) => r.phase[2] - r.phase[1], downFirst: true },
       { label: 'Wait', number: true, cell: (r) => (r.phase[3] === null ? 'to the end' : duration(r.phase[3] - r.phase[2])),
         sort: (r) => (r.phase[3] === null ? Infinity : r.phase[3] - r.phase[2]), downFirst: true },
-      { label: 'Vote', cell: (r) => (r.phase[3] === null ? 'never decided' : r.phase[4] ? 'passed' : 'failed'), sort: (r) => r.phase[4] },
+      { label: 'Own vote', cell: (r) => ['against', 'not recorded', 'for'][r.phase[6] + 1], sort: (r) => r.phase[6] },
+      { label: 'Decision', cell: (r) => (r.phase[3] === null ? 'never decided' : r.phase[4] ? 'passed' : 'failed'), sort: (r) => r.phase[4] },
     ] });
   }
 
@@ -150,13 +168,60 @@ const cycles = (() => {
     return el('div', { class: 'legend small' }, [...used].sort((a, b) => a - b).map((phase) =>
       el('span', { class: 'key' }, el('i', { class: 'swatch ' + phaseOf(phase)[1] }), data.phases[phase])),
     el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'),
+    cycle.parts.some((part) => part.p.some((p) => p[6])) ? el('span', { class: 'key' }, el('i', { class: 'swatch vote-mark' }), 'its vote') : '',
     waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');
+  }
+
+  // Who held the device when its memory ran out: what the journals of this job say of that moment.
+  function holders(cycle) {
+    const tables = [];
+    for (const part of cycle.parts.filter((p) => p.f)) {
+      const shortage = data.shortages.find((s) => s.s === part.s && s.q === part.f.seq);
+      if (!shortage) continue;
+      const host = el('div', { class: 'holders' }, el('h4', {}, `Who held device ${shortage.device} of ${sessions[shortage.s].name}` + (shortage.uuid ? ` (${shortage.uuid})` : '') + ' at that moment'));
+      if (shortage.holders.length) {
+        const anywhere = shortage.holders.some((h) => h[3]);
+        makeTable(host, { caption: 'Memory of the device by rank when it ran out', rows: shortage.holders, perPage: 20, sorted: { column: 1, down: true }, columns: [
+          { label: 'Rank', first: true, cell: (h) => nameOf_(h[0]), sort: (h) => h[0] },
+          { label: 'Held', number: true, cell: (h) => bytes(h[1]), sort: (h) => h[1], downFirst: true },
+          { label: 'Given back, must return', number: true, cell: (h) => bytes(h[2]), sort: (h) => h[2], downFirst: true },
+          ...(anywhere ? [{ label: 'Pools and cuMemAlloc, any device', number: true, cell: (h) => bytes(h[3]), sort: (h) => h[3], downFirst: true }] : []),
+        ] });
+      }
+      host.append(el('p', { class: 'muted small' }, (shortage.holders.length ? 'This is NCCL\u2019s memory under AMem. ' : 'No rank of this job held NCCL\u2019s memory on it. ') +
+        'What the same or other processes held besides is not in the journals; where the driver told, the message above names them.'));
+      tables.push(host);
+    }
+    return tables;
   }
 
   const detail = el('div', { id: 'cycle-detail', class: 'detail', tabindex: -1, role: 'region', 'aria-label': 'The chosen pause or resume' });
   let drawGantt = () => {};
+  // The phase that a link named, in the chart.
+  let marked = '';
+  function markPhase(href, move) {
+    for (const bar of detail.querySelectorAll('.phase')) {
+      const here = bar.dataset.phase === href;
+      bar.classList.toggle('found-phase', here);
+      if (!here || !move) continue;
+      bar.scrollIntoView({ block: 'center' });
+      bar.focus({ preventScroll: true });
+    }
+  }
+  // False: this rank took no such phase.
+  function revealPhase(index, session, word) {
+    const part = data.cycles[index].parts.find((p) => p.s === session);
+    const at = part ? part.p.findIndex((_, i) => links.phaseWord(part, i) === word) : -1;
+    if (at < 0) return false;
+    marked = links.phase(index, part, at);
+    markPhase(marked, true);
+    return true;
+  }
+  // The pause or resume of a kind at a time, by index; -1: its phases are not in the page.
+  const at = (kind, begin, end) => data.cycles.findIndex((cycle) => cycle.kind === kind && spanOf(cycle).begin <= end && spanOf(cycle).end >= begin);
   function select(index, move) {
     selected = index;
+    marked = '';
     const cycle = data.cycles[index];
     const { begin, end } = spanOf(cycle);
     const holder = el('div', { class: 'gantt-box' });
@@ -166,21 +231,21 @@ const cycles = (() => {
     const reason = root && (root.f ? root.f.message : root.m);
     const others = told.find((part) => part !== root && !part.m.includes(reason));
     detail.replaceChildren(
-      el('div', { class: 'head' }, el('h3', {}, nameOf(cycle), ' ', badge(outcomeOf(cycle))),
+      el('div', { class: 'head' }, el('h3', {}, links.link(links.cycle(index), nameOf(cycle)), ' ', badge(outcomeOf(cycle))),
         el('div', { class: 'tools' }, el('button', { type: 'button', onclick: () => {
           const margin = (end - begin) * 0.4 + 1e5;
-          memory.setDomain(begin - margin, end + margin);
-          show(byId('memory'));
+          links.go(links.time(Math.max(0, begin - margin), end + margin));
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
       root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
       others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
-      holder, legend(cycle),
+      ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
       el('details', {}, el('summary', {}, 'Phases as a table'), phases));
-    phaseTable(phases, cycle);
+    phaseTable(phases, cycle, index);
     drawGantt = () => {
       const width = holder.clientWidth;
-      if (width > 0) holder.replaceChildren(gantt(cycle, width));
+      if (width > 0) holder.replaceChildren(gantt(cycle, index, width));
+      markPhase(marked, false);
     };
     drawGantt();
     if (list) list.redraw();
@@ -195,15 +260,15 @@ const cycles = (() => {
     }
     list = makeTable(host, { caption: 'Pauses and resumes', unit: ['pause or resume', 'pauses and resumes'], perPage: 12, class: 'pick',
       rows: data.cycles.map((_, i) => i), sorted: { column: 1, down: true },
-      note: () => (data.job.cycles_left_out ? `; ${grouped(data.job.cycles_left_out)} a rank are not listed` : ''),
+      note: () => (data.job.cycles_left_out ? `; ${grouped(data.job.cycles_left_out)} more a rank are in the strip above the memory charts only` : ''),
       rowClass: (i) => (i === selected ? 'chosen' : ''),
       columns: [
         { label: 'What', first: true, sort: (i) => data.cycles[i].kind * 1e9 + data.cycles[i].parts[0].n,
-          cell: (i) => el('button', { type: 'button', class: 'link', 'aria-pressed': String(i === selected), onclick: () => select(i) }, nameOf(data.cycles[i])) },
+          cell: (i) => links.link(links.cycle(i), nameOf(data.cycles[i])) },
         { label: 'At', number: true, sort: (i) => spanOf(data.cycles[i]).begin, cell: (i) => moment(spanOf(data.cycles[i]).begin) },
         { label: 'Ranks', number: true, sort: (i) => data.cycles[i].parts.length, cell: (i) => grouped(data.cycles[i].parts.length + data.cycles[i].absent.length) },
         { label: 'Duration', number: true, downFirst: true, sort: (i) => durationOf(data.cycles[i]), cell: (i) => duration(durationOf(data.cycles[i])) },
-        { label: 'Slowest', sort: (i) => slowest(data.cycles[i]).s, cell: (i) => (data.cycles[i].parts.length > 1 ? nameOf_(slowest(data.cycles[i]).s) : '') },
+        { label: 'Slowest', sort: (i) => slowest(data.cycles[i]).who[0], cell: (i) => slowestText(data.cycles[i]) },
         { label: 'Given back / brought back', number: true, downFirst: true, sort: (i) => moved(data.cycles[i]), cell: (i) => bytes(moved(data.cycles[i])) },
         { label: 'Result', sort: (i) => outcomeOf(data.cycles[i]), cell: (i) => badge(outcomeOf(data.cycles[i])) },
       ] });
@@ -214,5 +279,5 @@ const cycles = (() => {
     list.turnTo(index);
     new ResizeObserver(() => drawGantt()).observe(host);
   }
-  return { start, select, spanOf, nameOf, outcomeOf, durationOf, failuresOf };
+  return { start, select, revealPhase, at, spanOf, nameOf, outcomeOf, durationOf, failuresOf };
 })();

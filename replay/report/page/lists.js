@@ -9,6 +9,7 @@ const allocations = (() => {
   const STATES = ['held', 'given back', 'freed', 'stays: host memory', 'stays: registered with a network card', 'stays: multicast', 'stays: the program\u2019s own'];
   const stateOf = (i) => STATES[c.state[i]] || 'held';
   const address = (i) => (c.addr[i] ? '0x' + c.addr[i] : '');
+  const linkId = (i) => (c.id[i] ? String(c.id[i]) : `${address(i)}.${c.q[i]}`);  // an address may be used again
   const idOf = (i) => (c.id[i] ? String(c.id[i]) : address(i));
   const site = (i) => data.allocations.sites[c.site[i]] || '';
   const communicator = (i) => data.allocations.communicators[c.comm[i]] || '';
@@ -18,6 +19,7 @@ const allocations = (() => {
   const lived = (i) => (c.qe[i] ? c.te[i] : sessions[c.s[i]].end) - c.t[i];
   const note = (i) => data.allocations.notes[i];
   const filters = { text: '', rank: '', kind: '', state: '', group: '' };
+  let inputs = {};
   let words = null;  // what the search looks at, made when first needed
   let list = null;
 
@@ -39,7 +41,7 @@ const allocations = (() => {
 
   const columns = [
     { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] },
-    { label: 'Allocation', number: true, cell: (i) => (c.id[i] ? grouped(c.id[i]) : ''), sort: (i) => c.id[i] },
+    { label: 'Allocation', number: true, cell: (i) => links.link(links.allocation(c.s[i], linkId(i)), c.id[i] ? grouped(c.id[i]) : '\u00b7'), sort: (i) => c.id[i] },
     { label: 'Kind', cell: (i) => data.allocation_kinds[c.kind[i]], sort: (i) => c.kind[i] },
     { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => (note(i) ? 1e18 : 0) + c.bytes[i], downFirst: true },
     { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i) + (c.slab[i] && c.state[i] !== 2 ? `, in slab ${grouped(c.slab[i])}` : '')) },
@@ -89,18 +91,29 @@ const allocations = (() => {
   function start() {
     const host = byId('allocations-body');
     const left = data.allocations.left_out;
+    inputs = {
+      text: searchBox('id, address, call site, communicator, peer', change('text')), rank: choice(rankChoices(), change('rank')),
+      kind: choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), change('kind')),
+      state: choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast'], ['6', 'stays: the program\u2019s own']], change('state')),
+      group: choice([['', 'nothing, list all'], ...(anyCommunicator ? [['communicator', 'communicator']] : []), ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')),
+    };
     host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter allocations' },
-      field('Search', searchBox('id, address, call site, communicator, peer', change('text')), 'grow'),
-      field('Rank', choice(rankChoices(), change('rank'))),
-      field('Kind', choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), change('kind'))),
-      field('State', choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast'], ['6', 'stays: the program\u2019s own']], change('state'))),
-      field('Sum up by', choice([['', 'nothing, list all'], ...(anyCommunicator ? [['communicator', 'communicator']] : []), ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')))));
+      field('Search', inputs.text, 'grow'), field('Rank', inputs.rank), field('Kind', inputs.kind), field('State', inputs.state), field('Sum up by', inputs.group)));
     if (left) host.append(el('p', { class: 'muted small' }, `${grouped(count)} of ${plural(data.allocations.total, 'allocation')} are listed: those there at the end, and of the others the largest. The other ${grouped(left)} add up to ${bytes(data.allocations.left_out_bytes)}.`));
     host.append(listHost, groupHost);
     list = makeTable(listHost, { caption: 'Allocations of all ranks', unit: ['allocation', 'allocations'], rows: everyRow, columns, note: total, sorted: { column: 3, down: true },
       rowClass: (i) => (note(i) ? 'bad-row' : ''), nothing: count ? undefined : 'No allocation was made.' });
   }
-  return { start };
+  // The row of an allocation, whatever the list showed before. False: it is not listed.
+  function reveal(session, id) {
+    const row = everyRow.find((i) => c.s[i] === session && linkId(i) === id);
+    if (row === undefined) return false;
+    for (const name of Object.keys(filters)) inputs[name].value = filters[name] = '';
+    inputs.rank.value = filters.rank = String(session);
+    apply();
+    return list.reveal(row);
+  }
+  return { start, reveal };
 })();
 
 const events = (() => {
@@ -131,7 +144,7 @@ const events = (() => {
   const columns = [
     { label: 'Time', number: true, cell: (i) => moment(t[i]), sort: (i) => t[i] },
     { label: 'Rank', first: true, cell: (i) => capital(sessions[c.s[i]].name), sort: (i) => c.s[i] * 1e12 + seq[i] },
-    { label: 'Event', number: true, cell: (i) => (c.k[i] >= 0 ? '#' + grouped(seq[i]) : `#${grouped(seq[i])} +${grouped(c.n[i] - 1)}`), sort: (i) => seq[i] },
+    { label: 'Event', number: true, cell: (i) => links.link(links.event(c.s[i], seq[i]), c.k[i] >= 0 ? '#' + grouped(seq[i]) : `#${grouped(seq[i])} +${grouped(c.n[i] - 1)}`), sort: (i) => seq[i] },
     { label: 'What happened', wide: true, cell: (i) => (c.k[i] >= 0 ? (isFailure(i) ? [el('span', { class: 'cross', 'aria-label': 'failure' }, '\u2715 '), c.x[i]] : c.x[i])
       : `${grouped(c.n[i])} events in ${duration(c.d[i])}, not listed: ${c.x[i]}`) },
     { label: 'Thread', number: true, cell: (i) => (c.th[i] ? String(c.th[i]) : ''), sort: (i) => c.th[i] },
@@ -165,7 +178,7 @@ const events = (() => {
     inputs.rank.value = filters.rank = String(session);
     apply();
     const row = find(session, number);
-    if (row < 0) show(byId('events')); else list.reveal(row);
+    return row >= 0 && list.reveal(row);
   }
   function around(cycle) {
     const { begin, end } = cycles.spanOf(cycle);

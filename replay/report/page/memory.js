@@ -5,7 +5,8 @@ const memory = (() => {
   const series = sessions.map((session) => {
     const t = running(session.series.t);
     const held = session.series.h.map((deltas) => (deltas.length ? running(deltas) : null));
-    return { t, held, end: session.end };
+    // Of a process that died the memory was held until its end, which others noticed after its last event.
+    return { t, held, end: session.died ? Math.max(session.end, session.died[0]) : session.end };
   });
   const present = STACK.filter((c) => sessions.some((session) => session.most[c] > 0));
   const shown = new Set(present);
@@ -76,13 +77,46 @@ const memory = (() => {
     return g;
   }
 
-  const heightOf = () => (sessions.length > 16 ? 52 : sessions.length > 4 ? 72 : 104);
+  const heightOf = () => (sessions.length > 32 ? 34 : sessions.length > 16 ? 52 : sessions.length > 4 ? 72 : 104);
 
   function draw() {
     for (const chart of charts) chart.draw();
     drawLane();
     placeCursor();
   }
+
+  // ---- the strip of all pauses and resumes -------------------------------------------------------------------------------------
+
+  const SUMMED = 40;  // pixels, of a mark that sums up several: narrow enough to show when failures were
+  let strip = [];
+  function readStrip() {
+    const c = data.strip, t = running(c.t);
+    const records = Array.from(t, (begin, i) => ({ begin, end: begin + c.d[i], kind: c.k[i], number: c.m[i], count: c.n[i], failed: c.f[i] }));
+    // Failures that the rank with the most pauses has no record of.
+    for (const cycle of data.cycles) {
+      const { begin, end, failed } = cycles.spanOf(cycle);
+      if (failed && !records.some((r) => r.failed && r.begin <= end && r.end >= begin)) {
+        records.push({ begin, end, kind: cycle.kind, number: cycle.parts[0].n, count: 1, failed: 1 });
+      }
+    }
+    return records.sort((a, b) => a.begin - b.begin);
+  }
+  // What of it is seen, with those put together that would be drawn over each other.
+  function stripMarks(x, width) {
+    const marks = [];
+    for (const record of strip) {
+      const from = x(record.begin), to = Math.max(x(record.end), from + 3);
+      if (to < 0 || from > width) continue;
+      const last = marks[marks.length - 1];
+      if (last && from < last.to + 1 && to - last.from < SUMMED) {
+        Object.assign(last, { to: Math.max(last.to, to), end: Math.max(last.end, record.end), count: last.count + record.count, failed: last.failed + record.failed });
+      } else {
+        marks.push({ ...record, from, to });
+      }
+    }
+    return marks;
+  }
+  const laneNote = el('p', { class: 'muted small lane-note', hidden: true });
 
   let laneSvg, axisSvg;
   function drawLane() {
@@ -91,21 +125,29 @@ const memory = (() => {
     laneSvg.setAttribute('viewBox', `0 0 ${width} 22`);
     laneSvg.replaceChildren();
     let free = -1e9;  // labels do not run into each other
-    data.cycles.forEach((cycle, index) => {
-      const { begin, end, failed } = cycles.spanOf(cycle);
-      const from = x(begin), to = Math.max(x(end), from + 3);
-      if (to < 0 || from > width) return;
-      const mark = svg('g', { class: 'lane ' + (cycle.kind === 0 ? 'pause' : 'resume') + (failed ? ' failed' : ''), tabindex: -1,
-        onclick: () => cycles.select(index, true) },
-      svg('title', {}, `${cycles.nameOf(cycle)}: ${cycles.outcomeOf(cycle)}, ${duration(cycles.durationOf(cycle))}`),
-      svg('rect', { x: from.toFixed(1), y: 13, width: (to - from).toFixed(1), height: 7, rx: 2 }));
-      const label = (failed ? '\u2715 ' : '') + cycle.kindLetter + cycle.parts[0].n;
-      if (from > free && from < width - 20) {
-        mark.append(svg('text', { x: Math.max(0, from).toFixed(1), y: 10 }, label));
-        free = from + label.length * 7 + 6;
+    const marks = stripMarks(x, width);
+    for (const m of marks) {
+      const many = m.count > 1;
+      const index = many ? -1 : cycles.at(m.kind, m.begin, m.end);
+      const name = many ? `${grouped(m.count)} pauses and resumes, ${m.failed ? grouped(m.failed) + ' of them failed' : 'all done'}; choose to look closer`
+        : `${cycleWord(m.kind)} ${m.number}: ${index >= 0 ? cycles.outcomeOf(data.cycles[index]) : m.failed ? 'failed' : 'done'}, ${duration(m.end - m.begin)}` +
+          (index < 0 ? '; its phases are not in this page' : '');
+      const margin = Math.max((m.end - m.begin) * 0.1, 1e6);
+      const mark = svg('g', { class: 'lane ' + (many ? 'many' : m.kind === 0 ? 'pause' : 'resume') + (m.failed ? ' failed' : ''), 'data-count': m.count, tabindex: -1,
+        onclick: () => links.go(many || index < 0 ? links.time(Math.max(0, m.begin - margin), m.end + margin) : links.cycle(index)) },
+      svg('title', {}, name),
+      svg('rect', { x: m.from.toFixed(1), y: 13, width: (m.to - m.from).toFixed(1), height: 7, rx: 2 }));
+      const label = (m.failed ? '\u2715 ' : '') + (many ? '\u00d7' + grouped(m.count) : (m.kind === 0 ? 'P' : 'R') + m.number);
+      if (m.from > free && m.from < width - 20) {
+        mark.append(svg('text', { x: Math.max(0, m.from).toFixed(1), y: 10 }, label));
+        free = m.from + label.length * 7 + 6;
       }
       laneSvg.append(mark);
-    });
+    }
+    const summed = marks.filter((m) => m.count > 1);
+    laneNote.hidden = summed.length === 0;
+    laneNote.textContent = `${grouped(sum(marks.map((m) => m.count)))} pauses and resumes are in view; ${plural(summed.length, 'hatched mark sums', 'hatched marks sum')} up ` +
+      `${grouped(sum(summed.map((m) => m.count)))} of them. Choose one, or zoom in, to see them one by one.`;
     axisSvg.setAttribute('viewBox', `0 0 ${width} 20`);
     axisSvg.replaceChildren(timeAxis(width, x));
   }
@@ -144,7 +186,8 @@ const memory = (() => {
         plot.append(svg('text', { class: 'scale', x: 4, y: y(value) - 3 }, axisBytes(value)));
       }
       plot.append(svg('line', { class: 'baseline', x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }));
-      if (session.end < whole[1] && x(session.end) < width) drawEnd(x(session.end), height, width);
+      const end = series[index].end;
+      if ((end < whole[1] || session.status === 'crashed') && x(end) <= width) drawEnd(x(end), height, width);
       for (const failure of cycles.failuresOf(index)) {
         const at = x(failure.t);
         if (at < 0 || at > width) continue;
@@ -155,8 +198,9 @@ const memory = (() => {
     function drawEnd(at, height, width) {
       if (at < 0) return;
       plot.append(svg('line', { class: 'ended', x1: at, x2: at, y1: 0, y2: height }));
-      const why = { closed: 'closed', crashed: 'crashed', broken: 'broken', live: 'read until here' }[session.status] || 'ends';
-      const left = at > width - 70;
+      const crashed = session.died ? `crashed, as ${nameOf(session.died[1])} noticed` : 'last event; it crashed later';
+      const why = { closed: 'closed', crashed, broken: 'broken', live: 'last event so far' }[session.status] || 'ends';
+      const left = at > width - why.length * 6 - 8;
       plot.append(svg('text', { class: 'scale', x: left ? at - 4 : at + 4, y: height - 6, 'text-anchor': left ? 'end' : 'start' }, why));
     }
 
@@ -290,9 +334,9 @@ const memory = (() => {
         el('i', { class: 'swatch c' + c, 'aria-hidden': 'true' }), CLASSES[c].label,
         el('span', { class: 'muted' }, ' ' + CLASSES[c].hint)));
     }
-    if (data.cycles.length) {
-      byId('memory-legend').append(el('span', { class: 'key' }, el('i', { class: 'swatch lane-pause' }), 'P pause',
-        el('i', { class: 'swatch lane-resume' }), 'R resume', el('i', { class: 'cross', 'aria-hidden': 'true' }, '\u2715'), 'failed'));
+    if (strip.length) {
+      byId('memory-legend').append(el('span', { class: 'key lanes' }, el('i', { class: 'swatch lane-pause' }), 'P pause',
+        el('i', { class: 'swatch lane-resume' }), 'R resume', el('i', { class: 'swatch lane-many' }), 'several', el('i', { class: 'cross', 'aria-hidden': 'true' }, '\u2715'), 'failed'));
     }
   }
   function makeTable_() {
@@ -310,6 +354,7 @@ const memory = (() => {
 
   function start() {
     const host = byId('memory-charts');
+    strip = readStrip();
     if (present.length === 0) {
       host.append(el('p', { class: 'muted' }, 'No memory was ever held.'));
       byId('memory-readout').hidden = true;
@@ -319,7 +364,7 @@ const memory = (() => {
     makeLegend();
     laneSvg = svg('svg', { class: 'lane-svg', 'aria-hidden': 'true' });
     axisSvg = svg('svg', { class: 'axis-svg', 'aria-hidden': 'true' });
-    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, data.cycles.length ? 'Pauses, resumes' : ''), el('div', {}, laneSvg)));
+    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, strip.length ? 'Pauses, resumes' : ''), el('div', {}, laneSvg, laneNote)));
     sessions.forEach((_, index) => host.append(makeChart(index)));
     host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label' }), el('div', {}, axisSvg)));
     makeTable_();

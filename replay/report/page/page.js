@@ -5,19 +5,26 @@ const sentence = (text) => capital(text) + (/[.!?]$/.test(text) ? '' : '.');
 // `Words in backquotes` are what one types.
 const typed = (text) => text.split('`').map((part, i) => (i % 2 ? el('code', {}, part) : part));
 
+// Up to when the journals of living processes tell what they did: the moment of reading, or of packing. A report is read later.
+function presentText() {
+  const known = sessions.map((s) => s.as_of).filter((t) => t !== null);
+  const t = known.length ? Math.max(...known) : data.job.duration;
+  return data.job.began_ms ? new Date(data.job.began_ms + t / 1e6).toISOString().replace('T', ' ').slice(0, 19) + ' UTC' : moment(t);
+}
+
 function drawVerdict() {
   const v = data.verdict;
   const evidence = v.evidence.map((e) => el('li', { class: 'role' + e.role },
     e.s >= 0 ? el('strong', {}, capital(nameOf(e.s)) + ' ') : '',
-    e.q && e.s >= 0 && e.s < sessions.length ? el('button', { type: 'button', class: 'link', onclick: () => events.reveal(e.s, e.q) }, `#${grouped(e.q)}`) : '',
+    e.q && e.s >= 0 && e.s < sessions.length ? links.link(links.event(e.s, e.q), `#${grouped(e.q)}`) : '',
     e.t !== null && e.t !== undefined ? el('span', { class: 'muted' }, ` ${moment(e.t)} `) : ' ', e.x,
     e.role === 1 ? el('span', { class: 'badge bad' }, 'cause') : e.role === 2 ? el('span', { class: 'badge' }, 'consequence') : ''));
   fill(byId('verdict'), { class: 'card verdict ' + (v.healthy ? 'good' : 'bad') },
-    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', v.live ? ', now' : ''),
+    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', v.live ? `, as of ${presentText()}` : ''),
       el('h1', { id: 'verdict-title' }, v.headline || (v.healthy ? 'Nothing is wrong' : 'Something failed')),
       v.summary ? el('p', {}, typed(v.summary)) : '',
       v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), typed(sentence(v.remedy))) : '',
-      !v.healthy && v.s >= 0 && v.s < sessions.length && v.q ? el('p', {}, el('button', { type: 'button', onclick: () => events.reveal(v.s, v.q) }, `Show event #${grouped(v.q)} of ${nameOf(v.s)}`)) : '',
+      !v.healthy && v.s >= 0 && v.s < sessions.length && v.q ? el('p', {}, el('button', { type: 'button', onclick: () => links.go(links.event(v.s, v.q)) }, `Show event #${grouped(v.q)} of ${nameOf(v.s)}`)) : '',
       evidence.length ? el('details', { open: evidence.length <= 12 }, el('summary', {}, `Evidence, ${plural(evidence.length, 'fact')}`), el('ol', { class: 'evidence' }, evidence)) : '',
       v.notes.length ? el('ul', { class: 'muted' }, v.notes.map((note) => el('li', {}, typed(sentence(note))))) : '',
       v.damage.length ? el('ul', { class: 'damage' }, v.damage.map((note) => el('li', {}, 'Not readable: ' + note))) : '']);
@@ -43,6 +50,18 @@ function drawFacts() {
     cycleTile(0, 'Pauses done', Math.max(0, ...sessions.map((s) => s.pauses))), cycleTile(1, 'Resumes done', Math.max(0, ...sessions.map((s) => s.resumes)))));
 }
 
+// What is known of a session's process besides its journal: who noticed its end, what others saw of it, its own threads.
+function processFacts(i) {
+  const s = sessions[i];
+  const facts = [];
+  if (s.died) facts.push(el('li', {}, 'its end was noticed by ', nameOf(s.died[1]), ' ', moment(s.died[0]), ' ', links.link(links.event(s.died[1], s.died[2]), `#${grouped(s.died[2])}`)));
+  for (const [by, q, t, text] of s.seen.by) facts.push(el('li', {}, `${nameOf(by)} saw it ${moment(t)}: ${text} `, links.link(links.event(by, q), `#${grouped(q)}`)));
+  for (const thread of s.seen.threads) facts.push(el('li', {}, thread));
+  if (s.refused) facts.push(el('li', {}, plural(s.refused, 'launch was', 'launches were') + ' refused, because memory was paused'));
+  if (s.exit >= 0) facts.push(el('li', {}, `exit code ${s.exit}`));
+  return facts.length ? el('ul', { class: 'facts' }, facts) : '';
+}
+
 function drawRanks() {
   const trouble = (s) => [s.broken && 'broken: ' + s.broken, s.stopped && 'memory and pauses are shown only up to where ' + s.stopped,
     s.damaged ? plural(s.damaged, 'damaged record') + ': ' + s.damage : '', s.torn && 'its last append was cut short', s.dropped && `begins with event ${grouped(s.first)}, from a snapshot`]
@@ -60,6 +79,7 @@ function drawRanks() {
     { label: 'Layout', cell: (i) => [sessions[i].layout, sessions[i].content].filter(Boolean).join(', ') },
     { label: 'GPU', cell: (i) => sessions[i].gpus.join(', ') },
     { label: 'Session', cell: (i) => el('code', {}, sessions[i].id) },
+    ...(sessions.some((_, i) => processFacts(i)) ? [{ label: 'Its process', wide: true, cell: processFacts }] : []),
     { label: 'Note', wide: true, cell: (i) => trouble(sessions[i]) },
   ] });
   const kinds = new Map();
@@ -77,7 +97,7 @@ function drawLeftOut() {
     changes > points ? `Memory over time: ${grouped(points)} of ${plural(changes, 'change')} are drawn. Of what lies between, every highest and lowest sum stays, at its own time.` : `Memory over time: all ${plural(changes, 'change')}.`,
     data.events.left_out ? `Events: ${grouped(data.events.left_out)} of ${grouped(data.job.events)} are only counted, in the grey rows of the list.` : `Events: all ${grouped(data.job.events)}.`,
     data.allocations.left_out ? `Allocations: ${grouped(data.allocations.left_out)} of ${grouped(data.allocations.total)}, ${bytes(data.allocations.left_out_bytes)} in all; the smallest and oldest of those that were freed.` : `Allocations: all ${grouped(data.allocations.total)}.`,
-    data.job.cycles_left_out ? `Pauses and resumes: up to ${grouped(data.job.cycles_left_out)} of each rank, none of the first, the last, and the latest failures.` : `Pauses and resumes: all ${grouped(data.cycles.length)}.`,
+    data.job.cycles_left_out ? `Pauses and resumes: all are in the strip above the charts. Of their phases are left out: up to ${grouped(data.job.cycles_left_out)} of each rank, none of the first, the last, and the latest failures.` : `Pauses and resumes: all ${grouped(data.cycles.length)}.`,
     ...data.job.notes,
   ];
   byId('left-out-body').append(el('ul', {}, lines.map((line) => el('li', {}, line))),
@@ -89,7 +109,9 @@ function drawLeftOut() {
 function drawPatterns() {
   document.body.append(svg('svg', { width: 0, height: 0, class: 'patterns', 'aria-hidden': 'true' }, svg('defs', {},
     svg('pattern', { id: 'stripes', width: 6, height: 6, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' },
-      svg('rect', { width: 2, height: 6, class: 'stripe' })))));
+      svg('rect', { width: 2, height: 6, class: 'stripe' })),
+    svg('pattern', { id: 'hatch', width: 4, height: 4, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' },
+      svg('rect', { width: 4, height: 4, class: 'hatch-ground' }), svg('rect', { width: 2, height: 4, class: 'hatch' })))));
 }
 
 try {
@@ -103,6 +125,7 @@ try {
   events.start();
   drawRanks();
   drawLeftOut();
+  links.start();
   document.documentElement.dataset.ready = 'yes';
 } catch (error) {
   const place = byId('broken-page');

@@ -76,7 +76,7 @@ const references = (() => {
           importer === owner ? '' : value ? bytes(value) : '\u00b7');
       }), el('td', { class: 'number' }, bytes(sum(own.map(size)))));
     });
-    return el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Who holds whose memory, as a table' },
+    return scroller('Who holds whose memory, as a table',
       el('table', { class: 'grid matrix' }, el('caption', { class: 'hidden-text' }, 'Bytes that the rank of a row holds of the rank of a column'),
         el('thead', {}, head), el('tbody', {}, body)));
   }

@@ -19,7 +19,7 @@ function makeTable(host, spec) {
   const back = el('button', { type: 'button', onclick: () => turn(page - 1) }, '\u2039 Previous');
   const next = el('button', { type: 'button', onclick: () => turn(page + 1) }, 'Next \u203a');
   const pager = el('div', { class: 'pager' }, count, el('span', { class: 'turn' }, back, next));
-  host.append(el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': spec.caption }, table), pager);
+  host.append(scroller(spec.caption, table), pager);
 
   const headers = spec.columns.map((column, index) => {
     const mark = el('span', { class: 'mark', 'aria-hidden': 'true' });
@@ -98,10 +98,10 @@ function makeTable(host, spec) {
       page = Math.max(0, Math.floor(rows.indexOf(row) / perPage));
       draw();
     },
-    // Turns to the page of a row, marks it and moves the focus there.
+    // Turns to the page of a row, marks it and moves the focus there. False: the row is not in the table.
     reveal(row) {
       const at = rows.indexOf(row);
-      if (at < 0) return;
+      if (at < 0) return false;
       page = Math.floor(at / perPage);
       draw();
       const tr = body.children[at - page * perPage];
@@ -109,8 +109,25 @@ function makeTable(host, spec) {
       tr.tabIndex = -1;
       tr.scrollIntoView({ block: 'center' });
       tr.focus({ preventScroll: true });
+      return true;
     },
   };
+}
+
+// What is wider than its place is scrolled sideways, and says so for as long as there is more to see.
+function scroller(caption, content) {
+  const box = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, content);
+  const hint = el('p', { class: 'scroll-hint muted small', hidden: true }, 'More columns to the right: scroll sideways \u2192');
+  const look = () => {
+    const left = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    hint.hidden = left < 4;
+    box.classList.toggle('more', left >= 4);
+  };
+  box.addEventListener('scroll', look, { passive: true });
+  const observer = new ResizeObserver(look);
+  observer.observe(box);
+  observer.observe(content);
+  return el('div', { class: 'scroll-frame' }, box, hint);
 }
 
 // A label over an input, a choice or a tick.

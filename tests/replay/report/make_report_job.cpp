@@ -1,4 +1,5 @@
-// Writes a made-up job's journals: make_report_job DIR [--ranks N] [--events N] [--allocations N] [--fail]
+// Writes a made-up job's journals: make_report_job DIR [--ranks N] [--events N] [--allocations N] [--cycles N] [--fail] [--die]
+// [--no-votes]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,12 @@ int main(int argc, char** argv) {
     const bool more = i + 1 < argc;
     if (std::strcmp(argv[i], "--fail") == 0) {
       job.fail = true;
+    } else if (std::strcmp(argv[i], "--die") == 0) {
+      job.die = true;
+    } else if (std::strcmp(argv[i], "--no-votes") == 0) {
+      job.votes = false;
+    } else if (std::strcmp(argv[i], "--cycles") == 0 && more) {
+      job.cycles = std::atoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--ranks") == 0 && more) {
       job.ranks = std::atoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--events") == 0 && more) {
@@ -26,7 +33,10 @@ int main(int argc, char** argv) {
     }
   }
   if (!understood || directory == nullptr || job.ranks < 3 || job.allocations < 1) {
-    std::fprintf(stderr, "usage: make_report_job DIR [--ranks N, 3 or more] [--events N] [--allocations N] [--fail]\n");
+    std::fprintf(
+        stderr,
+        "usage: make_report_job DIR [--ranks N, 3 or more] [--events N] [--allocations N] [--cycles N] [--fail] [--die] "
+        "[--no-votes]\n");
     return 1;
   }
   const amem::Status status = amem::test::WriteReportJob(job, directory);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "journal/journal.h"
@@ -40,7 +41,7 @@ class Rank {
                                 .amem_version = "0.1.0",
                                 .driver_version = "580.159.04",
                                 .nccl_version = "2.28.9",
-                                .gpu_uuids = {"GPU-3f2a41" + std::to_string(10 + rank_)},
+                                .gpu_uuids = Devices(),
                                 .group = 0,
                                 .rank = rank_,
                                 .realtime_ns = 1'763'712'000 * kSecond + kBoot_ns,
@@ -89,6 +90,11 @@ class Rank {
     return Then(AsyncAllocated{address, (1 + Below(24)) * 128 * 1024}, 200 * kMicrosecond);
   }
 
+  [[nodiscard]] static std::vector<std::string> Devices() {
+    std::vector<std::string> uuids;
+    for (int device = 0; device < 8; ++device) uuids.push_back("GPU-3f2a41" + std::to_string(10 + device));
+    return uuids;
+  }
   [[nodiscard]] static AllocationProperties Properties(int device) {
     return {.handle_types = 1, .location = {LocationType::kDevice, device}, .gpu_direct_rdma = 1};
   }
@@ -128,8 +134,10 @@ class Job {
     std::uint64_t cycle = 0, last_length = 0;
     while (true) {
       const std::uint64_t before = ranks_[0]->state.last.value;
-      if (before + last_length * 3 / 2 > job_.events && cycle >= 2) break;
-      AMEM_TRY(Work(8 + ranks_[0]->Below(12)));
+      const bool enough = before + last_length * 3 / 2 > job_.events && cycle >= 2;
+      if (job_.cycles > 0 ? std::cmp_equal(cycle, job_.cycles) : enough) break;
+      if (job_.cycles == 0) AMEM_TRY(Work(8 + ranks_[0]->Below(12)));
+      if (job_.cycles > 0) Wait(4);
       AMEM_TRY(Cycle(CycleKind::kPause, ++cycle, false));
       Wait(20);
       AMEM_TRY(Cycle(CycleKind::kResume, cycle, false));
@@ -140,15 +148,25 @@ class Job {
       AMEM_TRY(Cycle(CycleKind::kPause, ++cycle, false));
       Wait(15);
       AMEM_TRY(Cycle(CycleKind::kResume, cycle, true));
-    } else {
+    } else if (job_.cycles == 0) {
       while (ranks_[0]->state.last.value + 300 < job_.events) AMEM_TRY(Work(8));
     }
     Wait(1);
+    if (job_.die) AMEM_TRY(Die());
     for (auto& rank : ranks_) AMEM_TRY(rank->Then(SessionClosed{"exit"}, 20 * kMillisecond));
     return {};
   }
 
  private:
+  Status Die() {
+    const SessionId dead = ReportJobSession(static_cast<int>(ranks_.size()) - 1);
+    ranks_.pop_back();
+    for (auto& rank : ranks_) rank->now_ns += 20 * kSecond;
+    AMEM_TRY(At(0).Then(ProcessSeen{.session = dead, .pid = 4711, .state = "gone", .where = "", .answer = "silent"}, 0));
+    AMEM_TRY(At(0).Then(PeerLost{dead, kPeerDied}, kMillisecond));
+    return {};
+  }
+
   Rank& At(std::size_t rank) { return *ranks_[rank]; }
 
   void Wait(std::uint64_t seconds) {
@@ -241,6 +259,10 @@ class Job {
   // All votes are known when the last rank has voted.
   Status Decide(PhaseKind phase, bool passed, SessionId culprit, const std::string& message) {
     std::uint64_t latest = 0;
+    for (std::size_t r = 0; r < ranks_.size() && job_.votes; ++r) {
+      const bool ok = passed || culprit != ReportJobSession(static_cast<int>(r));
+      AMEM_TRY(At(r).Then(VoteCast{.phase = phase, .ok = ok, .code = ok ? Code::kOk : Code::kOutOfMemory}, 8 * kMicrosecond));
+    }
     for (auto& rank : ranks_) latest = std::max(latest, rank->now_ns);
     for (auto& rank : ranks_) {
       rank->now_ns = latest;
@@ -349,6 +371,7 @@ Status WriteReportJob(const ReportJob& job, const std::filesystem::path& directo
   std::vector<std::unique_ptr<JournalWriter>> writers;
   JournalOptions options;
   options.directory = directory;
+  if (job.ranks > 16) options.tail_bytes = Bytes{1} << 20;  // reserved by each
   for (int rank = 0; rank < job.ranks; ++rank) {
     auto writer = JournalWriter::Open(options, ReportJobSession(rank));
     if (!writer) return writer.status();
@@ -359,7 +382,10 @@ Status WriteReportJob(const ReportJob& job, const std::filesystem::path& directo
     if (failed.ok()) failed = writers[static_cast<std::size_t>(rank)]->Append(job.hosts ? OnHostOf(rank, event) : event);
   }));
   AMEM_TRY(failed);
-  for (auto& writer : writers) AMEM_TRY(writer->Close());
+  for (const auto& writer : writers) {
+    const bool dies = job.die && writer == writers.back();
+    AMEM_TRY(dies ? writer->Flush() : writer->Close());
+  }
   return {};
 }
 

@@ -7,6 +7,7 @@ Exit status 77 (skipped, and said so) where there is no Chromium; AMEM_CHROMIUM 
 """
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,9 +33,13 @@ class ReportPage(unittest.TestCase):
         cls.browser = chromium.Chromium.start()
         # The first two are what people look at; the third is as large as a job gets.
         for name, more in {"failed": ["--fail", "--events", "12000", "--ranks", "4", "--allocations", "60"],
-                           "healthy": ["--events", "6000", "--ranks", "4", "--allocations", "36"], "large": ["--fail"]}.items():
+                           "healthy": ["--events", "6000", "--ranks", "4", "--allocations", "36", "--no-votes"], "large": ["--fail"],
+                           "died": ["--events", "3000", "--ranks", "4", "--allocations", "20", "--die"],
+                           # 3 000 pauses and resumes of 64 ranks
+                           "long": ["--events", "0", "--ranks", "64", "--allocations", "1", "--cycles", "1500", "--no-votes"]}.items():
             run("make_report_job", os.path.join(cls.scratch, name), *more)
             run("amem-replay", "report", os.path.join(cls.scratch, name), "-o", cls.path(name))
+            shutil.rmtree(os.path.join(cls.scratch, name))
 
     @classmethod
     def tearDownClass(cls):
@@ -45,11 +50,21 @@ class ReportPage(unittest.TestCase):
     def path(cls, name):
         return os.path.join(cls.scratch, name + ".html")
 
-    def open(self, name="failed", **view):
-        page = self.browser.open("file://" + self.path(name), **view)
+    def open(self, name="failed", fragment="", **view):
+        page = self.browser.open("file://" + self.path(name) + fragment, **view)
         page.until(READY)
         self.addCleanup(self.nothing_went_wrong, page)
         return page
+
+    def edited(self, name, change, as_name):
+        """A page with other data: what a job would have to do for that takes long, or another build of AMem."""
+        with open(self.path(name), encoding="utf-8") as file:
+            head, data, tail = re.split(r'(?<=<script type="application/json" id="data">)(.*?)(?=</script>)', file.read(), maxsplit=1, flags=re.S)
+        data = json.loads(data)
+        change(data)
+        with open(self.path(as_name), "w", encoding="utf-8") as file:
+            file.write(head + json.dumps(data).replace("<", "\\u003c") + tail)
+        return self.open(as_name)
 
     def nothing_went_wrong(self, page):
         self.assertEqual(page.errors, [], "the console is clean")
@@ -163,9 +178,10 @@ class ReportPage(unittest.TestCase):
     def test_cycle_is_chosen_and_shown(self):
         page = self.open()
         self.assertIn("failed", page.evaluate("document.querySelector('#cycle-detail h3').textContent"), "the failed one at first")
-        page.evaluate("document.querySelector('#cycles tbody button').click()")
-        name = self.texts(page, "#cycles tbody button")[0]
-        self.assertTrue(page.evaluate("document.querySelector('#cycle-detail h3').textContent").startswith(name))
+        page.evaluate("document.querySelector('#cycles tbody tr:last-child a').click()")
+        name = self.texts(page, "#cycles tbody tr:last-child a")[0]
+        page.until(f"document.querySelector('#cycle-detail h3').textContent.startsWith({json.dumps(name)})")
+        self.assertIn(name, self.texts(page, "#cycles tr.chosen")[0])
         page.evaluate("document.querySelectorAll('#cycle-detail .tools button')[1].click()")
         self.assertGreater(self.count(page, "events"), 0)
         self.assertFalse(page.evaluate("document.querySelector('#events .small').hidden"), "says which time it shows")
@@ -234,8 +250,9 @@ class ReportPage(unittest.TestCase):
 
     def test_evidence_leads_to_its_event(self):
         page = self.open("large")
-        number = page.evaluate("document.querySelector('.evidence .role1 button').textContent")
-        page.evaluate("document.querySelector('.evidence .role1 button').click()")
+        number = page.evaluate("document.querySelector('.evidence .role1 a').textContent")
+        page.evaluate("document.querySelector('.evidence .role1 a').click()")
+        page.until("document.querySelector('#events tr.found') !== null")
         found = page.evaluate("document.querySelector('#events tr.found').textContent")
         self.assertIn(number, found)
         self.assertIn("step failed", found)
@@ -255,11 +272,175 @@ class ReportPage(unittest.TestCase):
         self.assertGreater(page.evaluate("document.querySelectorAll('.graph .edge.dim').length"), 0)
         self.assertEqual(page.evaluate("document.activeElement.getAttribute('aria-pressed')"), "true")
 
+    # ---- links ---------------------------------------------------------------------------------------------------------------
+
+    def test_links_lead_to_an_event_an_allocation_and_back(self):
+        page = self.open(fragment="#event/r2/100")
+        found = "(document.querySelector('tr.found') || {}).textContent"
+        page.until("document.querySelector('#events tr.found') !== null")
+        self.assertIn("Rank 2", page.evaluate(found))
+        self.assertIn("#100", page.evaluate(found))
+        self.assertGreater(page.evaluate("scrollY"), 500, "it is brought into view")
+        link = page.evaluate("document.querySelector('#allocations tbody a.deep').getAttribute('href')")
+        self.assertRegex(link, r"^#allocation/r\d/\d+$")
+        page.evaluate("document.querySelector('#allocations tbody a.deep').click()")
+        page.until("document.querySelector('#allocations tr.found') !== null")
+        self.assertEqual(page.evaluate("location.hash"), link)
+        page.evaluate("history.back()")
+        page.until("location.hash === '#event/r2/100' && document.activeElement.closest('#events') !== null")
+        hrefs = page.evaluate("Array.from(document.querySelectorAll('#events tbody a.deep'), (a) => a.getAttribute('href'))")
+        self.assertEqual(len(hrefs), page.evaluate("document.querySelectorAll('#events tbody tr').length"), "each row has one")
+        page.evaluate("location.hash = '#event/r9/1'")
+        page.until("!document.getElementById('no-such-place').hidden")
+        self.assertIn("r9", page.evaluate("document.getElementById('no-such-place').textContent"))
+
+    def test_link_of_an_event_that_is_only_counted_leads_to_its_count(self):
+        page = self.open("large", fragment="#event/r1/60000")
+        page.until("document.querySelector('#events tr.found') !== null")
+        self.assertIn("not listed", page.evaluate("document.querySelector('#events tr.found').textContent"))
+
+    def test_links_lead_to_a_phase_of_a_rank(self):
+        page = self.open()
+        links = page.evaluate("Array.from(document.querySelectorAll('.gantt .phase'), (a) => a.getAttribute('href'))")
+        self.assertEqual(len(links), len(set(links)), "each phase has its own, those of an undo too")
+        wanted = next(link for link in links if "/r2/create" in link)
+        page = self.open(fragment=wanted)
+        page.until("document.querySelector('.gantt .found-phase') !== null")
+        self.assertEqual(page.evaluate("document.querySelectorAll('.gantt .found-phase').length"), 1)
+        self.assertIn("Rank 2", page.evaluate("document.querySelector('.gantt .found-phase title').textContent"))
+        page.evaluate("document.querySelectorAll('#cycle-detail .tools button')[0].click()")
+        page.until("location.hash.startsWith('#time/')")
+        self.assertIn("from", page.evaluate("document.querySelector('.extent').textContent"), "a part of the job is shown")
+
+    # ---- pauses --------------------------------------------------------------------------------------------------------------
+
+    def test_who_held_the_device_when_its_memory_ran_out(self):
+        page = self.open()
+        self.assertIn("device 2 of rank 2 (GPU-3f2a4112)", page.evaluate("document.querySelector('.holders h4').textContent"))
+        rows = self.texts(page, ".holders tbody tr")
+        self.assertEqual(len(rows), 1, "no other rank of this job uses that device")
+        self.assertRegex(rows[0].replace("\u202f", " "), r"^Rank 2[\d.]+ MiB[\d.]+ MiB")
+
+    def test_votes_are_drawn_where_they_are_recorded(self):
+        page = self.open()
+        self.assertGreater(page.evaluate("document.querySelectorAll('.gantt .vote').length"), 4)
+        votes = page.evaluate("Array.from(document.querySelectorAll('#cycle-detail td[data-label=\"Own vote\"]'), (e) => e.textContent)")
+        self.assertEqual(votes.count("against"), 1, "of the rank that failed")
+        page = self.open("healthy")
+        self.assertEqual(page.evaluate("document.querySelectorAll('.gantt .vote').length"), 0)
+        self.assertIn("not recorded", self.texts(page, '#cycle-detail td[data-label="Own vote"]'))
+
+    def test_slowest_is_whose_own_part_took_longest_or_who_was_not_there(self):
+        slowest = "document.querySelector('#cycles tbody td[data-label=Slowest]').textContent"
+
+        def busy(data):  # rank 1 works for most of the phase, and all ranks are equally long in it
+            for part in data["cycles"][-1]["parts"]:
+                for phase in part["p"]:
+                    phase[2] = phase[3] if part["s"] == 1 and phase[3] else phase[1]
+        self.assertEqual(self.edited("healthy", busy, "busy").evaluate(slowest), "Rank 1")
+
+        def absent(data):
+            cycle = data["cycles"][-1]
+            cycle["parts"] = [p for p in cycle["parts"] if p["s"] != 3]
+            cycle["absent"] = [3]
+            for part in cycle["parts"]:
+                part.update({"b": None, "o": 1, "p": part["p"][:1]})
+        self.assertEqual(self.edited("healthy", absent, "absent").evaluate(slowest), "Rank 3 (did not come)")
+
+        def stuck(data):
+            part = data["cycles"][-1]["parts"][2]
+            part["o"] = 3
+            part["p"] = part["p"][:2]
+            part["p"][-1][3] = None
+        self.assertEqual(self.edited("healthy", stuck, "stuck").evaluate(slowest), "Rank 2 (did not finish)")
+
+    def test_colours_of_phases_differ_for_every_kind_of_colour_vision(self):
+        # Machado, Oliveira and Fernandes (2009): what is seen without one kind of cone.
+        kinds = {"normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+                 "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+                 "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+                 "tritan": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900))}
+
+        def lab(linear):
+            x, y, z = (sum(m * c for m, c in zip(row, linear)) for row in
+                       ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505)))
+            f = [(v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116) for v in (x / 0.9505, y, z / 1.089)]
+            return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+
+        def seen(colour, kind):
+            linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(v) / 255 for v in colour)]
+            return lab([min(1, max(0, sum(m * c for m, c in zip(row, linear)))) for row in kinds[kind]])
+        for dark in (False, True):
+            page = self.open(dark=dark)
+            colours = page.evaluate("""Array.from({ length: 10 }, (_, i) => { const e = document.createElement('i'); e.className = 'swatch p' + i;
+              document.body.append(e); const c = getComputedStyle(e).backgroundColor.match(/\\d+/g); e.remove(); return c; })""")
+            for kind in kinds:
+                far = lambda a, b: sum((p - q) ** 2 for p, q in zip(seen(colours[a], kind), seen(colours[b], kind))) ** 0.5
+                self.assertGreater(far(1, 6), 40, f"save and create, {kind}, dark {dark}")
+                for phases in (range(5), range(5, 10)):
+                    close = [(a, b, round(far(a, b), 1)) for a in phases for b in phases if a < b and far(a, b) < 9]
+                    self.assertEqual(close, [], f"{kind}, dark {dark}")
+
+    # ---- long jobs, many ranks, ends ----------------------------------------------------------------------------------------
+
+    def test_strip_of_3000_pauses_and_resumes_sums_them_up_and_can_be_zoomed(self):
+        for view in ({"width": 1440}, {"width": 390, "mobile": True, "dark": True}):
+            page = self.open("long", **view)
+            counts = "Array.from(document.querySelectorAll('.lane'), (m) => Number(m.dataset.count))"
+            whole = page.evaluate(counts)
+            self.assertEqual(sum(whole), 3000, "every one is in a mark")
+            self.assertGreater(len(whole), 5)
+            note = page.evaluate("document.querySelector('.lane-note').textContent").replace("\u202f", " ")
+            self.assertIn("3 000 pauses and resumes are in view", note)
+            self.assertFalse(page.evaluate("document.querySelector('.lane-note').hidden"))
+            page.evaluate("document.querySelector('.lane').dispatchEvent(new MouseEvent('click'))")
+            page.until(f"({counts}).reduce((a, b) => a + b, 0) < 1000")
+            page.evaluate("location.hash = '#time/300/330'")
+            page.until("document.querySelector('.lane-note').hidden")
+            single = page.evaluate(counts)
+            self.assertTrue(0 < len(single) <= 6 and set(single) == {1}, single)
+            self.assertEqual(page.evaluate("document.querySelectorAll('#memory .plot').length"), 64)
+            scroll, client = page.evaluate(WIDTHS)
+            self.assertLessEqual(scroll, client)
+        print(f"a job of 64 ranks and 3 000 pauses and resumes: {os.path.getsize(self.path('long')) / 1e6:.2f} MB")
+        self.assertLess(os.path.getsize(self.path("long")), 5_000_000)
+
+    def test_crash_is_drawn_where_it_was_noticed(self):
+        page = self.open("died", width=1440)
+        at, text, width = page.evaluate("""(() => { const plot = document.querySelector('.plot-box[data-session="3"] .plot');
+          return [Number(plot.querySelector('.ended').getAttribute('x1')), plot.querySelector('.ended + text').textContent, plot.viewBox.baseVal.width]; })()""")
+        self.assertEqual(text, "crashed, as rank 0 noticed")
+        data = page.evaluate("(() => { const d = JSON.parse(document.getElementById('data').textContent); return [d.sessions[3].end, d.sessions[3].died[0], d.job.duration]; })()")
+        self.assertGreater(data[1] - data[0], 15e9, "long after its last event")
+        self.assertAlmostEqual(at / width, data[1] / data[2], delta=0.01)
+        facts = page.evaluate("Array.from(document.querySelectorAll('#ranks tbody tr'), (r) => r.textContent)")[3]
+        self.assertIn("its end was noticed by rank 0", facts)
+        self.assertIn("rank 0 saw it", facts)
+        self.assertIn("gone", facts)
+        self.assertIn("silent", facts)
+
+    def test_report_of_living_processes_says_as_of_when(self):
+        def live(data):
+            data["verdict"]["live"] = True
+            data["sessions"][0]["as_of"] = data["job"]["duration"]
+        page = self.edited("failed", live, "live")
+        eyebrow = page.evaluate("document.querySelector('.eyebrow').textContent")
+        self.assertRegex(eyebrow, r"as of 2025-11-21 \d\d:\d\d:\d\d UTC$")
+        self.assertNotIn("now", eyebrow)
+
+    def test_wide_tables_say_that_there_is_more(self):
+        page = self.open(width=1100)
+        hint = "document.querySelector('#ranks .scroll-hint')"
+        page.until(f"!{hint}.hidden")
+        self.assertIn("scroll sideways", page.evaluate(f"{hint}.textContent"))
+        page.evaluate("document.querySelector('#ranks .scroll').scrollLeft = 1e6")
+        page.until(f"{hint}.hidden")
+
     # ---- for everybody ------------------------------------------------------------------------------------------------------
 
     def test_no_horizontal_overflow_anywhere(self):
         for width, mobile in ((320, True), (390, True), (768, False), (1280, False), (2200, False)):
-            for name in ("failed", "large"):
+            for name in ("failed", "large", "died"):
                 page = self.open(name, width=width, height=800, mobile=mobile)
                 page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
                 scroll, client = page.evaluate(WIDTHS)

@@ -1,10 +1,13 @@
-// report as people use it, and how it does with a job of a million events.
+// report and trace as people use them, and how they do with jobs of a million events.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
+#include "journal/base/clock.h"
+#include "journal/journal.h"
+#include "tests/replay/job/scripted_journal.h"
 #include "tests/replay/report/report_job.h"
 #include "tests/replay/tool/run_tool.h"
 
@@ -83,6 +86,78 @@ TEST_F(Report, of_8_ranks_and_a_million_events_is_small) {
   EXPECT_LT(bytes, 5'000'000U);
   EXPECT_LT(ran.peak_kib, 500 * 1024);
   EXPECT_LT(ran.processor_seconds, 10) << "some 2 s";
+}
+
+TEST_F(Report, of_a_recorded_shortage_names_the_device_and_what_was_held) {
+  const Ran ran = Run(std::string("'") + AMEM_GOLDEN + "/gpu/golden-out-of-memory-2gpus.amem' -o '" + page() + "'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  // Rank 1 had to bring 128 MiB back to its second GPU, and held nothing there at that moment.
+  EXPECT_HAS(Contents(page()),
+             "\"shortages\":[{\"s\":1,\"q\":271,\"device\":1,\"uuid\":\"gpu-2\",\"holders\":[[1,0,134217728,0]]");
+}
+
+TEST_F(Report, of_a_pack_of_a_living_process_is_as_of_the_packing) {
+  std::uint64_t clock = MonotonicNs();
+  test::Story story(0x77, 5, &clock);
+  story.Create();
+  JournalOptions options;
+  options.directory = journals();
+  auto writer = JournalWriter::Open(options, story.id());
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+  ASSERT_TRUE((*writer)->Flush().ok());
+  ASSERT_EQ(Shell("$TOOL pack '" + journals() + "' -o $S/job.amem").code, 0);
+  ASSERT_TRUE((*writer)->Close().ok());
+  const Ran ran = Run("$S/job.amem -o '" + page() + "'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  const std::string text = Contents(page());
+  EXPECT_HAS(text, "\"status\":\"live\"");
+  EXPECT_EQ(text.find("\"as_of\":null"), std::string::npos) << "the moment of packing is known";
+}
+
+// ---- trace -----------------------------------------------------------------------------------------------------------------
+
+class TraceTool : public test::ToolTest {
+ protected:
+  Ran Trace(const std::string& arguments) { return Shell("exec $TOOL trace " + arguments); }
+};
+
+TEST_F(TraceTool, takes_no_more_memory_for_a_longer_journal) {
+  std::vector<long> peak_kib;
+  for (const std::uint64_t events : {20'000, 300'000}) {
+    const std::string job = (scratch_ / std::to_string(events)).string();
+    ASSERT_TRUE(test::WriteReportJob({.ranks = 3, .events = events, .allocations = 12}, job).ok());
+    const Ran ran = Trace("'" + job + "' -o /dev/null");
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    peak_kib.push_back(ran.peak_kib);
+    peak_kib.push_back(Trace("'" + job + "' -o /dev/null --from 100 --to 200").peak_kib);
+  }
+  std::printf("trace of 60 000 events: %ld KiB, in a window %ld KiB; of 900 000 events: %ld KiB, in a window %ld KiB\n",
+              peak_kib[0], peak_kib[1], peak_kib[2], peak_kib[3]);
+  EXPECT_LT(peak_kib[2], peak_kib[0] + 6 * 1024);
+  EXPECT_LT(peak_kib[3], peak_kib[1] + 6 * 1024);
+}
+
+TEST_F(TraceTool, window_is_given_in_seconds_or_by_the_wall_clock) {
+  const std::string job = (scratch_ / "job").string();
+  ASSERT_TRUE(test::WriteReportJob({.ranks = 3, .events = 3'000, .allocations = 12}, job).ok());
+  const auto slices = [&](const std::string& window) {
+    const Ran ran = Trace("'" + job + "' -o '" + (scratch_ / "t.json").string() + "' " + window);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return nlohmann::json::parse(Contents(scratch_ / "t.json"))["traceEvents"].size();
+  };
+  const std::size_t all = slices(""), some = slices("--from 10 --to 30");
+  EXPECT_LT(some, all);
+  // The job began at 2025-11-21 09:30:17 of its wall clock, as make_report_job has it.
+  EXPECT_EQ(slices("--from '2025-11-21 09:30:27' --to '2025-11-21T09:30:47.000Z'"), some);
+  for (const char* wrong : {"--from yesterday", "--to -3", "--from 20 --to 10", "--from '2025-11-21 25:00:00 CET'"}) {
+    const Ran ran = Trace("'" + job + "' -o /dev/null " + wrong);
+    EXPECT_EQ(ran.code, 1) << wrong;
+    EXPECT_FALSE(ran.err.empty()) << wrong;
+  }
+  const Ran outside = Trace("'" + job + "' -o /dev/null --from 100000");
+  EXPECT_EQ(outside.code, 0);
+  EXPECT_HAS(outside.err, "no event lies in that time");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "replay/job/names.h"
 #include "replay/report/report_json.h"
+#include "replay/report/shortages.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
 #include "tests/replay/job/scripted_journal.h"
@@ -39,7 +40,14 @@ class Memory final : public JournalReader {
     }
     return ReadReport{};
   }
-  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return start_; }
+  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport*) override {
+    State state = start_;
+    for (const Event& event : events_) {
+      if (at && event.seq > *at) break;
+      AMEM_TRY(Apply(state, event));
+    }
+    return state;
+  }
 
   // As if the events up to here had been dropped for a snapshot.
   void DropThrough(SequenceNumber through) {
@@ -467,6 +475,131 @@ TEST(Rows, more_failures_than_room_are_counted_too) {
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------------------
+
+// ---- votes, ends, shortages ------------------------------------------------------------------------------------------------
+
+TEST(Timeline, a_vote_ends_the_work_of_a_phase_and_says_what_it_was) {
+  auto with = Make(Small(true));
+  const SessionTimeline victim = Timeline(with[2]);
+  for (const PhaseRecord& phase : victim.cycles.front().phases) {
+    if (phase.phase == PhaseKind::kPauseArrive) continue;
+    EXPECT_TRUE(phase.voted);
+    EXPECT_TRUE(phase.voted_for);
+  }
+  std::size_t against = 0;
+  for (const PhaseRecord& phase : victim.cycles.back().phases) against += phase.voted && !phase.voted_for ? 1 : 0;
+  EXPECT_EQ(against, 1U);
+  const auto vote = std::ranges::find_if(with[2], [](const Event& e) { return std::holds_alternative<VoteCast>(e.body); });
+  ASSERT_NE(vote, with[2].end());
+  EXPECT_TRUE(std::ranges::any_of(victim.cycles.front().phases,
+                                  [&](const PhaseRecord& phase) { return phase.worked_ns == vote->time_ns; }));
+}
+
+TEST(Timeline, the_strip_has_every_pause_and_resume_in_bounded_room) {
+  std::uint64_t clock = 1;
+  test::Story story(0xc1c1e, 0, &clock);
+  constexpr std::uint64_t kMany = 20'000;
+  for (std::uint64_t i = 1; i <= kMany; ++i) {
+    story.Then(CycleBegun{CycleKind::kPause, i, {story.id()}});
+    const bool fails = i % 1'000 == 0;
+    if (fails) story.Then(CycleFailed{CycleKind::kPause, i, true, "no"});
+    if (!fails) story.Then(CycleDone{CycleKind::kPause, i, 1});
+    if (!fails) story.Then(CycleBegun{CycleKind::kResume, i, {story.id()}});
+    if (!fails) story.Then(CycleDone{CycleKind::kResume, i, 1});
+  }
+  const SessionTimeline timeline = Timeline(story.events(), {.rows = 200, .cycles = 20});
+  EXPECT_EQ(timeline.cycles.size(), 20U);
+  EXPECT_LE(timeline.strip.size(), SessionTimeline::kStrip);
+  EXPECT_GT(timeline.strip.size(), SessionTimeline::kStrip / 4);
+  std::uint64_t count = 0, failed = 0, before_ns = 0;
+  for (const StripRecord& record : timeline.strip) {
+    count += record.count;
+    failed += record.failed;
+    EXPECT_GE(record.arrived_ns, before_ns) << "in order, and none within another";
+    before_ns = record.ended_ns;
+  }
+  EXPECT_EQ(count, 2 * kMany - kMany / 1'000);
+  EXPECT_EQ(failed, kMany / 1'000);
+  EXPECT_EQ(timeline.strip.front().number, 1U);
+}
+
+TEST(Timeline, a_crash_is_dated_by_the_first_who_noticed_it) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story dead(0xd, 0, &clock), near(0xe, 1, &clock), far(0xf, 2, &clock);
+  const auto sees = [&](test::Story& by, EventBody body, std::uint64_t after_ns) {
+    clock += after_ns;
+    by.Then(std::move(body));
+  };
+  sees(near, ProcessSeen{.session = dead.id(), .pid = 1000, .state = "stopped", .where = "in the CUDA driver"}, 1'000'000'000);
+  sees(near, ProcessSeen{.session = dead.id(), .pid = 1000, .state = "gone", .exit_code = 137}, 9'000'000'000);
+  const std::uint64_t noticed = near.events().back().time_ns;
+  sees(far, PeerConnected{.peer = dead.id(), .host = "alpha", .pid = 1000}, 0);
+  sees(far, PeerLost{dead.id(), kPeerDied}, 5'000'000'000);
+  std::vector<SessionTimeline> sessions;
+  for (test::Story* story : {&far, &near}) sessions.push_back(Timeline(story->events()));
+  sessions.push_back(Timeline(dead.events()));
+  sessions.back().info.status = SessionStatus::kCrashed;
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  ASSERT_EQ(job.deaths.size(), 1U);
+  const auto& [session, notice] = *job.deaths.begin();
+  EXPECT_EQ(job.sessions[session].info.session, dead.id());
+  EXPECT_EQ(job.sessions[notice.by].info.session, near.id());
+  EXPECT_EQ(notice.at_ns, WrappedSum(noticed, job.offsets_ns[notice.by]));
+  const std::vector<SeenRecord>& seen = job.sessions[notice.by].seen;
+  ASSERT_EQ(seen.size(), 2U);
+  EXPECT_FALSE(seen[0].dead);
+  EXPECT_EQ(seen[0].text, "stopped in the CUDA driver");
+  EXPECT_EQ(seen[1].text, "gone, ended by signal 9");
+}
+
+TEST(Timeline, a_session_that_closed_in_order_did_not_die) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story left(0xd, 0, &clock), other(0xe, 1, &clock);
+  left.Then(SessionClosed{.reason = "exit", .exit_code = 1});
+  other.Then(ProcessSeen{.session = left.id(), .pid = 1000, .state = "gone"});
+  std::vector<SessionTimeline> sessions;
+  for (test::Story* story : {&left, &other}) sessions.push_back(Timeline(story->events()));
+  sessions[0].info.status = SessionStatus::kClosed;
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  EXPECT_TRUE(job.deaths.empty());
+  EXPECT_EQ(job.sessions[0].exit_code, 1);
+}
+
+TEST(Shortages, holders_are_those_of_the_same_device_at_that_moment) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story failed(0xa, 0, &clock), beside(0xb, 1, &clock), elsewhere(0xc, 2, &clock);
+  for (test::Story* story : {&failed, &beside})  // two processes of one device, which each calls 0
+    std::get<SessionOpened>(story->events()[0].body).gpu_uuids = {"GPU-shared"};
+  failed.Create(4 * test::kMiB);
+  beside.Create(6 * test::kMiB);
+  elsewhere.Create(8 * test::kMiB);
+  failed.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  failed.Then(CycleBegun{CycleKind::kPause, 1, {failed.id()}});
+  failed.Then(StepBegun{{.kind = StepKind::kCheckMemory, .bytes = 4 * test::kMiB, .device = DeviceOrdinal{0}}});
+  failed.Then(StepFailed{
+      {.kind = StepKind::kCheckMemory, .bytes = 4 * test::kMiB, .device = DeviceOrdinal{0}}, Code::kOutOfMemory, 2, "full"});
+  const SequenceNumber seq = failed.events().back().seq;
+  failed.Then(CycleFailed{CycleKind::kPause, 1, true, "full"});
+  beside.Create(16 * test::kMiB);  // too late to count
+  std::map<SessionId, std::unique_ptr<Memory>> readers;
+  std::vector<SessionTimeline> sessions;
+  for (test::Story* story : {&failed, &beside, &elsewhere}) {
+    sessions.push_back(Timeline(story->events()));
+    sessions.back().info.status = SessionStatus::kLive;
+    readers[story->id()] = std::make_unique<Memory>(story->events());
+  }
+  JobTimeline job = JoinTimelines(std::move(sessions));
+  FindShortages(job, [&](std::size_t session) { return readers.at(job.sessions[session].info.session).get(); });
+  ASSERT_EQ(job.shortages.size(), 1U);
+  const MemoryShortage& shortage = job.shortages[0];
+  EXPECT_EQ(shortage.session, 0U);
+  EXPECT_EQ(shortage.seq, seq);
+  EXPECT_EQ(shortage.uuid, "GPU-shared");
+  ASSERT_EQ(shortage.holders.size(), 2U);
+  EXPECT_EQ(shortage.holders[0].held, 4 * test::kMiB);
+  EXPECT_EQ(shortage.holders[1].session, 1U);
+  EXPECT_EQ(shortage.holders[1].held, 6 * test::kMiB);
+}
 
 JobTimeline SmallJob() {
   auto journals = Make(Small(true));

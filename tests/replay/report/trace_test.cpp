@@ -23,14 +23,19 @@ namespace {
 using Json = nlohmann::json;
 using Sessions = std::map<int, std::vector<Event>>;
 
-std::vector<Json> Trace(const Sessions& sessions) {
+Result<TraceSummary> WriteTraceOf(const Sessions& sessions, const TraceWindow& window, std::string& text) {
   std::vector<std::unique_ptr<JournalReader>> readers;
   for (const auto& [rank, events] : sessions) {
     const SessionId session = std::get<SessionOpened>(events.front().body).session;
     readers.push_back(std::make_unique<test::MemoryReader>(events, session, SessionStatus::kClosed));
   }
+  return WriteTrace(
+      readers, [&](std::string_view piece) { text += piece; }, window);
+}
+
+std::vector<Json> Trace(const Sessions& sessions, const TraceWindow& window = {}) {
   std::string text;
-  const auto summary = WriteTrace(readers, [&](std::string_view piece) { text += piece; });
+  const auto summary = WriteTraceOf(sessions, window, text);
   EXPECT_TRUE(summary.ok()) << summary.status().message();
   return Json::parse(text)["traceEvents"];
 }
@@ -239,6 +244,130 @@ TEST(Trace, of_two_boots_begins_with_the_first_event_of_either) {
   }
   EXPECT_EQ(at["first"], 1'000'000);
   EXPECT_EQ(at["second"], 60'001'000'000);
+}
+
+TEST(Trace, a_vote_is_a_mark_and_the_wait_behind_it_lies_within_its_phase) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  const AllocationId id = story.Create();
+  story.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  story.Then(CycleBegun{CycleKind::kPause, 1, {story.id()}});
+  story.Then(PhaseBegun{PhaseKind::kPauseSave});  // at 4 ms after the first event
+  story.Then(StepBegun{{StepKind::kSave, id}});
+  story.Then(StepDone{{StepKind::kSave, id}});
+  story.Then(VoteCast{.phase = PhaseKind::kPauseSave});
+  story.Then(PhaseDecided{PhaseKind::kPauseSave, false, SessionId{9}, "rank 1 failed"});
+  story.Then(ProcessSeen{.session = SessionId{9}, .pid = 4711, .state = "stopped"});
+  story.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
+  std::set<std::pair<std::string, std::int64_t>> marks;
+  std::int64_t wait_from = 0, wait_ns = 0, phase_ns = 0;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["ph"] == "i") marks.emplace(e["name"], Nanoseconds(e["ts"]) / 1'000'000);
+    if (e["ph"] != "X") continue;
+    if (e["cat"] == "wait") wait_from = Nanoseconds(e["ts"]), wait_ns = Nanoseconds(e["dur"]);
+    if (e["name"] == "save") phase_ns = Nanoseconds(e["dur"]);
+  }
+  EXPECT_TRUE(marks.contains({"vote", 7}));
+  EXPECT_TRUE(marks.contains({"process seen", 9}));
+  EXPECT_EQ(wait_from, 7'000'000);
+  EXPECT_EQ(wait_ns, 1'000'000) << "from the vote to the decision";
+  EXPECT_EQ(phase_ns, 4'000'000);
+}
+
+// ---- windows ---------------------------------------------------------------------------------------------------------------
+
+// An event a millisecond: an allocation at 1, a pause that begins at 3 and is given up at 8, its phase from 4 to 7, a step from
+// 5 to 6, and the end of the allocation at 9.
+std::vector<Event> OnePause(std::uint64_t* clock) {
+  test::Story story(0x51ab, 0, clock);
+  const AllocationId id = story.Create();  // at 1 ms after the first event
+  story.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  story.Then(CycleBegun{CycleKind::kPause, 1, {story.id()}});
+  story.Then(PhaseBegun{PhaseKind::kPauseSave});
+  story.Then(StepBegun{{StepKind::kSave, id}});
+  story.Then(StepDone{{StepKind::kSave, id}});
+  story.Then(PhaseDecided{PhaseKind::kPauseSave, false, story.id(), "given up"});
+  story.Then(CycleFailed{CycleKind::kPause, 1, true, "given up"});
+  story.Then(AllocationReleased{id});
+  story.Then(SessionClosed{"exit"});
+  return story.events();
+}
+
+TraceWindow Milliseconds(std::int64_t from, std::int64_t to) {
+  return {TraceTime{from * 1'000'000, false}, TraceTime{to * 1'000'000, false}};
+}
+
+struct DrawnSlice {
+  std::string name;
+  std::int64_t from_ms, to_ms;
+  friend auto operator<=>(const DrawnSlice&, const DrawnSlice&) = default;
+};
+std::set<DrawnSlice> DrawnSlices(const std::vector<Json>& trace) {
+  std::set<DrawnSlice> all;
+  for (const Json& e : trace) {
+    if (e["ph"] != "X") continue;
+    const std::int64_t from = Nanoseconds(e["ts"]);
+    all.insert({e["name"], from / 1'000'000, (from + Nanoseconds(e["dur"])) / 1'000'000});
+  }
+  return all;
+}
+
+TEST(TraceWindow, draws_what_overlaps_it_and_cuts_what_goes_on) {
+  std::uint64_t clock = 1'000'000'000;
+  const std::vector<Event> events = OnePause(&clock);
+  std::set<std::string> names;
+  for (const DrawnSlice& s : DrawnSlices(Trace({{0, events}}))) names.insert(s.name);
+  EXPECT_EQ(names.size(), 4U) << "arrival, pause, phase, step";
+  std::set<DrawnSlice> drawn = DrawnSlices(Trace({{0, events}}, Milliseconds(6, 100)));
+  for (const DrawnSlice& s : drawn) EXPECT_GE(s.to_ms, 6) << s.name;
+  EXPECT_EQ(drawn.count({"pause 1", 3, 8}), 1U) << "it begins before the window, and is drawn from there";
+  drawn = DrawnSlices(Trace({{0, events}}, Milliseconds(0, 5)));
+  EXPECT_EQ(drawn.count({"pause 1", 3, 5}), 1U) << "it goes on, and is cut";
+  EXPECT_EQ(drawn.count({"pause: arrive", 2, 3}), 1U);
+  // Nothing is recorded between the two ends, and all that is under way is drawn nevertheless.
+  TraceWindow between = Milliseconds(5, 5);
+  between.from->ns += 200'000;
+  between.to->ns += 400'000;
+  EXPECT_EQ(DrawnSlices(Trace({{0, events}}, between)).size(), 3U) << "the pause, its phase and the step";
+}
+
+TEST(TraceWindow, begins_with_the_memory_that_was_held_before) {
+  std::uint64_t clock = 1'000'000'000;
+  const std::vector<Event> events = OnePause(&clock);
+  std::vector<std::pair<std::int64_t, double>> held;
+  for (const Json& e : Trace({{0, events}}, Milliseconds(4, 100))) {
+    if (e["ph"] == "C" && e["args"].contains("held")) held.emplace_back(Nanoseconds(e["ts"]) / 1'000'000, e["args"]["held"]);
+  }
+  ASSERT_GE(held.size(), 2U);
+  EXPECT_EQ(held.front(), std::pair(std::int64_t{4}, 2.0));
+  EXPECT_EQ(held.back().second, 0.0);
+}
+
+TEST(TraceWindow, may_be_given_by_the_wall_clock) {
+  std::uint64_t clock = 1'000'000'000;
+  const std::vector<Event> events = OnePause(&clock);
+  const auto& opened = std::get<SessionOpened>(events.front().body);
+  const auto began = static_cast<std::int64_t>(opened.realtime_ns + events.front().time_ns - opened.monotonic_ns);
+  const TraceWindow wall{TraceTime{began + 6'000'000, true}, std::nullopt};
+  EXPECT_EQ(Trace({{0, events}}, wall), Trace({{0, events}}, {TraceTime{6'000'000, false}, std::nullopt}));
+  std::vector<Event> without = events;
+  std::get<SessionOpened>(without.front().body).realtime_ns = 0;
+  std::string text;
+  EXPECT_EQ(WriteTraceOf({{0, without}}, wall, text).status().code(), Code::kInvalid);
+  EXPECT_EQ(WriteTraceOf({{0, events}}, Milliseconds(6, 5), text).status().code(), Code::kInvalid);
+}
+
+TEST(TraceWindow, counts_the_events_in_it_and_reads_no_further) {
+  std::uint64_t clock = 1'000'000'000;
+  std::vector<Event> events = OnePause(&clock);
+  events.back().body = Mapped{.address = Address{1}, .bytes = 1, .allocation = AllocationId{77}};  // makes no sense there
+  std::string text;
+  const auto within = WriteTraceOf({{0, events}}, Milliseconds(3, 6), text);
+  ASSERT_TRUE(within.ok());
+  EXPECT_EQ(within->events, 4U);
+  EXPECT_TRUE(within->incomplete.empty()) << within->incomplete[0];
+  EXPECT_EQ(WriteTraceOf({{0, events}}, Milliseconds(3, 60), text)->incomplete.size(), 1U);
+  EXPECT_EQ(WriteTraceOf({{0, events}}, Milliseconds(50, 60), text)->events, 0U);
 }
 
 }  // namespace

@@ -1,0 +1,295 @@
+// watch: ranks and phases of a job that runs, redrawn as it goes on. Its processes are not touched: only their journals are
+// read.
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "journal/base/clock.h"
+#include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/report/standing_text.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+namespace {
+
+struct WatchOptions {
+  std::string what;  // a pid or a directory; empty: the default directory
+  std::uint32_t interval_ms = 0;
+  bool once = false, json = false;
+};
+
+constexpr std::uint32_t kInterval_ms = 500, kJsonInterval_ms = 1000;
+constexpr std::uint64_t kRescan_ns = 2'000'000'000;  // how often new sessions are looked for
+constexpr int kLooksAtTheDead = 5;                   // the last events of a process may become visible a little after its end
+
+// One session, read as it grows.
+class WatchedSession {
+ public:
+  static Result<std::unique_ptr<WatchedSession>> Open(const std::filesystem::path& directory) {
+    auto reader = JournalReader::Open(directory);
+    if (!reader) return reader.status();
+    std::unique_ptr<WatchedSession> session(new WatchedSession(*std::move(reader)));
+    AMEM_TRY(session->Begin());
+    return session;
+  }
+  // Reads what is new. A failure ends what is known of the session.
+  void Look() {
+    if (ended_ > kLooksAtTheDead || !failure_.ok()) return;
+    const auto read = reader_->Read(SequenceNumber{builder_.last().value + 1}, kToTheEnd, [this](const Event& event) {
+      builder_.Take(event);
+      return true;
+    });
+    const auto info = read ? reader_->Info() : Result<JournalInfo>(read.status());
+    if (!info) {
+      failure_ = info.status();
+      return;
+    }
+    status_ = info->status;
+    ended_ = status_ == SessionStatus::kLive ? 0 : ended_ + 1;
+  }
+  [[nodiscard]] Standing Now() const {
+    Standing now = builder_.Now(status_);
+    if (!now.who.session) now.who.session = session_;
+    if (now.who.pid == 0) now.who.pid = pid_;
+    if (!failure_.ok()) now.trouble = failure_.message();
+    return now;
+  }
+  [[nodiscard]] bool Over() const { return ended_ > kLooksAtTheDead || !failure_.ok(); }
+  [[nodiscard]] bool Lives() const { return status_ == SessionStatus::kLive; }
+  [[nodiscard]] std::int32_t pid() const { return pid_; }
+
+ private:
+  explicit WatchedSession(std::unique_ptr<JournalReader> reader) : reader_(std::move(reader)) {}
+  Status Begin() {
+    const auto info = reader_->Info();
+    if (!info) return info.status();
+    status_ = info->status;
+    session_ = info->session;
+    pid_ = info->pid;
+    if (info->first.value <= 1) return {};
+    Result<State> before = reader_->StateAt(SequenceNumber{info->first.value - 1});
+    if (!before) return before.status();
+    builder_.Begin(*std::move(before));
+    return {};
+  }
+
+  std::unique_ptr<JournalReader> reader_;
+  StandingBuilder builder_;
+  SessionStatus status_{};
+  SessionId session_;
+  std::int32_t pid_ = 0;
+  int ended_ = 0;  // looks at it since it has ended
+  Status failure_;
+};
+
+// The sessions of a place: those that live, and those that the living know and that have ended.
+class WatchedJob {
+ public:
+  WatchedJob(std::filesystem::path place, std::optional<std::int32_t> pid) : place_(std::move(place)), pid_(pid) {}
+
+  // Looks for sessions that are new. `all`: the dead, too.
+  void Find(bool all) {
+    const auto sessions = ListSessions(place_);
+    if (!sessions) {
+      failure_ = sessions.status();
+      return;
+    }
+    failure_ = {};
+    for (const auto& directory : *sessions) {
+      if (watched_.contains(directory) || (dead_.contains(directory) && !all)) continue;
+      auto session = WatchedSession::Open(directory);
+      if (!session) {
+        if (!session.status().message().empty()) last_failure_ = session.status();
+        continue;
+      }
+      if (pid_ && (*session)->pid() != *pid_) continue;
+      if (!all && !(*session)->Lives() && !Known(directory)) {
+        dead_.insert(directory);
+        continue;
+      }
+      (*session)->Look();
+      watched_.emplace(directory, *std::move(session));
+    }
+    if (!all) FindKnown();
+  }
+
+  void Look() {
+    for (auto& [directory, session] : watched_) session->Look();
+  }
+  [[nodiscard]] bool Over() const {
+    return std::ranges::all_of(watched_, [](const auto& entry) { return entry.second->Over(); });
+  }
+  [[nodiscard]] bool Empty() const { return watched_.empty(); }
+  [[nodiscard]] Status Failure() const { return failure_.ok() ? last_failure_ : failure_; }
+  [[nodiscard]] StandingPicture Picture() const {
+    std::vector<Standing> standings;
+    for (const auto& [directory, session] : watched_) standings.push_back(session->Now());
+    return {std::move(standings), ThisHost::Now()};
+  }
+
+ private:
+  [[nodiscard]] bool Known(const std::filesystem::path& directory) const { return known_.contains(directory.filename()); }
+  // A rank that died takes part in the picture when the others have been connected with it.
+  void FindKnown() {
+    for (const auto& [directory, session] : watched_) {
+      const Standing now = session->Now();
+      for (const auto& peers : {now.peers, now.lost_peers}) {
+        for (const SessionId peer : peers) known_.insert(SessionText(peer));
+      }
+    }
+    for (const auto& directory : dead_) {
+      if (!Known(directory) || watched_.contains(directory)) continue;
+      if (auto session = WatchedSession::Open(directory)) {
+        (*session)->Look();
+        watched_.emplace(directory, *std::move(session));
+      }
+    }
+  }
+
+  const std::filesystem::path place_;
+  const std::optional<std::int32_t> pid_;
+  std::map<std::filesystem::path, std::unique_ptr<WatchedSession>> watched_;
+  std::set<std::filesystem::path> dead_;  // had ended before
+  std::set<std::string> known_;           // sessions that a watched one has met
+  Status failure_, last_failure_;
+};
+
+// ---- what is printed -------------------------------------------------------------------------------------------------------
+
+PictureSize TerminalSize() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  return {size.ws_col, size.ws_row};
+}
+
+std::string TitleLine(const StandingPicture& picture) {
+  return fmt::format("{}, {}", WallText(RealtimeNs()), Plural(picture.sessions.size(), "session"));
+}
+
+// Redraws in place: home, each line up to its end, then clear what is left below.
+void Redraw(const StandingPicture& picture, Output& out) {
+  PictureSize size = TerminalSize();
+  if (size.rows > 3) size.rows -= 2;
+  out.Verbatim("\x1b[H") << TitleLine(picture);
+  out.Verbatim("\x1b[K\n");
+  for (const std::string& line : PictureLines(picture, size)) {
+    out << line;
+    out.Verbatim("\x1b[K\n");
+  }
+  out.Verbatim("\x1b[J");
+}
+
+// A line for each session whose standing has changed in more than its count of steps.
+class ChangeLines {
+ public:
+  void Print(const StandingPicture& picture, Output& out) {
+    for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
+      std::string& before = last_[picture.sessions[i].who.session];
+      std::string now = StandingSentence(picture, i, false);
+      if (now == before) continue;
+      out << WallText(RealtimeNs()) << " " << StandingSentence(picture, i, true) << "\n";
+      before = std::move(now);
+    }
+  }
+
+ private:
+  std::map<SessionId, std::string> last_;
+};
+
+void PrintPictureJson(const StandingPicture& picture, Output& out) {
+  const auto json = PictureJson(picture, RealtimeNs());
+  out.Verbatim(json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+}
+
+int WatchOnce(const WatchedJob& job, bool json, Output& out) {
+  const StandingPicture picture = job.Picture();
+  if (json) {
+    PrintPictureJson(picture, out);
+    return kFine;
+  }
+  out << TitleLine(picture) << "\n";
+  const PictureSize terminal = TerminalSize();
+  for (const std::string& line : PictureLines(picture, {terminal.columns, 0})) out << line << "\n";
+  return kFine;
+}
+
+int WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
+  const bool terminal = !options.json && isatty(STDOUT_FILENO) == 1;
+  const std::uint32_t usual_ms = options.json ? kJsonInterval_ms : kInterval_ms;
+  const std::chrono::milliseconds pause(options.interval_ms != 0 ? options.interval_ms : usual_ms);
+  ChangeLines lines;
+  if (terminal) out.Verbatim("\x1b[2J");
+  std::uint64_t scanned_ns = MonotonicNs();
+  while (true) {
+    job.Look();
+    if (MonotonicNs() - scanned_ns >= kRescan_ns) {
+      job.Find(false);
+      scanned_ns = MonotonicNs();
+    }
+    const StandingPicture picture = job.Picture();
+    if (options.json) {
+      PrintPictureJson(picture, out);
+    } else {
+      terminal ? Redraw(picture, out) : lines.Print(picture, out);
+    }
+    const Status written = out.Finish();
+    if (!written || out.ReaderGone() || job.Over()) return kFine;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+int RunWatch(const WatchOptions& options, Output& out) {
+  std::int32_t pid = 0;
+  const char* end = options.what.data() + options.what.size();
+  const auto parsed = std::from_chars(options.what.data(), end, pid);
+  const bool is_pid = !options.what.empty() && parsed.ec == std::errc() && parsed.ptr == end;
+  const std::filesystem::path place =
+      is_pid || options.what.empty() ? DefaultJournalDirectory() : std::filesystem::path(options.what);
+  WatchedJob job(place, is_pid ? std::optional(pid) : std::nullopt);
+  job.Find(false);
+  if (job.Empty() && options.once) job.Find(true);  // a picture of the dead is one, too
+  if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out);
+  if (const Status failure = job.Failure(); !failure.ok()) return Complain(failure.message());
+  if (is_pid)
+    return Complain(
+        fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
+                    "directory; `amem-replay ls` lists what is there",
+                    pid, place.string()));
+  return Complain(
+      fmt::format("no session under {} is live: `amem-replay why` explains the dead ones, and `watch --once` shows "
+                  "where they ended",
+                  place.string()));
+}
+
+void AddOptions(Arguments& arguments, WatchOptions& options) {
+  arguments.Add("PID|DIR", "PID|DIR", options.what,
+                "A process, or the directory of a job's journals; default: where this user's sessions put them");
+  arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1U);
+  arguments.Flag("--once", options.once, "Print one picture and end; also of sessions that have ended");
+  AddJson(arguments, options.json, "One JSON object a look, each on a line");
+}
+
+}  // namespace
+
+Command WatchCommand() {
+  return {"watch", "Ranks and phases of a job that runs, as it goes on: who waits for whom; ends when the job does",
+          "  amem-replay watch                                the sessions of this user on this host\n"
+          "  amem-replay watch /tmp/amem-1000/journal         those of a directory\n"
+          "  amem-replay watch --once                         one picture\n"
+          "  amem-replay watch --json | jq '.sessions[] | select(.waits_for != [])'\n"
+          "On a terminal the picture is redrawn in place; elsewhere each change is a line.\n",
+          [](Arguments& arguments) { return SetUp<WatchOptions>(arguments, AddOptions, RunWatch); }, false};
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,151 @@
+// Standings: what `amem-replay watch` shows of sessions that are in a pause or resume.
+#include "replay/report/standing.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "replay/report/standing_text.h"
+#include "tests/replay/diagnosis/scripted_cycles.h"
+
+namespace amem {
+namespace {
+
+Standing StandingOf(test::Story& story, SessionStatus status = SessionStatus::kLive) {
+  StandingBuilder builder;
+  builder.Begin({});
+  for (const Event& event : story.events()) builder.Take(event);
+  return builder.Now(status);
+}
+
+class StandingOfCycle : public ::testing::Test {
+ protected:
+  StandingPicture Picture(SessionStatus importer_is = SessionStatus::kLive, SessionStatus owner_is = SessionStatus::kLive) {
+    return {{StandingOf(job_.owner, owner_is), StandingOf(job_.importer, importer_is)},
+            ThisHost{"boot-1", job_.clock + 3 * test::kSecond}};
+  }
+  using Late = std::vector<SessionId>;
+  test::CycleJob job_;
+};
+
+TEST_F(StandingOfCycle, a_running_session_waits_for_nobody) {
+  const Standing now = StandingOf(job_.owner);
+  EXPECT_EQ(now.lifecycle, Lifecycle::kRunning);
+  EXPECT_FALSE(now.attempt);
+  EXPECT_EQ(now.held, 2 * test::kMiB);
+  EXPECT_EQ(now.released, 0U);
+  const StandingPicture picture = Picture();
+  EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {}}));
+}
+
+TEST_F(StandingOfCycle, who_has_come_waits_for_those_it_shares_memory_with) {
+  job_.Arrive(job_.owner, CycleKind::kPause);
+  const StandingPicture picture = Picture();
+  EXPECT_EQ(picture.waits_for, (std::vector<Late>{{job_.importer.id()}, {}}));
+  EXPECT_EQ(StandingSentence(picture, 0, true), "rank 0: running, pause 1, has come, waits for rank 1");
+  EXPECT_EQ(Picture(SessionStatus::kClosed).waits_for[0], Late{}) << "a session that left in order is not waited for";
+}
+
+TEST_F(StandingOfCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_is_left) {
+  job_.BeginAll(CycleKind::kPause);
+  const std::size_t planned = test::PlannedSteps(job_.owner, PhaseKind::kPauseSave).size();
+  job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  const Standing now = StandingOf(job_.owner);
+  ASSERT_TRUE(now.attempt);
+  EXPECT_TRUE(now.attempt->begun);
+  EXPECT_EQ(now.attempt->steps_done + now.attempt->steps_left, planned);
+  EXPECT_GE(now.attempt->steps_left, 1U);
+  ASSERT_TRUE(now.attempt->step);
+  EXPECT_EQ(now.attempt->step->kind, StepKind::kScan);
+  EXPECT_FALSE(now.attempt->waits());
+  EXPECT_EQ(now.since_ns, job_.owner.events().back().time_ns);
+}
+
+TEST_F(StandingOfCycle, who_is_through_waits_for_the_member_that_is_not) {
+  job_.BeginAll(CycleKind::kPause);
+  job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  job_.Work(job_.importer, PhaseKind::kPauseSave);
+  EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}}))
+      << "no vote is recorded: the plan has nothing left";
+  job_.importer.Then(VoteCast{.phase = PhaseKind::kPauseSave});
+  const StandingPicture picture = Picture();
+  EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
+  EXPECT_EQ(picture.waited_for_by.at(job_.owner.id()), 1U);
+  EXPECT_TRUE(test::Has(StandingSentence(picture, 1, false), "rank 1: pausing, pause 1, save, waits for rank 0"));
+}
+
+TEST_F(StandingOfCycle, a_member_that_died_is_waited_for_until_its_death_is_told) {
+  job_.BeginAll(CycleKind::kPause);
+  job_.Work(job_.importer, PhaseKind::kPauseSave);
+  job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  const StandingPicture picture = Picture(SessionStatus::kLive, SessionStatus::kCrashed);
+  EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
+  EXPECT_TRUE(test::Has(StandingSentence(picture, 0, true), "rank 0: crashed"));
+}
+
+TEST_F(StandingOfCycle, an_undo_names_itself_and_what_failed_stays_until_the_next) {
+  job_.BeginAll(CycleKind::kPause);
+  job_.PhaseOfAll(PhaseKind::kPauseSave);
+  job_.Work(job_.owner, PhaseKind::kPauseDropImports);
+  job_.Decide(job_.owner, PhaseKind::kPauseDropImports, job_.importer.id(), "rank 1 failed");
+  EXPECT_TRUE(StandingOf(job_.owner).attempt->undoing);
+  job_.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
+  const Standing now = StandingOf(job_.owner);
+  EXPECT_FALSE(now.attempt);
+  EXPECT_EQ(now.failure, "rank 1 failed");
+  EXPECT_EQ(now.ended_number, 1U);
+}
+
+TEST_F(StandingOfCycle, the_picture_has_a_cell_for_each_phase) {
+  job_.BeginAll(CycleKind::kPause);
+  job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  job_.Work(job_.importer, PhaseKind::kPauseSave);
+  const std::vector<std::string> lines = PictureLines(Picture());
+  ASSERT_EQ(lines.size(), 3U);
+  for (const char* head : {"RANK", "STATE", "arrive", "save", "release", "FOR", "HELD"}) EXPECT_HAS(lines[0], head);
+  EXPECT_HAS(lines[1], "done");
+  EXPECT_HAS(lines[1], "/");
+  EXPECT_HAS(lines[1], "<- 1 waits for it");
+  EXPECT_HAS(lines[2], "waits for rank 0");
+  EXPECT_EQ(lines[1].find("done"), lines[2].find("done")) << "columns are aligned";
+  for (const std::string& line : PictureLines(Picture(), {40, 0})) EXPECT_LE(line.size(), 40U);
+}
+
+TEST_F(StandingOfCycle, where_rows_do_not_fit_those_that_are_waited_for_stay) {
+  std::vector<Standing> many;
+  for (std::uint64_t i = 0; i < 64; ++i) {
+    Standing s = StandingOf(job_.owner);
+    s.who.session = SessionId{100 + i};
+    s.who.rank = static_cast<std::int32_t>(i);
+    s.peers.clear();
+    many.push_back(s);
+  }
+  many[50].status = SessionStatus::kCrashed;
+  const std::vector<std::string> lines = PictureLines({many, ThisHost{}}, {120, 12});
+  EXPECT_EQ(lines.size(), 12U);
+  EXPECT_TRUE(std::ranges::any_of(lines, [](const std::string& line) { return line.starts_with("rank 50 "); }));
+  EXPECT_HAS(lines.back(), "54 more sessions");
+}
+
+TEST_F(StandingOfCycle, json_has_who_waits_for_whom_and_how_long) {
+  job_.Arrive(job_.owner, CycleKind::kPause);
+  const nlohmann::json json = nlohmann::json::parse(PictureJson(Picture(), 1'700'000'000'000'000'000).dump());
+  const auto& owner = json["sessions"][0];
+  EXPECT_EQ(owner["rank"], 0);
+  EXPECT_EQ(owner["cycle"]["kind"], "pause");
+  EXPECT_EQ(owner["cycle"]["waits"], true);
+  EXPECT_EQ(owner["waits_for"], nlohmann::json::array({"0000000000000b0b"}));
+  EXPECT_NEAR(owner["since_seconds"].get<double>(), 3.0, 0.01);
+  EXPECT_EQ(json["sessions"][1]["cycle"], nullptr);
+  EXPECT_TRUE(test::Has(json["at"], "2023-11-14 22:13:20"));
+}
+
+TEST_F(StandingOfCycle, an_event_that_cannot_follow_ends_what_is_known_and_says_so) {
+  job_.owner.Then(Mapped{.address = Address{1}, .bytes = 1, .allocation = AllocationId{77}});
+  EXPECT_TRUE(test::Has(StandingOf(job_.owner).trouble, "does not fit"));
+}
+
+}  // namespace
+}  // namespace amem

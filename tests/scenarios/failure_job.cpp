@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "journal/journal.h"
@@ -96,6 +97,7 @@ class Case {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["AMEM_TIMEOUT_MS"] = std::to_string(kDeadline.count());
     job.environment["AMEM_SIM_DEVICES"] = "16";
+    job.environment["AMEM_SLAB_MB"] = "16";
     for (const auto& [name, value] : more) job.environment[name] = value;
   }
   [[nodiscard]] fs::path HostDirectory(int host) const { return job_.directory() / ("host" + std::to_string(host)); }
@@ -227,7 +229,6 @@ class Case {
     if (failure_.expected.ranks.empty()) return;
     const pid_t process = Process(culprit());
     const std::string rank = "rank " + std::to_string(culprit());
-    const std::string out = job_.SoFar(culprit()).out;
     const bool through = IsThrough(culprit());
     switch (failure_.fate) {
       case Fate::kRuns:
@@ -239,15 +240,23 @@ class Case {
       case Fate::kBlocked:
         if (through) Break(rank + " was to hang");
         return;
-      case Fate::kFails: {
-        const bool failed = out.find("pause: 0\n", out.find(kSettled)) == std::string::npos ||
-                            out.find("resume: 0\n", out.find(kSettled)) == std::string::npos;
-        if (!through || !failed) Break("no call of " + rank + " failed");
+      case Fate::kFails:
+        if (!through || !SomeCycleFailed()) Break("no pause or resume of " + rank + " failed");
         return;
-      }
       case Fate::kEnded:
         CheckStatus(process, rank);
     }
+  }
+  // Of the rank at fault, behind the prologue.
+  [[nodiscard]] bool SomeCycleFailed() const {
+    std::istringstream lines(job_.SoFar(culprit()).out);
+    bool settled = false, failed = false;
+    for (std::string line; std::getline(lines, line);) {
+      settled = settled || line + "\n" == kSettled;
+      const bool cycle = line.starts_with("pause: ") || line.starts_with("resume: ");
+      failed = failed || (settled && cycle && !line.ends_with(": 0"));
+    }
+    return failed;
   }
   void CheckStatus(pid_t process, const std::string& rank) {
     siginfo_t info{};

@@ -56,7 +56,30 @@ bool Perform(const Action& action) {
   return true;
 }
 
+struct Fault {
+  std::string calls;
+  std::uint64_t nth = 0;
+  Action action;
+  std::atomic<std::uint64_t> seen{0};
+};
+std::atomic<Fault*> g_fault{nullptr};  // never freed, because another thread may be in it
+
+bool Concerns(const Fault& fault, std::string_view call) {
+  return fault.calls == "*" || ("|" + fault.calls + "|").find("|" + std::string(call) + "|") != std::string::npos;
+}
+
 }  // namespace
+
+int AskFault(std::string_view call) {
+  Fault* const fault = g_fault.load();
+  if (fault == nullptr || !Concerns(*fault, call)) return 0;
+  const std::uint64_t count = ++fault->seen;
+  if (fault->action.name == "fail") return count == fault->nth ? fault->action.number : 0;
+  if (fault->action.name == "fail-all") return count >= fault->nth ? fault->action.number : 0;
+  if (count == fault->nth) Perform(fault->action);
+  return 0;
+}
+
 }  // namespace amem::stand_in
 
 CUDA_CALL int stand_in_cuda_do(const char* action) {
@@ -70,13 +93,11 @@ CUDA_CALL int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* 
   if (!fails && amem::stand_in::SignalOf(action.name) == 0 && action.name != "exit" && action.name != "_exit" &&
       action.name != "hang" && action.name != "sleep")
     return 1;
-  auto seen = std::make_shared<std::atomic<std::uint64_t>>(0);
-  stand_in->simulator->SetHook([=, name = std::string(call)](std::string_view called, std::uint64_t) {
-    if (name != "*" && name != called) return 0;
-    const std::uint64_t count = ++*seen;
-    if (fails) return count == nth || (action.name == "fail-all" && count > nth) ? action.number : 0;
-    if (count == nth) amem::stand_in::Perform(action);
-    return 0;
-  });
+  auto* fault = new amem::stand_in::Fault;
+  fault->calls = call;
+  fault->nth = nth;
+  fault->action = action;
+  amem::stand_in::g_fault = fault;
+  stand_in->simulator->SetHook([](std::string_view called, std::uint64_t) { return amem::stand_in::AskFault(called); });
   return 0;
 }

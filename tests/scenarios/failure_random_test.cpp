@@ -304,7 +304,7 @@ TEST(RandomFailures, the_rank_at_fault_is_named_and_no_such_job_is_healthy) {
 #elif defined(AMEM_BY_NIGHT)
   constexpr std::uint64_t kJobs = 5000;
 #else
-  constexpr std::uint64_t kJobs = 1000;
+  constexpr std::uint64_t kJobs = 250;
 #endif
   const std::uint64_t one = NumberFrom("AMEM_FAILURE_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : NumberFrom("AMEM_FAILURE_RANDOM", kJobs);

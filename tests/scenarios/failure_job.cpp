@@ -27,8 +27,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Json = nlohmann::json;
 
-constexpr milliseconds kDeadline{2500};     // AMEM_TIMEOUT_MS
-constexpr milliseconds kHangs{1300};        // without a word: longer than a second, well before the deadline
+constexpr milliseconds kDeadline{3000};     // AMEM_TIMEOUT_MS
+constexpr milliseconds kHangs{1600};        // without a word: longer than a second, well before the deadline
 constexpr milliseconds kPatience{20'000};   // for a job to get to where its failure is, on a machine that is busy
 constexpr const char* kSettled = "barrier: 0\n";  // the last word of a rank before its part in the failure begins
 
@@ -97,7 +97,8 @@ class Case {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["AMEM_TIMEOUT_MS"] = std::to_string(kDeadline.count());
     job.environment["AMEM_SIM_DEVICES"] = "16";
-    job.environment["AMEM_SLAB_MB"] = "16";
+    job.environment["AMEM_SLAB_MB"] = "16";      // little memory, because many jobs run at once
+    job.environment["STAND_IN_BUFFERS"] = "3";
     for (const auto& [name, value] : more) job.environment[name] = value;
   }
   [[nodiscard]] fs::path HostDirectory(int host) const { return job_.directory() / ("host" + std::to_string(host)); }

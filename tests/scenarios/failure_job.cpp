@@ -66,6 +66,10 @@ class Case {
     Prepare(job_, failure.environment);
     job_.environment_of = failure.environment_of;
     if (teardown == Teardown::kExceptions) job_.environment["JOB_ON_FAILURE"] = "exit";
+    for (const int rank : failure.full_disk) {
+      job_.environment_of[rank]["LD_PRELOAD"] = std::string(AMEM_FULL_DISK) + ":" + AMEM_LIBRARY_FILE;
+      job_.environment_of[rank]["STAND_IN_FULL_DISK"] = job_.directory() / ("full" + std::to_string(rank));
+    }
     if (failure.hosts > 1) SpreadOverHosts();
   }
 

@@ -54,6 +54,7 @@ struct Failure {
   std::vector<int> clock_s = {};  // how far the wall clock of each host is ahead
   job::Environment environment = {};
   std::map<int, job::Environment> environment_of = {};
+  std::vector<int> full_disk = {};  // ranks whose disk "fill disk" fills
   bool first_cycle = true;  // the job has paused and resumed once before
   Commands commands;        // behind it; at the end every rank idles until it is ended
   Fate fate = Fate::kRuns;

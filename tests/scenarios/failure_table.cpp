@@ -284,7 +284,8 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .silent = false,
                  .expected = {{"step-failed", "refused"}, {1}, kDescriptors}});
   all.push_back({.name = "the disk of a journal is full",
-                 .commands = {"1:file size=64", "barrier", "pause", "resume", "sleep=300", "pause", "resume", "sleep=300", "pause"},
+                 .full_disk = {1},
+                 .commands = {"1:fill disk", "barrier", "pause", "resume", "sleep=300", "pause", "resume", "sleep=300", "pause"},
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {{"refused", "broken-session", "step-failed"}, {1}, kJournal}});

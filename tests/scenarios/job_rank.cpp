@@ -398,11 +398,10 @@ std::string TakeDescriptors(const std::string& left) {
   return "0";
 }
 
-// As on a disk that is full: no file can grow beyond so many KiB.
-std::string LimitFiles(const std::string& kib) {
-  signal(SIGXFSZ, SIG_IGN);
-  const rlimit limit{static_cast<rlim_t>(std::atol(kib.c_str())) << 10, RLIM_INFINITY};
-  return std::to_string(setrlimit(RLIMIT_FSIZE, &limit));
+// Fills the disk of the journal, which the preloaded stand-in for it then knows.
+std::string FillDisk(const std::string&) {
+  const int file = open(Text("STAND_IN_FULL_DISK", ""), O_CREAT | O_WRONLY, 0600);
+  return std::to_string(close(file));
 }
 
 // The program's work on its device does not end any more.
@@ -415,7 +414,7 @@ std::string StayBusy(const std::string&) {
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
     {"sleep", Sleep},         {"linger", Linger}, {"do", Do},      {"at", At}, {"later", Later}, {"hog", Hog}, {"descriptors", TakeDescriptors},
-    {"file size", LimitFiles}, {"busy", StayBusy}, {"group", Group},
+    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.

@@ -27,9 +27,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Json = nlohmann::json;
 
-constexpr milliseconds kDeadline{3000};     // AMEM_TIMEOUT_MS
-constexpr milliseconds kHangs{1600};        // without a word: longer than a second, well before the deadline
-constexpr milliseconds kPatience{20'000};   // for a job to get to where its failure is, on a machine that is busy
+constexpr milliseconds kDeadline{3000};           // AMEM_TIMEOUT_MS
+constexpr milliseconds kHangs{1600};              // without a word: longer than a second, well before the deadline
+constexpr milliseconds kPatience{20'000};         // for a job to get to where its failure is, on a machine that is busy
 constexpr const char* kSettled = "barrier: 0\n";  // the last word of a rank before its part in the failure begins
 
 bool Ended(pid_t process) {
@@ -101,7 +101,7 @@ class Case {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["AMEM_TIMEOUT_MS"] = std::to_string(kDeadline.count());
     job.environment["AMEM_SIM_DEVICES"] = "16";
-    job.environment["AMEM_SLAB_MB"] = "16";      // little memory, because many jobs run at once
+    job.environment["AMEM_SLAB_MB"] = "16";  // little memory, because many jobs run at once
     job.environment["STAND_IN_BUFFERS"] = "3";
     for (const auto& [name, value] : more) job.environment[name] = value;
   }
@@ -280,9 +280,8 @@ class Case {
       if (!Ended(Process(rank))) kill(Process(rank), first);
       std::this_thread::sleep_for(milliseconds(3));
     }
-    Within(milliseconds(600), [&] {
-      return std::ranges::all_of(job_.processes(), [](pid_t process) { return Ended(process); });
-    });
+    Within(milliseconds(600),
+           [&] { return std::ranges::all_of(job_.processes(), [](pid_t process) { return Ended(process); }); });
     for (const int rank : order) {
       if (!Ended(Process(rank))) kill(Process(rank), SIGKILL);
     }
@@ -320,6 +319,8 @@ class Case {
     const std::map<int, fs::path> sessions = Sessions();
     bool survivor_seen = false;
     for (const auto& [rank, path] : sessions) {
+      const int each = failure_.ranks / failure_.hosts;
+      if (rank / each != culprit() / each) continue;  // another host's ranks share nothing with it
       const bool at_fault = std::ranges::find(failure_.expected.ranks, rank) != failure_.expected.ranks.end();
       if (at_fault && rank != culprit() && !every_rank) continue;
       if (!at_fault && std::exchange(survivor_seen, true) && !every_rank) continue;

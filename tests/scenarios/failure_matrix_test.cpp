@@ -1,5 +1,6 @@
-// The matrix of failures: jobs of real processes on the stand-ins fail in every way of failure_table.cpp, and `amem-replay why` must
-// name cause, ranks and remedy in every look. By day each failure meets one kind of clean-up, at night (AMEM_NIGHTLY=1) every one.
+// The matrix of failures: jobs of real processes on the stand-ins fail in every way of failure_table.cpp, and `amem-replay why`
+// must name cause, ranks and remedy in every look. By day each failure meets one kind of clean-up, at night (AMEM_NIGHTLY=1)
+// every one.
 //
 //   AMEM_FAILURE_ONLY=TEXT    only failures with that in their names, and what was said in each look is printed
 //   AMEM_FAILURE_SEED=NUMBER  other random moments; the default is always the same

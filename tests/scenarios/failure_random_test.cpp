@@ -1,7 +1,7 @@
-// Random jobs with one random failure each, in one process: sessions on the simulator, peers in memory, simulated time. Then the
-// launcher ends what is left, in one of several ways, and the diagnosis of all journals must name the rank that was at fault, in at
-// least 99 of 100 jobs, and must never call such a job healthy. AMEM_FAILURE_RANDOM=NUMBER runs so many jobs; by day a part of a
-// thousand, at night several thousands. AMEM_FAILURE_SEED=NUMBER runs one job alone.
+// Random jobs with one random failure each, in one process: sessions on the simulator, peers in memory, simulated time. Then
+// the launcher ends what is left, in one of several ways, and the diagnosis of all journals must name the rank that was at
+// fault, in at least 99 of 100 jobs, and must never call such a job healthy. AMEM_FAILURE_RANDOM=NUMBER runs so many jobs; by
+// day a part of a thousand, at night several thousands. AMEM_FAILURE_SEED=NUMBER runs one job alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -183,9 +183,7 @@ class DoomedJob {
       delays[i] = Pick(3) == 0 ? Pick(50) : 0;
       if (rank == absent || !ranks_[i].alive || ranks_[i].closed) continue;
       Status& result = results[rank];
-      work[i] = [this, rank, pause, &result] {
-        result = pause ? At(rank).session->Pause() : At(rank).session->Resume();
-      };
+      work[i] = [this, rank, pause, &result] { result = pause ? At(rank).session->Pause() : At(rank).session->Resume(); };
     }
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -327,8 +325,8 @@ TEST(RandomFailures, the_rank_at_fault_is_named_and_no_such_job_is_healthy) {
     healthy += verdict.healthy() ? 1 : 0;
     if (one != 0 || !named) {
       wrong[job.what] = "AMEM_FAILURE_SEED=" + std::to_string(seed) + ": rank " + std::to_string(job.culprit) + " " + job.what +
-                        ", and what is said: " + std::string(ToText(verdict.kind)) + ", rank " +
-                        std::to_string(verdict.rank) + ": " + verdict.headline;
+                        ", and what is said: " + std::string(ToText(verdict.kind)) + ", rank " + std::to_string(verdict.rank) +
+                        ": " + verdict.headline;
       ++times[job.what];
     }
   }

@@ -1,5 +1,5 @@
-// The table of failures: how each is put into a job, and what must be said of it. To add one, add an entry: the commands are those of
-// job_rank.cpp, and run behind a prologue in which the job makes a communicator, uses it, pauses, resumes, and meets.
+// The table of failures: how each is put into a job, and what must be said of it. To add one, add an entry: the commands are
+// those of job_rank.cpp, and run behind a prologue in which the job makes a communicator, uses it, pauses, resumes, and meets.
 #include <csignal>
 #include <random>
 
@@ -217,12 +217,10 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
 
 void AddDeadlocks(std::vector<Failure>& all) {
   all.push_back({.name = "a rank never pauses", .commands = {"1:linger", "pause"}, .expected = {kAbsent, {1}, kCall}});
-  all.push_back({.name = "a rank never resumes",
-                 .commands = {"pause", "1:linger", "resume"},
-                 .expected = {kAbsent, {1}, kCall}});
-  all.push_back({.name = "the first rank never resumes",
-                 .commands = {"pause", "0:linger", "resume"},
-                 .expected = {kAbsent, {0}, kCall}});
+  all.push_back(
+      {.name = "a rank never resumes", .commands = {"pause", "1:linger", "resume"}, .expected = {kAbsent, {1}, kCall}});
+  all.push_back(
+      {.name = "the first rank never resumes", .commands = {"pause", "0:linger", "resume"}, .expected = {kAbsent, {0}, kCall}});
   all.push_back({.name = "two of four never pause",
                  .ranks = 4,
                  .commands = {"1,2:linger", "pause"},
@@ -283,12 +281,13 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {{"step-failed", "refused"}, {1}, kDescriptors}});
-  all.push_back({.name = "the disk of a journal is full",
-                 .full_disk = {1},
-                 .commands = {"1:fill disk", "barrier", "pause", "resume", "sleep=300", "pause", "resume", "sleep=300", "pause"},
-                 .fate = Fate::kFails,
-                 .silent = false,
-                 .expected = {{"refused", "broken-session", "step-failed"}, {1}, kJournal}});
+  all.push_back(
+      {.name = "the disk of a journal is full",
+       .full_disk = {1},
+       .commands = {"1:fill disk", "barrier", "pause", "resume", "sleep=300", "pause", "resume", "sleep=300", "pause"},
+       .fate = Fate::kFails,
+       .silent = false,
+       .expected = {{"refused", "broken-session", "step-failed"}, {1}, kJournal}});
   all.push_back({.name = "a rank has nowhere for a journal",
                  .environment_of = {{1, {{"AMEM_JOURNAL_DIR", "/proc/no-such-place"}}}},
                  .first_cycle = false,

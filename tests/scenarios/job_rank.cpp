@@ -1,11 +1,11 @@
 // One rank of a job for the end-to-end tests: does the commands of its command line in order, as a user's program would, and
-// prints "command: result" for each. "1:pause" is for rank 1 only, "0,2:pause" for ranks 0 and 2, "!1:pause" for all but rank 1. Some
-// commands have an argument: "sleep=300". Knows NCCL and AMem by name only (dlopen, dlsym), like a
-// Python program does.
+// prints "command: result" for each. "1:pause" is for rank 1 only, "0,2:pause" for ranks 0 and 2, "!1:pause" for all but
+// rank 1. Some commands have an argument: "sleep=300". Knows NCCL and AMem by name only (dlopen, dlsym), like a Python program
+// does.
 //
 // Environment: RANK, WORLD (ranks), JOB (unique id of the communicator), BARRIER (a file of 8 bytes, shared),
-//   JOB_ON_FAILURE (what a program does whose pause or resume failed: "exit", as an exception that nobody catches; default: it goes
-//   on), JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
+//   JOB_ON_FAILURE (what a program does whose pause or resume failed: "exit", as an exception that nobody catches; default: it
+//   goes on), JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -413,8 +413,16 @@ std::string StayBusy(const std::string&) {
 }
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
-    {"sleep", Sleep},         {"linger", Linger}, {"do", Do},      {"at", At}, {"later", Later}, {"hog", Hog}, {"descriptors", TakeDescriptors},
-    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
+    {"sleep", Sleep},
+    {"linger", Linger},
+    {"do", Do},
+    {"at", At},
+    {"later", Later},
+    {"hog", Hog},
+    {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk},
+    {"busy", StayBusy},
+    {"group", Group},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.

@@ -1,5 +1,6 @@
-// Preloaded, it makes a process believe that it runs on another host: STAND_IN_HOST is the host's name, STAND_IN_BOOT_ID a file to
-// read in place of the kernel's boot id, STAND_IN_CLOCK_S how many seconds the host's wall clock is ahead (or, negative, behind).
+// Preloaded, it makes a process believe that it runs on another host: STAND_IN_HOST is the host's name, STAND_IN_BOOT_ID a file
+// to read in place of the kernel's boot id, STAND_IN_CLOCK_S how many seconds the host's wall clock is ahead (or, negative,
+// behind).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -44,13 +45,13 @@ EXPORTED int clock_gettime(clockid_t clock, timespec* time) noexcept {
   return rc;
 }
 
-#define OPENS(name, leading, directory)             \
+#define OPENS(name, leading, directory)                         \
   EXPORTED int name(leading const char* path, int flags, ...) { \
-    va_list arguments;                              \
-    va_start(arguments, flags);                     \
-    const unsigned mode = ModeOf(flags, arguments); \
-    va_end(arguments);                              \
-    return Open(directory, path, flags, mode);      \
+    va_list arguments;                                          \
+    va_start(arguments, flags);                                 \
+    const unsigned mode = ModeOf(flags, arguments);             \
+    va_end(arguments);                                          \
+    return Open(directory, path, flags, mode);                  \
   }
 #define NOTHING
 #define DIRECTORY int from,

@@ -85,33 +85,49 @@ Job::Job() {
 }
 
 Job::~Job() {
+  if (!children_.empty()) Finish(std::chrono::milliseconds(0));
   std::error_code error;
   fs::permissions(directory_, fs::perms::owner_all, error);
   fs::remove_all(directory_, error);
 }
 
 std::vector<Rank> Job::Run(int ranks, const std::vector<std::string>& commands) {
+  Start(ranks, commands);
+  return Finish(kPatience);
+}
+
+void Job::Start(int ranks, const std::vector<std::string>& commands) {
   std::ofstream(directory_ / "barrier") << std::string(8, '\0');
   std::vector<std::string> command = {AMEM_JOB_RANK};
   command.insert(command.end(), commands.begin(), commands.end());
-  const auto file = [&](int rank, const char* what) { return directory_ / (std::string(what) + std::to_string(rank)); };
-  std::vector<pid_t> children;
+  children_.clear();
   for (int rank = 0; rank < ranks; ++rank) {
     Environment own = environment;
     for (const auto& [name, value] : environment_of[rank]) own[name] = value;
     own["RANK"] = std::to_string(rank);
     own["WORLD"] = std::to_string(ranks);
-    children.push_back(Spawn(command, own, file(rank, "out"), file(rank, "err")));
+    children_.push_back(
+        Spawn(command, own, directory_ / ("out" + std::to_string(rank)), directory_ / ("err" + std::to_string(rank))));
   }
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+}
+
+Rank Job::SoFar(int rank) const {
+  Rank result;
+  result.out = ReadFile(directory_ / ("out" + std::to_string(rank)));
+  result.err = ReadFile(directory_ / ("err" + std::to_string(rank)));
+  return result;
+}
+
+std::vector<Rank> Job::Finish(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::vector<int> statuses;
+  for (const pid_t child : children_) statuses.push_back(Wait(child, deadline));
   std::vector<Rank> results;
-  for (int rank = 0; rank < ranks; ++rank) {
-    Rank result;
-    result.status = Wait(children[static_cast<std::size_t>(rank)], deadline);
-    result.out = ReadFile(file(rank, "out"));
-    result.err = ReadFile(file(rank, "err"));
-    results.push_back(std::move(result));
+  for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+    results.push_back(SoFar(static_cast<int>(rank)));
+    results.back().status = statuses[rank];
   }
+  children_.clear();
   return results;
 }
 

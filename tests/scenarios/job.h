@@ -1,6 +1,9 @@
 // Running jobs of several rank processes (job_rank.cpp) on the stand-ins for the driver and NCCL, for the end-to-end tests.
 #pragma once
 
+#include <sys/types.h>
+
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -32,8 +35,16 @@ class Job {
   // Runs the commands in `ranks` processes at once and waits for them, at most a minute and a half.
   std::vector<Rank> Run(int ranks, const std::vector<std::string>& commands);
 
+  // Run in parts, for a test that looks at the job while it runs. Start once; the ranks' processes, in order; what a rank has
+  // printed so far; and waiting for all, who are killed when the time is up.
+  void Start(int ranks, const std::vector<std::string>& commands);
+  [[nodiscard]] const std::vector<pid_t>& processes() const { return children_; }
+  [[nodiscard]] Rank SoFar(int rank) const;
+  std::vector<Rank> Finish(std::chrono::milliseconds patience);
+
  private:
   std::filesystem::path directory_;
+  std::vector<pid_t> children_;
 };
 
 // Any program, its output, its status.

@@ -1,19 +1,23 @@
 // One rank of a job for the end-to-end tests: does the commands of its command line in order, as a user's program would, and
-// prints "command: result" for each. "1:pause" is for rank 1 only. Knows NCCL and AMem by name only (dlopen, dlsym), like a
-// Python program does.
+// prints "command: result" for each. "1:pause" is for rank 1 only, "0,2:pause" for ranks 0 and 2, "!1:pause" for all but
+// rank 1. Some commands have an argument: "sleep=300". Knows NCCL and AMem by name only (dlopen, dlsym), like a Python program
+// does.
 //
 // Environment: RANK, WORLD (ranks), JOB (unique id of the communicator), BARRIER (a file of 8 bytes, shared),
-//   JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
+//   JOB_ON_FAILURE (what a program does whose pause or resume failed: "exit", as an exception that nobody catches; default: it
+//   goes on), JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -285,15 +289,21 @@ std::string ImportDrivers() {
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
-std::string Pause() { return WithReason(Function<int(Comm*)>("ncclPause")(nullptr)); }
-std::string Resume() { return WithReason(Function<int(Comm*)>("ncclResume")(nullptr)); }
+std::string AfterCycle(const char* name, int code) {
+  std::string text = WithReason(code);
+  if (code == 0 || std::strcmp(Text("JOB_ON_FAILURE", ""), "exit") != 0) return text;
+  std::printf("%s: %s\n", name, text.c_str());
+  std::exit(1);
+}
+std::string Pause() { return AfterCycle("pause", Function<int(Comm*)>("ncclPause")(nullptr)); }
+std::string Resume() { return AfterCycle("resume", Function<int(Comm*)>("ncclResume")(nullptr)); }
 std::string PrintStats() { return WithReason(Function<int()>("ncclMemStats")()); }
 
 std::string Trim() { return WithReason(Function<int(std::size_t)>("amem_trim_pinned")(0)); }
 
-std::string Group() {
+std::string Group(const std::string& wanted) {
   int group = -1;
-  const int set = Function<int(int)>("ncclSetGroupID")(7);
+  const int set = Function<int(int)>("ncclSetGroupID")(wanted.empty() ? 7 : std::atoi(wanted.c_str()));
   const int get = Function<int(int*)>("ncclGetGroupID")(&group);
   return std::to_string(set) + std::to_string(get) + " " + std::to_string(group);
 }
@@ -316,6 +326,112 @@ std::string Die() {
   return "";
 }
 
+// ---- what goes wrong in a job ------------------------------------------------------------------------------------------
+
+volatile std::sig_atomic_t g_interrupted = 0;
+
+// As Python does on Ctrl-C: the exception is raised when the running call has come back.
+void ExitIfInterrupted() {
+  if (g_interrupted != 0) std::exit(130);
+}
+
+std::string Sleep(const std::string& milliseconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::atol(milliseconds.c_str()));
+  while (std::chrono::steady_clock::now() < until) {
+    ExitIfInterrupted();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return "0";
+}
+// Whatever the rank does with the rest of its time, it makes no more calls.
+std::string Linger(const std::string&) { return Sleep("600000"); }
+
+std::string Do(const std::string& action) {
+  return std::to_string(reinterpret_cast<int (*)(const char*)>(dlsym(g_cuda, "stand_in_cuda_do"))(action.c_str()));
+}
+// "at=Create,3,KILL": in the third call of that name from now on.
+std::string At(const std::string& text) {
+  const auto first = text.find(','), second = text.find(',', first + 1);
+  const std::string call = text.substr(0, first), action = text.substr(second + 1);
+  const auto nth = static_cast<std::uint64_t>(std::atol(text.substr(first + 1).c_str()));
+  const auto arm = reinterpret_cast<int (*)(const char*, std::uint64_t, const char*)>(dlsym(g_cuda, "stand_in_cuda_at"));
+  return std::to_string(arm(call.c_str(), nth, action.c_str()));
+}
+
+// "later=300,STOP": another thread does it after so many milliseconds, whatever this one is in by then.
+std::string Later(const std::string& text) {
+  const auto comma = text.find(',');
+  std::thread([milliseconds = std::atol(text.c_str()), action = text.substr(comma + 1)] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    Do(action);
+  }).detach();
+  return "0";
+}
+
+// Takes this rank's device memory, all but so many MiB, past AMem, as another library or another process would.
+std::string Hog(const std::string& left_mib) {
+  const auto symbol = [](const char* name) { return dlsym(g_cuda, name); };
+  std::size_t free = 0, total = 0;
+  if (reinterpret_cast<decltype(&cuMemGetInfo)>(symbol("cuMemGetInfo_v2"))(&free, &total) != CUDA_SUCCESS) return "info";
+  const std::size_t left = static_cast<std::size_t>(std::atol(left_mib.c_str())) << 20;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, kRank};
+  CUmemGenericAllocationHandle handle = 0;
+  const auto create = reinterpret_cast<decltype(&cuMemCreate)>(symbol("cuMemCreate"));
+  return free <= left ? "nothing left" : std::to_string(create(&handle, free - left, &properties, 0));
+}
+
+// Uses up this process's descriptors, all but so many.
+std::string TakeDescriptors(const std::string& left) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = 256;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  std::vector<int> taken;
+  for (int descriptor = open("/dev/null", O_RDONLY); descriptor >= 0; descriptor = open("/dev/null", O_RDONLY))
+    taken.push_back(descriptor);
+  for (int i = std::atoi(left.c_str()); i > 0 && !taken.empty(); --i) {
+    close(taken.back());
+    taken.pop_back();
+  }
+  return "0";
+}
+
+// Fills the disk of the journal, which the preloaded stand-in for it then knows.
+std::string FillDisk(const std::string&) {
+  const int file = open(Text("STAND_IN_FULL_DISK", ""), O_CREAT | O_WRONLY, 0600);
+  return std::to_string(close(file));
+}
+
+// The program's work on its device does not end any more.
+std::string StayBusy(const std::string&) {
+  CUcontext context = nullptr;
+  reinterpret_cast<decltype(&cuCtxGetCurrent)>(dlsym(g_cuda, "cuCtxGetCurrent"))(&context);
+  reinterpret_cast<void (*)(void*, int)>(dlsym(g_cuda, "stand_in_cuda_set_busy"))(context, 3);
+  return "0";
+}
+
+const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
+    {"sleep", Sleep},
+    {"linger", Linger},
+    {"do", Do},
+    {"at", At},
+    {"later", Later},
+    {"hog", Hog},
+    {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk},
+    {"busy", StayBusy},
+    {"group", Group},
+};
+
+// The ranks that "1", "0,2" and "!1" stand for.
+bool IsFor(std::string ranks) {
+  const bool all_but = ranks.starts_with('!');
+  if (all_but) ranks.erase(0, 1);
+  return (("," + ranks + ",").find("," + std::to_string(kRank) + ",") != std::string::npos) != all_but;
+}
+
 const std::map<std::string, std::function<std::string()>> kCommands = {
     {"cuda", StartCuda},
     {"load", LoadNccl},
@@ -334,7 +450,6 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"pause", Pause},
     {"resume", Resume},
     {"memstats", PrintStats},
-    {"group", Group},
     {"dlsym", OthersDlsym},
     {"die", Die},
     {"exit", [] { return std::exit(3), std::string(); }},
@@ -363,16 +478,22 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
 }  // namespace
 
 int main(int argc, char** argv) {
+  signal(SIGINT, [](int) { g_interrupted = 1; });
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i];
-    if (const auto colon = name.find(':'); colon != std::string::npos) {  // "1:pause": rank 1 only
-      if (std::atoi(name.c_str()) != kRank) continue;
+    if (const auto colon = name.find(':'); colon != std::string::npos) {
+      if (!IsFor(name.substr(0, colon))) continue;
       name = name.substr(colon + 1);
     }
-    const auto command = kCommands.find(name);
-    if (command == kCommands.end()) return 2;
-    std::printf("%s: %s\n", name.c_str(), command->second().c_str());
+    const auto equals = name.find('=');
+    const std::string said = name.substr(0, equals), argument = equals == std::string::npos ? "" : name.substr(equals + 1);
+    const auto command = kCommands.find(said);
+    const auto with_argument = kCommandsWithArgument.find(said);
+    if (command == kCommands.end() && with_argument == kCommandsWithArgument.end()) return 2;
+    std::printf("%s: %s\n", said.c_str(),
+                (command != kCommands.end() ? command->second() : with_argument->second(argument)).c_str());
     std::fflush(stdout);
+    ExitIfInterrupted();
   }
   return 0;
 }

@@ -296,6 +296,7 @@ CUDA_CALL CUresult cuStreamQuery(CUstream stream) {
   const char* fault = std::getenv("STAND_IN_FAULT");
   if (fault != nullptr && std::strcmp(fault, "hang") == 0) return CUDA_ERROR_NOT_READY;
   STARTED_OR_RETURN(stand_in);
+  if (const int wanted = amem::stand_in::AskFault("Query"); wanted != 0) return static_cast<CUresult>(wanted);
   if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   const bool busy = Legacy(stream) ? Busy(*stand_in, Current(), 1) : Busy(*stand_in, stream->context, 2);
   return busy ? CUDA_ERROR_NOT_READY : cuStreamSynchronize(stream);
@@ -369,7 +370,7 @@ CUDA_CALL CUresult cuEventDestroy(CUevent event) {
 }
 CUDA_CALL CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
 CUDA_CALL CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
-CUDA_CALL CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
+CUDA_CALL CUresult cuEventQuery(CUevent) { return static_cast<CUresult>(amem::stand_in::AskFault("Query")); }
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
 

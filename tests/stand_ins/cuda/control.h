@@ -29,6 +29,14 @@ std::uint64_t stand_in_cuda_contexts(int device);      // how often this process
 // Until it is called with 0: bit 0, the program's work in that context does not end (what waits for the context or asks its
 // default stream notices); bit 1, nor does what is queued on any other stream.
 void stand_in_cuda_set_busy(void* context, int busy);
+// Does something that ends or stops this process, or a thread of it, as failures do: "KILL", "STOP", "SEGV", "ABRT", "TERM"
+// (the signal), "exit=3", "_exit=3", "hang" (the thread does not come back), "sleep=300" (milliseconds). 0, or 1 if there is no
+// such action.
+int stand_in_cuda_do(const char* action);
+// The same in the nth next call of that name; "*" stands for all names, "Create|Map" for two. Besides the simulator's names
+// there are "Copy", "Query" (of a stream or event) and "HostRegister". Also "fail=2" (that call answers 2), and "fail-all=2"
+// (so do all that follow). The last of these calls counts.
+int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* action);
 // Everything that this process holds, as text; valid until the thread's next call.
 const char* stand_in_cuda_dump();
 }

@@ -243,6 +243,7 @@ CUDA_CALL CUresult cuMemFreeHost(void* pointer) {
 
 CUDA_CALL CUresult cuMemHostRegister(void* pointer, std::size_t bytes, unsigned int) {
   STARTED_OR_RETURN(stand_in);
+  if (const int fault = amem::stand_in::AskFault("HostRegister"); fault != 0) return static_cast<CUresult>(fault);
   const std::lock_guard lock(stand_in->mutex);
   if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   return stand_in->registered.emplace(pointer, bytes).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -286,6 +287,7 @@ CUresult Copy(CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, By
   STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   if (bytes == 0) return CUDA_SUCCESS;
+  if (const int fault = amem::stand_in::AskFault("Copy"); fault != 0) return static_cast<CUresult>(fault);
   if (to_side != Side::kHost && !Reachable(*stand_in, device, to, bytes, 3, to_side == Side::kAny))
     return CUDA_ERROR_INVALID_VALUE;
   if (from_side != Side::kHost && !Reachable(*stand_in, device, from, bytes, 1, from_side == Side::kAny)) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "replay/driver/simulator/simulator.h"
@@ -64,6 +65,9 @@ int CurrentDevice();  // of the thread's context; -1: it has none
 
 // With STAND_IN_LOOK_UPS: writes a look-up down, and gives a name that was not found (null) a function that does nothing.
 void* NoteLookUp(const char* symbol, int version, const void* caller, void* found);
+
+// What stand_in_cuda_at wants of this call, of which the simulator does not know: 0, or what the call is to answer.
+int AskFault(std::string_view call);
 
 CUresult Result(const Status& status);
 AllocationProperties FromCuda(const CUmemAllocationProp& prop);

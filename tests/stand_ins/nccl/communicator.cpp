@@ -63,10 +63,18 @@ int BufferCount() {
   const char* text = std::getenv("STAND_IN_BUFFERS");
   return text == nullptr ? DefaultBuffers() : std::max(0, std::atoi(text));
 }
+// With STAND_IN_RANKS_PER_HOST, so many ranks share a host, and memory is shared only among those.
+bool SharesHostWith(const Comm& comm, int other) {
+  const char* text = std::getenv("STAND_IN_RANKS_PER_HOST");
+  const int ranks = text == nullptr ? 0 : std::atoi(text);
+  return ranks <= 0 || comm.rank / ranks == other / ranks;
+}
 size_t BufferBytes(int index) { return (index % 3 == 1 ? size_t{10} : size_t{2}) << 20; }
 constexpr int kTheExchange = -1;  // asked for in place of a buffer
 int OffersOf(const Comm& comm) {  // how many descriptors the next rank asks for
-  int count = (comm.rank + 1) % comm.ranks == 0 ? 0 : 1;
+  const int next = (comm.rank + 1) % comm.ranks;
+  int count = next == 0 ? 0 : 1;
+  if (!SharesHostWith(comm, next)) return count;
   for (int i = 0; i < BufferCount(); ++i) count += IsExported(i) ? 1 : 0;
   return count;
 }
@@ -180,10 +188,11 @@ Result ImportOne(Comm& comm, int socket, int index, Buffer& buffer) {
 Result ImportAll(Comm& comm) {
   if (comm.ranks == 1) return kSuccess;
   int socket = -1;
-  Result result = Connect(comm, (comm.rank + comm.ranks - 1) % comm.ranks, socket);
+  const int before = (comm.rank + comm.ranks - 1) % comm.ranks;
+  Result result = Connect(comm, before, socket);
   if (result == kSuccess && comm.rank != 0) result = ImportExchange(comm, socket);
   for (int i = 0; result == kSuccess && i < static_cast<int>(comm.own.size()); ++i) {
-    if (!IsExported(i)) continue;
+    if (!IsExported(i) || !SharesHostWith(comm, before)) continue;
     comm.peer.emplace_back();
     result = ImportOne(comm, socket, i, comm.peer.back());
   }

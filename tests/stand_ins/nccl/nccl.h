@@ -94,7 +94,7 @@ Result Free(Driver& cu, Buffer& buffer);
 
 // ---- communicators -----------------------------------------------------------------------------------------------------
 
-constexpr int kMaxRanks = 8;
+constexpr int kMaxRanks = 16;
 
 // Memory of each rank, at one offset of that rank's part of a flat range.
 struct Window {

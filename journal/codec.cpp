@@ -30,7 +30,9 @@ namespace codec {
   X(StepFailed, STEP_FAILED) X(PhaseBegun, PHASE_BEGUN) X(PhaseDecided, PHASE_DECIDED) X(CycleDone, CYCLE_DONE)                \
   X(CycleFailed, CYCLE_FAILED) X(Condensed, CONDENSED) X(SlabOpened, SLAB_OPENED) X(Placed, PLACED) X(Backed, BACKED)          \
   X(PartCleared, PART_CLEARED) X(CommunicatorBegun, COMMUNICATOR_BEGUN) X(CommunicatorReady, COMMUNICATOR_READY)               \
-  X(CommunicatorEnded, COMMUNICATOR_ENDED) X(CommunicatorSuspended, COMMUNICATOR_SUSPENDED)
+  X(CommunicatorEnded, COMMUNICATOR_ENDED) X(CommunicatorSuspended, COMMUNICATOR_SUSPENDED)                            \
+  X(VoteCast, VOTE_CAST) X(MemberHeard, MEMBER_HEARD) X(ProcessSeen, PROCESS_SEEN) X(ThreadSeen, THREAD_SEEN)                  \
+  X(LaunchRefused, LAUNCH_REFUSED)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

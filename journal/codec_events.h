@@ -11,8 +11,8 @@ AMEM_CARRY(FileMeta, Format, LeastReader, Session, Pid, RealtimeNs)
 // ---- life of a session ---------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(SessionOpened, Session, Host, Pid, BootId, AmemVersion, DriverVersion, NcclVersion, GpuUuids, Group, Rank,
-           RealtimeNs, MonotonicNs, Layout, Content)
-AMEM_CARRY(SessionClosed, Reason)
+           RealtimeNs, MonotonicNs, Layout, Content, Launcher)
+AMEM_CARRY(SessionClosed, Reason, ExitCode)
 AMEM_CARRY(SessionBroken, Reason)
 AMEM_CARRY(GroupChanged, Group)
 AMEM_CARRY(LibraryAttached, Path, BuildId, Way, NcclVersion, LoadAddress)
@@ -82,5 +82,13 @@ AMEM_CARRY(CommunicatorBegun, Communicator, Parent, How, Rank, Ranks)
 AMEM_CARRY(CommunicatorReady, Communicator, Hash, Rank, Ranks, Device)
 AMEM_CARRY(CommunicatorEnded, Communicator, How)
 AMEM_CARRY(CommunicatorSuspended, Communicator, Suspended)
+
+// ---- what was seen -------------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(VoteCast, Phase, Ok, Code, Message)
+AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok)
+AMEM_CARRY(ProcessSeen, Session, Pid, State, Where, Answer, ExitCode, WaitedNs)
+AMEM_CARRY(ThreadSeen, Thread, Name, State, Where, Stack)
+AMEM_CARRY(LaunchRefused, Call, Count)
 
 }  // namespace amem::codec

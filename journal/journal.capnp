@@ -80,6 +80,11 @@ struct Event {
     communicatorReady @53 :CommunicatorReady;
     communicatorEnded @54 :CommunicatorEnded;
     communicatorSuspended @55 :CommunicatorSuspended;
+    voteCast @56 :VoteCast;
+    memberHeard @57 :MemberHeard;
+    processSeen @58 :ProcessSeen;
+    threadSeen @59 :ThreadSeen;
+    launchRefused @60 :LaunchRefused;
   }
 }
 
@@ -134,9 +139,11 @@ struct SessionOpened {
   monotonicNs @11 :UInt64;
   layout @12 :Text;
   content @13 :Text;
+  launcher @14 :List(Text);
 }
 struct SessionClosed {
   reason @0 :Text;
+  exitCode @1 :Int32 = -1;
 }
 struct SessionBroken {
   reason @0 :Text;
@@ -445,4 +452,40 @@ struct CommunicatorEnded {
 struct CommunicatorSuspended {
   communicator @0 :UInt64;
   suspended @1 :Bool = true;
+}
+
+# ---- what was seen -------------------------------------------------------------------------------------------------------
+
+struct VoteCast {
+  phase @0 :PhaseKind;
+  ok @1 :Bool = true;
+  code @2 :Code;
+  message @3 :Text;
+}
+struct MemberHeard {
+  member @0 :UInt64;
+  kind @1 :CycleKind;
+  phase @2 :PhaseKind;
+  voted @3 :Bool;
+  ok @4 :Bool = true;
+}
+struct ProcessSeen {
+  session @0 :UInt64;
+  pid @1 :Int32;
+  state @2 :Text;
+  where @3 :Text;
+  answer @4 :Text;
+  exitCode @5 :Int32 = -1;
+  waitedNs @6 :UInt64;
+}
+struct ThreadSeen {
+  thread @0 :UInt32;
+  name @1 :Text;
+  state @2 :Text;
+  where @3 :Text;
+  stack @4 :List(Text);
+}
+struct LaunchRefused {
+  call @0 :Text;
+  count @1 :UInt64 = 1;
 }

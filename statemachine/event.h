@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "statemachine/event_cycle.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -32,10 +33,13 @@ struct SessionOpened {
   std::uint64_t monotonic_ns = 0;
   std::string layout;   // "direct" or "slab"
   std::string content;  // "preserve" or "discard"
+  // What the launcher said of the job, as NAME=VALUE of those variables that are set: "SLURM_JOB_ID=17", "WORLD_SIZE=8".
+  std::vector<std::string> launcher;
   friend bool operator==(const SessionOpened&, const SessionOpened&) = default;
 };
 struct SessionClosed {
-  std::string reason;  // "exit", "detach"
+  std::string reason;           // "exit", "detach"
+  std::int32_t exit_code = -1;  // what the process gave to exit(), 0 to 255; -1: unknown
   friend bool operator==(const SessionClosed&, const SessionClosed&) = default;
 };
 // Latched: after this every pause is refused with `reason`, because the journal no longer tells the whole truth.
@@ -273,94 +277,8 @@ struct PassedThrough {  // seen and not understood, or about memory that is not 
   friend bool operator==(const PassedThrough&, const PassedThrough&) = default;
 };
 
-// ---- pause and resume --------------------------------------------------------------------------------------------------
+// ---- pause and resume, and what was seen when one failed: event_cycle.h ------------------------------------------------
 
-enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
-enum class PhaseKind : std::uint8_t {
-  kPauseArrive = 0,
-  kPauseSave,
-  kPauseDropImports,
-  kPauseReleaseOwn,  // imports first; in journals of the first version a phase of its own before this one
-  kPauseGone,
-  kResumeArrive,
-  kResumeCreateOwn,
-  kResumeImport,
-  kResumeVerify,
-  kResumeOpen,
-};
-enum class StepKind : std::uint8_t {
-  kQuiesce = 0,    // wait until the devices are idle                 device
-  kSave,           // wait until the contents are in the backup       allocation
-  kUnmap,          // take the memory from under an address           allocation, address
-  kReleaseImport,  // give the imported driver handle back            allocation
-  kReleaseOwn,     // give the own driver handle back                 allocation
-  kCheckMemory,    // free memory of a device covers what is needed   device, bytes
-  kCreate,         // a new driver handle for an own allocation       allocation
-  kMap,            // put the memory back under its address           allocation, address
-  kSetAccess,      // as recorded                                     allocation, address
-  kRestore,        // wait until the contents are back                allocation
-  kImport,         // a new driver handle from the owner              allocation
-  kVerify,         // state and driver agree
-  kScan,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
-  kBeginRestore,   // begin to copy contents back; device, bytes of all that this begins
-  kAddDevice,      // to a multicast object that was made anew        allocation, device
-  kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
-  kUnbind,         // memory from a multicast object                  likewise
-};
-struct Step {
-  StepKind kind{};
-  AllocationId allocation;
-  Address address;
-  Bytes bytes = 0;
-  DeviceOrdinal device;
-  Bytes offset = 0;  // in a multicast object
-  friend auto operator<=>(const Step&, const Step&) = default;
-};
-struct CycleBegun {
-  CycleKind kind{};
-  std::uint64_t cycle = 0;  // counts pauses of this session from 1; a resume carries the number of its pause
-  std::vector<SessionId> members;
-  friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
-};
-struct StepBegun {
-  Step step;
-  friend bool operator==(const StepBegun&, const StepBegun&) = default;
-};
-struct StepDone {
-  Step step;
-  friend bool operator==(const StepDone&, const StepDone&) = default;
-};
-struct StepFailed {
-  Step step;
-  Code code{};
-  std::int32_t driver_result = 0;
-  std::string message;
-  friend bool operator==(const StepFailed&, const StepFailed&) = default;
-};
-struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
-  PhaseKind phase{};
-  friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
-};
-struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
-  PhaseKind phase{};
-  bool passed = true;
-  SessionId culprit;
-  std::string message;
-  friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
-};
-struct CycleDone {
-  CycleKind kind{};
-  std::uint64_t cycle = 0;
-  std::uint64_t duration_ns = 0;
-  friend bool operator==(const CycleDone&, const CycleDone&) = default;
-};
-struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
-  CycleKind kind{};
-  std::uint64_t cycle = 0;
-  bool undone = true;
-  std::string message;
-  friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
-};
 // First event of a snapshot, which stands for all events up to `through`: the totals they had added up to (State::totals, as
 // pairs of kind and count). The events of a snapshot have sequence number 0 and do not move State::last; this one sets it.
 struct Condensed {
@@ -441,7 +359,8 @@ using EventVariant =
                  LegacyFreed, LegacyExported, LegacyImported, LegacyClosed, AsyncAllocated, AsyncFreed, MulticastCreated,
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
-                 Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>;
+                 Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
+                 VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;

@@ -64,6 +64,11 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "communicator ready",
     "communicator ended",
     "communicator suspended",
+    "vote cast",
+    "member heard",
+    "process seen",
+    "thread seen",
+    "launch refused",
 };
 
 template <class Enum>
@@ -114,13 +119,22 @@ std::string Process(std::int32_t rank, std::int32_t pid, const std::string& host
 
 std::string Within(AllocationId id) { return id ? " of " + ToText(id) + " in its slab" : ""; }
 
+std::string Joined(const std::vector<std::string>& texts, const char* between) {
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : between) + text;
+  return out;
+}
+std::string After(const char* between, const std::string& text) { return text.empty() ? "" : between + text; }
+
 struct Describe {
   std::string operator()(const SessionOpened& e) const {
     return ToText(e.session) + " opened by " + Process(e.rank, e.pid, e.host) + ", group " + to_string(e.group) + ", driver " +
            e.driver_version + ", NCCL " + e.nccl_version + ", " + to_string(e.gpu_uuids.size()) + " GPUs, layout " + e.layout +
-           ", content " + e.content + ", AMem " + e.amem_version;
+           ", content " + e.content + ", AMem " + e.amem_version + (e.launcher.empty() ? "" : ", " + Joined(e.launcher, " "));
   }
-  std::string operator()(const SessionClosed& e) const { return "session closed: " + e.reason; }
+  std::string operator()(const SessionClosed& e) const {
+    return "session closed: " + e.reason + (e.exit_code >= 0 ? ", exit code " + to_string(e.exit_code) : "");
+  }
   std::string operator()(const SessionBroken& e) const { return "session broken: " + e.reason; }
   std::string operator()(const GroupChanged& e) const { return "group is now " + to_string(e.group); }
   std::string operator()(const LibraryAttached& e) const {
@@ -260,6 +274,29 @@ struct Describe {
   std::string operator()(const CommunicatorEnded& e) const { return ToText(e.communicator) + " ended: " + e.how; }
   std::string operator()(const CommunicatorSuspended& e) const {
     return ToText(e.communicator) + (e.suspended ? " suspended" : " resumed");
+  }
+  std::string operator()(const VoteCast& e) const {
+    return "voted " + std::string(e.ok ? "for " : "against ") + std::string(amem::ToText(e.phase)) +
+           (e.ok ? "" : ": " + std::string(amem::ToText(e.code)) + After(": ", e.message));
+  }
+  std::string operator()(const MemberHeard& e) const {
+    if (!e.voted) return ToText(e.member) + " has come to the " + std::string(amem::ToText(e.kind));
+    return ToText(e.member) + " voted " + (e.ok ? "for " : "against ") + std::string(amem::ToText(e.phase));
+  }
+  std::string operator()(const ProcessSeen& e) const {
+    return "process of " + ToText(e.session) + " seen: pid " + to_string(e.pid) + " is " + e.state + After(" ", e.where) +
+           (e.exit_code > 128  ? ", ended by signal " + to_string(e.exit_code - 128)
+            : e.exit_code >= 0 ? ", exit code " + to_string(e.exit_code)
+                               : "") +
+           After(", it answered: ", e.answer) +
+           (e.waited_ns != 0 ? ", waited " + to_string(e.waited_ns / 1'000'000) + " ms" : "");
+  }
+  std::string operator()(const ThreadSeen& e) const {
+    return "thread " + to_string(e.thread) + After(" ", e.name) + " is " + e.state + After(" ", e.where) +
+           After(", in ", Joined(e.stack, " < "));
+  }
+  std::string operator()(const LaunchRefused& e) const {
+    return e.call + " refused, memory is paused" + (e.count > 1 ? " (" + to_string(e.count) + " times)" : "");
   }
   std::string operator()(const Condensed& e) const {
     return "snapshot of everything up to event " + to_string(e.through.value);

@@ -72,9 +72,9 @@ inline auto Fields(const SessionOpened& e) {
   return Named("session", e.session, "host", e.host, "pid", e.pid, "boot_id", e.boot_id, "amem_version", e.amem_version,
                "driver_version", e.driver_version, "nccl_version", e.nccl_version, "gpu_uuids", e.gpu_uuids, "group", e.group,
                "rank", e.rank, "realtime_ns", e.realtime_ns, "monotonic_ns", e.monotonic_ns, "layout", e.layout, "content",
-               e.content);
+               e.content, "launcher", IfAny{e.launcher});
 }
-inline auto Fields(const SessionClosed& e) { return Named("reason", e.reason); }
+inline auto Fields(const SessionClosed& e) { return Named("reason", e.reason, "exit_code", e.exit_code); }
 inline auto Fields(const SessionBroken& e) { return Named("reason", e.reason); }
 inline auto Fields(const GroupChanged& e) { return Named("group", e.group); }
 inline auto Fields(const LibraryAttached& e) {
@@ -180,6 +180,19 @@ inline auto Fields(const CommunicatorReady& e) {
 }
 inline auto Fields(const CommunicatorEnded& e) { return Named("communicator", e.communicator, "how", e.how); }
 inline auto Fields(const CommunicatorSuspended& e) { return Named("communicator", e.communicator, "suspended", e.suspended); }
+
+inline auto Fields(const VoteCast& e) { return Named("phase", e.phase, "ok", e.ok, "code", e.code, "message", e.message); }
+inline auto Fields(const MemberHeard& e) {
+  return Named("member", e.member, "cycle_kind", e.kind, "phase", e.phase, "voted", e.voted, "ok", e.ok);
+}
+inline auto Fields(const ProcessSeen& e) {
+  return Named("session", e.session, "pid", e.pid, "state", e.state, "where", e.where, "answer", e.answer, "exit_code",
+               e.exit_code, "waited_ns", e.waited_ns);
+}
+inline auto Fields(const ThreadSeen& e) {
+  return Named("of_thread", e.thread, "name", e.name, "state", e.state, "where", e.where, "stack", e.stack);
+}
+inline auto Fields(const LaunchRefused& e) { return Named("call", e.call, "count", e.count); }
 
 // ---- what a state holds --------------------------------------------------------------------------------------------------
 

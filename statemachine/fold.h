@@ -66,6 +66,12 @@ class Fold {
   Status operator()(const PhaseDecided& e);
   Status operator()(const CycleDone& e);
   Status operator()(const CycleFailed& e);
+  // What was seen: nothing follows from it, and it is never refused, because it is about moments in which much is wrong.
+  Status operator()(const VoteCast&) { return {}; }
+  Status operator()(const MemberHeard&) { return {}; }
+  Status operator()(const ProcessSeen&) { return {}; }
+  Status operator()(const ThreadSeen&) { return {}; }
+  Status operator()(const LaunchRefused&) { return {}; }
   // Slabs: apply_slabs.cpp.
   Status operator()(const SlabOpened& e);
   Status operator()(const Placed& e);

@@ -14,6 +14,11 @@ void ReplaceAll(std::string& text, const std::string& from, const std::string& t
 
 std::string FileName(const std::string& path) { return std::filesystem::path(path).filename(); }
 
+// How large a job is, and which part of it this is, names nobody; an id or a name of a job might.
+bool TellsOnlyHowMany(std::string_view variable) {
+  return variable.ends_with("SIZE") || variable.ends_with("RANK") || variable.ends_with("COUNT");
+}
+
 bool EndsPath(char c) { return c == ' ' || c == ',' || c == ';' || c == ':' || c == '"' || c == '\'' || c == ')'; }
 
 }  // namespace
@@ -45,6 +50,11 @@ void Anonymizer::Clean(SessionOpened& who) {
   who.host = Host(who.host);
   who.boot_id = Word(boots_, who.boot_id, "boot-");
   for (std::string& uuid : who.gpu_uuids) uuid = Word(gpus_, uuid, "gpu-");
+  for (std::string& variable : who.launcher) {
+    const std::string name = variable.substr(0, variable.find('='));
+    if (name.size() == variable.size() || TellsOnlyHowMany(name)) continue;
+    variable = name + '=' + Word(jobs_, variable.substr(name.size() + 1), "job-");
+  }
 }
 
 void Anonymizer::Clean(LibraryAttached& library) { library.path = FileName(library.path); }
@@ -59,6 +69,11 @@ Event Anonymizer::Clean(Event event) {
         if constexpr (requires { e.message; }) e.message = CleanText(std::move(e.message));
         if constexpr (requires { e.detail; }) e.detail = CleanText(std::move(e.detail));
         if constexpr (requires { e.why; }) e.why = CleanText(std::move(e.why));
+        if constexpr (requires { e.where; }) e.where = CleanText(std::move(e.where));
+        if constexpr (requires { e.answer; }) e.answer = CleanText(std::move(e.answer));
+        if constexpr (requires { e.stack; }) {
+          for (std::string& frame : e.stack) frame = CleanText(std::move(frame));
+        }
       },
       static_cast<EventVariant&>(event.body));
   return event;

@@ -33,7 +33,7 @@ template <class T, class Visit>
 void VisitFields(T& object, Visit&& visit) {
   const auto all = [&](auto&... fields) { (visit(fields), ...); };
   constexpr std::size_t n = FieldCount<std::remove_const_t<T>>();
-  static_assert(n >= 1 && n <= 14, "add a line below");
+  static_assert(n >= 1 && n <= 15, "add a line below");
   // clang-format off
   if constexpr (n == 1) { auto& [a] = object; all(a); }
   if constexpr (n == 2) { auto& [a, b] = object; all(a, b); }
@@ -49,6 +49,7 @@ void VisitFields(T& object, Visit&& visit) {
   if constexpr (n == 12) { auto& [a, b, c, d, e, f, g, h, i, j, k, l] = object; all(a, b, c, d, e, f, g, h, i, j, k, l); }
   if constexpr (n == 13) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m); }
   if constexpr (n == 14) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m, o); }
+  if constexpr (n == 15) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p); }
   // clang-format on
 }
 

@@ -6,8 +6,8 @@ namespace amem::test {
 
 // clang-format off
 inline constexpr const char* kSampleEvents[] = {
-    R"json({"seq":1,"time_ns":2,"thread":3,"kind":"session-opened","session":"7ffffffffffffffe","host":"text 2\u0000 \ufffd","pid":-4,"boot_id":"text 4\u0000 \ufffd","amem_version":"text 5\u0000 \ufffd","driver_version":"text 6\u0000 \ufffd","nccl_version":"text 7\u0000 \ufffd","gpu_uuids":["text 8\u0000 \ufffd","text 9\u0000 \ufffd","text 10\u0000 \ufffd"],"group":9223372036854775796,"rank":-13,"realtime_ns":9223372036854775794,"monotonic_ns":9223372036854775793,"layout":"text 15\u0000 \ufffd","content":"text 16\u0000 \ufffd"})json",
-    R"json({"seq":2,"time_ns":2,"thread":3,"kind":"session-closed","reason":"text 1\u0000 \ufffd"})json",
+    R"json({"seq":1,"time_ns":2,"thread":3,"kind":"session-opened","session":"7ffffffffffffffe","host":"text 2\u0000 \ufffd","pid":-4,"boot_id":"text 4\u0000 \ufffd","amem_version":"text 5\u0000 \ufffd","driver_version":"text 6\u0000 \ufffd","nccl_version":"text 7\u0000 \ufffd","gpu_uuids":["text 8\u0000 \ufffd","text 9\u0000 \ufffd","text 10\u0000 \ufffd"],"group":9223372036854775796,"rank":-13,"realtime_ns":9223372036854775794,"monotonic_ns":9223372036854775793,"layout":"text 15\u0000 \ufffd","content":"text 16\u0000 \ufffd","launcher":["text 17\u0000 \ufffd","text 18\u0000 \ufffd","text 19\u0000 \ufffd"]})json",
+    R"json({"seq":2,"time_ns":2,"thread":3,"kind":"session-closed","reason":"text 1\u0000 \ufffd","exit_code":-3})json",
     R"json({"seq":3,"time_ns":2,"thread":3,"kind":"session-broken","reason":"text 1\u0000 \ufffd"})json",
     R"json({"seq":4,"time_ns":2,"thread":3,"kind":"group-changed","group":9223372036854775806})json",
     R"json({"seq":5,"time_ns":2,"thread":3,"kind":"library-attached","path":"text 1\u0000 \ufffd","build_id":"text 2\u0000 \ufffd","way":"text 3\u0000 \ufffd","nccl_version":"text 4\u0000 \ufffd","load_address":"0x7ffffffffffffffa"})json",
@@ -59,6 +59,11 @@ inline constexpr const char* kSampleEvents[] = {
     R"json({"seq":51,"time_ns":2,"thread":3,"kind":"communicator-ready","communicator":9223372036854775806,"hash":"0x7ffffffffffffffd","rank":-4,"ranks":-5,"device":-6})json",
     R"json({"seq":52,"time_ns":2,"thread":3,"kind":"communicator-ended","communicator":9223372036854775806,"how":"text 2\u0000 \ufffd"})json",
     R"json({"seq":53,"time_ns":2,"thread":3,"kind":"communicator-suspended","communicator":9223372036854775806,"suspended":false})json",
+    R"json({"seq":54,"time_ns":2,"thread":3,"kind":"vote-cast","phase":"pause: save","ok":false,"code":"invalid","message":"text 1\u0000 \ufffd"})json",
+    R"json({"seq":55,"time_ns":2,"thread":3,"kind":"member-heard","member":"7ffffffffffffffe","cycle_kind":"resume","phase":"pause: save","voted":true,"ok":false})json",
+    R"json({"seq":56,"time_ns":2,"thread":3,"kind":"process-seen","session":"7ffffffffffffffe","pid":-3,"state":"text 3\u0000 \ufffd","where":"text 4\u0000 \ufffd","answer":"text 5\u0000 \ufffd","exit_code":-7,"waited_ns":9223372036854775800})json",
+    R"json({"seq":57,"time_ns":2,"thread":3,"kind":"thread-seen","of_thread":4294967294,"name":"text 2\u0000 \ufffd","state":"text 3\u0000 \ufffd","where":"text 4\u0000 \ufffd","stack":["text 5\u0000 \ufffd","text 6\u0000 \ufffd","text 7\u0000 \ufffd"]})json",
+    R"json({"seq":58,"time_ns":2,"thread":3,"kind":"launch-refused","call":"text 1\u0000 \ufffd","count":9223372036854775805})json",
 };
 // clang-format on
 

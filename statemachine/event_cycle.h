@@ -1,0 +1,142 @@
+// Events of a pause or a resume, and what was seen of a process, a thread or a launch when one of them failed. Part of event.h,
+// which includes this file; its rules hold here as well.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+// ---- pause and resume --------------------------------------------------------------------------------------------------
+
+enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
+enum class PhaseKind : std::uint8_t {
+  kPauseArrive = 0,
+  kPauseSave,
+  kPauseDropImports,
+  kPauseReleaseOwn,  // imports first; in journals of the first version a phase of its own before this one
+  kPauseGone,
+  kResumeArrive,
+  kResumeCreateOwn,
+  kResumeImport,
+  kResumeVerify,
+  kResumeOpen,
+};
+enum class StepKind : std::uint8_t {
+  kQuiesce = 0,    // wait until the devices are idle                 device
+  kSave,           // wait until the contents are in the backup       allocation
+  kUnmap,          // take the memory from under an address           allocation, address
+  kReleaseImport,  // give the imported driver handle back            allocation
+  kReleaseOwn,     // give the own driver handle back                 allocation
+  kCheckMemory,    // free memory of a device covers what is needed   device, bytes
+  kCreate,         // a new driver handle for an own allocation       allocation
+  kMap,            // put the memory back under its address           allocation, address
+  kSetAccess,      // as recorded                                     allocation, address
+  kRestore,        // wait until the contents are back                allocation
+  kImport,         // a new driver handle from the owner              allocation
+  kVerify,         // state and driver agree
+  kScan,           // look for what is not zero, secure host memory for it, begin to copy; device, bytes of all that is saved
+  kBeginRestore,   // begin to copy contents back; device, bytes of all that this begins
+  kAddDevice,      // to a multicast object that was made anew        allocation, device
+  kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
+  kUnbind,         // memory from a multicast object                  likewise
+};
+struct Step {
+  StepKind kind{};
+  AllocationId allocation;
+  Address address;
+  Bytes bytes = 0;
+  DeviceOrdinal device;
+  Bytes offset = 0;  // in a multicast object
+  friend auto operator<=>(const Step&, const Step&) = default;
+};
+struct CycleBegun {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;  // counts pauses of this session from 1; a resume carries the number of its pause
+  std::vector<SessionId> members;
+  friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
+};
+struct StepBegun {
+  Step step;
+  friend bool operator==(const StepBegun&, const StepBegun&) = default;
+};
+struct StepDone {
+  Step step;
+  friend bool operator==(const StepDone&, const StepDone&) = default;
+};
+struct StepFailed {
+  Step step;
+  Code code{};
+  std::int32_t driver_result = 0;
+  std::string message;
+  friend bool operator==(const StepFailed&, const StepFailed&) = default;
+};
+struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
+  PhaseKind phase{};
+  friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
+};
+struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
+  PhaseKind phase{};
+  bool passed = true;
+  SessionId culprit;
+  std::string message;
+  friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
+};
+struct CycleDone {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  std::uint64_t duration_ns = 0;
+  friend bool operator==(const CycleDone&, const CycleDone&) = default;
+};
+struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  bool undone = true;
+  std::string message;
+  friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
+};
+
+// ---- what was seen -----------------------------------------------------------------------------------------------------
+// For people, and for a verdict on a cycle that failed: no state follows from these but their number.
+
+struct VoteCast {  // this session's own vote on a phase, recorded before it waits for those of the others; also in an undo
+  PhaseKind phase{};
+  bool ok = true;
+  Code code{};  // why it did not vote for
+  std::string message;
+  friend bool operator==(const VoteCast&, const VoteCast&) = default;
+};
+struct MemberHeard {  // by the session that counts the votes: what a member said. `voted` false: that it has arrived
+  SessionId member;
+  CycleKind kind{};
+  PhaseKind phase{};
+  bool voted = false;
+  bool ok = true;
+  friend bool operator==(const MemberHeard&, const MemberHeard&) = default;
+};
+struct ProcessSeen {  // of another session's process: at a deadline, or when the connection to it was lost
+  SessionId session;
+  std::int32_t pid = 0;
+  std::string state;            // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown"
+  std::string where;            // for people: "in the CUDA driver", "in futex"; empty: unknown
+  std::string answer;           // what it answered itself: "running, has not called ncclPause"; empty: it was not asked
+  std::int32_t exit_code = -1;  // of a zombie; 128 + N: ended by signal N; -1: unknown
+  std::uint64_t waited_ns = 0;  // how long this session had waited for it
+  friend bool operator==(const ProcessSeen&, const ProcessSeen&) = default;
+};
+struct ThreadSeen {          // at a deadline: a thread of this session's own process
+  std::uint32_t thread = 0;  // kernel thread id
+  std::string name, state, where;
+  std::vector<std::string> stack;  // innermost first: "function (object+0x12)"; empty: it could not be had safely
+  friend bool operator==(const ThreadSeen&, const ThreadSeen&) = default;
+};
+struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused because memory is paused
+  std::string call;
+  std::uint64_t count = 1;  // how often since the last such event
+  friend bool operator==(const LaunchRefused&, const LaunchRefused&) = default;
+};
+
+}  // namespace amem

@@ -1,0 +1,30 @@
+#include "replay/job/pack_anonymous.h"
+
+#include <gtest/gtest.h>
+
+namespace amem {
+namespace {
+
+TEST(PackAnonymous, the_launchers_ids_are_replaced_alike_and_sizes_stay) {
+  Anonymizer anonymizer;
+  SessionOpened who;
+  who.launcher = {"SLURM_JOB_ID=4711", "TORCHELASTIC_RUN_ID=secret", "WORLD_SIZE=8", "LOCAL_RANK=3",
+                  "TORCHELASTIC_RESTART_COUNT=1"};
+  const Event first = anonymizer.Clean(Event{.body = who});
+  const std::vector<std::string> clean{"SLURM_JOB_ID=job-1", "TORCHELASTIC_RUN_ID=job-2", "WORLD_SIZE=8", "LOCAL_RANK=3",
+                                       "TORCHELASTIC_RESTART_COUNT=1"};
+  EXPECT_EQ(std::get<SessionOpened>(first.body).launcher, clean);
+  EXPECT_EQ(anonymizer.Clean(Event{.body = who}), first) << "the same job is called the same in every journal";
+}
+
+TEST(PackAnonymous, paths_in_what_was_seen_are_cut) {
+  Anonymizer anonymizer;
+  const Event process = anonymizer.Clean(Event{.body = ProcessSeen{.where = "in /home/ann/job.py", .answer = "at /home/ann"}});
+  EXPECT_EQ(std::get<ProcessSeen>(process.body).where, "in job.py");
+  EXPECT_EQ(std::get<ProcessSeen>(process.body).answer, "at ann");
+  const Event thread = anonymizer.Clean(Event{.body = ThreadSeen{.stack = {"main (/home/ann/exe+0x12)"}}});
+  EXPECT_EQ(std::get<ThreadSeen>(thread.body).stack.at(0), "main (exe+0x12)");
+}
+
+}  // namespace
+}  // namespace amem

@@ -19,10 +19,10 @@ TEST(PackAnonymous, the_launchers_ids_are_replaced_alike_and_sizes_stay) {
 
 TEST(PackAnonymous, paths_in_what_was_seen_are_cut) {
   Anonymizer anonymizer;
-  const Event process = anonymizer.Clean(Event{.body = ProcessSeen{.where = "in /home/ann/job.py", .answer = "at /home/ann"}});
+  const Event process = anonymizer.Clean(Event{.body = ProcessSeen{.where = "in /srv/ann/job.py", .answer = "at /srv/ann"}});
   EXPECT_EQ(std::get<ProcessSeen>(process.body).where, "in job.py");
   EXPECT_EQ(std::get<ProcessSeen>(process.body).answer, "at ann");
-  const Event thread = anonymizer.Clean(Event{.body = ThreadSeen{.stack = {"main (/home/ann/exe+0x12)"}}});
+  const Event thread = anonymizer.Clean(Event{.body = ThreadSeen{.stack = {"main (/srv/ann/exe+0x12)"}}});
   EXPECT_EQ(std::get<ThreadSeen>(thread.body).stack.at(0), "main (exe+0x12)");
 }
 

@@ -62,6 +62,7 @@ CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUr
 
 CUresult RefusedWhilePaused(const char* call) {
   static constinit log::Limited refused;
+  if (Session* session = Runtime::Get().started()) session->NoteRefused(call);
   refused.Error(fmt::format(
       "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call));
   return CUDA_ERROR_ILLEGAL_STATE;

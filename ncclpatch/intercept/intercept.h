@@ -64,7 +64,7 @@ struct Touch {
   bool operator()(CUdeviceptr address, Bytes bytes) const { return session.TouchesPaused(Address{address}, bytes); }
 };
 
-// Logs, at most once a second for all calls, that a call was refused because it needs memory that is paused.
+// Journals that a call was refused because it needs memory that is paused, and logs it at most once a second for all calls.
 CUresult RefusedWhilePaused(const char* call);
 
 // The stream among the arguments of a call, if there is one.

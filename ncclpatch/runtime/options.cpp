@@ -21,8 +21,31 @@ constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NC
                                "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",   "AMEM_LOG",
                                "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
                                "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY",
-                               "AMEM_SUSPEND",     "AMEM_NVLS"};
+                               "AMEM_SUSPEND",     "AMEM_NVLS",         "AMEM_ON_FAILURE",
+                               "AMEM_REPLAY"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+
+// What launchers say of a job, so that sessions of one job, and of one start of it, are known to belong together: Slurm,
+// torchrun, Ray, PMIx and Open MPI, Kubernetes, LSF, PBS, Flux.
+constexpr std::array kLauncherVariables = {"SLURM_JOB_ID",
+                                           "SLURM_STEP_ID",
+                                           "SLURM_RESTART_COUNT",
+                                           "TORCHELASTIC_RUN_ID",
+                                           "TORCHELASTIC_RESTART_COUNT",
+                                           "RAY_JOB_ID",
+                                           "PMIX_NAMESPACE",
+                                           "OMPI_COMM_WORLD_SIZE",
+                                           "OMPI_MCA_ess_base_jobid",
+                                           "JOB_COMPLETION_INDEX",
+                                           "LSB_JOBID",
+                                           "PBS_JOBID",
+                                           "FLUX_JOB_ID",
+                                           "MASTER_ADDR",
+                                           "MASTER_PORT",
+                                           "WORLD_SIZE",
+                                           "RANK",
+                                           "LOCAL_RANK",
+                                           "GROUP_RANK"};
 
 using Lookup = std::function<const char*(const char*)>;
 
@@ -140,6 +163,17 @@ Result<std::filesystem::path> ParseDirectory(const Lookup& get, const char* name
   return Unknown(name, path.string(), "an absolute path (ranks may have different working directories)");
 }
 
+std::vector<std::string> ParseLauncher(const Lookup& get) {
+  constexpr std::size_t kValueMost = 256;
+  std::vector<std::string> set;
+  for (const char* name : kLauncherVariables) {
+    const char* value = get(name);
+    if (value != nullptr && *value != '\0')
+      set.push_back(fmt::format("{}={}", name, std::string_view(value).substr(0, kValueMost)));
+  }
+  return set;
+}
+
 std::int32_t ParseRank(const Lookup& get) {
   for (const char* name : kRankVariables)
     if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
@@ -169,6 +203,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
 Result<Options> ParseOptions(const Lookup& get) {
   Options options;
   options.rank = ParseRank(get);
+  options.launcher = ParseLauncher(get);
 
   const auto enable = ParseChoice(get, "AMEM_ENABLE", {"1", "0"});
   if (!enable) return enable.status();
@@ -195,6 +230,8 @@ Result<Options> ParseOptions(const Lookup& get) {
   if (!sync) return sync.status();
   options.journal.sync = *sync == 1 ? SyncMode::kFull : SyncMode::kProcess;
 
+  if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;
+  if (const char* replay = get("AMEM_REPLAY")) options.replay = replay;
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
   const auto journal = ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal");
   if (!journal) return journal.status();

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "journal/base/clock.h"
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
@@ -31,7 +32,7 @@ thread_local bool t_forking = false;  // this thread holds the locks that a chil
 
 // Makes no driver calls, because at exit the driver may be gone already. A thread that hangs in the driver, behind a GPU that
 // hangs, may hold the session's lock for ever; the process must end all the same.
-void CloseAtExit() {
+void CloseAtExit(int exit_code, void* /*unused*/) {
   constexpr auto kPatience = std::chrono::seconds(5);
   if (replacements::inert.load()) return;
   Session* session = Runtime::Get().started();
@@ -39,7 +40,9 @@ void CloseAtExit() {
   auto closed = std::make_shared<std::promise<Status>>();  // of both threads, whichever ends last
   std::future<Status> result = closed->get_future();
   try {
-    std::thread([session, closed] { closed->set_value(session->Close("exit")); }).detach();
+    std::thread([session, closed, exit_code = exit_code & 0xff] {
+      closed->set_value(session->Close("exit", exit_code));
+    }).detach();
   } catch (const std::system_error&) {
     return;
   }
@@ -120,6 +123,7 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     if (!options_.enable) return ShowNames(doorbells);
     log::Configure(options_.log_level, options_.rank);
     for (const std::string& warning : UnknownVariables(environ)) log::Warn(warning);
+    on_failure_.Configure(options_.on_failure, options_.replay, PackDirectory(options_.journal.directory), environ);
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
     ShowNames(doorbells);
@@ -160,7 +164,7 @@ Session* Runtime::Start() {
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
   session_.store(session, std::memory_order_release);
-  std::atexit(&CloseAtExit);
+  ::on_exit(&CloseAtExit, nullptr);  // as atexit, but it learns the code; this library is never unloaded
   return session;
 }
 
@@ -252,7 +256,25 @@ Status Runtime::Cycle(Session& session, CycleKind kind) {
   const AfterPause after = after_pause_.load(std::memory_order_acquire);
   if (status && kind == CycleKind::kPause && !was_paused && after != nullptr) after(session);
   LetGo(session);
-  return status;
+  return status ? status : Failed(session, status);
+}
+
+// The message says where to read on, and the user's command is run.
+Status Runtime::Failed(Session& session, const Status& why) {
+  const Session::Failed about = session.AboutFailure();
+  const std::string read_on = about.journal.empty() ? "" : WhereToReadOn(about.journal);
+  const Status told{why.code(), why.message() + read_on, why.driver_result()};
+  if (!about.speaks) return told;
+  FailureReport report{told.message(), options_.journal.directory, {}, ""};
+  for (const SessionId id : about.sessions) {
+    const auto journal = report.journals / fmt::format("{:016x}", id.value);
+    std::error_code missing;
+    if (std::filesystem::exists(journal, missing)) report.sessions.push_back(journal);
+  }
+  report.name = fmt::format("{}-{}", getpid(), RealtimeNs() / 1'000'000);
+  if (const std::string error = on_failure_.Run(report); !error.empty())
+    log::Warn("AMEM_ON_FAILURE could not be run: " + error);
+  return told;
 }
 
 Status Runtime::RunCycle(CycleKind kind) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
 #include "replay/session/session.h"
 
@@ -75,12 +76,14 @@ class Runtime {
   void NoteLibraries(Session& session);
   void HoldEverything(Session& session);
   void LetGo(Session& session);
+  Status Failed(Session& session, const Status& why);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
 
   std::once_flag loaded_;
   Options options_;
+  OnFailure on_failure_;
   Status settings_;  // the result of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};

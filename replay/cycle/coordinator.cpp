@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "journal/base/clock.h"
+#include "journal/base/process_sight.h"
 
 namespace amem {
 
@@ -30,12 +31,15 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
 
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
   const std::uint64_t cycle = CycleNumber(kind);
+  threads_recorded_ = false;
+  speaks_ = true;
   {
     const auto lock = ledger_.Lock();
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
     ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
   }
   auto round = peers_.Arrive(kind, cycle);
+  if (round.status().code() == Code::kTimeout) RecordThreads();
   if (!round.ok()) RecordNotBegun(kind, cycle, round.status().message());
   return round;
 }
@@ -48,11 +52,39 @@ void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std:
   ledger_.Record(CycleFailed{kind, cycle, undone, why});
 }
 
+void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
+  const auto lock = ledger_.Lock();
+  ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message()});
+}
+
+void Coordinator::ChooseSpeaker(const Round& round, SessionId culprit) {
+  const std::vector<PeerIdentity> members = round.Members();  // sorted
+  const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
+  speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
+}
+
+// Of the process as it was when a wait ended without what was waited for.
+void Coordinator::RecordThreads() {
+  constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
+  if (std::exchange(threads_recorded_, true)) return;
+  std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
+  std::vector<std::string> stack = OwnStack(kFramesMost);
+  const auto lock = ledger_.Lock();
+  for (ThreadSight& seen : threads) {  // the first is this one
+    ledger_.Record(ThreadSeen{static_cast<std::uint32_t>(seen.thread), std::move(seen.name), std::move(seen.sight.state),
+                              std::move(seen.sight.where), std::exchange(stack, {})});
+  }
+}
+
 // The others undo what they have begun; this session has nothing to undo, and leaves the round once they know.
 Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
   const bool pausing = kind == CycleKind::kPause;
   SessionId culprit;
-  const Status told = round->Vote(pausing ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, why, &culprit);
+  const PhaseKind phase = pausing ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  RecordThreads();  // one of them is inside the call that has not returned
+  RecordVote(phase, why);
+  const Status told = round->Vote(phase, why, &culprit);
+  ChooseSpeaker(*round, culprit);
   const std::string message =
       (told.ok() ? why : told).message() +
       (pausing ? "; the session runs on as before" : "; the session stays paused, with its contents kept");
@@ -180,7 +212,9 @@ Plan Coordinator::MakePlan(CycleKind kind) {
 
 Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
   Decided decided;
+  RecordVote(phase, mine);
   decided.status = round.Vote(phase, mine, &decided.culprit);
+  if (decided.status.code() == Code::kTimeout) RecordThreads();
   if (round.Leaderless()) {
     auto gathered = round.Regather();
     if (gathered.ok()) {
@@ -212,12 +246,17 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
       if (mine.ok()) mine = MulticastsCanLeave();
     }
     const std::uint64_t voted = MonotonicNs();
+    const std::chrono::nanoseconds worked(voted - begun);
+    if (!mine.ok() && worked >= driver_.patience()) RecordThreads();
     const Decided all = Vote(round, phase.phase, mine);
     const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
     // The member that counted the votes has died after it told another one that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
-    if (!passed_elsewhere) AMEM_TRY(all.status);
+    if (!passed_elsewhere && !all.status.ok()) {
+      ChooseSpeaker(round, all.culprit);
+      return all.status;
+    }
   }
   return {};
 }

@@ -1,6 +1,7 @@
 // The coordinator: a pause or resume of this session together with its peers, phase by phase, with a vote after each.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,9 @@ class Coordinator {
   // and the message names the rank and the reason.
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
+  // Of all members of the last cycle that failed, the one with the lowest id that is not the culprit; true also where the cycle
+  // had not begun, because then the members are not known to each other.
+  [[nodiscard]] bool speaks() const { return speaks_; }
   // Pins host memory for contents of that size, in the background.
   // `dense`: of memory that a program fills, and that is hardly zero anywhere; besides `contents`.
   void Prepare(Bytes contents, Bytes dense) { backup_.Prepare(dense + backup_.Expected(contents)); }
@@ -69,6 +73,9 @@ class Coordinator {
     bool gathered_again = false;
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
+  void RecordVote(PhaseKind phase, const Status& mine);
+  void ChooseSpeaker(const Round& round, SessionId culprit);
+  void RecordThreads();  // once a cycle, at its first deadline
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
   [[nodiscard]] Status TeamsAreWhole() const;
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const std::string& why);
@@ -84,6 +91,8 @@ class Coordinator {
   Executor executor_;
   mutable std::mutex report_mutex_;
   CycleReport pause_, resume_;
+  bool threads_recorded_ = false;
+  std::atomic<bool> speaks_ = true;
 };
 
 }  // namespace amem

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,9 @@ class PeerDelegate {
   // Sessions that this one shares memory with now, in either direction.
   virtual std::vector<SessionId> Neighbours() = 0;
   virtual CycleProgress Progress() { return {}; }
+  // Facts for the journal alone: what members said, what was seen of their processes. False: the journal was in use for that
+  // long, and nothing was recorded. The service thread calls it without patience, and again later with the same facts.
+  virtual bool OnWitnessed(std::span<const EventBody> /*facts*/, std::chrono::milliseconds /*patience*/) { return true; }
 };
 
 // One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.

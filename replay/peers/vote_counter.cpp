@@ -36,13 +36,40 @@ std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
 
 }  // namespace
 
+std::string AnswerOf(CycleKind kind, Lifecycle lifecycle) {
+  const bool pause = kind == CycleKind::kPause;
+  switch (lifecycle) {
+    case Lifecycle::kRunning:
+      return pause ? "running, has not called ncclPause" : "running already";
+    case Lifecycle::kPaused:
+      return pause ? "paused already" : "paused, has not called ncclResume";
+    case Lifecycle::kPausing:
+      return "in the middle of a pause";
+    case Lifecycle::kResuming:
+      return "in the middle of a resume";
+    default:
+      return {};
+  }
+}
+
+std::string WhyLate(const ProcessSeen& seen) {
+  if (seen.state == "stopped") return "is stopped (SIGSTOP?); SIGCONT lets it go on";
+  if (seen.state == "zombie" || seen.state == "gone") return "has ended";
+  const bool in_driver = seen.where.starts_with("in the CUDA driver");
+  if (seen.state == "uninterruptible") return "cannot be interrupted" + (seen.where.empty() ? "" : " " + seen.where);
+  return in_driver ? "is " + seen.where : "";
+}
+
 std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
-                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent) {
+                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
+                       const std::map<SessionId, ProcessSeen>& seen) {
   std::string text;
   for (const auto& who : missing) {
     const auto at = progress.find(who.session);
     std::string what = at == progress.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
     if (silent.contains(who.session)) what = "does not answer: it is stopped, or overloaded";
+    const auto sight = seen.find(who.session);
+    if (const std::string why = sight == seen.end() ? "" : WhyLate(sight->second); !why.empty()) what = why;
     if (!what.empty()) text += (text.empty() ? ", of whom " : "; ") + ToText(who) + " " + what;
   }
   return text;
@@ -58,7 +85,11 @@ void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, cons
     gathering_.erase(who.session);
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
-  gathering_[who.session] = newcomer;
+  const bool first = gathering_.insert_or_assign(who.session, newcomer).second;
+  if (first && observer_ != nullptr) {
+    const bool pause = arrival.kind == CycleKind::kPause;
+    observer_->Heard({who.session, arrival.kind, pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, false, true});
+  }
   gave_up_.erase(who.session);
   BeginIfComplete();
 }
@@ -143,6 +174,7 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   Ongoing& round = rounds_.at(vote.round);
   if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
   if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
+  if (observer_ != nullptr) observer_->Heard({place->second.session, round.kind, vote.phase, true, vote.status.ok()});
   Ballot& ballot = round.ballot;
   if (ballot.votes.empty()) ballot.opened = now;
   if (!vote.status.ok() && !ballot.first_failure) ballot.first_failure = place->second.session;
@@ -180,11 +212,8 @@ void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
   }
   if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
   if (!absent.empty()) {
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - ballot.opened).count();
     for (const auto& who : absent) round.members.at(who.session).late = true;
-    return Decide(round, absent.front().session,
-                  {Code::kTimeout, "waited " + std::to_string(waited) + " ms for " + ToText(absent) + in_phase +
-                                       ": no vote came; look at what it is doing, or raise AMEM_TIMEOUT_MS"});
+    return Decide(round, absent.front().session, DidNotVote(absent, now - ballot.opened, in_phase));
   }
   for (const auto& [session, vote] : ballot.votes) {
     if (vote.phase == phase) continue;
@@ -195,6 +224,17 @@ void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
                              std::string(ToText(phase))});
   }
   Decide(round, SessionId{}, {});
+}
+
+Status VoteCounter::DidNotVote(const std::vector<PeerIdentity>& absent, Time::duration waited, const std::string& in_phase) {
+  std::string seen;
+  for (const PeerIdentity& who : absent) {
+    const std::string why = observer_ == nullptr ? "" : observer_->Late(who, waited);
+    if (!why.empty()) seen += (seen.empty() ? ": " : "; ") + ToText(who) + " " + why;
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+  return {Code::kTimeout, "waited " + std::to_string(ms) + " ms for " + ToText(absent) + in_phase + ": no vote came" + seen +
+                              "; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
 }
 
 void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {

@@ -19,13 +19,24 @@
 
 namespace amem {
 
+// Hears what a counter hears. Called on the counter's thread, which waits for nobody.
+class VoteObserver {
+ public:
+  virtual ~VoteObserver() = default;
+  virtual void Heard(const MemberHeard& heard) = 0;
+  // A vote is decided without that member, which did not come in time. Returns what is seen of its process, in words for the
+  // message of all members, such as "is stopped (SIGSTOP?)"; empty: nothing.
+  virtual std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) = 0;
+};
+
 class VoteCounter {
  public:
   using ConnectionId = std::uint64_t;
   using Time = std::chrono::steady_clock::time_point;
   using Say = std::function<void(ConnectionId, MessageBody)>;
 
-  explicit VoteCounter(Say say) : say_(std::move(say)) {}
+  // `observer` may be null.
+  explicit VoteCounter(Say say, VoteObserver* observer = nullptr) : say_(std::move(say)), observer_(observer) {}
 
   // A member says which set it sees; a later message of the same member replaces an earlier one.
   void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival);
@@ -82,10 +93,12 @@ class VoteCounter {
   void BeginIfComplete();
   void Disconnected(ConnectionId connection, const std::string& how);
   void DecideIfPossible(Ongoing& round, Time now);
+  [[nodiscard]] Status DidNotVote(const std::vector<PeerIdentity>& absent, Time::duration waited, const std::string& in_phase);
   void Decide(Ongoing& round, SessionId culprit, Status status);
   void EraseIfEmpty(std::uint64_t id);
 
   Say say_;
+  VoteObserver* observer_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
   std::set<SessionId> gave_up_;             // came to this gathering and withdrew: the others did not wait for them
   std::map<std::uint64_t, Ongoing> rounds_;
@@ -96,8 +109,14 @@ class VoteCounter {
 // "rank 2 (pid 4711 on host a) failed in phase create own: out of memory", the form of every vote that fails.
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
+// What a member that did not come has answered of itself: "running, has not called ncclPause"; empty: nothing.
+std::string AnswerOf(CycleKind kind, Lifecycle lifecycle);
+// What was seen of a process, for the message of a call that waited for it: "is stopped (SIGSTOP?)"; empty: nothing that would
+// explain why it did not come.
+std::string WhyLate(const ProcessSeen& seen);
 // What is known of the members that did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
 std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
-                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent);
+                       const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
+                       const std::map<SessionId, ProcessSeen>& seen = {});
 
 }  // namespace amem

@@ -27,7 +27,7 @@ Session::~Session() {
   if (peers_ != nullptr) peers_->Stop();
 }
 
-Status Session::Close(const std::string& reason) {
+Status Session::Close(const std::string& reason, std::int32_t exit_code) {
   if (std::exchange(closed_, true)) return {};
   peers_->Stop();
   constexpr std::chrono::milliseconds kPatience{2000};
@@ -37,7 +37,8 @@ Status Session::Close(const std::string& reason) {
                                         "journal ends as if the process had been killed",
                                         kPatience.count())};
   }
-  ledger_.Record(SessionClosed{reason});
+  FlushRefused();
+  ledger_.Record(SessionClosed{reason, exit_code});
   return ledger_.journal() == nullptr ? Status{} : ledger_.journal()->Close();
 }
 
@@ -102,9 +103,21 @@ Status Session::Cycle(CycleKind kind) {
   {
     const Locked lock(*this);
     RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
+    if (!pausing) FlushRefused();
   }
   paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
   return status;
+}
+
+Session::Failed Session::AboutFailure() {
+  constexpr std::chrono::milliseconds kPatience{100};
+  Failed failed{{}, {}, coordinator_->speaks()};
+  const auto lock = ledger_.LockWithin(kPatience);
+  if (!lock.owns_lock() || ledger_.journal() == nullptr || !ledger_.JournalLost().ok()) return failed;
+  failed.journal = ledger_.journal()->Directory();
+  failed.sessions.push_back(ledger_.state().session.session);
+  for (const auto& [session, peer] : ledger_.state().peers) failed.sessions.push_back(session);
+  return failed;
 }
 
 // Shorter than that of the vote of all members, so that the others hear the reason before they give up waiting for this one.
@@ -131,6 +144,31 @@ std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) 
   std::shared_lock entered(gate_);
   if (paused()) entered.unlock();
   return entered;
+}
+
+void Session::NoteRefused(const char* call) {
+  constexpr std::chrono::milliseconds kPatience{10};  // the caller is NCCL, which is to get its answer
+  const auto lock = ledger_.LockWithin(kPatience);
+  if (!lock.owns_lock()) return;
+  Refused& refused = refused_[call];
+  ++refused.unrecorded;
+  std::uint64_t round = ++refused.all;
+  while (round % 10 == 0) round /= 10;
+  if (round == 1) ledger_.Record(LaunchRefused{call, std::exchange(refused.unrecorded, 0)});
+}
+
+void Session::FlushRefused() {
+  for (const auto& [call, refused] : refused_) {
+    if (refused.unrecorded != 0) ledger_.Record(LaunchRefused{std::string(call), refused.unrecorded});
+  }
+  refused_.clear();
+}
+
+bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) {
+  const auto lock = ledger_.LockWithin(patience);
+  if (!lock.owns_lock()) return false;
+  for (const EventBody& fact : facts) ledger_.Record(fact);
+  return true;
 }
 
 bool Session::TouchesPaused(Address address, Bytes bytes) {

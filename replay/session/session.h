@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,8 +49,9 @@ class Session final : public PeerDelegate {
   static Result<std::unique_ptr<Session>> Start(const SessionOptions& options, Driver& driver, SessionOpened who,
                                                 std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers);
   ~Session() override;
-  // Closes the journal in order and stops serving peers. Memory stays as it is.
-  Status Close(const std::string& reason);
+  // Closes the journal in order and stops serving peers. Memory stays as it is. `exit_code`: what the process gave to exit();
+  // -1: unknown.
+  Status Close(const std::string& reason, std::int32_t exit_code = -1);
 
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
   // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
@@ -111,10 +113,22 @@ class Session final : public PeerDelegate {
   Status Pause();
   Status Resume();
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
+  // For what is done about a pause or resume of this thread that has just failed.
+  struct Failed {
+    std::filesystem::path journal;  // this session's directory; empty: it has no journal, or it cannot be asked now
+    // Of this session, and of all that it was connected to, whether they live or not.
+    std::vector<SessionId> sessions;
+    // One of the members of a pause or resume that had begun; each session where it had not, because somebody did not come.
+    bool speaks = false;
+  };
+  [[nodiscard]] Failed AboutFailure();
   // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its
   // end. Not owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in
   // vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
+  // Records that a call was refused because memory is paused: the first of a pause at once, and more of the same call when they
+  // are ten, a hundred, a thousand, and at the end of the pause. `call` must live as long as the session.
+  void NoteRefused(const char* call);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
   // True when [address, address + bytes) touches memory that a pause took away, or that one under way is taking.
@@ -143,6 +157,7 @@ class Session final : public PeerDelegate {
   void OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
   std::vector<SessionId> Neighbours() override;
   CycleProgress Progress() override;
+  bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) override;
 
  private:
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
@@ -178,6 +193,7 @@ class Session final : public PeerDelegate {
   bool CutUpSlabOf(AllocationId allocation);  // false: that was not possible
 
   // All below: with the ledger's lock held.
+  void FlushRefused();
   void PrepareContents();
   // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back.
   Status ReleaseHandle(AllocationId allocation);
@@ -226,6 +242,10 @@ class Session final : public PeerDelegate {
   Bytes held_bytes_ = 0;      // created so far: a hint of what a pause will save; ledger's lock
   Bytes dense_bytes_ = 0;     // the same of memory of the program, which a pause takes only if it was asked to
   Bytes prepared_bytes_ = 0;  // what host memory was pinned for; ledger's lock
+  struct Refused {
+    std::uint64_t all = 0, unrecorded = 0;
+  };
+  std::map<std::string_view, Refused> refused_;  // by call, in this pause; ledger's lock
   bool closed_ = false;
 };
 

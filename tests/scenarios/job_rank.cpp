@@ -337,6 +337,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"group", Group},
     {"dlsym", OthersDlsym},
     {"die", Die},
+    {"exit", [] { return std::exit(3), std::string(); }},
     {"trim", Trim},
     {"free", Free},
     {"write", Write},

@@ -16,17 +16,26 @@ import json
 import sys
 import warnings
 
-from . import _library
+from . import _library, _why
 
 __all__ = ["AmemError", "attach", "pause", "paused", "resume", "set_group", "stats", "trim_pinned", "version"]
 
 
 class AmemError(RuntimeError):
-    """A call that failed. `code` is an ncclResult_t; the text says what happened and what to do."""
+    """A call that failed. `code` is an ncclResult_t; the text says what happened and what to do.
 
-    def __init__(self, code, text):
+    `why` is the first line of `amem-replay why` about a pause or resume that failed: which rank did what, of all ranks whose
+    journals can be read here. None where it could not be had in a few seconds, or without amem-replay.
+    """
+
+    def __init__(self, code, text, why=None):
         super().__init__(text)
         self.code = code
+        self.why = why
+
+    def __str__(self):
+        text = super().__str__()
+        return "%s\n%s" % (text, self.why) if self.why else text
 
 
 _lib = _library.load()
@@ -34,7 +43,8 @@ _lib = _library.load()
 
 def _check(code):
     if code != 0:
-        raise AmemError(code, _lib.amem_last_error().decode(errors="replace"))
+        text = _lib.amem_last_error().decode(errors="replace")
+        raise AmemError(code, text, _why.first_line(text, _library.find()))
 
 
 def attach():

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "replay/peers/unix/witness.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
@@ -16,6 +17,7 @@ constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr int kLeaderClosingsMax = 3;
+constexpr std::chrono::milliseconds kWitnessPatience{100};  // with the journal
 
 }  // namespace
 
@@ -206,18 +208,57 @@ Status Arrival::GiveUp(const Status& why) {
   Status withdrawn;
   if (leader_ != nullptr) withdrawn = Withdraw();
   if (state_ == State::kBegun) return {};
-  return why.code() == Code::kTimeout && why.message().empty() ? TimedOut(withdrawn) : why;
+  if (why.code() != Code::kTimeout) return why;
+  return why.message().empty() ? TimedOut(withdrawn) : Unanswered(why);
 }
 
-Status Arrival::TimedOut(const Status& withdrawn) const {
+// A member did not even say with whom it shares memory.
+Status Arrival::Unanswered(const Status& why) {
+  std::vector<PeerIdentity> silent;
+  for (const SessionId session : discovery_.silent()) silent.push_back(discovery_.IdentityOf(session));
+  std::string text = why.message();
+  for (const auto& [session, seen] : Witness(silent)) {
+    if (const std::string what = WhyLate(seen); !what.empty())
+      text += "; " + ToText(discovery_.IdentityOf(session)) + " " + what;
+  }
+  return {why.code(), text, why.driver_result()};
+}
+
+std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity>& late) {
+  const std::chrono::milliseconds waited(context_.timeout_ms);
+  std::map<SessionId, ProcessSeen> all;
+  std::vector<EventBody> facts;
+  for (const PeerIdentity& who : late) {
+    if (who.session == context_.service->sessions().Self().session) continue;
+    const auto connection = discovery_.connections().find(who.session);
+    ProcessSeen seen = connection == discovery_.connections().end() ? SeeProcessOf(who, context_.connection, waited)
+                                                                    : SeeProcessOf(who, *connection->second, waited);
+    if (const auto at = discovery_.progress().find(who.session); at != discovery_.progress().end())
+      seen.answer = AnswerOf(kind_, at->second.lifecycle);
+    if (discovery_.silent().contains(who.session)) seen.answer = "silent";
+    facts.emplace_back(seen);
+    all.emplace(who.session, std::move(seen));
+  }
+  if (!facts.empty()) (void)context_.delegate->OnWitnessed(facts, kWitnessPatience);
+  return all;
+}
+
+Status Arrival::TimedOut(const Status& withdrawn) {
   constexpr auto kAdvice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
   if (!withdrawn.ok() && leader_ != nullptr) {
-    return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}", context_.timeout_ms,
-                                        NameOf(leader_->to()), kAdvice)};
+    const auto leader = std::ranges::find(announced_, leader_->to(), &PeerIdentity::session);
+    std::string what;
+    if (leader != announced_.end()) {
+      const auto seen = Witness({*leader});
+      if (const std::string why = WhyLate(seen.at(leader->session)); !why.empty()) what = ", which " + why;
+    }
+    return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}{}", context_.timeout_ms,
+                                        NameOf(leader_->to()), what, kAdvice)};
   }
   const auto missing = missing_.value_or(announced_);
+  const auto seen = Witness(missing);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", context_.timeout_ms, ToText(missing),
-                                      WhatTheyDo(kind_, missing, discovery_.progress(), discovery_.silent()), kAdvice)};
+                                      WhatTheyDo(kind_, missing, discovery_.progress(), discovery_.silent(), seen), kAdvice)};
 }
 
 std::string Arrival::NameOf(SessionId session) const {

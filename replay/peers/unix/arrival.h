@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,7 +75,10 @@ class Arrival {
   // Ending the wait.
   Status Withdraw();
   Status GiveUp(const Status& why);
-  [[nodiscard]] Status TimedOut(const Status& withdrawn) const;
+  [[nodiscard]] Status TimedOut(const Status& withdrawn);
+  [[nodiscard]] Status Unanswered(const Status& why);
+  // Looks at the processes of members that did not come, and tells the journal.
+  std::map<SessionId, ProcessSeen> Witness(const std::vector<PeerIdentity>& late);
 
   [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
   [[nodiscard]] std::string NameOf(SessionId session) const;

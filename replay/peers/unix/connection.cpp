@@ -22,17 +22,6 @@ bool Passed(Deadline deadline) { return std::chrono::steady_clock::now() >= dead
 
 Status TimedOut() { return {Code::kTimeout, "no answer in time"}; }
 
-// In the directory, or by its abstract name where it is not there.
-Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to) {
-  auto socket = ConnectTo(context.directory, to);
-  if (socket || socket.status().code() != Code::kPeerLost) return socket;
-  if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return socket;
-  auto by_name = ConnectByName(to);
-  if (!by_name && by_name.status().code() != Code::kTimeout) return socket;
-  context.elsewhere->Add(to);
-  return by_name;
-}
-
 Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
   while (true) {
     auto socket = ConnectTo(context, to);
@@ -42,6 +31,16 @@ Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, D
 }
 
 }  // namespace
+
+Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to) {
+  auto socket = ConnectTo(context.directory, to);
+  if (socket || socket.status().code() != Code::kPeerLost) return socket;
+  if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return socket;
+  auto by_name = ConnectByName(to);
+  if (!by_name && by_name.status().code() != Code::kTimeout) return socket;
+  context.elsewhere->Add(to);
+  return by_name;
+}
 
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
   if (context.elsewhere != nullptr && context.elsewhere->Contains(session))

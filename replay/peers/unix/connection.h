@@ -28,6 +28,9 @@ struct ConnectionContext {
   uid_t uid = 0;                   // of the processes that may be at the other end
 };
 
+// In the directory, or by its abstract name where it is not there. Does not wait; see ConnectTo in socket.h.
+Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to);
+
 // How a session whose connection closed has ended, as far as can be told: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
 

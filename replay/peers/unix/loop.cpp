@@ -189,6 +189,7 @@ void ProcessWatch::Begin(ServiceLoop& loop, pid_t pid, std::function<void()> die
   End();
   process_ = WatchProcess(pid);
   if (!process_) return;
+  pid_ = pid;
   loop_ = &loop;
   key_ = loop.Add(process_.get(), EPOLLIN, [died = std::move(died)](ServiceLoop::Key, std::uint32_t) { died(); });
 }
@@ -196,6 +197,7 @@ void ProcessWatch::Begin(ServiceLoop& loop, pid_t pid, std::function<void()> die
 void ProcessWatch::End() {
   if (key_ != 0) loop_->Remove(key_);
   key_ = 0;
+  pid_ = 0;
   process_.Reset();
 }
 

@@ -94,9 +94,12 @@ class ProcessWatch {
   void Begin(ServiceLoop& loop, pid_t pid, std::function<void()> died);
   void End();
   explicit operator bool() const { return key_ != 0; }
+  [[nodiscard]] pid_t pid() const { return pid_; }              // 0: there is none
+  [[nodiscard]] int process() const { return process_.get(); }  // a pidfd, or -1
 
  private:
   ServiceLoop* loop_ = nullptr;
+  pid_t pid_ = 0;
   UniqueFd process_;
   ServiceLoop::Key key_ = 0;
 };

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include "replay/peers/unix/witness.h"
+
 namespace amem {
 
 Status SessionRegistry::Open() {
@@ -110,9 +112,11 @@ bool SessionRegistry::RemoveReference(SessionId by, AllocationId allocation, All
   return records_[by].references.erase({allocation, as}) != 0;
 }
 
-void SessionRegistry::Lose(SessionId session, const std::string& reason) {
+void SessionRegistry::Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen) {
   Record& record = records_[session];
   if (record.lost) return;
+  if (!seen && record.process && reason == kPeerDied)
+    seen = SeeProcessOf(record.identity, record.process.pid(), record.process.process(), {});
   record.lost = reason;
   record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
   for (const auto& [key, connection] : record.watched) {
@@ -124,6 +128,7 @@ void SessionRegistry::Lose(SessionId session, const std::string& reason) {
   lost_(session, reason);
   record.references.clear();
   if (record.connected) delegate_.OnPeerLost(record.identity, reason);
+  if (record.connected && seen) witness_(*std::move(seen));
   Changed();
 }
 

@@ -33,9 +33,16 @@ class SessionRegistry {
  public:
   // `lost` closes the connections that the lost session made to this one.
   using LossHandler = std::function<void(SessionId session, const std::string& reason)>;
+  // A fact for the journal, from the service thread.
+  using Witness = std::function<void(EventBody fact)>;
   SessionRegistry(const ConnectionContext& context, ServiceLoop& loop, const PeerIdentity& self, PeerDelegate& delegate,
-                  LossHandler lost)
-      : context_(context), loop_(loop), delegate_(delegate), lost_(std::move(lost)), self_(self) {}
+                  LossHandler lost, Witness witness)
+      : context_(context),
+        loop_(loop),
+        delegate_(delegate),
+        lost_(std::move(lost)),
+        witness_(std::move(witness)),
+        self_(self) {}
 
   Status Open();
 
@@ -60,7 +67,8 @@ class SessionRegistry {
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);
   bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
-  void Lose(SessionId session, const std::string& reason);
+  // `seen`: its process, where the caller has looked at it; otherwise the registry looks itself, if it died.
+  void Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen = std::nullopt);
   [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
   void NoteGone(SessionId session);                         // its socket has no listener any more
   // Sessions that were lost while they shared memory, and of which NoteGone was not told.
@@ -83,6 +91,7 @@ class SessionRegistry {
   ServiceLoop& loop_;
   PeerDelegate& delegate_;
   const LossHandler lost_;
+  const Witness witness_;
   UniqueFd change_;
 
   mutable std::mutex mutex_;  // over the next four

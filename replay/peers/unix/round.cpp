@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "replay/peers/unix/witness.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
 namespace {
+
+constexpr std::chrono::milliseconds kPatienceWithJournal{100};
 
 // How much longer a member waits for a decision than the leader waits for votes.
 std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
@@ -40,6 +43,11 @@ class UnixRound final : public Round {
     if (leader_ == nullptr && lost_.ok()) return VoteAlone(phase, mine, culprit);
     const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_session_, lost_};
     if (culprit != nullptr) *culprit = decision.culprit;
+    // The leader has looked at its process for the message; a member looks for its own journal. One that is lost was looked at
+    // when its connection ended.
+    const bool late = decision.status.code() == Code::kTimeout && lost_.ok();
+    if (late && decision.culprit && decision.culprit != context_.service->sessions().Self().session)
+      Witness(IdentityOf(decision.culprit));
     return decision.status;
   }
 
@@ -79,23 +87,33 @@ class UnixRound final : public Round {
         return {id_, index_, leader_session_, failure->status.Within(About(phase))};
       }
     }
-    lost_ = Describe(failed, phase);
+    const std::string why = failed.code() == Code::kTimeout ? Witness(LeaderIdentity()) : std::string();
+    lost_ = Describe(failed, phase, why);
     return {id_, index_, leader_session_, lost_};
   }
 
   [[nodiscard]] std::string About(PhaseKind phase) const {
     return fmt::format("{}, who counts the votes, in phase {}", ToText(LeaderIdentity()), ToText(phase));
   }
-  [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase) const {
+  [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase, const std::string& why) const {
     if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
     return {Code::kTimeout,
-            fmt::format("waited {} ms for {}: no decision came; look at what it is doing, or raise AMEM_TIMEOUT_MS",
-                        timeout_ms_ + Grace(timeout_ms_).count(), About(phase))};
+            fmt::format("waited {} ms for {}: no decision came{}; look at what it is doing, or raise AMEM_TIMEOUT_MS",
+                        timeout_ms_ + Grace(timeout_ms_).count(), About(phase), why.empty() ? why : ": it " + why)};
+  }
+  // Looks at the process of a member that is late, tells the journal, and returns what would explain it.
+  std::string Witness(const PeerIdentity& who) {
+    const bool leads = leader_ != nullptr && leader_->to() == who.session;
+    const std::chrono::milliseconds waited(timeout_ms_);
+    const EventBody fact = leads ? SeeProcessOf(who, *leader_, waited) : SeeProcessOf(who, context_.connection, waited);
+    (void)context_.delegate->OnWitnessed({&fact, 1}, kPatienceWithJournal);
+    return WhyLate(std::get<ProcessSeen>(fact));
   }
 
-  [[nodiscard]] PeerIdentity LeaderIdentity() const {
-    const auto at = std::ranges::find(members_, leader_session_, &PeerIdentity::session);
-    return at == members_.end() ? PeerIdentity{.session = leader_session_} : *at;
+  [[nodiscard]] PeerIdentity LeaderIdentity() const { return IdentityOf(leader_session_); }
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId session) const {
+    const auto at = std::ranges::find(members_, session, &PeerIdentity::session);
+    return at == members_.end() ? PeerIdentity{.session = session} : *at;
   }
 
   const RoundContext context_;

@@ -9,6 +9,7 @@
 #include <exception>
 
 #include "replay/peers/token.h"
+#include "replay/peers/unix/witness.h"
 
 namespace amem {
 namespace {
@@ -18,8 +19,10 @@ constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr std::size_t kUnauthenticatedMax = 64;  // connections that have not said hello
 constexpr std::size_t kConnectionsMax = 1024;
-constexpr std::size_t kQueueMax = 64;  // messages that wait for a slow peer
-constexpr int kMessagesATurn = 16;     // from one peer, before the others have theirs
+constexpr std::size_t kQueueMax = 64;    // messages that wait for a slow peer
+constexpr int kMessagesATurn = 16;       // from one peer, before the others have theirs
+constexpr std::size_t kFactsMax = 8192;  // that wait for the journal; more are let go
+constexpr auto kTellAgain = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -29,17 +32,21 @@ PeerService::PeerService(const ConnectionContext& context, Listeners listeners, 
       delegate_(delegate),
       listeners_(std::move(listeners)),
       loop_(*this),
-      sessions_(context, loop_, self, delegate,
-                // All its connections: of a process that died they may be held open by children that it forked.
-                [this](SessionId session, const std::string& reason) {
-                  for (auto& [id, connection] : inbound_) {
-                    if (connection->peer.session == session) MarkForClose(*connection, reason);
-                  }
-                }),
+      sessions_(
+          context, loop_, self, delegate,
+          // All its connections: of a process that died they may be held open by children that it forked.
+          [this](SessionId session, const std::string& reason) {
+            for (auto& [id, connection] : inbound_) {
+              if (connection->peer.session == session) MarkForClose(*connection, reason);
+            }
+          },
+          [this](EventBody fact) { Witness(std::move(fact)); }),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)),
-      votes_([this](std::uint64_t connection, MessageBody body) {
-        if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
-      }) {}
+      votes_(
+          [this](std::uint64_t connection, MessageBody body) {
+            if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
+          },
+          this) {}
 
 PeerService::~PeerService() { Stop(); }
 
@@ -58,6 +65,7 @@ Status PeerService::Start() {
 
 void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
   if (!loop_.Stop(patience)) return;
+  if (!facts_.empty()) TellFacts();
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
   sessions_.ForgetConnections();
@@ -76,6 +84,7 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
     if (connection->retry) consider(*connection->retry);
   }
   if (listen_again_) consider(*listen_again_);
+  if (tell_again_) consider(*tell_again_);
   return next;
 }
 
@@ -89,6 +98,35 @@ void PeerService::Timers(Clock::time_point now) {
     Listen(EPOLLIN);
   }
   votes_.Tick(now);
+  // Once a turn, for all that was heard in it; and again later, if the journal was in use.
+  if (!facts_.empty() && (!tell_again_ || now >= *tell_again_)) TellFacts();
+}
+
+// ---- facts -----------------------------------------------------------------------------------------------------------------
+
+void PeerService::Witness(EventBody fact) {
+  if (facts_.size() < kFactsMax) facts_.push_back(std::move(fact));
+}
+
+void PeerService::TellFacts() {
+  const bool told = delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0));
+  tell_again_.reset();
+  if (told) {
+    facts_.clear();
+  } else {
+    tell_again_ = Clock::now() + kTellAgain;
+  }
+}
+
+std::string PeerService::Late(const PeerIdentity& who, std::chrono::nanoseconds waited) {
+  for (const auto& [id, connection] : inbound_) {
+    if (connection->peer.session != who.session || !connection->process) continue;
+    ProcessSeen seen = SeeProcessOf(who, connection->process.pid(), connection->process.process(), waited);
+    std::string why = WhyLate(seen);
+    Witness(std::move(seen));
+    return why;
+  }
+  return {};
 }
 
 // Connections are closed here and nowhere else, so that no function loses the one it is working on.
@@ -101,7 +139,7 @@ void PeerService::Sweep() {
       inbound_.erase(at);
       found = true;
       if (gone->welcome && gone->purpose == Purpose::kRound) votes_.Closed(gone->id, *gone->marked);
-      if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked);
+      if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
       break;
     }
   }
@@ -178,6 +216,8 @@ void PeerService::ProcessDied(std::uint64_t id) {
 
 void PeerService::MarkForClose(Inbound& connection, std::string why) {
   if (connection.marked) return;
+  if (connection.process && why == kPeerDied)
+    connection.seen = SeeProcessOf(connection.peer, connection.process.pid(), connection.process.process(), {});
   connection.marked = std::move(why);
   connection.queue.clear();
   connection.retry.reset();

@@ -26,7 +26,7 @@
 
 namespace amem {
 
-class PeerService final : private ServiceLoop::Client {
+class PeerService final : private ServiceLoop::Client, private VoteObserver {
  public:
   struct Listeners {
     UniqueFd in_directory, by_name;  // at least one of them
@@ -67,12 +67,20 @@ class PeerService final : private ServiceLoop::Client {
     std::uint32_t interest = 0;              // the events that epoll watches
     std::optional<Clock::time_point> retry;  // of a send that the kernel refused for now
     std::optional<std::string> marked;       // why it will be closed at the end of this turn
+    std::optional<ProcessSeen> seen;         // of its process, if that is why
   };
 
   // ServiceLoop::Client
   [[nodiscard]] std::optional<Clock::time_point> NextDeadline() const override;
   void Timers(Clock::time_point now) override;
   void Sweep() override;
+
+  // VoteObserver
+  void Heard(const MemberHeard& heard) override { Witness(heard); }
+  std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) override;
+  // Facts for the journal. They wait here while the session's thread has the journal to itself.
+  void Witness(EventBody fact);
+  void TellFacts();
 
   void Accept(const UniqueFd& listener);
   void Listen(std::uint32_t events);
@@ -108,6 +116,8 @@ class PeerService final : private ServiceLoop::Client {
   std::uint64_t last_id_ = 0;
   std::unique_ptr<std::byte[]> buffer_;
   VoteCounter votes_;
+  std::vector<EventBody> facts_;
+  std::optional<Clock::time_point> tell_again_;
 };
 
 }  // namespace amem

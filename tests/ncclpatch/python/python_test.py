@@ -185,5 +185,68 @@ amem.pause(); amem.resume()
         self.assertIn("NCCL 2.29.7", result.stderr)
 
 
+class Why(Scripts):
+    """AmemError.why: the first line of amem-replay why, of a tool that each test puts in its place."""
+
+    # Another process of the same user shares memory and does not come: the pause fails.
+    FAIL = """
+load_nccl()
+import amem, time
+allocate()
+error = amem.AmemError(6, "ncclPause: nobody came; journal /j/1; to see why: amem-replay why '/j of mine'",
+                       amem._why.first_line("nobody came; to see why: amem-replay why '/j of mine'", amem._library.find()))
+"""
+
+    def check_with(self, tool, script, **more):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "amem-replay")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\n" + tool)
+            os.chmod(path, 0o700)
+            return self.check(script, AMEM_REPLAY=path, **more)
+
+    def test_is_the_first_line_and_part_of_the_text(self):
+        self.check_with(
+            'echo "$1 of $2 [$LD_PRELOAD]"; echo more; exit 3\n',
+            self.FAIL
+            + """
+assert error.why == "why of /j of mine []", error.why
+assert str(error).endswith("\\n" + error.why), str(error)
+assert error.code == 6
+""",
+            LD_PRELOAD=os.environ["AMEM_LIBRARY"],
+        )
+
+    def test_is_none_where_the_tool_says_nothing_finds_nothing_or_is_missing(self):
+        for tool in ("exit 3\n", "echo 'Nothing is wrong'; exit 0\n", "kill -9 $$\n"):
+            self.check_with(tool, self.FAIL + "assert error.why is None, error.why\nassert 'None' not in str(error)\n")
+        self.check(self.FAIL + "assert error.why is None, error.why\n", AMEM_REPLAY="/no/such/tool")
+
+    def test_a_tool_that_hangs_costs_a_moment(self):
+        self.check_with(
+            "exec sleep 100\n",
+            "import time; begun = time.monotonic()\n"
+            + self.FAIL.replace("import amem, time", "import amem, time; amem._why.SECONDS = 0.5")
+            + "assert error.why is None\nassert time.monotonic() - begun < 10\n",
+        )
+
+    def test_errors_of_other_calls_have_none(self):
+        self.check_with(
+            "touch \"$0.ran\"; echo line; exit 3\n",
+            """
+load_nccl()
+allocate()
+warnings.simplefilter("ignore")
+import amem
+try:
+    amem.pause()
+    raise SystemExit("pause must raise")
+except amem.AmemError as error:
+    assert error.why is None and "too late" in str(error), error
+assert not os.path.exists(os.environ["AMEM_REPLAY"] + ".ran")
+""",
+        )
+
+
 if __name__ == "__main__":
     unittest.main()

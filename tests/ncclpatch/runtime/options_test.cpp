@@ -152,5 +152,32 @@ TEST(Options, misspelt_variables_are_found_with_the_likely_meaning) {
   EXPECT_EQ(warnings[1].find("did you mean"), std::string::npos);
 }
 
+TEST(Options, what_launchers_say_is_kept_as_they_said_it) {
+  EXPECT_TRUE(Parse({})->launcher.empty());
+  const auto options = Parse({{"WORLD_SIZE", "8"},
+                              {"LOCAL_RANK", "3"},
+                              {"SLURM_JOB_ID", "17"},
+                              {"TORCHELASTIC_RUN_ID", "run"},
+                              {"TORCHELASTIC_RESTART_COUNT", "2"},
+                              {"RAY_JOB_ID", ""},
+                              {"PMIX_NAMESPACE", std::string(1000, 'n')},
+                              {"HOME", "/root"}});
+  const std::vector<std::string> expected{"SLURM_JOB_ID=17",
+                                          "TORCHELASTIC_RUN_ID=run",
+                                          "TORCHELASTIC_RESTART_COUNT=2",
+                                          "PMIX_NAMESPACE=" + std::string(256, 'n'),
+                                          "WORLD_SIZE=8",
+                                          "LOCAL_RANK=3"};
+  EXPECT_EQ(options->launcher, expected);
+}
+
+TEST(Options, the_command_for_failures_is_taken_as_it_is) {
+  EXPECT_EQ(Parse({})->on_failure, "");
+  const auto options =
+      Parse({{"AMEM_ON_FAILURE", "mail -s 'failed' me <\"$AMEM_FAILURE_PACK\""}, {"AMEM_REPLAY", "/opt/amem-replay"}});
+  EXPECT_EQ(options->on_failure, "mail -s 'failed' me <\"$AMEM_FAILURE_PACK\"");
+  EXPECT_EQ(options->replay, "/opt/amem-replay");
+}
+
 }  // namespace
 }  // namespace amem

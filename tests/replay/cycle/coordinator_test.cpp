@@ -278,5 +278,52 @@ TEST_F(CoordinatorTest, an_arrival_without_the_others_is_a_cycle_that_failed_and
   EXPECT_EQ(Now(), Lifecycle::kRunning);
 }
 
+TEST_F(CoordinatorTest, each_vote_is_journaled_before_the_others_are_waited_for_also_in_an_undo) {
+  Create();
+  std::size_t before = 0;
+  bool all_before = true;
+  round_.vote = [&](PhaseKind phase, const Status&, SessionId* culprit) {
+    const auto cast = All<VoteCast>();
+    all_before = all_before && cast.size() == ++before && cast.back().phase == phase;
+    if (phase != PhaseKind::kPauseSave) return Status{};
+    *culprit = kOther;
+    return Status{Code::kDriver, "rank 2 failed"};
+  };
+  ASSERT_TRUE(sim_->FailNext("Create", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  EXPECT_TRUE(all_before);
+  const auto cast = All<VoteCast>();
+  EXPECT_EQ(cast.size(), round_.heard.size());
+  EXPECT_GT(cast.size(), 2U) << "the undo votes, too";
+  for (std::size_t i = 0; i < cast.size(); ++i) {
+    EXPECT_EQ(cast[i].ok, round_.heard[i].mine.ok());
+    EXPECT_EQ(cast[i].message, round_.heard[i].mine.message());
+  }
+}
+
+TEST_F(CoordinatorTest, threads_are_journaled_once_at_a_deadline_and_only_there) {
+  Create();
+  OtherFails(PhaseKind::kPauseSave, {Code::kDriver, "rank 2 failed"});
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  EXPECT_TRUE(All<ThreadSeen>().empty());
+  peers_.arrive = [] { return Result<std::unique_ptr<Round>>(Status{Code::kTimeout, "rank 2 did not come"}); };
+  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause).status().code(), Code::kTimeout);
+  const auto threads = All<ThreadSeen>();
+  ASSERT_FALSE(threads.empty());
+  EXPECT_EQ(threads[0].state, "running");
+  EXPECT_FALSE(threads[0].stack.empty()) << "of the thread that waited";
+  for (std::size_t i = 1; i < threads.size(); ++i) EXPECT_TRUE(threads[i].stack.empty());
+}
+
+TEST_F(CoordinatorTest, one_member_that_is_not_the_culprit_speaks_about_a_failure) {
+  Create();
+  OtherFails(PhaseKind::kPauseSave, {Code::kDriver, "rank 2 failed"});  // it is none of the members
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  EXPECT_TRUE(coordinator_.speaks()) << "the lowest id";
+  ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  EXPECT_FALSE(coordinator_.speaks()) << "the culprit leaves it to the next";
+}
+
 }  // namespace
 }  // namespace amem

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -111,6 +112,34 @@ class FakeSession : public PeerDelegate {
 
   CycleProgress Progress() override { return {lifecycle.load(), 1}; }
 
+  bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds /*patience*/) override {
+    if (busy_journal-- > 0) return false;
+    const std::lock_guard lock(mutex_);
+    facts_.insert(facts_.end(), facts.begin(), facts.end());
+    changed_.notify_all();
+    return true;
+  }
+  template <class Fact>
+  std::vector<Fact> Facts() {
+    const std::lock_guard lock(mutex_);
+    std::vector<Fact> found;
+    for (const EventBody& fact : facts_) {
+      if (const auto* one = std::get_if<Fact>(&fact)) found.push_back(*one);
+    }
+    return found;
+  }
+  template <class Fact>
+  std::vector<Fact> AwaitFacts(std::size_t count) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::seconds(5), [&] {
+        return static_cast<std::size_t>(std::ranges::count_if(
+                   facts_, [](const EventBody& fact) { return std::holds_alternative<Fact>(fact); })) >= count;
+      });
+    }
+    return Facts<Fact>();
+  }
+
   std::size_t references() {
     const std::lock_guard lock(mutex_);
     return references_.size();
@@ -135,7 +164,8 @@ class FakeSession : public PeerDelegate {
   std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
   std::atomic<bool> forget_lost{false};
   std::atomic<Lifecycle> lifecycle{Lifecycle::kNew};
-  std::atomic<int> drops{0};  // that reached this session
+  std::atomic<int> drops{0};         // that reached this session
+  std::atomic<int> busy_journal{0};  // so many times facts cannot be recorded
 
  private:
   struct Own {
@@ -161,6 +191,7 @@ class FakeSession : public PeerDelegate {
   std::set<SessionId> neighbours_;
   std::vector<PeerIdentity> connected_;
   std::vector<std::pair<PeerIdentity, std::string>> lost_;
+  std::vector<EventBody> facts_;
 };
 
 inline PeerIdentity Identity(std::int32_t rank, std::int64_t group = 0) {

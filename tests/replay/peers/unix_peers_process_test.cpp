@@ -107,6 +107,11 @@ TEST_F(ProcessTest, a_killed_peer_is_lost_at_once_and_its_references_drop) {
   ASSERT_TRUE(owner.session.WaitUntilLost(1));
   EXPECT_EQ(owner.session.lost()[0].second, "died");
   EXPECT_EQ(owner.session.lost()[0].first.rank, 1);
+  const auto seen = owner.session.AwaitFacts<ProcessSeen>(1);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0].session, Identity(1).session);
+  EXPECT_EQ(seen[0].state, "zombie") << "nobody has waited for it";
+  EXPECT_EQ(seen[0].exit_code, 128 + SIGKILL);
   EXPECT_EQ(owner.session.references(), 0u);
 }
 
@@ -383,9 +388,15 @@ TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {
       SessionId culprit;
       const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
       Note(rank, status, culprit);
+      // Rank 0 counts the votes. Both who waited have looked at the process that they waited for.
+      const auto seen = self->session.AwaitFacts<ProcessSeen>(rank == 2 ? 0 : 1);
+      const bool stopped = !seen.empty() && seen[0].session == Identity(2).session && seen[0].state == "stopped" &&
+                           seen[0].waited_ns >= 400'000'000;
+      const auto heard = self->session.AwaitFacts<MemberHeard>(rank == 0 ? 5 : 0);  // three arrivals, two votes
       ready_.Pass();
       never_.Await();
-      return 0;
+      if (rank < 2 && !stopped) return 2;
+      return rank != 0 || heard.size() >= 5 ? 0 : 3;
     }));
   }
   ready_.Await();
@@ -398,9 +409,43 @@ TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {
     EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout));
     EXPECT_EQ(desk_->reports[rank].culprit, Identity(2).session.value);
     EXPECT_STREQ(desk_->reports[rank].text.data(), desk_->reports[0].text.data());
-    EXPECT_NE(std::string(desk_->reports[rank].text.data()).find("ms for rank 2 (pid "), std::string::npos)
-        << desk_->reports[rank].text.data();
+    const std::string text = desk_->reports[rank].text.data();
+    EXPECT_NE(text.find("ms for rank 2 (pid "), std::string::npos) << text;
+    EXPECT_NE(text.find("is stopped (SIGSTOP?)"), std::string::npos) << text;
   }
+}
+
+TEST_F(ProcessTest, a_member_that_is_stopped_before_it_comes_is_named_as_stopped_by_all_that_wait) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3, 600 * kFew);
+      self->session.lifecycle = Lifecycle::kRunning;
+      ready_.Pass();
+      if (rank == 0) ::raise(SIGSTOP);  // it would count the arrivals
+      if (rank == 0) return 0;
+      ready_.Pass();
+      const auto round = self->peers->Arrive(CycleKind::kPause, 1);
+      Note(rank, round.status());
+      const auto seen = self->session.AwaitFacts<ProcessSeen>(1);
+      const bool found = std::ranges::any_of(
+          seen, [](const ProcessSeen& s) { return s.session == Identity(0).session && s.state == "stopped" && s.pid != 0; });
+      never_.Await();
+      return found ? 0 : 2;
+    }));
+  }
+  for (int i = 0; i < 5; ++i) ready_.Await();
+  std::this_thread::sleep_for(milliseconds(1500 * kFew));
+  never_.Pass(2);
+  for (std::size_t rank = 1; rank < 3; ++rank) {
+    EXPECT_EQ(children[rank]->Wait(), 0);
+    const std::string text = desk_->reports[rank].text.data();
+    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout)) << text;
+    EXPECT_NE(text.find("rank 0 (pid "), std::string::npos) << text;
+    EXPECT_NE(text.find("is stopped (SIGSTOP?)"), std::string::npos) << text;
+  }
+  children[0]->Kill(SIGCONT);
+  EXPECT_EQ(children[0]->Wait(), 0);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <future>
 #include <random>
 
 #include "replay/peers/messages.h"
@@ -389,6 +390,25 @@ TEST_F(UnixPeersTest, a_session_may_import_from_itself) {
   auto round = rank.peers->Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round);
   EXPECT_EQ((*round)->Members().size(), 1u);
+}
+
+TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_for_them) {
+  Rank leader(directory_, 0), member(directory_, 1);
+  ASSERT_TRUE(member.ImportFrom(leader, AllocationId{1}, AllocationId{100}));
+  leader.session.Add(member.identity.session);
+  leader.session.busy_journal = 20;
+  auto other = std::async(std::launch::async, [&] {
+    auto round = member.peers->Arrive(CycleKind::kPause, 1);
+    return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr) : round.status();
+  });
+  auto round = leader.peers->Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
+  EXPECT_TRUE(other.get().ok());
+  const auto heard = leader.session.AwaitFacts<MemberHeard>(4);
+  ASSERT_EQ(heard.size(), 4u) << "two arrivals and two votes, each once";
+  EXPECT_LE(leader.session.busy_journal.load(), 0);
+  EXPECT_TRUE(member.session.Facts<MemberHeard>().empty()) << "it counts nothing";
 }
 
 }  // namespace

@@ -47,7 +47,19 @@ class VoteCounterTest : public ::testing::Test {
   }
 
   std::map<std::uint64_t, std::vector<MessageBody>> said_;
-  VoteCounter counter_{[this](std::uint64_t to, MessageBody body) { said_[to].push_back(std::move(body)); }};
+  class Listener final : public VoteObserver {
+   public:
+    void Heard(const MemberHeard& said) override { heard.push_back(said); }
+    std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) override {
+      late.emplace_back(who, waited);
+      return who.session == SessionId{3} ? "is stopped" : "";
+    }
+    std::vector<MemberHeard> heard;
+    std::vector<std::pair<PeerIdentity, std::chrono::nanoseconds>> late;
+  };
+
+  Listener listener_;
+  VoteCounter counter_{[this](std::uint64_t to, MessageBody body) { said_[to].push_back(std::move(body)); }, &listener_};
   VoteCounter::Time now_{std::chrono::seconds(1000)};
   std::uint64_t round_ = 0;
 };
@@ -310,6 +322,61 @@ TEST_F(VoteCounterTest, a_member_that_closes_while_others_gather_is_waited_for_a
   Arrive(1, {1, 2});
   EXPECT_NE(Said<BegunMessage>(1), nullptr);
   EXPECT_NE(Said<BegunMessage>(2), nullptr);
+}
+
+TEST_F(VoteCounterTest, the_observer_hears_each_arrival_once_and_each_vote_that_counts) {
+  Arrive(1, {1, 2, 3});
+  Arrive(1, {1, 2});  // another set, not another arrival
+  Arrive(2, {1, 2});
+  round_ = Said<BegunMessage>(1)->round;
+  Vote(1, 1);
+  Vote(2, 1, {Code::kDriver, "no"});
+  Vote(2, 3);  // ahead of its time
+  const std::vector<MemberHeard> expected{{SessionId{1}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true},
+                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true},
+                                          {SessionId{1}, CycleKind::kPause, PhaseKind::kPauseSave, true, true},
+                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseSave, true, false}};
+  EXPECT_EQ(listener_.heard, expected);
+  EXPECT_TRUE(listener_.late.empty());
+}
+
+TEST_F(VoteCounterTest, what_is_seen_of_late_members_is_in_the_message_of_all) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  now_ += milliseconds(1500);
+  counter_.Tick(now_);
+  ASSERT_NE(Decision(1, 1), nullptr);
+  EXPECT_EQ(
+      Decision(1, 1)->status.message(),
+      "waited 1500 ms for rank 2 (pid 102 on host a), rank 3 (pid 103 on host a) in phase pause: save of the pause: no vote "
+      "came: rank 3 (pid 103 on host a) is stopped; look at what it is doing, or raise AMEM_TIMEOUT_MS");
+  ASSERT_EQ(listener_.late.size(), 2u);
+  EXPECT_EQ(listener_.late[0].first, Who(2));
+  EXPECT_EQ(listener_.late[0].second, milliseconds(1500));
+}
+
+TEST(WhyLate, says_only_what_explains_it) {
+  ProcessSeen seen;
+  EXPECT_EQ(WhyLate(seen), "");
+  seen.state = "running";
+  seen.where = "in Python";
+  EXPECT_EQ(WhyLate(seen), "");
+  seen.where = "in the CUDA driver (ioctl on /dev/nvidia0)";
+  EXPECT_EQ(WhyLate(seen), "is in the CUDA driver (ioctl on /dev/nvidia0)");
+  seen.state = "uninterruptible";
+  EXPECT_EQ(WhyLate(seen), "cannot be interrupted in the CUDA driver (ioctl on /dev/nvidia0)");
+  seen.state = "gone";
+  EXPECT_EQ(WhyLate(seen), "has ended");
+  seen.state = "stopped";
+  EXPECT_EQ(WhyLate(seen), "is stopped (SIGSTOP?); SIGCONT lets it go on");
+}
+
+TEST(AnswerOf, is_what_a_member_said_of_itself) {
+  EXPECT_EQ(AnswerOf(CycleKind::kPause, Lifecycle::kRunning), "running, has not called ncclPause");
+  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kPaused), "paused, has not called ncclResume");
+  EXPECT_EQ(AnswerOf(CycleKind::kPause, Lifecycle::kPaused), "paused already");
+  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kResuming), "in the middle of a resume");
+  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kNew), "");
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ TEST_F(DeadlineTest, a_launch_that_does_not_return_fails_the_pause_of_all_in_tim
   EXPECT_SAYS(here, "the session runs on as before");
   EXPECT_SAYS(there, "rank 0");
   EXPECT_SAYS(there, "cuLaunchKernel");
+  EXPECT_GE(a.Count<ThreadSeen>(), 2U) << "the one inside is among them";
   EXPECT_TRUE(a.session->Create(k2M, test::Process::On(kDevice), 0, {}).ok()) << "the gate is open again";
   go_on.set_value();
   launch.join();
@@ -181,6 +182,13 @@ TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_cal
   EXPECT_SAYS(closed, "a driver call of another thread has not returned within 2000 ms");
   go_on.set_value();
   release.join();
+}
+
+TEST_F(DeadlineTest, the_exit_code_is_in_the_last_event) {
+  EXPECT_TRUE(a.session->Close("exit", 3).ok());
+  EXPECT_EQ(std::get<SessionClosed>(a.journal->events.back().body), (SessionClosed{"exit", 3}));
+  EXPECT_TRUE(b.session->Close("exit").ok());
+  EXPECT_EQ(std::get<SessionClosed>(b.journal->events.back().body).exit_code, -1);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -350,6 +351,49 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
   EXPECT_EQ(
       ToText(a.journal->events.back().body),
       "multicast unbound passed through: not counted: unbind memory from multicast object 77: it does not exist, result 0");
+}
+
+// ---- facts -------------------------------------------------------------------------------------------------------------
+
+std::vector<LaunchRefused> Refused(const Process& p) {
+  std::vector<LaunchRefused> all;
+  for (const Event& event : p.journal->events) {
+    if (const auto* refused = std::get_if<LaunchRefused>(&event.body)) all.push_back(*refused);
+  }
+  return all;
+}
+
+TEST_F(Counted, refused_launches_are_journaled_at_once_then_by_tens_and_the_rest_when_the_pause_ends) {
+  a.Place(a.Create());
+  Both(&Session::Pause);
+  a.session->NoteRefused("cuLaunchKernel");
+  EXPECT_EQ(Refused(a), (std::vector<LaunchRefused>{{"cuLaunchKernel", 1}}));
+  for (int i = 0; i < 1233; ++i) a.session->NoteRefused("cuLaunchKernel");
+  a.session->NoteRefused("cuMemcpyAsync");
+  EXPECT_EQ(Refused(a), (std::vector<LaunchRefused>{{"cuLaunchKernel", 1},
+                                                    {"cuLaunchKernel", 9},
+                                                    {"cuLaunchKernel", 90},
+                                                    {"cuLaunchKernel", 900},
+                                                    {"cuMemcpyAsync", 1}}));
+  Both(&Session::Resume);
+  EXPECT_EQ(Refused(a).back(), (LaunchRefused{"cuLaunchKernel", 234}));
+  Both(&Session::Pause);
+  a.session->NoteRefused("cuLaunchKernel");
+  EXPECT_EQ(Refused(a).back(), (LaunchRefused{"cuLaunchKernel", 1})) << "another pause begins anew";
+  Both(&Session::Resume);
+}
+
+TEST_F(Counted, facts_are_not_waited_for_while_another_thread_has_the_ledger) {
+  const EventBody fact = MemberHeard{SessionId{7}};
+  a.session->Inspect([&](const State&) {
+    const bool told = std::async(std::launch::async, [&] {
+                        return a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0));
+                      }).get();
+    EXPECT_FALSE(told);
+  });
+  EXPECT_EQ(a.Count<MemberHeard>(), 0U);
+  EXPECT_TRUE(a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0)));
+  EXPECT_EQ(a.Count<MemberHeard>(), 1U);
 }
 
 }  // namespace

@@ -1,0 +1,255 @@
+#include "journal/base/process_sight.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <unwind.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+
+#include "journal/base/unique_fd.h"
+
+namespace amem {
+namespace {
+
+// The first bytes of a file of /proc; nullopt: it cannot be read.
+std::optional<std::string> ReadSome(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::nullopt;
+  std::array<char, 1024> buffer;
+  const ssize_t n = ::read(file.get(), buffer.data(), buffer.size());
+  if (n < 0) return std::nullopt;
+  return std::string(buffer.data(), static_cast<std::size_t>(n));
+}
+
+std::string LinkOf(const std::string& path) {
+  std::array<char, 512> buffer;
+  const ssize_t n = ::readlink(path.c_str(), buffer.data(), buffer.size());
+  return n <= 0 ? std::string() : std::string(buffer.data(), static_cast<std::size_t>(n));
+}
+
+std::string_view BaseName(std::string_view path) { return path.substr(path.rfind('/') + 1); }  // npos + 1 is 0
+
+struct Stat {
+  std::string name;
+  char state = '?';
+  bool exiting = false;
+  int exit_status = 0;  // as of wait; 0 also where this process may not see it
+};
+
+// proc(5): the name is in parentheses and may hold any byte, so the fields count from the last one.
+std::optional<Stat> ReadStat(const std::string& directory) {
+  constexpr int kState = 3, kFlags = 9, kExitCode = 52;
+  constexpr unsigned long kExiting = 0x4;  // PF_EXITING
+  const auto text = ReadSome(directory + "/stat");
+  if (!text) return std::nullopt;
+  const std::size_t open = text->find('('), close = text->rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close < open) return std::nullopt;
+  Stat stat;
+  stat.name = text->substr(open + 1, close - open - 1);
+  int field = kState;
+  for (std::size_t at = close + 2; at < text->size(); ++field) {
+    const std::size_t end = std::min(text->find(' ', at), text->size());
+    const char* first = text->data() + at;
+    if (field == kState) stat.state = *first;
+    if (field == kFlags) stat.exiting = (std::strtoul(first, nullptr, 10) & kExiting) != 0;
+    if (field == kExitCode) stat.exit_status = static_cast<int>(std::strtol(first, nullptr, 10));
+    at = end + 1;
+  }
+  return stat;
+}
+
+// The kernel shows how a process ended to those who may look into it, and zero to others.
+bool MaySeeExitCode(const std::string& directory) {
+  const auto status = ReadSome(directory + "/status");
+  if (!status) return false;
+  const auto all_are = [&](const char* key, unsigned long id) {
+    const std::size_t at = status->find(key);
+    if (at == std::string::npos) return false;
+    const char* text = status->c_str() + at + std::string_view(key).size();
+    char* end = nullptr;
+    for (int i = 0; i < 3; ++i, text = end) {  // real, effective, saved
+      if (std::strtoul(text, &end, 10) != id || end == text) return false;
+    }
+    return true;
+  };
+  return ::geteuid() == 0 || (all_are("\nUid:", ::geteuid()) && all_are("\nGid:", ::getegid()));
+}
+
+std::string StateText(char state) {
+  switch (state) {
+    case 'R':
+      return "running";
+    case 'S':
+    case 'I':
+      return "sleeping";
+    case 'T':
+    case 't':
+      return "stopped";
+    case 'D':
+      return "uninterruptible";
+    case 'Z':
+    case 'X':
+      return "zombie";
+    default:
+      return "unknown";
+  }
+}
+
+// What a thread is doing in the kernel, of the files that this user may read.
+struct InKernel {
+  std::string waits_in;       // a function of the kernel's; empty: it does not wait, or that is not shown
+  long call = -1;             // the system call
+  std::string descriptor;     // what its first argument refers to, where it is an ioctl
+  bool in_user_code = false;  // it is in no system call
+};
+InKernel SeeKernelSide(const std::string& process, const std::string& thread) {
+  InKernel in;
+  if (auto wchan = ReadSome(thread + "/wchan"); wchan && *wchan != "0") in.waits_in = *std::move(wchan);
+  const auto call = ReadSome(thread + "/syscall");
+  if (!call || call->empty()) return in;
+  in.in_user_code = call->starts_with("running") || call->starts_with("-1");
+  if (in.in_user_code) return in;
+  char* end = nullptr;
+  in.call = std::strtol(call->c_str(), &end, 10);
+  if (in.call == SYS_ioctl) in.descriptor = LinkOf(process + "/fd/" + std::to_string(std::strtoul(end, nullptr, 16)));
+  return in;
+}
+
+bool IsNvidias(const std::string& function) {
+  return function.find("nvidia") != std::string::npos || function.starts_with("uvm_") || function.starts_with("nv_") ||
+         function.starts_with("os_acquire");
+}
+
+std::string Where(const std::string& process, const std::string& thread) {
+  const InKernel in = SeeKernelSide(process, thread);
+  if (in.descriptor.starts_with("/dev/nvidia")) return "in the CUDA driver (ioctl on " + in.descriptor + ")";
+  if (IsNvidias(in.waits_in)) return "in the CUDA driver (" + in.waits_in + ")";
+  const std::string program(BaseName(LinkOf(process + "/exe")));
+  std::string text = program.starts_with("python") ? "in Python" : "";
+  const std::string waits = !in.waits_in.empty()   ? "in " + in.waits_in
+                            : in.call == SYS_futex ? "in futex"
+                            : in.call >= 0         ? "in system call " + std::to_string(in.call)
+                                                   : "";
+  if (!waits.empty()) text += (text.empty() ? "" : ", ") + waits;
+  if (text.empty() && in.in_user_code && !program.empty()) text = "in code of " + program;
+  return text;
+}
+
+// As wait says it, and as a shell does.
+std::int32_t ExitCode(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+// The number behind a pidfd; -1: its process has been reaped. nullopt: that cannot be known.
+std::optional<long> NumberBehind(int pidfd) {
+  const auto text = ReadSome("/proc/self/fdinfo/" + std::to_string(pidfd));
+  const std::size_t at = text ? text->find("Pid:") : std::string::npos;
+  if (at == std::string::npos) return std::nullopt;
+  return std::strtol(text->c_str() + at + 4, nullptr, 10);
+}
+
+}  // namespace
+
+Sight SeeProcess(pid_t pid, int pidfd) {
+  Sight sight;
+  if (pid <= 0 || pidfd < 0) return sight;
+  const std::string directory = "/proc/" + std::to_string(pid);
+  const auto stat = ReadStat(directory);
+  if (stat) {
+    const bool ended = stat->state == 'Z' || stat->state == 'X' || stat->exiting;
+    sight.state = ended ? "zombie" : StateText(stat->state);
+    if (ended && MaySeeExitCode(directory)) sight.exit_code = ExitCode(stat->exit_status);
+    if (!ended && stat->state != 'T') sight.where = Where(directory, directory);
+  }
+  // Only now is it certain whose files those were: the number was this process's until after they had been read.
+  const auto number = NumberBehind(pidfd);
+  if (number == pid) return sight;
+  sight = {};
+  if (number == -1) sight.state = "gone";
+  return sight;
+}
+
+std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
+  const std::string process = "/proc/self";
+  const auto self = static_cast<pid_t>(::syscall(SYS_gettid));
+  const pid_t main = ::getpid();
+  std::vector<ThreadSight> threads;
+  DIR* tasks = ::opendir("/proc/self/task");
+  if (tasks == nullptr) return threads;
+  while (const dirent* entry = ::readdir(tasks)) {
+    const std::string_view name = entry->d_name;
+    pid_t thread = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec != std::errc()) continue;
+    const auto stat = ReadStat(process + "/task/" + std::string(name));
+    if (stat) threads.push_back({thread, stat->name, {StateText(stat->state), "", -1}});
+  }
+  ::closedir(tasks);
+  const auto rank = [&](const ThreadSight& seen) {
+    return seen.thread == self ? 0 : seen.thread == main ? 1 : seen.sight.state != "sleeping" ? 2 : 3;
+  };
+  std::ranges::stable_sort(threads, {}, rank);
+  if (threads.size() > most) threads.resize(most);
+  for (ThreadSight& seen : threads) {
+    if (seen.thread != self) seen.sight.where = Where(process, process + "/task/" + std::to_string(seen.thread));
+  }
+  return threads;
+}
+
+namespace {
+
+struct Frames {
+  std::vector<std::uintptr_t> addresses;
+  std::size_t most = 0;
+};
+_Unwind_Reason_Code TakeFrame(_Unwind_Context* context, void* argument) {
+  auto& frames = *static_cast<Frames*>(argument);
+  const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
+  if (address == 0 || frames.addresses.size() >= frames.most) return _URC_END_OF_STACK;
+  frames.addresses.push_back(address);
+  return _URC_NO_REASON;
+}
+
+struct Naming {
+  const std::vector<std::uintptr_t>& addresses;
+  std::vector<std::string> names;
+};
+std::string Hexadecimal(std::uintptr_t value) {
+  std::array<char, 24> digits{'0', 'x'};
+  return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
+}
+int NameFrames(dl_phdr_info* object, std::size_t, void* argument) {
+  auto& naming = *static_cast<Naming*>(argument);
+  const std::string_view file = object->dlpi_name;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const auto& segment = object->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD) continue;
+    const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
+    for (std::size_t frame = 0; frame < naming.addresses.size(); ++frame) {
+      const std::uintptr_t address = naming.addresses[frame];
+      if (address < begin || address >= begin + segment.p_memsz) continue;
+      naming.names[frame] = std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - object->dlpi_addr);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::vector<std::string> OwnStack(std::size_t most) {
+  Frames frames{{}, most};
+  frames.addresses.reserve(most);
+  _Unwind_Backtrace(&TakeFrame, &frames);
+  Naming naming{frames.addresses, {}};
+  for (const std::uintptr_t address : frames.addresses) naming.names.push_back(Hexadecimal(address));
+  ::dl_iterate_phdr(&NameFrames, &naming);
+  return std::move(naming.names);
+}
+
+}  // namespace amem

@@ -1,0 +1,39 @@
+// What /proc says of a process or a thread of this host, for people who ask why it does not answer.
+//
+// Nothing here waits for the process that is looked at: files that take its memory map's lock (maps, cmdline) are not read,
+// because a process that hangs in a driver may hold that lock. No signal is sent, and nothing is traced.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace amem {
+
+struct Sight {
+  // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown": it cannot be seen from here
+  std::string state = "unknown";
+  std::string where;            // "in the CUDA driver (ioctl on /dev/nvidia0)", "in Python, in futex"; empty: unknown
+  std::int32_t exit_code = -1;  // of a process that has ended: 0 to 255; 128 + N: ended by signal N; -1: unknown
+};
+
+// The process to which `pidfd` refers and whose number in this pid namespace is `pid`. A process that has got the number since
+// is never described: "gone". Without a pidfd (-1) nothing is said.
+Sight SeeProcess(pid_t pid, int pidfd);
+
+// A thread of the calling process.
+struct ThreadSight {
+  pid_t thread = 0;
+  std::string name;  // as top shows it
+  Sight sight;
+};
+// At most `most` of them: the calling thread, the main thread, then those that do not merely sleep, then the others.
+std::vector<ThreadSight> SeeOwnThreads(std::size_t most);
+
+// The calling thread's stack, innermost first, at most `most` frames: "libc.so.6+0x1234". No symbols are looked up, because the
+// loader's lock may be held by a thread that hangs.
+std::vector<std::string> OwnStack(std::size_t most);
+
+}  // namespace amem

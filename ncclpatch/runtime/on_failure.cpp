@@ -1,0 +1,145 @@
+#include "ncclpatch/runtime/on_failure.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+#include <system_error>
+
+#include "journal/base/thread.h"
+
+namespace amem {
+namespace {
+
+// $1 the command, $2 amem-replay or nothing, $3 the pack's directory, $4 its file, $5... journals. The other ranks are
+// recording what they know of the failure at this moment, hence the sleep. Old packs make room.
+constexpr const char* kScript = R"sh(
+command=$1 replay=$2 directory=$3 pack=$3/$4
+shift 4
+export AMEM_FAILURE_PACK="$AMEM_FAILURE_JOURNAL"
+[ -n "$replay" ] || replay=$(command -v amem-replay)
+if [ -n "$replay" ] && mkdir -p -m 700 "$directory"; then
+  sleep 1
+  ls -t "$directory" | tail -n +16 | while IFS= read -r old; do rm -f "$directory/$old"; done
+  if command -v timeout >/dev/null; then limit="timeout 60"; else limit=; fi
+  $limit "$replay" pack "$@" -o "$pack" >/dev/null 2>&1
+  [ -s "$pack" ] && AMEM_FAILURE_PACK=$pack
+fi
+exec /bin/sh -c "$command"
+)sh";
+
+bool IsPlain(std::string_view text) {
+  return !text.empty() &&
+         text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-+:@%,=") == text.npos;
+}
+std::string Quoted(std::string_view text) {
+  if (IsPlain(text)) return std::string(text);
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// amem-replay where the build and the installation put it: ../bin from this library's place, or beside it.
+std::string FindReplay() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&FindReplay), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::absolute(info.dli_fname, error).parent_path();
+  for (const auto& place : {folder / "amem-replay", folder.parent_path() / "bin" / "amem-replay"})
+    if (::access(place.c_str(), X_OK) == 0) return place.string();
+  return {};
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+class Spawning {
+ public:
+  Spawning() {
+    ::posix_spawn_file_actions_init(&files_);
+    ::posix_spawnattr_init(&attributes_);
+    ::posix_spawn_file_actions_addopen(&files_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    ::posix_spawn_file_actions_adddup2(&files_, STDERR_FILENO, STDOUT_FILENO);
+#if __GLIBC_PREREQ(2, 34)
+    ::posix_spawn_file_actions_addclosefrom_np(&files_, STDERR_FILENO + 1);  // the job's devices and sockets are not for it
+#endif
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    ::posix_spawnattr_setsigmask(&attributes_, &none);
+    ::posix_spawnattr_setsigdefault(&attributes_, &all);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  }
+  Spawning(const Spawning&) = delete;
+  Spawning& operator=(const Spawning&) = delete;
+  ~Spawning() {
+    ::posix_spawn_file_actions_destroy(&files_);
+    ::posix_spawnattr_destroy(&attributes_);
+  }
+  int Start(pid_t& child, char* const* arguments, char* const* environment) const {
+    return ::posix_spawn(&child, "/bin/sh", &files_, &attributes_, arguments, environment);
+  }
+
+ private:
+  posix_spawn_file_actions_t files_{};
+  posix_spawnattr_t attributes_{};
+};
+
+}  // namespace
+
+std::string WhereToReadOn(const std::filesystem::path& session_directory) {
+  return "; journal " + session_directory.string() + "; to see why: amem-replay why " +
+         Quoted(session_directory.parent_path().string());
+}
+
+std::filesystem::path PackDirectory(const std::filesystem::path& journals) {
+  std::filesystem::path beside = journals.has_filename() ? journals : journals.parent_path();
+  beside += "-failures";
+  return beside;
+}
+
+void OnFailure::Configure(const std::string& command, const std::string& replay, const std::filesystem::path& pack_directory,
+                          const char* const* environment) {
+  command_ = command;
+  if (command_.empty()) return;
+  replay_ = replay.empty() ? FindReplay() : replay;
+  pack_directory_ = pack_directory;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view variable(*environment);
+    const bool ours = variable.starts_with("AMEM_ON_FAILURE=") || variable.starts_with("AMEM_FAILURE_");
+    if (!ours && !variable.starts_with("LD_PRELOAD=")) environment_.emplace_back(variable);
+  }
+}
+
+std::string OnFailure::Run(const FailureReport& report) const {
+  if (command_.empty()) return {};
+  std::vector<std::string> environment = environment_;
+  environment.push_back("AMEM_FAILURE_MESSAGE=" + report.message);
+  environment.push_back("AMEM_FAILURE_JOURNAL=" + report.journals.string());
+  std::vector<std::string> arguments{
+      "sh", "-c", kScript, "amem-on-failure", command_, replay_, pack_directory_.string(), report.name + ".amem"};
+  for (const auto& session : report.sessions) arguments.push_back(session.string());
+  pid_t child = 0;
+  if (const int error = Spawning().Start(child, Pointers(arguments).data(), Pointers(environment).data()); error != 0)
+    return "starting /bin/sh: " + std::system_category().message(error);
+  auto reaper = StartThread("amem-reaper", [child] {
+    while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  });
+  if (!reaper) return "waiting for it: " + reaper.status().message();
+  (*std::move(reaper)).detach();
+  return {};
+}
+
+}  // namespace amem

@@ -1,0 +1,122 @@
+#include "journal/base/process_sight.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <functional>
+#include <thread>
+
+#include "journal/base/unique_fd.h"
+
+namespace amem {
+namespace {
+
+// A child that does `work` and is looked at meanwhile; killed at the end.
+class Watched {
+ public:
+  explicit Watched(const std::function<int()>& work) : pid_(::fork()) {
+    if (pid_ == 0) ::_exit(work());
+    process_.Reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  }
+  ~Watched() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] int process() const { return process_.get(); }
+  [[nodiscard]] Sight See() const { return SeeProcess(pid_, process_.get()); }
+  [[nodiscard]] Sight Await(const std::string& state) const {
+    for (int i = 0; i < 5000 && See().state != state; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return See();
+  }
+
+ private:
+  const pid_t pid_;
+  UniqueFd process_;
+};
+
+int SleepOn() {
+  while (true) ::sleep(1000);
+}
+
+TEST(SeeProcess, a_sleeping_process_is_told_from_a_stopped_one) {
+  const Watched child(&SleepOn);
+  EXPECT_EQ(child.Await("sleeping").state, "sleeping");
+  ::kill(child.pid(), SIGSTOP);
+  const Sight stopped = child.Await("stopped");
+  EXPECT_EQ(stopped.state, "stopped");
+  EXPECT_EQ(stopped.where, "");
+  EXPECT_EQ(stopped.exit_code, -1);
+  ::kill(child.pid(), SIGCONT);
+  EXPECT_EQ(child.Await("sleeping").state, "sleeping");
+}
+
+TEST(SeeProcess, a_running_process_is_seen_running) {
+  const Watched child([]() -> int {
+    for (std::atomic<int> turns = 0;; ++turns) {
+    }
+  });
+  EXPECT_EQ(child.Await("running").state, "running");
+}
+
+TEST(SeeProcess, what_has_ended_shows_its_exit_code_until_it_is_reaped) {
+  const Watched exited([] { return 3; });
+  EXPECT_EQ(exited.Await("zombie").exit_code, 3);
+  const Watched killed(&SleepOn);
+  ::kill(killed.pid(), SIGKILL);
+  EXPECT_EQ(killed.Await("zombie").exit_code, 128 + SIGKILL);
+  ::waitpid(killed.pid(), nullptr, 0);
+  const Sight gone = killed.See();
+  EXPECT_EQ(gone.state, "gone");
+  EXPECT_EQ(gone.exit_code, -1);
+}
+
+TEST(SeeProcess, another_process_under_that_number_is_never_described) {
+  const Watched child(&SleepOn);
+  EXPECT_EQ(SeeProcess(::getpid(), child.process()).state, "unknown") << "the number is not that of the pidfd's process";
+  EXPECT_EQ(SeeProcess(child.pid(), -1).state, "unknown") << "without a pidfd the number may be anybody's";
+  EXPECT_EQ(SeeProcess(0, child.process()).state, "unknown") << "it lives in another pid namespace";
+}
+
+TEST(SeeOwnThreads, the_calling_one_comes_first_then_the_main_one_and_no_more_than_were_asked_for) {
+  std::atomic<bool> end = false;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i) {
+    others.emplace_back([&end] {
+      ::pthread_setname_np(::pthread_self(), "seen-thread");
+      while (!end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  }
+  std::vector<ThreadSight> all, two;
+  pid_t asking = 0;
+  std::thread([&] {
+    asking = static_cast<pid_t>(::syscall(SYS_gettid));
+    all = SeeOwnThreads(100);
+    two = SeeOwnThreads(2);
+  }).join();
+  end = true;
+  for (std::thread& other : others) other.join();
+  ASSERT_GE(all.size(), 5u);
+  EXPECT_EQ(all[0].thread, asking);
+  EXPECT_EQ(all[0].sight.state, "running");
+  EXPECT_EQ(all[1].thread, ::getpid());
+  EXPECT_GE(std::ranges::count(all, "seen-thread", &ThreadSight::name), 1);
+  EXPECT_EQ(two.size(), 2u);
+}
+
+TEST(OwnStack, names_the_program_and_is_bounded) {
+  const std::vector<std::string> stack = OwnStack(64);
+  ASSERT_GE(stack.size(), 3u);
+  EXPECT_TRUE(std::ranges::any_of(stack, [](const std::string& frame) { return frame.starts_with("exe+0x"); })) << stack[0];
+  EXPECT_EQ(OwnStack(2).size(), 2u);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,177 @@
+// What journals and messages say of a failure, in real processes: who said what, what was seen of whom, where to read on.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "journal/journal.h"
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Job;
+using job::Rank;
+
+std::string Printed(const std::vector<Rank>& ranks) {
+  std::string text;
+  for (const Rank& rank : ranks) text += rank.out + "-- stderr\n" + rank.err + "\n";
+  return text;
+}
+
+// The events of each session of a job.
+std::vector<std::vector<Event>> Journals(const Job& job) {
+  std::vector<std::vector<Event>> all;
+  const auto sessions = ListSessions(job.journals());
+  if (!sessions.ok()) return all;
+  for (const auto& session : *sessions) {
+    const auto reader = JournalReader::Open(session);
+    if (!reader.ok()) continue;
+    all.emplace_back();
+    EXPECT_TRUE((*reader)
+                    ->Read(SequenceNumber{1}, kToTheEnd,
+                           [&](const Event& event) {
+                             all.back().push_back(event);
+                             return true;
+                           })
+                    .ok());
+  }
+  return all;
+}
+
+template <class Kind>
+std::vector<Kind> Of(const std::vector<Event>& events) {
+  std::vector<Kind> found;
+  for (const Event& event : events) {
+    if (const auto* one = std::get_if<Kind>(&event.body)) found.push_back(*one);
+  }
+  return found;
+}
+
+// The lines of a file, once there are so many, or after ten seconds.
+std::vector<std::string> AwaitLines(const std::filesystem::path& file, std::size_t count) {
+  std::vector<std::string> lines;
+  for (int i = 0; i < 1000 && lines.size() < count; ++i) {
+    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    lines.clear();
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(Facts, of_a_rank_that_does_not_come_are_in_the_journals_of_those_that_waited) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_TIMEOUT_MS"] = "800";
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "0:pause", "1:pause", "barrier", "reduce"});
+  std::size_t waited = 0;
+  for (const auto& events : Journals(job)) {
+    const auto seen = Of<ProcessSeen>(events);
+    if (Of<CycleFailed>(events).empty()) {
+      EXPECT_TRUE(seen.empty());
+      continue;
+    }
+    ++waited;
+    const auto absent = std::ranges::find(seen, "running, has not called ncclPause", &ProcessSeen::answer);
+    ASSERT_NE(absent, seen.end()) << Printed(ranks);
+    EXPECT_GT(absent->pid, 0);
+    EXPECT_TRUE(absent->state == "sleeping" || absent->state == "running") << absent->state;
+    EXPECT_GE(absent->waited_ns, 800'000'000U);
+    const auto threads = Of<ThreadSeen>(events);
+    ASSERT_FALSE(threads.empty());
+    EXPECT_TRUE(
+        std::ranges::any_of(threads[0].stack, [](const std::string& f) { return f.starts_with("libamem_nccl.so+0x"); }));
+  }
+  EXPECT_EQ(waited, 2U) << Printed(ranks);
+}
+
+TEST(Facts, of_a_cycle_that_went_well_are_the_votes_and_who_counted_them) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["SLURM_JOB_ID"] = "17";
+  job.environment["WORLD_SIZE"] = "3";
+  const auto ranks =
+      job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "pause", "resume", "reduce", "barrier", "destroy", "barrier"});
+  std::size_t leaders = 0;
+  const auto journals = Journals(job);
+  EXPECT_EQ(journals.size(), 3U) << Printed(ranks);
+  for (const auto& events : journals) {
+    const auto opened = Of<SessionOpened>(events);
+    ASSERT_EQ(opened.size(), 1U);
+    for (const char* said : {"SLURM_JOB_ID=17", "WORLD_SIZE=3"}) {
+      EXPECT_EQ(std::ranges::count(opened[0].launcher, said), 1) << said;
+    }
+    const std::size_t decided = Of<PhaseDecided>(events).size();
+    EXPECT_EQ(Of<VoteCast>(events).size(), decided) << Printed(ranks);
+    const auto heard = Of<MemberHeard>(events);
+    EXPECT_TRUE(Of<ProcessSeen>(events).empty() && Of<ThreadSeen>(events).empty() && Of<LaunchRefused>(events).empty());
+    if (heard.empty()) continue;
+    ++leaders;
+    EXPECT_EQ(heard.size(), 3 * (2 + decided)) << "each member came twice and voted on each phase";
+    EXPECT_TRUE(std::ranges::all_of(heard, &MemberHeard::ok));
+  }
+  EXPECT_EQ(leaders, 1U);
+}
+
+TEST(Facts, a_launch_that_was_refused_is_in_the_journal) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const auto ranks =
+      job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "pause", "barrier", "reduce", "barrier", "resume"});
+  for (const auto& events : Journals(job)) {
+    const auto refused = Of<LaunchRefused>(events);
+    ASSERT_FALSE(refused.empty()) << Printed(ranks);
+    EXPECT_TRUE(refused[0].call.starts_with("cu")) << refused[0].call;
+    EXPECT_EQ(refused[0].count, 1U);
+  }
+}
+
+TEST(Facts, the_code_that_a_process_gave_to_exit_is_its_journals_last_word) {
+  for (const bool exits : {true, false}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    const auto ranks = exits ? job.Run(1, {"cuda", "load", "init", "exit"}) : job.Run(1, {"cuda", "load", "init"});
+    EXPECT_EQ(ranks[0].status, exits ? 3 : 0) << Printed(ranks);
+    const auto journals = Journals(job);
+    ASSERT_EQ(journals.size(), 1U);
+    const auto closed = Of<SessionClosed>(journals[0]);
+    ASSERT_EQ(closed.size(), 1U);
+    EXPECT_EQ(closed[0].exit_code, exits ? 3 : 0);
+  }
+}
+
+TEST(Failure, its_message_ends_with_the_command_that_explains_it) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_TIMEOUT_MS"] = "500";
+  const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "0:pause", "barrier"});
+  const std::string said = ranks[0].Said("pause");
+  EXPECT_NE(said.find("; journal " + job.journals().string() + "/"), std::string::npos) << Printed(ranks);
+  EXPECT_TRUE(said.ends_with("; to see why: amem-replay why " + job.journals().string())) << said;
+  EXPECT_NE(ranks[0].err.find("to see why: amem-replay why " + job.journals().string()), std::string::npos) << ranks[0].err;
+}
+
+TEST(Failure, of_a_pause_that_had_begun_runs_the_users_command_once_for_all_ranks) {
+  Job job;
+  const auto told = job.directory() / "told";
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment["AMEM_REPLAY"] = "/no/such/amem-replay";
+  job.environment["AMEM_ON_FAILURE"] = "echo \"$AMEM_FAILURE_PACK [$LD_PRELOAD] $AMEM_FAILURE_MESSAGE\" >> " + told.string();
+  job.environment_of[1]["AMEM_JOURNAL_DIR"] = "/proc/no-such-place";
+  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "pause", "barrier", "reduce", "destroy"});
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("destroy"), "0") << Printed(ranks);
+  ASSERT_EQ(AwaitLines(told, 1).size(), 1U) << Printed(ranks);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // another one would have come by now
+  const auto lines = AwaitLines(told, 1);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_TRUE(lines[0].starts_with(job.journals().string() + " [] ")) << lines[0];
+  EXPECT_NE(lines[0].find("/proc/no-such-place"), std::string::npos) << lines[0];
+}
+
+}  // namespace
+}  // namespace amem

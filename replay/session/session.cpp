@@ -149,7 +149,7 @@ std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) 
 void Session::NoteRefused(const char* call) {
   constexpr std::chrono::milliseconds kPatience{10};  // the caller is NCCL, which is to get its answer
   const auto lock = ledger_.LockWithin(kPatience);
-  if (!lock.owns_lock()) return;
+  if (!lock.owns_lock() || ledger_.state().lifecycle == Lifecycle::kClosed) return;
   Refused& refused = refused_[call];
   ++refused.unrecorded;
   std::uint64_t round = ++refused.all;
@@ -167,6 +167,7 @@ void Session::FlushRefused() {
 bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) {
   const auto lock = ledger_.LockWithin(patience);
   if (!lock.owns_lock()) return false;
+  if (ledger_.state().lifecycle == Lifecycle::kClosed) return true;  // its journal has had its last event
   for (const EventBody& fact : facts) ledger_.Record(fact);
   return true;
 }

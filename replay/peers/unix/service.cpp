@@ -98,8 +98,6 @@ void PeerService::Timers(Clock::time_point now) {
     Listen(EPOLLIN);
   }
   votes_.Tick(now);
-  // Once a turn, for all that was heard in it; and again later, if the journal was in use.
-  if (!facts_.empty() && (!tell_again_ || now >= *tell_again_)) TellFacts();
 }
 
 // ---- facts -----------------------------------------------------------------------------------------------------------------
@@ -143,6 +141,8 @@ void PeerService::Sweep() {
       break;
     }
   }
+  // Once a turn, for all that was heard in it; and again later, if the journal was in use.
+  if (!facts_.empty() && (!tell_again_ || Clock::now() >= *tell_again_)) TellFacts();
 }
 
 // ---- connections that come in ----------------------------------------------------------------------------------------------

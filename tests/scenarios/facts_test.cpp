@@ -19,7 +19,8 @@ using job::Rank;
 
 std::string Printed(const std::vector<Rank>& ranks) {
   std::string text;
-  for (const Rank& rank : ranks) text += rank.out + "-- stderr\n" + rank.err + "\n";
+  for (const Rank& rank : ranks)
+    text += "-- status " + std::to_string(rank.status) + "\n" + rank.out + "-- stderr\n" + rank.err + "\n";
   return text;
 }
 

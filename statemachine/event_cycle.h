@@ -130,7 +130,7 @@ struct ProcessSeen {  // of another session's process: at a deadline, or when th
 struct ThreadSeen {          // at a deadline: a thread of this session's own process
   std::uint32_t thread = 0;  // kernel thread id
   std::string name, state, where;
-  std::vector<std::string> stack;  // innermost first: "function (object+0x12)"; empty: it could not be had safely
+  std::vector<std::string> stack;  // innermost first: "libc.so.6+0x12"; empty: it could not be had safely
   friend bool operator==(const ThreadSeen&, const ThreadSeen&) = default;
 };
 struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused because memory is paused

@@ -159,14 +159,14 @@ TEST_F(Commands, diff_tells_what_changed_between_two_events) {
   const Ran same = Shell("$TOOL diff $(ls -d $OK/*1)@40 @40");
   EXPECT_EQ(same.code, 0) << same.err;
   EXPECT_HAS(same.out, "no difference");
-  const Ran ran = Shell("$TOOL diff $(ls -d $OK/*1)@20 @100");
+  const Ran ran = Shell("$TOOL diff $(ls -d $OK/*1)@20 @104");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(ran.out, "~ lifecycle: running  ->  pausing");
   EXPECT_HAS(ran.out, "+ allocation 9: 10 MiB on device 1, own, saved");
   EXPECT_HAS(ran.out, "~ pauses begun: 0  ->  1");
-  const Ran json = Shell("$TOOL diff --json $(ls -d $OK/*1)@20 @100");
+  const Ran json = Shell("$TOOL diff --json $(ls -d $OK/*1)@20 @104");
   EXPECT_EQ(json.json()["differences"].size() + 2, std::count(ran.out.begin(), ran.out.end(), '\n') - 1U);
-  EXPECT_EQ(Shell("$TOOL diff $(ls -d $OK/*1)@x @100").code, 1);
+  EXPECT_EQ(Shell("$TOOL diff $(ls -d $OK/*1)@x @104").code, 1);
   EXPECT_EQ(Shell("$TOOL diff $OK $OK").code, 2);
 }
 

@@ -1,5 +1,6 @@
 """The Python package on the stand-ins for the driver and NCCL. Each test is a process of its own: attaching happens once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -183,6 +184,20 @@ amem.pause(); amem.resume()
         )
         self.assertEqual(result.stderr.count("is not under AMem, and a pause leaves its memory"), 1, result.stderr)
         self.assertIn("NCCL 2.29.7", result.stderr)
+
+
+class ExitCode(unittest.TestCase):
+    REPLAY = os.path.join(os.path.dirname(os.environ.get("AMEM_LIBRARY", "")), "..", "bin", "amem-replay")
+
+    @unittest.skipUnless(os.access(REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_is_the_journals_last_word_however_the_interpreter_ends(self):
+        for end, code in (("raise SystemExit(4)", 4), ("import sys; sys.exit(5)", 5), ("raise KeyError", 1), ("pass", 0)):
+            with tempfile.TemporaryDirectory() as journals:
+                result = run("load_nccl()\nimport amem\nallocate()\n" + end, AMEM_JOURNAL_DIR=journals)
+                self.assertEqual(result.returncode, code, result.stderr)
+                log = [self.REPLAY, "log", journals, "--kind", "session-closed", "--json"]
+                line = subprocess.run(log, capture_output=True, text=True, check=True, timeout=60).stdout
+                self.assertEqual(json.loads(line)["exit_code"], code, line)
 
 
 class Why(Scripts):

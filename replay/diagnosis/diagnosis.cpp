@@ -20,7 +20,7 @@ void Count(const Roster& roster, Verdict& verdict) {
   for (const JournalHistory& j : roster.journals()) {
     ++totals.journals;
     totals.events += j.findings.events;
-    std::uint64_t pauses = 0, resumes = 0, failures = 0;
+    auto [pauses, resumes, failures, members] = j.forgotten;
     for (const Attempt& attempt : j.attempts) {
       failures += attempt.end == Attempt::End::kFailed ? 1 : 0;
       if (attempt.end == Attempt::End::kDone) ++(attempt.kind == CycleKind::kPause ? pauses : resumes);

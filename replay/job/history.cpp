@@ -93,6 +93,7 @@ class HistoryBuilder final : public FoldObserver {
     if (!(Open() && Last().begun) && IsArrival(e.phase)) {
       const CycleKind kind = KindOfPhase(e.phase);
       const std::uint64_t cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
+      Forget();
       history_.attempts.push_back({.kind = kind, .cycle = cycle, .arrived = now_});
       return;
     }
@@ -100,7 +101,10 @@ class HistoryBuilder final : public FoldObserver {
     Last().phases.push_back({.phase = e.phase, .begun = now_});
   }
   void On(const CycleBegun& e, const State&) {
-    if (!Open() || Last().begun) history_.attempts.emplace_back();
+    if (!Open() || Last().begun) {
+      Forget();
+      history_.attempts.emplace_back();
+    }
     Attempt& attempt = Last();
     attempt.kind = e.kind;
     attempt.cycle = e.cycle;
@@ -154,6 +158,21 @@ class HistoryBuilder final : public FoldObserver {
     Last().code = e.code;
     Last().undone = e.undone;
     Finish(Attempt::End::kFailed);
+  }
+
+  // A session may pause and resume for weeks. What counts is how that ended.
+  void Forget() {
+    constexpr std::size_t kKept = 256;
+    std::vector<Attempt>& attempts = history_.attempts;
+    if (attempts.size() < 2 * kKept) return;
+    const auto end = attempts.end() - kKept;
+    for (auto it = attempts.begin(); it != end; ++it) {
+      JournalHistory::Forgotten& sum = history_.forgotten;
+      if (it->end == Attempt::End::kDone) ++(it->kind == CycleKind::kPause ? sum.pauses : sum.resumes);
+      if (it->end == Attempt::End::kFailed) ++sum.failures;
+      sum.members.insert(it->members.begin(), it->members.end());
+    }
+    attempts.erase(attempts.begin(), end);
   }
 
   void NoteSilence(const Moment& from) {

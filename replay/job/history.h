@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -108,7 +109,11 @@ struct Dated {
 
 struct JournalHistory {
   JournalFindings findings;
-  std::vector<Attempt> attempts;                        // oldest first
+  std::vector<Attempt> attempts;  // oldest first; of a long journal the last ones
+  struct Forgotten {              // attempts before those
+    std::uint64_t pauses = 0, resumes = 0, failures = 0;
+    std::set<SessionId> members;
+  } forgotten;
   std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as seen here
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
   std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at

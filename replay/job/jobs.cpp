@@ -209,6 +209,7 @@ JobTies TiesOf(const JournalHistory& history) {
   AddFromState(ties, history.findings.state);
   for (const auto& [id, import] : history.findings.imports) ties.met.insert(import.remote.owner);
   for (const auto& [key, records] : history.findings.references) ties.met.insert(key.by);
+  ties.met.insert(history.forgotten.members.begin(), history.forgotten.members.end());
   for (const Attempt& attempt : history.attempts) ties.met.insert(attempt.members.begin(), attempt.members.end());
   for (const auto& [ready, at] : history.communicators) ties.communicators.push_back(ready);
   return ties;

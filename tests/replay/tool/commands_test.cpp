@@ -323,7 +323,7 @@ TEST_F(Commands, why_of_some_ranks_only_names_those_that_are_missing) {
   EXPECT_HAS(ran.out, "was not given");
 }
 
-TEST_F(Commands, why_leaves_earlier_jobs_aside) {
+TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
   ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem && $TOOL unpack $S/job.amem -o $S/journals").code, 0);
   // A later job, which has nothing to do with the first.
   std::uint64_t clock = 1'000'000'000;
@@ -339,9 +339,15 @@ TEST_F(Commands, why_leaves_earlier_jobs_aside) {
     for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
     ASSERT_TRUE((*writer)->Close().ok());
   }
-  const Ran latest = Shell("$TOOL why $S/journals");
-  EXPECT_EQ(latest.code, 0) << latest.out;
-  EXPECT_HAS(latest.out, "4 sessions of earlier jobs");
+  const Ran both = Shell("$TOOL why $S/journals");
+  EXPECT_EQ(both.code, 3) << both.out;
+  EXPECT_HAS(both.out, "Resume 1 failed on rank 2");
+  EXPECT_HAS(both.out, "Another job (1 session");
+  const Json json = Shell("$TOOL why --json $S/journals").json();
+  EXPECT_EQ(json["kind"], "out-of-memory");
+  EXPECT_EQ(json["totals"]["journals"], 4);
+  ASSERT_EQ(json["other_jobs"].size(), 1u);
+  EXPECT_EQ(json["other_jobs"][0]["kind"], "healthy");
   EXPECT_EQ(Shell("$TOOL why --all $S/journals").code, 3);
 }
 

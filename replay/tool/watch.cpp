@@ -208,7 +208,8 @@ class ChangeLines {
 };
 
 void PrintPictureJson(const StandingPicture& picture, Output& out) {
-  const auto json = PictureJson(picture, RealtimeNs());
+  nlohmann::ordered_json json = {{"schema", "amem-replay/watch"}, {"version", kSchemaVersion}};
+  json.update(PictureJson(picture, RealtimeNs()));
   out.Verbatim(json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
 }
 

@@ -60,7 +60,7 @@ class Schemas(Scratch):
     """Every command that has --json, on every golden journal."""
 
     COMMANDS = {"why": "why", "ls": "session", "info": "session", "log": "event", "state": "state", "verify": "verify", "run": "run",
-                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path"}
+                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path", "watch": "watch"}
 
     @classmethod
     def setUpClass(cls):
@@ -108,6 +108,9 @@ class Schemas(Scratch):
             self.check(json.loads(run("state", "--json", "--at", at, "--session", sessions[0], journals).stdout), "state")
         directory = os.path.join(journals, sessions[0])
         self.check(json.loads(run("diff", "--json", directory + "@20", "@100").stdout), "diff")
+        watched = run("watch", "--once", "--json", journals)
+        self.assertEqual(len(json.loads(watched.stdout)["sessions"]), 4, watched.stderr)
+        self.check(json.loads(watched.stdout), "watch")
         tailed = run("tail", "--json", "--last", "5", "--interval", "1", directory)
         self.assertEqual(len(tailed.stdout.splitlines()), 5, tailed.stderr)
         self.check(json.loads(tailed.stdout.splitlines()[0]), "event")

@@ -312,7 +312,7 @@ class SessionTrace final : public FoldObserver {
     if (left_ || now_ < window_.from) return;
     const TracedMemory memory(Measure(*state_));
     if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
-    sampled_ = memory;
+    sampled_.emplace(memory);
     unsampled_ = false;
     next_sample_ = now_ + sample_every_ns_;
   }

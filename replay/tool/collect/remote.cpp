@@ -16,7 +16,7 @@ namespace amem::tool {
 namespace {
 
 constexpr std::size_t kErrorsMost = 2'000;  // bytes of stderr that are kept
-constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr auto kAskAgain = std::chrono::milliseconds(20);
 
 // As one word of a shell.
 std::string ShellWord(const std::string& text) {
@@ -77,7 +77,7 @@ Result<Finished> RunProgram(const std::vector<std::string>& argv, const std::fil
       finished.timed_out = true;
       ::kill(-pid, SIGKILL);
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kAskAgain);
   }
   Drain(from.get(), finished.errors);
   finished.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

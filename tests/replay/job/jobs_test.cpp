@@ -34,20 +34,20 @@ std::vector<std::vector<std::uint64_t>> Jobs(const std::vector<JobTies>& session
   return jobs;
 }
 
-using Grouped = std::vector<std::vector<std::uint64_t>>;
+using JobsOf = std::vector<std::vector<std::uint64_t>>;
 
 TEST(Jobs, sessions_that_met_are_one_job_also_through_one_without_a_journal) {
   std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1, 600), Session(3, 0)};
   sessions[0].met = {SessionId{99}};
   sessions[1].met = {SessionId{99}};
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3}}));
 }
 
 TEST(Jobs, a_long_lived_neighbour_in_the_same_directory_is_its_own_job) {
   std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1), Session(3, 0), Session(4, -1)};
   sessions[2].last_ns += 100 * kMinuteInNs;
   sessions[2].met = {SessionId{4}};
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3, 4}}));
 }
 
 TEST(Jobs, a_quick_restart_is_a_job_of_its_own) {
@@ -56,11 +56,11 @@ TEST(Jobs, a_quick_restart_is_a_job_of_its_own) {
   for (std::size_t i = 2; i < 4; ++i)
     sessions[i].who.realtime_ns += 3'000'000'000, sessions[i].who.monotonic_ns += 3'000'000'000;
   for (std::size_t i = 0; i < 4; i += 2) sessions[i].met = {sessions[i + 1].who.session};
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3, 4}}));
   for (JobTies& session : sessions) session.met.clear();
   for (std::size_t i = 0; i < 4; ++i)
     sessions[i].who.launcher = {"TORCHELASTIC_RUN_ID=x", "TORCHELASTIC_RESTART_COUNT=" + std::to_string(i / 2)};
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3, 4}}));
 }
 
 TEST(Jobs, hosts_are_one_job_by_a_communicator_however_far_their_clocks_are_apart) {
@@ -69,15 +69,15 @@ TEST(Jobs, hosts_are_one_job_by_a_communicator_however_far_their_clocks_are_apar
   for (std::int32_t i = 0; i < 4; ++i) {
     sessions[static_cast<std::size_t>(i)].communicators = {{.hash = 0xfeed, .rank = i, .ranks = 4}};
   }
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2, 3, 4}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2, 3, 4}}));
   for (JobTies& session : sessions) session.communicators.clear();
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3, 4}})) << "nothing but clocks is left";
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3, 4}})) << "nothing but clocks is left";
 }
 
 TEST(Jobs, the_same_rank_of_the_same_communicator_is_another_job) {
   std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1), Session(3, 0)};
   for (JobTies& session : sessions) session.communicators = {{.hash = 0xfeed, .rank = session.who.rank, .ranks = 2}};
-  const Grouped jobs = Jobs(sessions);
+  const JobsOf jobs = Jobs(sessions);
   EXPECT_EQ(jobs.size(), 2u);
 }
 
@@ -89,14 +89,14 @@ TEST(Jobs, the_launcher_tells_what_belongs_together_and_its_words_of_the_rank_do
                                 "LOCAL_RANK=" + std::to_string(i)};
   }
   // The third has the rank of the first: another step of the same allocation, as an inference engine beside the training.
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2}, {3}, {4}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3}, {4}}));
 }
 
 TEST(Jobs, a_rank_that_died_before_it_met_anybody_belongs_to_those_that_started_with_it) {
   std::vector<JobTies> sessions = {Session(1, 0), Session(2, 1), Session(3, 2)};
   sessions[0].met = {SessionId{2}};
   sessions[2].last_ns = sessions[2].who.monotonic_ns;
-  EXPECT_EQ(Jobs(sessions), (Grouped{{1, 2, 3}}));
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2, 3}}));
 }
 
 TEST(Jobs, the_job_that_went_on_for_longest_comes_first) {

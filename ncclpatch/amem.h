@@ -57,8 +57,8 @@ AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
  * may wait for running kernels, as CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
-/* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. Of a pause
- * or resume it ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
+/* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. Of a
+ * pause or resume it ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
 AMEM_EXPORT const char* amem_last_error(void);
 
 /* "0.1.0" */

@@ -8,7 +8,7 @@ namespace {
 // A launcher that ends a job ends its processes within this time of each other.
 constexpr std::uint64_t kTeardown_ns = 2'000'000'000;
 // Roots of one kind that came to be within this time of each other are told together.
-constexpr std::uint64_t kTogether_ns = 250'000'000;
+constexpr std::uint64_t kTogether_ns = 50'000'000;
 
 bool SameCycle(const CandidateCause& a, const CandidateCause& b) {
   if (a.attempt == nullptr || b.attempt == nullptr) return a.attempt == b.attempt;
@@ -29,9 +29,7 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
              (a.attempt == nullptr || !a.attempt->failed_step || !b.attempt->failed_step ||
               a.attempt->failed_step->phase == b.attempt->failed_step->phase);
     case VerdictKind::kDied:
-    case VerdictKind::kEnded:
-    case VerdictKind::kLeft:
-      return b.wall_ns <= a.wall_ns + kTogether_ns;
+      return a.weight == CandidateCause::Weight::kCause && b.wall_ns <= a.wall_ns + kTogether_ns;
     default:
       return false;
   }

@@ -162,7 +162,9 @@ void RecommendForRefusal(Explanation& e) {
                                 other->who().content != j.who().content);
   });
   switch (e.cause.code) {
-    case Code::kIo:
+    case Code::kIo:  // a socket could not be made or watched
+      return e.Recommend(Action::kRaiseDescriptors);
+    case Code::kNotFound:
     case Code::kCorrupt:
       return e.Recommend(Action::kReachPeer);
     case Code::kInvalid:

@@ -114,6 +114,11 @@ constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
                                                                        "stay-until-resumed",
                                                                        "call-the-same"};
 
+constexpr std::string_view kFreeSomeMemory =
+    "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
+    "a "
+    "cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
+
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
     // kCallAgain
@@ -142,7 +147,9 @@ std::string ToText(const Remedy& r) {
                        fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
                        fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
   };
-  return filled(kActions.at(static_cast<std::size_t>(r.action))) + filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
+  const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
+  return filled(unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action))) +
+         filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
 }
 
 }  // namespace amem

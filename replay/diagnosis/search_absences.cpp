@@ -184,7 +184,7 @@ void CauseSearch::Absent(const JournalHistory& j, const Attempt& attempt, std::u
   CandidateCause& candidate = AddWitnessed(Weight::kAbsence, kind, about, j, seq);
   candidate.attempt = &attempt;
   candidate.wall_ns = from;
-  candidate.established_ns = timed_out ? until : long_wait ? from + kPatience_ns : UINT64_MAX;
+  candidate.established_ns = timed_out ? std::min(until, from + kPatience_ns) : long_wait ? from + kPatience_ns : UINT64_MAX;
   candidate.missing = std::move(missing);
   candidate.together = std::move(uncounted);
   if (!candidate.together.empty()) candidate.together.erase(candidate.together.begin());
@@ -211,7 +211,8 @@ void CauseSearch::Waiting(const JournalHistory& j) {
   const Attempt& attempt = j.attempts.back();
   const Progress& progress = ProgressOfSession(j);
   const std::uint64_t since = roster_.Wall(j, progress.since.time_ns);
-  if (IsLive(j) && job_end_ - std::min(job_end_, since) < kPatience_ns) return;  // under way
+  const bool stopped = SeenState(j.session()) == "stopped";
+  if (IsLive(j) && !stopped && job_end_ - std::min(job_end_, since) < kPatience_ns) return;  // under way
   if (attempt.begun) return WaitingInside(j, attempt, progress);
   const bool left_behind = std::ranges::any_of(roster_.SharingWith(j.session(), since), [&](SessionId session) {
     const JournalHistory* other = session == j.session() ? nullptr : roster_.Find(session);

@@ -21,14 +21,22 @@ void CauseSearch::Death(const JournalHistory& j) {
   const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);
   const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
     if (&other == &j) return false;
-    return !IsDead(other) || (!sharing.contains(other.session()) && roster_.KnownUntil(other) > last + kPatience_ns);
+    if (sharing.size() > 1) return sharing.contains(other.session()) && !IsDead(other);
+    return !IsDead(other) || roster_.KnownUntil(other) > last + kPatience_ns;
+  });
+  const bool waited_for = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+    if (&other == &j || LastAttemptDone(other)) return false;
+    const Attempt& attempt = other.attempts.back();
+    return attempt.arrived && roster_.Wall(other, attempt.arrived.time_ns) <= end.wall_ns &&
+           (!attempt.ended || roster_.Wall(other, attempt.ended.time_ns) >= end.wall_ns);
   });
   const bool alone = roster_.journals().size() == 1;
   const bool first = end.witness != nullptr || others_lived || alone;
   const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
-  const bool matters = (in_cycle || half) && first && !was_stuck;
-  CandidateCause& candidate = Add(matters ? Weight::kCause : Weight::kEnd,
-                                  in_cycle || half ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
+  const bool needed = in_cycle || half || (waited_for && end.witnessed);
+  const bool matters = needed && first && !was_stuck;
+  CandidateCause& candidate =
+      Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
   candidate.live = false;
   candidate.witness = end.witness;
   candidate.witness_seq = end.witness_seq;
@@ -57,10 +65,13 @@ void CauseSearch::Leaving(const JournalHistory& j) {
   if (!j.closed) return;
   const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
   const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
-  const bool needed = OthersNeeded(j, at);
+  // Alone, its journal does not tell whether the others ended as well as it did.
+  const bool alone = roster_.journals().size() == 1 && !j.findings.state.peers.empty();
+  const bool needed = alone || OthersNeeded(j, at);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
-  CandidateCause& candidate = Add(half || needed ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+  CandidateCause& candidate =
+      Add(half || (needed && !alone) ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
@@ -80,7 +91,9 @@ void CauseSearch::EndsOfAbsent() {
     }
     const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back();
     const bool half = IsHalfWay(witness.findings.state.lifecycle);
-    if (end.in_order && !failed && !half) continue;
+    constexpr std::int32_t kBySignal = 128;
+    const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
+    if (end.in_order && !failed && !half && !torn_down) continue;
     CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
                                              end.in_order     ? VerdictKind::kLeft
                                              : failed || half ? VerdictKind::kDied

@@ -170,6 +170,29 @@ TEST(EndOfJob, a_death_that_the_others_outlive_is_the_cause) {
   EXPECT_EQ(verdict.rank, 1);
 }
 
+// It had not joined, and was running; the others were told of its death at once.
+TEST(EndOfJob, a_rank_that_was_killed_while_the_others_waited_for_it_is_the_cause) {
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 died while it was waited for", Code::kPeerLost});
+  job.clock += 3 * kSecond;
+  for (const SessionStatus of_owner : {kAlive, kGone}) {
+    const Verdict verdict = job.Judge(of_owner, kGone);
+    EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+    EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfDeath);
+  }
+}
+
+TEST(EndOfJob, a_stopped_rank_needs_no_second_to_be_noticed) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  std::vector<JournalHistory> journals = job.Read(kAlive, kAlive, kSecond / 10);
+  journals[0].process_now = "stopped";
+  EXPECT_EQ(Diagnose(journals).remedy.action, Action::kContinueProcess);
+}
+
 // Rank 1 died while all were idle, and rank 0 saw it. Rank 2 had been silent for longer when all were killed.
 TEST(EndOfJob, an_unwitnessed_death_does_not_beat_a_witnessed_one_by_its_last_event) {
   for (const bool paused : {false, true}) {
@@ -411,7 +434,8 @@ TEST(EndOfJob, an_arrival_that_failed_has_a_remedy_by_its_code) {
     }
     return job.Judge(kAlive, kAlive).remedy.action;
   };
-  EXPECT_EQ(action(Code::kIo), Action::kReachPeer);
+  EXPECT_EQ(action(Code::kIo), Action::kRaiseDescriptors);
+  EXPECT_EQ(action(Code::kNotFound), Action::kReachPeer);
   EXPECT_EQ(action(Code::kInvalid), Action::kCallTheSame);
   EXPECT_EQ(action(Code::kUnsupported), Action::kSameSettings);
 }

@@ -64,6 +64,7 @@ struct Failure {
   Expected expected = {};
   Expected in_hang = {};       // where less can be known before the deadline; no kinds: as `expected`
   Expected alone = {};         // with one survivor's journal; no kinds: as `expected`
+  bool others_know = true;     // the survivors' journals say something of it
   bool culprit_knows = false;  // the journal of the rank at fault tells it, too, without the others'
   Damage damage = Damage::kNone;
   Neighbour neighbour = {};

@@ -40,10 +40,12 @@ constexpr int kPauseCalls = 4, kResumeCalls = 6;
 void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
   const auto in_pause = [&](const std::string& action) { return "1:" + AtRandom(random, kPauseCalls, action); };
   const auto in_resume = [&](const std::string& action) { return "1:" + AtRandom(random, kResumeCalls, action); };
-  all.push_back({.name = "stopped before a pause",
-                 .commands = {"1:do=STOP", "pause"},
-                 .fate = Fate::kStopped,
-                 .expected = {kStopped, {1}, kContinue}});
+  all.push_back(
+      {.name = "stopped before a pause",
+       .commands = {"1:do=STOP", "pause"},
+       .fate = Fate::kStopped,
+       .expected = {kStopped, {1}, kContinue},
+       .gaps = {{"alone", "who has come before a cycle begins is recorded by the rank that counts, and not by this one"}}});
   all.push_back({.name = "stopped in a pause",
                  .commands = {in_pause("STOP"), "pause"},
                  .fate = Fate::kStopped,
@@ -52,10 +54,12 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .commands = {"pause", in_resume("STOP"), "resume"},
                  .fate = Fate::kStopped,
                  .expected = {kStopped, {1}, kContinue}});
-  all.push_back({.name = "stopped while paused",
-                 .commands = {"pause", "barrier", "1:do=STOP", "resume"},
-                 .fate = Fate::kStopped,
-                 .expected = {kStopped, {1}, kContinue}});
+  all.push_back(
+      {.name = "stopped while paused",
+       .commands = {"pause", "barrier", "1:do=STOP", "resume"},
+       .fate = Fate::kStopped,
+       .expected = {kStopped, {1}, kContinue},
+       .gaps = {{"alone", "who has come before a cycle begins is recorded by the rank that counts, and not by this one"}}});
   all.push_back({.name = "stopped while it waits for the votes of others",
                  .commands = {"0:at=Unmap,1,sleep=900", "1:later=500,STOP", "pause"},
                  .fate = Fate::kStopped,
@@ -66,7 +70,9 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = Killed(SIGKILL),
                  .silent = false,
                  .expected = {kEnded, {1}, kDeath},
-                 .culprit_knows = true});
+                 .culprit_knows = true,
+                 .gaps = {{"alone", "an own end at the launcher's hands is told in place of the earlier end of another rank"},
+                          {"after", "those whom the launcher ended soon afterwards are named beside it"}}});
   all.push_back({.name = "killed while running, before the others pause and resume",
                  .commands = {"1:do=KILL", "sleep=300", "pause", "resume"},
                  .fate = Fate::kEnded,
@@ -80,7 +86,8 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = Killed(SIGKILL),
                  .silent = false,
                  .expected = {kEnded, {1}, kDeath},
-                 .culprit_knows = true});
+                 .culprit_knows = true,
+                 .gaps = {{"", "the failed arrival is recorded without saying who ended, and the rank that asked is named"}}});
   all.push_back({.name = "killed in a pause",
                  .commands = {in_pause("KILL"), "pause"},
                  .fate = Fate::kEnded,
@@ -146,14 +153,16 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .silent = false,
                  .expected = {kDied, {1}, kDeath},
                  .culprit_knows = true});
-  all.push_back({.name = "terminated while running",
-                 .ranks = 4,
-                 .commands = {"2:do=TERM", "sleep=300"},
-                 .fate = Fate::kEnded,
-                 .status = Killed(SIGTERM),
-                 .silent = false,
-                 .expected = {kEnded, {2}, kDeath},
-                 .culprit_knows = true});
+  all.push_back(
+      {.name = "terminated while running",
+       .ranks = 4,
+       .commands = {"2:do=TERM", "sleep=300"},
+       .fate = Fate::kEnded,
+       .status = Killed(SIGTERM),
+       .silent = false,
+       .expected = {kEnded, {2}, kDeath},
+       .culprit_knows = true,
+       .gaps = {{"alone", "an own end at the launcher's hands is told in place of the earlier end of another rank"}}});
 }
 
 void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
@@ -163,6 +172,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .others_know = false,  // it left while running, as any rank may
                  .culprit_knows = true});
   all.push_back({.name = "exit(1) while the others wait for it to pause",
                  .commands = {"1:sleep=600", "1:do=exit=1", "pause"},
@@ -170,7 +180,8 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
-                 .culprit_knows = true});
+                 .culprit_knows = true,
+                 .gaps = {{"alone", "a rank that left because of the first one is named beside it"}}});
   all.push_back({.name = "exit(1) while paused",
                  .commands = {"pause", "barrier", "1:do=exit=1"},
                  .fate = Fate::kEnded,
@@ -178,20 +189,24 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
                  .culprit_knows = true});
-  all.push_back({.name = "exit(1) while paused, and the others resume",
-                 .commands = {"pause", "barrier", "1:do=exit=1", "sleep=300", "resume"},
-                 .fate = Fate::kEnded,
-                 .status = 1,
-                 .silent = false,
-                 .expected = {kLeft, {1}, kLeaving},
-                 .culprit_knows = true});
-  all.push_back({.name = "exit(0) while paused",
-                 .commands = {"pause", "barrier", "1:do=exit=0"},
-                 .fate = Fate::kEnded,
-                 .status = 0,
-                 .silent = false,
-                 .expected = {kLeft, {1}, kLeaving},
-                 .culprit_knows = true});
+  all.push_back(
+      {.name = "exit(1) while paused, and the others resume",
+       .commands = {"pause", "barrier", "1:do=exit=1", "sleep=300", "resume"},
+       .fate = Fate::kEnded,
+       .status = 1,
+       .silent = false,
+       .expected = {kLeft, {1}, kLeaving},
+       .culprit_knows = true,
+       .gaps = {{"alone", "an own end at the launcher's hands is told in place of the earlier end of another rank"}}});
+  all.push_back(
+      {.name = "exit(0) while paused",
+       .commands = {"pause", "barrier", "1:do=exit=0"},
+       .fate = Fate::kEnded,
+       .status = 0,
+       .silent = false,
+       .expected = {kLeft, {1}, kLeaving},
+       .culprit_knows = true,
+       .gaps = {{"alone 1", "of a session that closed in order with exit code 0 its own journal alone is called healthy"}}});
   all.push_back({.name = "_exit(3) while paused",
                  .commands = {"pause", "barrier", "1:do=_exit=3", "sleep=300", "resume"},
                  .fate = Fate::kEnded,
@@ -216,11 +231,21 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
 }
 
 void AddDeadlocks(std::vector<Failure>& all) {
-  all.push_back({.name = "a rank never pauses", .commands = {"1:linger", "pause"}, .expected = {kAbsent, {1}, kCall}});
   all.push_back(
-      {.name = "a rank never resumes", .commands = {"pause", "1:linger", "resume"}, .expected = {kAbsent, {1}, kCall}});
+      {.name = "a rank never pauses",
+       .commands = {"1:linger", "pause"},
+       .expected = {kAbsent, {1}, kCall},
+       .gaps = {{"alone", "who has come before a cycle begins is recorded by the rank that counts, and not by this one"}}});
   all.push_back(
-      {.name = "the first rank never resumes", .commands = {"pause", "0:linger", "resume"}, .expected = {kAbsent, {0}, kCall}});
+      {.name = "a rank never resumes",
+       .commands = {"pause", "1:linger", "resume"},
+       .expected = {kAbsent, {1}, kCall},
+       .gaps = {{"alone", "who has come before a cycle begins is recorded by the rank that counts, and not by this one"}}});
+  all.push_back(
+      {.name = "the first rank never resumes",
+       .commands = {"pause", "0:linger", "resume"},
+       .expected = {kAbsent, {0}, kCall},
+       .gaps = {{"alone", "who has come before a cycle begins is recorded by the rank that counts, and not by this one"}}});
   all.push_back({.name = "two of four never pause",
                  .ranks = 4,
                  .commands = {"1,2:linger", "pause"},
@@ -275,12 +300,14 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .commands = {"pause", "1:descriptors=0", "barrier", "resume"},
                  .fate = Fate::kFails,
                  .silent = false,
-                 .expected = {{"step-failed", "refused"}, {1}, kDescriptors}});
+                 .expected = {{"step-failed", "refused"}, {1}, kDescriptors},
+                 .gaps = {{"", "that no descriptor was left is recorded as a peer that cannot be reached"}}});
   all.push_back({.name = "descriptors run out within a resume",
                  .commands = {"pause", "1:descriptors=1", "barrier", "resume"},
                  .fate = Fate::kFails,
                  .silent = false,
-                 .expected = {{"step-failed", "refused"}, {1}, kDescriptors}});
+                 .expected = {{"step-failed", "refused"}, {1}, kDescriptors},
+                 .gaps = {{"", "that no descriptor was left is recorded as a peer that cannot be reached"}}});
   all.push_back(
       {.name = "the disk of a journal is full",
        .full_disk = {1},
@@ -326,11 +353,13 @@ void AddSettings(std::vector<Failure>& all) {
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {{"refused"}, {1}, kGroups},
-                 .culprit_knows = false});
+                 .culprit_knows = false,
+                 .gaps = {{"alone", "a journal has its own group only, and not that of the rank that differs"}}});
   all.push_back({.name = "a launch while paused",
                  .commands = {"pause", "barrier", "1:reduce"},
                  .silent = false,
                  .expected = {{"launch-refused"}, {1}, {"resume-first"}},
+                 .others_know = false,
                  .culprit_knows = true});
 }
 
@@ -415,18 +444,24 @@ void AddHostsAndSizes(std::vector<Failure>& all, std::mt19937_64& random) {
                  .silent = false,
                  .expected = {kDied, {9}, kDeath},
                  .culprit_knows = true});
-  all.push_back({.name = "16 ranks: stopped in a resume",
-                 .ranks = 16,
-                 .commands = {"pause", in_resume(11, "STOP"), "resume"},
-                 .fate = Fate::kStopped,
-                 .expected = {kStopped, {11}, kContinue}});
-  all.push_back({.name = "8 ranks: device memory taken",
-                 .ranks = 8,
-                 .commands = {"pause", "6:hog=4", "barrier", "resume"},
-                 .fate = Fate::kFails,
-                 .silent = false,
-                 .expected = {{"out-of-memory"}, {6}, kFreeDevice},
-                 .culprit_knows = true});
+  all.push_back(
+      {.name = "16 ranks: stopped in a resume",
+       .ranks = 16,
+       .commands = {"pause", in_resume(11, "STOP"), "resume"},
+       .fate = Fate::kStopped,
+       .expected = {kStopped, {11}, kContinue},
+       .gaps = {{"alone",
+                 "one journal has the ranks of those only with whom its session shares memory, and names others by session"}}});
+  all.push_back(
+      {.name = "8 ranks: device memory taken",
+       .ranks = 8,
+       .commands = {"pause", "6:hog=4", "barrier", "resume"},
+       .fate = Fate::kFails,
+       .silent = false,
+       .expected = {{"out-of-memory"}, {6}, kFreeDevice},
+       .culprit_knows = true,
+       .gaps = {{"alone",
+                 "one journal has the ranks of those only with whom its session shares memory, and names others by session"}}});
   all.push_back({.name = "2 ranks: killed in a resume",
                  .ranks = 2,
                  .commands = {"pause", in_resume(1, "KILL"), "resume"},

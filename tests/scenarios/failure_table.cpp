@@ -120,11 +120,13 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                    .expected = {kDied, {0}, kDeath},
                    .culprit_knows = true});
   }
-  all.push_back({.name = "two of four are stopped in a resume",
-                 .ranks = 4,
-                 .commands = {"pause", "1,2:" + AtRandom(random, kResumeCalls, "STOP"), "resume"},
-                 .fate = Fate::kStopped,
-                 .expected = {kStopped, {1, 2}, kContinue}});
+  all.push_back(
+      {.name = "two of four are stopped in a resume",
+       .ranks = 4,
+       .commands = {"pause", "1,2:" + AtRandom(random, kResumeCalls, "STOP"), "resume"},
+       .fate = Fate::kStopped,
+       .expected = {kStopped, {1, 2}, kContinue},
+       .gaps = {{"", "if the rank that counts the votes is one of them, all that wait are named, or one of the two only"}}});
   all.push_back({.name = "segmentation fault in a pause",
                  .commands = {in_pause("SEGV"), "pause"},
                  .fate = Fate::kEnded,
@@ -276,12 +278,15 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .silent = false,
                  .expected = {oom, {1}, kFreeDevice},
                  .culprit_knows = true});
-  all.push_back({.name = "device memory taken from two ranks",
-                 .ranks = 4,
-                 .commands = {"pause", "1,2:hog=4", "barrier", "resume"},
-                 .fate = Fate::kFails,
-                 .silent = false,
-                 .expected = {oom, {1, 2}, kFreeDevice}});
+  all.push_back(
+      {.name = "device memory taken from two ranks",
+       .ranks = 4,
+       .commands = {"pause", "1,2:hog=4", "barrier", "resume"},
+       .fate = Fate::kFails,
+       .silent = false,
+       .expected = {oom, {1, 2}, kFreeDevice},
+       .gaps = {{"alone",
+                 "one journal has the ranks of those only with whom its session shares memory, and names others by session"}}});
   all.push_back({.name = "device memory runs out at the create itself",
                  .commands = {"pause", "1:at=Create,1,fail=2", "resume"},
                  .fate = Fate::kFails,

@@ -387,10 +387,12 @@ void AddJournalsAndNeighbours(std::vector<Failure>& all, std::mt19937_64& random
                  .silent = false,
                  .expected = {{"out-of-memory"}, {1}, kFreeDevice},
                  .damage = Damage::kMissing});
-  all.push_back({.name = "a rank never resumes, and its journal is missing",
-                 .commands = {"pause", "1:linger", "resume"},
-                 .expected = {kAbsent, {1}, kCall},
-                 .damage = Damage::kMissing});
+  all.push_back(
+      {.name = "a rank never resumes, and its journal is missing",
+       .commands = {"pause", "1:linger", "resume"},
+       .expected = {kAbsent, {1}, kCall},
+       .damage = Damage::kMissing,
+       .gaps = {{"", "whether a rank without a journal has come is taken from the votes, and not from what it answered"}}});
   const Commands failing = {"0:do=KILL", "sleep=300", "pause"};
   all.push_back({.name = "a healthy job lives on in the same directory",
                  .commands = {"1:linger", "pause"},

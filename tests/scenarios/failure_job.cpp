@@ -82,6 +82,10 @@ class Case {
       Break("the job did not get to where the failure is");
       return Finish();
     }
+    if (!PrologueWentWell()) {
+      Break("a pause or resume before the failure did not go well");
+      return Finish();
+    }
     if (failure_.silent) LookWhileItHangs();
     WaitForTheDeadline();
     CheckFate();
@@ -164,6 +168,13 @@ class Case {
   [[nodiscard]] bool Settled() const {
     for (int rank = 0; rank < failure_.ranks; ++rank) {
       if (job_.SoFar(rank).out.find(kSettled) == std::string::npos && !Ended(Process(rank))) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] bool PrologueWentWell() const {
+    for (int rank = 0; failure_.first_cycle && rank < failure_.ranks; ++rank) {
+      const std::string out = job_.SoFar(rank).out, prologue = out.substr(0, out.find(kSettled));
+      if (prologue.find("pause: 0\n") == std::string::npos || prologue.find("resume: 0\n") == std::string::npos) return false;
     }
     return true;
   }
@@ -417,11 +428,12 @@ class Case {
     if (!remedied) wrong += "remedy; ";
     Add(name, wrong, said);
   }
-  // What cannot be known must not be guessed: nobody but the rank at fault may be accused.
+  // What cannot be known must not be guessed: nobody may be accused in place of the rank at fault.
   void JudgeModesty(const std::string& name, const Directories_& directories) {
     const Said said = Ask(directories);
     std::string wrong = said.trouble.empty() ? "" : "no verdict";
     for (const int rank : said.ranks) {
+      if (said.ranks.contains(culprit())) break;
       if (std::ranges::find(failure_.expected.ranks, rank) == failure_.expected.ranks.end()) wrong = "accuses another rank";
     }
     Add(name, wrong, said);

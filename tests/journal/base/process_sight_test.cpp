@@ -87,13 +87,16 @@ TEST(SeeProcess, another_process_under_that_number_is_never_described) {
 
 TEST(SeeOwnThreads, the_calling_one_comes_first_then_the_main_one_and_no_more_than_were_asked_for) {
   std::atomic<bool> end = false;
+  std::atomic<int> named = 0;
   std::vector<std::thread> others;
   for (int i = 0; i < 3; ++i) {
-    others.emplace_back([&end] {
+    others.emplace_back([&] {
       ::pthread_setname_np(::pthread_self(), "seen-thread");
+      ++named;
       while (!end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   }
+  while (named < 3) std::this_thread::yield();
   std::vector<ThreadSight> all, two;
   pid_t asking = 0;
   std::thread([&] {
@@ -107,7 +110,7 @@ TEST(SeeOwnThreads, the_calling_one_comes_first_then_the_main_one_and_no_more_th
   EXPECT_EQ(all[0].thread, asking);
   EXPECT_EQ(all[0].sight.state, "running");
   EXPECT_EQ(all[1].thread, ::getpid());
-  EXPECT_GE(std::ranges::count(all, "seen-thread", &ThreadSight::name), 1);
+  EXPECT_EQ(std::ranges::count(all, "seen-thread", &ThreadSight::name), 3);
   EXPECT_EQ(two.size(), 2u);
 }
 

@@ -122,6 +122,9 @@ TEST_F(PoolTest, a_pause_does_not_wait_for_a_pool_whose_destruction_hangs) {
   EXPECT_EQ(Reserved(pool), kKept) << "it is not touched meanwhile";
   end.set_value();
   destroying.join();
+  ASSERT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kResume).ok());
+  ASSERT_TRUE(Pause());
+  EXPECT_EQ(Reserved(pool), 0U) << "the driver kept the pool, so the next pause trims it";
 }
 
 TEST_F(PoolTest, a_second_pause_and_a_resume_trim_nothing) {

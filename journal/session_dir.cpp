@@ -92,11 +92,20 @@ std::optional<Found> Examine(int parent, const fs::path& directory, const std::s
   return found;
 }
 
+// What time it is for the file system, whose host may have another clock than this one. Nothing: it does not say.
+std::optional<std::int64_t> NowOfFileSystem(int directory) {
+  const timespec times[2] = {{.tv_sec = 0, .tv_nsec = UTIME_OMIT}, {.tv_sec = 0, .tv_nsec = UTIME_NOW}};
+  struct stat st {};
+  if (futimens(directory, times) != 0 || fstat(directory, &st) != 0) return std::nullopt;
+  return st.st_mtim.tv_sec;
+}
+
 // Removes what a process left that was killed while it made its directory.
 void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name, bool shared) {
   struct stat st {};
   if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
-  if (static_cast<std::int64_t>(RealtimeNs() / 1'000'000'000) - st.st_mtim.tv_sec < kStaleAfterSeconds ||
+  const std::optional<std::int64_t> now = NowOfFileSystem(parent);
+  if (!now || *now - st.st_mtim.tv_sec < kStaleAfterSeconds ||
       LifeOfWriter(directory / name / "tail", shared) != WriterLife::kEnded)
     return;
   RemoveSession(parent, name);

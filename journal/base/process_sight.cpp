@@ -1,6 +1,7 @@
 #include "journal/base/process_sight.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <sys/syscall.h>
@@ -216,40 +217,31 @@ _Unwind_Reason_Code TakeFrame(_Unwind_Context* context, void* argument) {
   return _URC_NO_REASON;
 }
 
-struct Naming {
-  const std::vector<std::uintptr_t>& addresses;
-  std::vector<std::string> names;
-};
 std::string Hexadecimal(std::uintptr_t value) {
   std::array<char, 24> digits{'0', 'x'};
   return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
 }
-int NameFrames(dl_phdr_info* object, std::size_t, void* argument) {
-  auto& naming = *static_cast<Naming*>(argument);
-  const std::string_view file = object->dlpi_name;
-  for (int i = 0; i < object->dlpi_phnum; ++i) {
-    const auto& segment = object->dlpi_phdr[i];
-    if (segment.p_type != PT_LOAD) continue;
-    const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
-    for (std::size_t frame = 0; frame < naming.addresses.size(); ++frame) {
-      const std::uintptr_t address = naming.addresses[frame];
-      if (address < begin || address >= begin + segment.p_memsz) continue;
-      naming.names[frame] = std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - object->dlpi_addr);
-    }
-  }
-  return 0;
+// glibc's look-up without a lock, from 2.35 on.
+#pragma weak _dl_find_object
+std::string NameOfFrame(std::uintptr_t address) {
+  dl_find_object found{};
+  if (&_dl_find_object == nullptr || _dl_find_object(reinterpret_cast<void*>(address), &found) != 0)
+    return Hexadecimal(address);
+  const std::string_view file = found.dlfo_link_map->l_name;
+  return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - found.dlfo_link_map->l_addr);
 }
 
 }  // namespace
 
 std::vector<std::string> OwnStack(std::size_t most) {
+  // The unwinder asks the same function; without it, it takes the loader's lock.
+  if (&_dl_find_object == nullptr) return {};
   Frames frames{{}, most};
   frames.addresses.reserve(most);
   _Unwind_Backtrace(&TakeFrame, &frames);
-  Naming naming{frames.addresses, {}};
-  for (const std::uintptr_t address : frames.addresses) naming.names.push_back(Hexadecimal(address));
-  ::dl_iterate_phdr(&NameFrames, &naming);
-  return std::move(naming.names);
+  std::vector<std::string> names;
+  for (const std::uintptr_t address : frames.addresses) names.push_back(NameOfFrame(address));
+  return names;
 }
 
 }  // namespace amem

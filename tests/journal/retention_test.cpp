@@ -8,6 +8,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 
@@ -32,6 +33,17 @@ extern "C" [[gnu::visibility("default")]] int flock(int fd, int operation) noexc
   if (flock_error == 0) return static_cast<int>(syscall(SYS_flock, fd, operation));
   errno = flock_error;
   return -1;
+}
+
+namespace {
+std::atomic<int> g_clock_ahead_s = 0;
+}  // namespace
+
+// In place of libc's: the wall clock of a host that is ahead.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME) time->tv_sec += g_clock_ahead_s;
+  return result;
 }
 
 namespace amem::test {
@@ -151,6 +163,15 @@ TEST_F(Retention, removes_what_a_killed_opening_left_behind_only_when_it_is_old)
   fs::last_write_time(directory.path() / ".new-0000000000000007-1", fs::file_time_type::clock::now() - std::chrono::hours(2));
   auto writer = Open(1);
   EXPECT_EQ(Left(), (std::vector<std::string>{".new-0000000000000008-1", "0000000000000001"}));
+}
+
+// On a file system of a host whose clock is behind, what another process makes at this moment looks old to this one.
+TEST_F(Retention, what_is_being_made_stays_where_this_hosts_clock_is_ahead) {
+  fs::create_directory(directory.path() / ".new-0000000000000007-1");
+  g_clock_ahead_s = 7200;
+  auto writer = Open(1);
+  g_clock_ahead_s = 0;
+  EXPECT_EQ(Left(), (std::vector<std::string>{".new-0000000000000007-1", "0000000000000001"}));
 }
 
 TEST_F(Retention, counts_what_the_living_hold) {

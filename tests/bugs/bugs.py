@@ -295,7 +295,7 @@ BUGS = [
          ("who was ended because it hung is no cause", "end.witnessed && end.wall_ns > last + kStuck_ns", "end.witnessed && end.wall_ns + kStuck_ns < last"),
          ("a rank that leaves while paused is healthy", "if (!error && !(half && needed)) return;", "if (!error) return;")),
     *_in("replay/diagnosis/search_absences.cpp", READING,
-         ("a rank that stands still is healthy", "if (IsLive(j) && !stopped && job_end_", "if (IsLive(j) || job_end_")),
+         ("a rank that stands still is healthy", "if (IsLive(j) && !stopped && job_end_", "if (IsLive(j) || stopped || job_end_")),
     *_in("replay/diagnosis/cause_search.cpp", READING,
          ("the last witness of a death counts", "if (end.witnessed && end.wall_ns <= wall) continue;", "if (end.witnessed && end.wall_ns > wall) continue;"),
          ("teardown hides the cause", "if (after_another || earliest < c.wall_ns)", "if (after_another)")),

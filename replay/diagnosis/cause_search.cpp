@@ -94,6 +94,24 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
 
 // A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
 // notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
+// It gave up an arrival because another one was gone, before it had noted whose connection that was: the one that is dead and
+// has not said so itself.
+void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
+  const auto gave_up = [](const JournalHistory& one) {
+    return !one.attempts.empty() && !one.attempts.back().begun && one.attempts.back().end == Attempt::End::kFailed &&
+           one.attempts.back().code == Code::kPeerLost;
+  };
+  if (!gave_up(j)) return;
+  const Moment& at = j.attempts.back().ended;
+  const std::uint64_t wall = roster_.Wall(j, at.time_ns);
+  for (const SessionId session : roster_.SharingWith(j.session(), wall)) {
+    const JournalHistory* other = roster_.Find(session);
+    if (other == nullptr || !IsDead(*other) || gave_up(*other) || roster_.Wall(*other, other->last.time_ns) > wall) continue;
+    SessionEnd& end = ends_.at(session);
+    if (!end.witnessed) end = {.wall_ns = wall, .witnessed = true, .witness = &j, .witness_seq = at.seq};
+  }
+}
+
 void CauseSearch::FindEnds() {
   bool live = false;
   std::uint64_t last_event = 0;
@@ -126,6 +144,7 @@ void CauseSearch::FindEnds() {
       ends_.erase(j.session());  // a connection that was lost is not an end
     }
   }
+  for (const JournalHistory& j : roster_.journals()) WitnessAtArrival(j);
   for (const auto& [session, end] : ends_) {
     if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
   }

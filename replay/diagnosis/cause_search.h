@@ -37,6 +37,7 @@ class CauseSearch {
   CandidateCause& AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
                                SequenceNumber seq);
   void FindEnds();
+  void WitnessAtArrival(const JournalHistory& j);
   [[nodiscard]] const SessionEnd* EndOf(SessionId session) const;
   // All processes ended within moments, so that somebody ended them all.
   [[nodiscard]] bool WasTornDown() const { return torn_down_; }

@@ -185,6 +185,21 @@ TEST(EndOfJob, a_rank_that_was_killed_while_the_others_waited_for_it_is_the_caus
   }
 }
 
+// The same, by a connection that was not known to be its yet, so that there is no PeerLost.
+TEST(EndOfJob, a_rank_that_was_gone_when_it_was_asked_to_come_is_the_cause) {
+  for (const SessionStatus of_owner : {kAlive, kGone}) {
+    CycleJob job;
+    job.Arrive(job.owner, CycleKind::kPause);
+    job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 died while it was waited for", Code::kPeerLost});
+    job.clock += 3 * kSecond;
+    job.owner.Then(PassedThrough{.name = "cuMemGetInfo"});
+    const Verdict verdict = job.Judge(of_owner, kGone);
+    EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+    EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfDeath);
+  }
+}
+
 TEST(EndOfJob, a_stopped_rank_needs_no_second_to_be_noticed) {
   CycleJob job;
   job.BeginAll(CycleKind::kPause);

@@ -94,6 +94,16 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
 
 // A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
 // notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
+// Of one journal alone, those that it shared memory with count as well.
+bool CauseSearch::AllEnded() const {
+  if (roster_.journals().size() != 1) return true;
+  const JournalHistory& j = roster_.journals().front();
+  const std::set<SessionId> sharing = roster_.SharingWith(j.session(), roster_.Wall(j, j.last.time_ns));
+  std::set<SessionId> ended;
+  for (const auto& [session, end] : ends_) ended.insert(session);
+  return ended.size() > 1 && std::ranges::includes(ended, sharing);
+}
+
 // It gave up an arrival because another one was gone, before it had noted whose connection that was: the one that is dead and
 // has not said so itself.
 void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
@@ -149,7 +159,7 @@ void CauseSearch::FindEnds() {
     if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
   }
   if (first_end_ == UINT64_MAX && !ends_.empty()) first_end_ = job_end_;
-  torn_down_ = !live && roster_.journals().size() > 1 && first_end_ != UINT64_MAX && last_event <= first_end_ + kTeardown_ns;
+  torn_down_ = !live && first_end_ != UINT64_MAX && last_event <= first_end_ + kTeardown_ns && AllEnded();
 }
 
 const SessionEnd* CauseSearch::EndOf(SessionId session) const {

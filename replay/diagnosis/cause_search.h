@@ -38,6 +38,7 @@ class CauseSearch {
                                SequenceNumber seq);
   void FindEnds();
   void WitnessAtArrival(const JournalHistory& j);
+  [[nodiscard]] bool AllEnded() const;
   [[nodiscard]] const SessionEnd* EndOf(SessionId session) const;
   // All processes ended within moments, so that somebody ended them all.
   [[nodiscard]] bool WasTornDown() const { return torn_down_; }

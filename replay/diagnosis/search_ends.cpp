@@ -94,6 +94,9 @@ void CauseSearch::EndsOfAbsent() {
     constexpr std::int32_t kBySignal = 128;
     const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
     if (end.in_order && !failed && !half && !torn_down) continue;
+    // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
+    const bool with_it = witness.closed && witness.closed->event.exit_code > kBySignal && WasTornDown();
+    if (end.in_order && with_it) continue;
     CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
                                              end.in_order     ? VerdictKind::kLeft
                                              : failed || half ? VerdictKind::kDied

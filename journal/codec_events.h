@@ -59,10 +59,10 @@ AMEM_CARRY(PassedThrough, Name, Detail, Result)
 
 // ---- pause and resume ----------------------------------------------------------------------------------------------------
 
-AMEM_CARRY(CycleBegun, Kind, Cycle, Members)
+AMEM_CARRY(CycleBegun, Kind, Cycle, Members, Processes)
 AMEM_CARRY(StepBegun, Step)
 AMEM_CARRY(StepDone, Step)
-AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message)
+AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy)
 AMEM_CARRY(PhaseBegun, Phase)
 AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult)
 AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs)
@@ -86,7 +86,7 @@ AMEM_CARRY(CommunicatorSuspended, Communicator, Suspended)
 // ---- what was seen -------------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(VoteCast, Phase, Ok, Code, Message)
-AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok)
+AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok, Rank, Pid)
 AMEM_CARRY(ProcessSeen, Session, Pid, State, Where, Answer, ExitCode, WaitedNs)
 AMEM_CARRY(ThreadSeen, Thread, Name, State, Where, Stack)
 AMEM_CARRY(LaunchRefused, Call, Count)

@@ -40,7 +40,7 @@ inline void Take(std::uint8_t from, CycleKind& to) { TakeEnum(from, to, CycleKin
 inline void Take(std::uint8_t from, PhaseKind& to) { TakeEnum(from, to, PhaseKind::kResumeOpen, "phase kind"); }
 inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kUnbind, "step kind"); }
 inline void Take(std::uint8_t from, MemoryTag& to) { TakeEnum(from, to, MemoryTag::kMulticastReleased, "memory tag"); }
-inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kBroken, "error class"); }
+inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kNoDescriptors, "error class"); }
 template <class T>
 void Take(auto from, T& to) {
   to = static_cast<T>(from);
@@ -125,6 +125,8 @@ AMEM_CARRY(ByteRange, Offset, Bytes)
 
 inline void Put(auto to, const std::string& from) { std::memcpy(to.begin(), from.data(), from.size()); }
 inline void Take(auto from, std::string& to) { to.assign(from.begin(), from.size()); }
+
+AMEM_CARRY(CycleMember, Session, Rank, Pid, Host)
 
 template <class T>
 void Put(auto to, const std::vector<T>& from) {

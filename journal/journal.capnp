@@ -358,10 +358,17 @@ struct Step {
   device @4 :Int32;
   offset @5 :UInt64;
 }
+struct CycleMember {
+  session @0 :UInt64;
+  rank @1 :Int32 = -1;
+  pid @2 :Int32;
+  host @3 :Text;
+}
 struct CycleBegun {
   kind @0 :CycleKind;
   cycle @1 :UInt64;
   members @2 :List(UInt64);
+  processes @3 :List(CycleMember);
 }
 struct StepBegun {
   step @0 :Step;
@@ -374,6 +381,7 @@ struct StepFailed {
   code @1 :Code;
   driverResult @2 :Int32;
   message @3 :Text;
+  reportedBy @4 :UInt64;
 }
 struct PhaseBegun {
   phase @0 :PhaseKind;
@@ -472,6 +480,8 @@ struct MemberHeard {
   phase @2 :PhaseKind;
   voted @3 :Bool;
   ok @4 :Bool = true;
+  rank @5 :Int32 = -1;
+  pid @6 :Int32;
 }
 struct ProcessSeen {
   session @0 :UInt64;

@@ -53,10 +53,18 @@ struct Step {
   Bytes offset = 0;  // in a multicast object
   friend auto operator<=>(const Step&, const Step&) = default;
 };
+struct CycleMember {  // who a session is, so that one journal alone names the ranks of a cycle
+  SessionId session;
+  std::int32_t rank = -1;
+  std::int32_t pid = 0;
+  std::string host;
+  friend bool operator==(const CycleMember&, const CycleMember&) = default;
+};
 struct CycleBegun {
   CycleKind kind{};
   std::uint64_t cycle = 0;  // counts pauses of this session from 1; a resume carries the number of its pause
   std::vector<SessionId> members;
+  std::vector<CycleMember> processes;  // of the members, in their order; empty in journals of builds that did not record them
   friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
 };
 struct StepBegun {
@@ -72,6 +80,7 @@ struct StepFailed {
   Code code{};
   std::int32_t driver_result = 0;
   std::string message;
+  SessionId reported_by;  // the owner that refused to hand out memory for an import; zero: it failed here
   friend bool operator==(const StepFailed&, const StepFailed&) = default;
 };
 struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
@@ -119,6 +128,8 @@ struct MemberHeard {  // by the session that counts the votes: what a member sai
   PhaseKind phase{};
   bool voted = false;
   bool ok = true;
+  std::int32_t rank = -1;
+  std::int32_t pid = 0;  // 0 in journals of builds that did not record it
   friend bool operator==(const MemberHeard&, const MemberHeard&) = default;
 };
 struct ProcessSeen {  // of another session's process: at a deadline, or when the connection to it was lost

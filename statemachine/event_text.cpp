@@ -240,7 +240,8 @@ struct Describe {
   std::string operator()(const StepBegun& e) const { return "step begun: " + amem::ToText(e.step); }
   std::string operator()(const StepDone& e) const { return "step done: " + amem::ToText(e.step); }
   std::string operator()(const StepFailed& e) const {
-    return "step failed: " + amem::ToText(e.step) + ": " + std::string(amem::ToText(e.code)) + ": " + e.message;
+    return "step failed: " + amem::ToText(e.step) + ": " + std::string(amem::ToText(e.code)) + ": " + e.message +
+           (e.reported_by ? ", reported by " + ToText(e.reported_by) : "");
   }
   std::string operator()(const PhaseBegun& e) const { return "phase begun: " + std::string(amem::ToText(e.phase)); }
   std::string operator()(const PhaseDecided& e) const {
@@ -280,8 +281,10 @@ struct Describe {
            (e.ok ? "" : ": " + std::string(amem::ToText(e.code)) + After(": ", e.message));
   }
   std::string operator()(const MemberHeard& e) const {
-    if (!e.voted) return ToText(e.member) + " has come to the " + std::string(amem::ToText(e.kind));
-    return ToText(e.member) + " voted " + (e.ok ? "for " : "against ") + std::string(amem::ToText(e.phase));
+    const std::string rank = e.rank >= 0 ? " (rank " + to_string(e.rank) + ")" : "";
+    const std::string who = ToText(e.member) + rank;
+    if (!e.voted) return who + " has come to the " + std::string(amem::ToText(e.kind));
+    return who + " voted " + (e.ok ? "for " : "against ") + std::string(amem::ToText(e.phase));
   }
   std::string operator()(const ProcessSeen& e) const {
     return "process of " + ToText(e.session) + " seen: pid " + to_string(e.pid) + " is " + e.state + After(" ", e.where) +
@@ -328,8 +331,9 @@ std::string FormatBytes(Bytes bytes) {
 std::string_view ToText(Code code) {
   static constexpr std::string_view kNames[] = {"ok",           "invalid",   "not found",     "out of memory",
                                                 "driver error", "I/O error", "corrupt",       "timed out",
-                                                "peer lost",    "refused",   "not supported", "broken"};
-  static_assert(std::size(kNames) == Index(Code::kBroken) + 1);
+                                                "peer lost",    "refused",   "not supported", "broken",
+                                                "no descriptors left"};
+  static_assert(std::size(kNames) == Index(Code::kNoDescriptors) + 1);
   return NameIn(kNames, code);
 }
 

@@ -104,6 +104,7 @@ enum class Code : std::uint8_t {
   kRefused,      // not allowed now (paused, other user, wrong secret)
   kUnsupported,  // understood, and not done by this build or device
   kBroken,       // an earlier failure is latched; see its message
+  kNoDescriptors,  // the process or the host has reached its limit of open files (EMFILE, ENFILE)
 };
 std::string_view ToText(Code code);
 
@@ -122,13 +123,21 @@ class [[nodiscard]] Status {
   [[nodiscard]] const std::string& message() const { return message_; }
   // The same failure with what was being done put before it: "resume: create allocation 7: out of memory ...".
   [[nodiscard]] Status Within(std::string_view doing) const {
-    return ok() ? *this : Status{code_, std::string(doing) + ": " + message_, driver_result_};
+    return ok() ? *this : Status{code_, std::string(doing) + ": " + message_, driver_result_}.ReportedBy(reported_by_);
+  }
+  // The session that answered with this failure; zero: it happened here.
+  [[nodiscard]] SessionId reported_by() const { return reported_by_; }
+  [[nodiscard]] Status ReportedBy(SessionId session) const {
+    Status told = *this;
+    if (!told.ok()) told.reported_by_ = session;
+    return told;
   }
   friend bool operator==(const Status&, const Status&) = default;
 
  private:
   Code code_ = Code::kOk;
   int driver_result_ = 0;
+  SessionId reported_by_;
   std::string message_;
 };
 

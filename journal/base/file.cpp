@@ -31,8 +31,13 @@ const char* Advice(int error) {
 
 }  // namespace
 
+Code CodeOfErrno(int error) {
+  if (error == EMFILE || error == ENFILE) return Code::kNoDescriptors;
+  return error == ENOENT ? Code::kNotFound : Code::kIo;
+}
+
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
-  return {error == ENOENT ? Code::kNotFound : Code::kIo, std::string(doing) + " " + path.string() + ": " +
+  return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " +
                                                              std::generic_category().message(error) + " (errno " +
                                                              std::to_string(error) + ")" + Advice(error)};
 }

@@ -30,6 +30,8 @@ class File {
   UniqueFd fd_;
 };
 
+// kNotFound for ENOENT, kNoDescriptors for EMFILE and ENFILE, kIo for any other errno.
+Code CodeOfErrno(int error);
 // "open /x/y: No space left on device (errno 28)", with what can be done about the usual ones.
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error);
 // Up to `limit` bytes of a small file; empty when it cannot be read.

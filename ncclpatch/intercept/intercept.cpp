@@ -22,6 +22,7 @@ CUresult ByCode(Code code) {
     case Code::kOutOfMemory:
       return CUDA_ERROR_OUT_OF_MEMORY;
     case Code::kIo:
+    case Code::kNoDescriptors:
       return CUDA_ERROR_OPERATING_SYSTEM;
     case Code::kTimeout:
       return CUDA_ERROR_TIMEOUT;

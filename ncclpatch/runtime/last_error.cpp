@@ -11,6 +11,7 @@ NcclResult ToNccl(Code code) {
       return kCudaError;
     case Code::kIo:
     case Code::kCorrupt:
+    case Code::kNoDescriptors:
       return kSystemError;
     case Code::kBroken:
       return kInternalError;

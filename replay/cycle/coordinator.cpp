@@ -98,11 +98,15 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
   CycleReport report;
   report.cycle = CycleNumber(kind);
   std::vector<SessionId> members;
-  for (const PeerIdentity& member : round.Members()) members.push_back(member.session);
+  std::vector<CycleMember> processes;
+  for (const PeerIdentity& member : round.Members()) {
+    members.push_back(member.session);
+    processes.push_back({member.session, member.rank, member.pid, member.host});
+  }
   report.members = members.size();
   {
     const auto lock = ledger_.Lock();
-    ledger_.Record(CycleBegun{kind, report.cycle, std::move(members)});
+    ledger_.Record(CycleBegun{kind, report.cycle, std::move(members), std::move(processes)});
   }
   executor_.BeginCycle();
   if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
@@ -141,7 +145,8 @@ Status Coordinator::JournalIntact() {
     return {Code::kBroken, "pause refused: this session is broken: " + broken +
                                "; the job runs on, and its memory cannot be given back until it is restarted"};
   if (const Status& lost = ledger_.JournalLost(); !lost.ok())
-    return {Code::kBroken, "pause refused: this session has no journal: " + lost.message() +
+    return {lost.code() == Code::kNoDescriptors ? lost.code() : Code::kBroken,
+            "pause refused: this session has no journal: " + lost.message() +
                                "; the job runs on, and can be paused once a journal can be written"};
   return {};
 }

@@ -124,7 +124,7 @@ Status Executor::GiveBack(const Step& step, DriverHandle handle) {
 
 Status Executor::Fail(const Step& step, Status why) {
   why = why.Within(ToText(step));
-  ledger_.Record(StepFailed{step, why.code(), why.driver_result(), why.message()});
+  ledger_.Record(StepFailed{step, why.code(), why.driver_result(), why.message(), why.reported_by()});
   return why;
 }
 

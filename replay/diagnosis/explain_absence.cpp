@@ -162,6 +162,7 @@ void RecommendForRefusal(Explanation& e) {
                                 other->who().content != j.who().content);
   });
   switch (e.cause.code) {
+    case Code::kNoDescriptors:
     case Code::kIo:  // a socket could not be made or watched
       return e.Recommend(Action::kRaiseDescriptors);
     case Code::kNotFound:

@@ -140,6 +140,8 @@ Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> st
       return contents ? Action::kFreeHostMemory : Action::kFreeMemory;
     case Code::kIo:
       return passes_descriptors ? Action::kRaiseDescriptors : otherwise;
+    case Code::kNoDescriptors:
+      return Action::kRaiseDescriptors;
     case Code::kPeerLost:
     case Code::kTimeout:
       return step ? Action::kExaminePeer : otherwise;

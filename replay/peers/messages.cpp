@@ -63,7 +63,7 @@ void Put(wire::Outcome::Builder to, const Status& from) {
   to.setMessage(Cut(from.message()));
 }
 Status Get(wire::Outcome::Reader from) {
-  const Code code = Known(from.getCode(), Code::kBroken);
+  const Code code = Known(from.getCode(), Code::kNoDescriptors);
   return code == Code::kOk ? Status{} : Status{code, GetText(from.getMessage()), from.getDriverResult()};
 }
 

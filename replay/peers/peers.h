@@ -86,6 +86,7 @@ class PeerDelegate {
   // Import again after a pause: kRefused unless `by` holds that reference; kNotFound if not resident now.
   virtual Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) = 0;
   virtual void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) = 0;
+  // Again when the group or the rank of a connected peer has changed.
   virtual void OnPeerConnected(const PeerIdentity& peer) = 0;
   virtual void OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
   // Sessions that this one shares memory with now, in either direction.

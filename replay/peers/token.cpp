@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string>
 
+#include "journal/base/file.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {
@@ -108,7 +109,7 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
 
 Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
   UniqueFd fd(::memfd_create(kTokenDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) return Status{Code::kIo, "export: memfd_create for a token: " + SystemError()};
+  if (!fd) return Status{CodeOfErrno(errno), "export: memfd_create for a token: " + SystemError()};
   const auto bytes = Encode(token);
   if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     return Status{Code::kIo, "export: write of a token: " + SystemError()};

@@ -88,7 +88,8 @@ void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, cons
   const bool first = gathering_.insert_or_assign(who.session, newcomer).second;
   if (first && observer_ != nullptr) {
     const bool pause = arrival.kind == CycleKind::kPause;
-    observer_->Heard({who.session, arrival.kind, pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, false, true});
+    observer_->Heard({who.session, arrival.kind, pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, false, true,
+                      who.rank, who.pid});
   }
   gave_up_.erase(who.session);
   BeginIfComplete();
@@ -174,7 +175,10 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   Ongoing& round = rounds_.at(vote.round);
   if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
   if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
-  if (observer_ != nullptr) observer_->Heard({place->second.session, round.kind, vote.phase, true, vote.status.ok()});
+  if (observer_ != nullptr) {
+    const PeerIdentity& who = round.members.at(place->second.session).who;
+    observer_->Heard({who.session, round.kind, vote.phase, true, vote.status.ok(), who.rank, who.pid});
+  }
   Ballot& ballot = round.ballot;
   if (ballot.votes.empty()) ballot.opened = now;
   if (!vote.status.ok() && !ballot.first_failure) ballot.first_failure = place->second.session;

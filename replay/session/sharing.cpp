@@ -227,7 +227,8 @@ void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
 void Session::OnPeerConnected(const PeerIdentity& peer) {
   const auto lock = ledger_.Lock();
   const auto it = ledger_.state().peers.find(peer.session);
-  if (it != ledger_.state().peers.end() && it->second.connected) return;
+  const bool known = it != ledger_.state().peers.end() && it->second.connected;
+  if (known && it->second.group == peer.group && it->second.rank == peer.rank) return;
   ledger_.Record(PeerConnected{peer.session, peer.host, peer.pid, peer.group, peer.rank});
 }
 

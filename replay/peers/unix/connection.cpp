@@ -151,10 +151,11 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   }
   auto message = DecodeMessage({buffer_.get(), packet.bytes});
   if (!message) return message.status().Within("it sent");
+  if (auto* failure = std::get_if<FailureMessage>(&message->body)) failure->status = failure->status.ReportedBy(to_);
   if (packet.descriptors_lost) {
     // Said as a failure of that request, so that a caller that waits for more answers can still take those.
     message->body = FailureMessage{
-        {Code::kIo, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
+        {Code::kNoDescriptors, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
     packet.descriptors.clear();
   }
   return std::optional<Incoming>(Incoming{*std::move(message), std::move(packet.descriptors)});

@@ -177,6 +177,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
+      (void)service_.Run([&] { service_.sessions().SeenAs(answer.self); });
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);

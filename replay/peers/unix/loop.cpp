@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <exception>
 
+#include "journal/base/file.h"
 #include "journal/base/thread.h"
 #include "replay/peers/unix/connection.h"
 
@@ -39,7 +40,7 @@ Status ServiceLoop::Open() {
     RunCommands();
   };
   if (epoll_ && command_ && Add(command_.get(), EPOLLIN, commanded) != 0) return {};
-  return {Code::kIo, "starting the service of peers: epoll and eventfd: " + ErrnoText(errno)};
+  return {CodeOfErrno(errno), "starting the service of peers: epoll and eventfd: " + ErrnoText(errno)};
 }
 
 Status ServiceLoop::Start() {

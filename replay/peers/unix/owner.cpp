@@ -58,7 +58,7 @@ Status OwnerConnection::Failed(const std::string& doing, const Status& why) cons
     return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
                                 " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
   }
-  return {why.code(), text + why.message(), why.driver_result()};
+  return Status{why.code(), text + why.message(), why.driver_result()}.ReportedBy(why.reported_by());
 }
 
 Status OwnerConnection::Connect(Deadline deadline) {

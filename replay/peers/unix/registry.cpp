@@ -5,13 +5,14 @@
 
 #include <cerrno>
 
+#include "journal/base/file.h"
 #include "replay/peers/unix/witness.h"
 
 namespace amem {
 
 Status SessionRegistry::Open() {
   change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  return change_ ? Status{} : Status{Code::kIo, "starting the service of peers: eventfd: " + ErrnoText(errno)};
+  return change_ ? Status{} : Status{CodeOfErrno(errno), "starting the service of peers: eventfd: " + ErrnoText(errno)};
 }
 
 // ---- from any thread -------------------------------------------------------------------------------------------------------
@@ -71,15 +72,21 @@ Status SessionRegistry::Connected(const PeerIdentity& peer) {
     return {Code::kPeerLost,
             ToText(peer) + " was lost before by " + ToText(Self()) + " (it " + *record.lost + "), its references are gone"};
   }
+  const bool changed = record.connected && (record.identity.group != peer.group || record.identity.rank != peer.rank);
   record.identity = peer;
   {
     const std::lock_guard lock(mutex_);
     known_[peer.session] = peer;
   }
-  if (record.connected) return {};
+  if (record.connected && !changed) return {};
   record.connected = true;
   delegate_.OnPeerConnected(peer);
   return {};
+}
+
+void SessionRegistry::SeenAs(const PeerIdentity& peer) {
+  const auto at = records_.find(peer.session);
+  if (at != records_.end() && at->second.connected && !at->second.lost) static_cast<void>(Connected(peer));
 }
 
 Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {

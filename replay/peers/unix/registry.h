@@ -63,6 +63,8 @@ class SessionRegistry {
   // ---- on the service thread only
   // A connection for data to or from this session is open. kPeerLost: the session was lost before.
   Status Connected(const PeerIdentity& peer);
+  // It answered with this identity: what has changed since it connected (its group, its rank) is recorded.
+  void SeenAs(const PeerIdentity& peer);
   // A connection that this process made is open; from now on its end is noticed.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);

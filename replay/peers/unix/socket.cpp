@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "journal/base/directory.h"
+#include "journal/base/file.h"
 #include "replay/peers/messages.h"
 
 namespace amem {
@@ -35,7 +36,7 @@ sockaddr_un AddressOf(int directory, const std::string& name) {
 
 Result<UniqueFd> NewSocket() {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return Status{Code::kIo, "socket: " + ErrnoText(errno)};
+  if (!fd) return Status{CodeOfErrno(errno), "socket: " + ErrnoText(errno)};
   return fd;
 }
 

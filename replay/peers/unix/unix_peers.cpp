@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
 #include "replay/peers/unix/owner.h"
 #include "replay/peers/unix/round.h"
@@ -115,7 +116,7 @@ UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<UnixPeers>> UnixPeers::Start(const PeerIdentity& self, const UnixPeersOptions& options,
                                                     PeerDelegate& delegate) {
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!stop) return Status{Code::kIo, "starting the service of peers: eventfd: " + ErrnoText(errno)};
+  if (!stop) return Status{CodeOfErrno(errno), "starting the service of peers: eventfd: " + ErrnoText(errno)};
   auto impl = std::make_unique<Impl>(options, delegate, std::move(stop));
   AMEM_TRY(impl->Start(self));
   return std::unique_ptr<UnixPeers>(new UnixPeers(std::move(impl)));

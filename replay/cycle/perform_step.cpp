@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "statemachine/amounts.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
 
@@ -113,8 +114,8 @@ Status StepPerformer::CheckMemory(const Step& step) {
   const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
   return {Code::kOutOfMemory,
           fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and call ncclResume again",
-                      step.device.value, FormatBytes(memory->free), FormatBytes(memory->total), FormatBytes(step.bytes),
-                      FormatBytes(step.bytes - memory->free),
+                      step.device.value, RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(step.bytes),
+                      RoundedUpBytes(step.bytes - memory->free),
                       holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders),
           cuda::kOutOfMemory};
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "statemachine/amounts.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -18,7 +19,7 @@ std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
     const MemoryHolder& holder = holders[i];
     text += (i == 0 ? " (pid " : "; pid ") + std::to_string(holder.pid) +
             (holder.name.empty() ? "" : ", " + holder.name + ",") + " holds " +
-            (holder.bytes == 0 ? "some" : FormatBytes(holder.bytes));
+            (holder.bytes == 0 ? "some" : RoundedBytes(holder.bytes));
   }
   if (holders.size() > kNamed) text += "; and " + std::to_string(holders.size() - kNamed) + " more";
   return text.empty() ? text : text + ")";

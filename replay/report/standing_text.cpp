@@ -12,6 +12,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "statemachine/amounts.h"
 
 namespace amem {
 namespace {
@@ -99,8 +100,8 @@ class PictureTable {
                s.attempt ? fmt::format("{} {}", ToText(s.attempt->kind), s.attempt->number) : std::string()};
     for (std::size_t phase = 0; phase < kPhases; ++phase) row.push_back(Cell(s, phase));
     row.push_back(DurationText(SinceNs(picture_, s)));
-    row.push_back(FormatBytes(s.held));
-    row.push_back(s.released == 0 ? std::string() : FormatBytes(s.released));
+    row.push_back(RoundedBytes(s.held));
+    row.push_back(s.released == 0 ? std::string() : RoundedBytes(s.released));
     row.push_back(Note(index));
     return row;
   }

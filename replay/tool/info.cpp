@@ -7,6 +7,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "statemachine/amounts.h"
 #include "statemachine/apply.h"
 
 namespace amem::tool {
@@ -159,7 +160,7 @@ void PrintRow(Output& out, const Facts& facts) {
   out.Left(SessionText(facts.info.session), 18).Left(ToText(facts.info.status), 9);
   out.Left(who.rank < 0 ? "-" : std::to_string(who.rank), 6).Left(std::to_string(facts.info.pid), 9);
   out.Left(Grouped(facts.info.events), 10).Left(ToText(facts.state.lifecycle), 10);
-  out.Left(FormatBytes(Measure(facts.state).own_device_resident), 12).Left(DateText(who.realtime_ns), 25) << who.host << "\n";
+  out.Left(RoundedBytes(Measure(facts.state).own_device_resident), 12).Left(DateText(who.realtime_ns), 25) << who.host << "\n";
 }
 
 int RunList(const ListOptions& options, Output& out) {

@@ -10,6 +10,7 @@
 #include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
 #include "replay/tool/command.h"
+#include "statemachine/amounts.h"
 
 namespace amem::tool {
 namespace {
@@ -87,8 +88,8 @@ void PrintText(Output& out, const RerunReport& report, const std::string& where,
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
     out << "device " << d << "  ";
-    out.Left(device.name, 20) << " held " << FormatBytes(device.most) << " at most";
-    if (device.limit) out << ", limited to " << FormatBytes(*device.limit) << " once it was paused";
+    out.Left(device.name, 20) << " held " << RoundedBytes(device.most) << " at most";
+    if (device.limit) out << ", limited to " << RoundedBytes(*device.limit) << " once it was paused";
     for (std::size_t i = 0; i < device.used_by.size(); ++i) out << (i == 0 ? ", own memory of " : ", ") << device.used_by[i];
     out << "\n";
   }

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "statemachine/amounts.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -23,6 +24,19 @@ TEST(Text, bytes_use_the_largest_unit_that_loses_nothing) {
   EXPECT_EQ(FormatBytes(4096), "4 KiB");
   EXPECT_EQ(FormatBytes(Bytes{8280} << 20), "8 280 MiB");
   EXPECT_EQ(FormatBytes(1234567), "1 234 567 B");
+}
+
+TEST(Text, amounts_that_are_compared_are_in_one_unit) {
+  EXPECT_EQ(RoundedBytes(Bytes{32256} << 10), "31.5 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{146591680} << 10), "143 156.9 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{128} << 20), "128 MiB");
+  EXPECT_EQ(RoundedBytes((Bytes{1} << 20) + 1), "1 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{48} << 10), "48 KiB");
+  EXPECT_EQ(RoundedBytes(0), "0 B");
+  EXPECT_EQ(RoundedUpBytes(Bytes{98816} << 10), "96.5 MiB");
+  EXPECT_EQ(RoundedUpBytes((Bytes{1} << 20) + 1), "1.1 MiB");
+  EXPECT_EQ(RoundedUpBytes((Bytes{2} << 20) - 1), "2 MiB");
+  EXPECT_EQ(RoundedUpBytes(Bytes{128} << 20), "128 MiB");
 }
 
 TEST(Text, an_event_reads_as_a_sentence) {

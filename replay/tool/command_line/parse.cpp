@@ -1,7 +1,8 @@
+// CLI11 parses what the arguments describe. It takes seconds to compile, so that only this file includes it.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
 
 #include "replay/tool/command_line/command_line.h"
 
@@ -13,99 +14,110 @@ std::string Hint(const std::string& word, const std::vector<std::string>& known)
   return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
-// The words behind a command, sorted out to the arguments that they belong to.
-class Sorter {
- public:
-  explicit Sorter(const PreparedCommand& command) : command_(command) {}
-
-  [[nodiscard]] bool help() const { return help_; }
-  // Returns what is wrong, or an empty text.
-  std::string Sort(std::span<const std::string> words) {
-    bool options = true;
-    for (std::size_t i = 0; i < words.size() && !help_; ++i) {
-      const std::string& word = words[i];
-      if (!options || !word.starts_with('-') || word == "-") {
-        places_.push_back(word);
-      } else if (word == "--") {
-        options = false;
-      } else if (std::string wrong = Option(words, i); !wrong.empty()) {
-        return wrong;
-      }
-    }
-    return help_ ? "" : Places();
-  }
-  [[nodiscard]] std::string HandOver() const {
-    for (const Argument& argument : command_.arguments.all()) {
-      const auto given = given_.find(&argument);
-      if (given == given_.end()) {
-        if (argument.required) return fmt::format("{} is missing: {}", argument.Names().back(), argument.help);
-        continue;
-      }
-      for (const std::string& value : given->second) {
-        if (std::string wrong = NoChoice(argument, value); !wrong.empty()) return wrong;
-      }
-      if (std::string wrong = argument.take(given->second); !wrong.empty()) return wrong;
-    }
-    return {};
-  }
-
- private:
-  static std::string NoChoice(const Argument& argument, const std::string& value) {
-    if (argument.choices.empty() || std::ranges::find(argument.choices, value) != argument.choices.end()) return {};
-    return fmt::format("{}: \"{}\" is none of {}{}", argument.Names().back(), value, fmt::join(argument.choices, ", "),
-                       Hint(value, argument.choices));
-  }
-
-  // "--name", "--name=value", "-o value", "-ovalue".
-  std::string Option(std::span<const std::string> words, std::size_t& i) {
-    const std::string& word = words[i];
-    const bool is_long = word.starts_with("--");
-    const std::size_t equals = is_long ? word.find('=') : std::string::npos;
-    const std::string name = is_long ? word.substr(0, equals) : word.substr(0, 2);
-    if (name == "--help" || name == "-h") return help_ = true, std::string();
-    std::vector<std::string> known = {"--help"};
-    for (const Argument& argument : command_.arguments.all()) {
-      if (argument.positional()) continue;
-      const std::vector<std::string> names = argument.Names();
-      if (std::ranges::find(names, name) != names.end()) {
-        const bool attached = is_long ? equals != std::string::npos : word.size() > 2;
-        return Value(argument, name, attached, attached ? word.substr(is_long ? equals + 1 : 2) : "", words, i);
-      }
-      known.insert(known.end(), names.begin(), names.end());
-    }
-    return fmt::format("{} has no option {}{}", command_.command->name, name, Hint(name, known));
-  }
-
-  std::string Value(const Argument& argument, const std::string& name, bool attached, const std::string& value,
-                    std::span<const std::string> words, std::size_t& i) {
-    std::vector<std::string>& given = given_[&argument];
-    if (argument.value.empty()) return attached ? fmt::format("{} takes no value", name) : "";
-    if (!given.empty() && !argument.several) return fmt::format("{} is given twice", name);
-    if (attached) return given.push_back(value), "";
-    if (i + 1 == words.size() || words[i + 1].starts_with("--"))
-      return fmt::format("{} needs a value ({})", name, argument.value);
-    given.push_back(words[++i]);
-    return {};
-  }
-
-  std::string Places() {
-    std::size_t next = 0;
-    for (const Argument& argument : command_.arguments.all()) {
-      if (!argument.positional()) continue;
-      const std::size_t end = argument.several ? places_.size() : std::min(next + 1, places_.size());
-      if (next < end)
-        given_[&argument].assign(places_.begin() + static_cast<std::ptrdiff_t>(next),
-                                 places_.begin() + static_cast<std::ptrdiff_t>(end));
-      next = end;
-    }
-    return next == places_.size() ? "" : fmt::format("\"{}\" is one too many", places_[next]);
-  }
-
-  const PreparedCommand& command_;
-  std::map<const Argument*, std::vector<std::string>> given_;
-  std::vector<std::string> places_;
-  bool help_ = false;
+// An argument with what CLI11 found of it.
+struct Found {
+  const Argument* argument;
+  const CLI::Option* option;
 };
+
+// CLI11 sorts the words out to the arguments; what values mean is up to the arguments, whose messages name what was given.
+std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
+  app.set_help_flag("-h,--help");
+  app.allow_extras();  // so that all other words have found their places when the first wrong one is complained about
+  std::vector<Found> found;
+  for (const Argument& argument : arguments.all()) {
+    CLI::Option* option = nullptr;
+    if (argument.value.empty()) {
+      option = app.add_flag(argument.names)->disable_flag_override();
+    } else {
+      option = app.add_option(argument.names, CLI::callback_t([](const CLI::results_t&) { return true; }));
+      option->expected(argument.positional() && argument.several ? -1 : 1);
+      option->allow_extra_args(argument.positional() && argument.several);
+    }
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    found.push_back({&argument, option});
+  }
+  return found;
+}
+
+const Argument* OptionNamed(const PreparedCommand& command, const std::string& name) {
+  for (const Argument& argument : command.arguments.all()) {
+    const std::vector<std::string> names = argument.Names();
+    if (!argument.positional() && std::ranges::find(names, name) != names.end()) return &argument;
+  }
+  return nullptr;
+}
+
+// CLI11 would take the next word for the value of "--rank=", which a script writes as --rank=$RANK, and of "--last --json".
+std::string ValueLeftOut(const PreparedCommand& command, std::span<const std::string> words) {
+  for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    const Argument* argument = OptionNamed(command, name);
+    if (argument == nullptr) continue;
+    const bool attached = name.size() != words[i].size();
+    if (argument->value.empty() && attached) return fmt::format("{} takes no value", name);
+    if (argument->value.empty()) continue;
+    const bool left_out =
+        attached ? name.size() + 1 == words[i].size() : i + 1 == words.size() || words[i + 1].starts_with("--");
+    if (left_out) return fmt::format("{} needs a value ({})", name, argument->value);
+    if (!attached) ++i;
+  }
+  return {};
+}
+
+std::string Unknown(const PreparedCommand& command, const std::string& word) {
+  if (word == "-" || !word.starts_with('-')) return fmt::format("\"{}\" is one too many", word);
+  const std::string name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
+  std::vector<std::string> known = {"--help"};
+  for (const Argument& argument : command.arguments.all()) {
+    if (argument.positional()) continue;
+    for (std::string& one : argument.Names()) known.push_back(std::move(one));
+  }
+  return fmt::format("{} has no option {}{}", command.command->name, name, Hint(name, known));
+}
+
+std::string NoChoice(const Argument& argument, const std::string& value) {
+  if (argument.choices.empty() || std::ranges::find(argument.choices, value) != argument.choices.end()) return {};
+  return fmt::format("{}: \"{}\" is none of {}{}", argument.Names().back(), value, fmt::join(argument.choices, ", "),
+                     Hint(value, argument.choices));
+}
+
+std::string HandOver(const Found& found) {
+  const Argument& argument = *found.argument;
+  const std::string name = argument.Names().back();
+  const std::vector<std::string>& values = found.option->results();
+  if (values.empty()) return argument.required ? fmt::format("{} is missing: {}", name, argument.help) : "";
+  if (argument.value.empty()) return argument.take({});
+  if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", name);
+  for (const std::string& value : values) {
+    if (std::string wrong = NoChoice(argument, value); !wrong.empty()) return wrong;
+  }
+  return argument.take(values);
+}
+
+// Gives the arguments of the command what `words` have for them. Returns what is wrong with them, or an empty text.
+std::string Parse(const PreparedCommand& command, std::vector<std::string> words, bool& help) {
+  CLI::App app;
+  const std::vector<Found> found = Register(command.arguments, app);
+  const std::string left_out = ValueLeftOut(command, words);
+  std::ranges::reverse(words);  // the order in which CLI11 takes a vector
+  try {
+    app.parse(std::move(words));
+  } catch (const CLI::CallForHelp&) {
+    help = true;
+    return {};
+  } catch (const CLI::ParseError& error) {
+    return left_out.empty() ? error.what() : left_out;
+  }
+  if (!left_out.empty()) return left_out;
+  for (const std::string& word : app.remaining()) {
+    if (word != "--") return Unknown(command, word);
+  }
+  for (const Found& one : found) {
+    if (std::string wrong = HandOver(one); !wrong.empty()) return wrong;
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -146,11 +158,9 @@ ParsedCommandLine ParseCommandLine(int argc, const char* const* argv, std::span<
     return {.wrong = fmt::format("there is no {} \"{}\"{}; `amem-replay --help` lists them",
                                  first.starts_with('-') ? "option" : "command", first, Hint(first, known))};
   }
-  const std::vector<std::string> words(argv + 2, argv + argc);
-  Sorter sorter(*chosen);
-  std::string wrong = sorter.Sort(words);
-  if (sorter.help()) return {.print = HelpOf(*chosen)};
-  if (wrong.empty()) wrong = sorter.HandOver();
+  bool help = false;
+  const std::string wrong = Parse(*chosen, {argv + 2, argv + argc}, help);
+  if (help) return {.print = HelpOf(*chosen)};
   if (wrong.empty()) return {.chosen = &*chosen};
   return {.wrong = fmt::format("{}; `amem-replay {} --help` has the options", wrong, first)};
 }

@@ -1,7 +1,6 @@
 #include "journal/base/process_sight.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <sys/syscall.h>
@@ -221,21 +220,68 @@ std::string Hexadecimal(std::uintptr_t value) {
   std::array<char, 24> digits{'0', 'x'};
   return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
 }
-// glibc's look-up without a lock, from 2.35 on.
-#pragma weak _dl_find_object
+
+// _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers. It takes no lock.
+struct LoadedObject {
+  unsigned long long flags;
+  void* begin;
+  void* end;
+  link_map* map;
+  std::array<void*, 16> rest;  // its layout differs between processors, and nothing of it is used
+};
+extern "C" int FindLoadedObject(void* address, LoadedObject* found) __asm__("_dl_find_object") __attribute__((weak));
+
+const link_map* ObjectAt(std::uintptr_t address) {
+  LoadedObject found{};
+  if (FindLoadedObject == nullptr || FindLoadedObject(reinterpret_cast<void*>(address), &found) != 0) return nullptr;
+  return found.map;
+}
+
+// Whether an object asks the loader for that symbol. Those that it does not define come first in its table of symbols, before
+// those that are hashed.
+bool AsksFor(const link_map& object, std::string_view wanted) {
+  const ElfW(Sym)* symbols = nullptr;
+  const char* texts = nullptr;
+  const std::uint32_t* hash = nullptr;
+  for (const ElfW(Dyn)* entry = object.l_ld; entry->d_tag != DT_NULL; ++entry) {
+    if (entry->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_STRTAB) texts = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_GNU_HASH) hash = reinterpret_cast<const std::uint32_t*>(entry->d_un.d_ptr);
+  }
+  if (symbols == nullptr || texts == nullptr || hash == nullptr) return false;
+  const std::uint32_t first_hashed = hash[1];
+  for (std::uint32_t i = 1; i < first_hashed; ++i) {
+    if (symbols[i].st_shndx == SHN_UNDEF && wanted == texts + symbols[i].st_name) return true;
+  }
+  return false;
+}
+
+#if defined(__GLIBC_PREREQ) && !defined(__clang__)
+constexpr bool kOwnUnwinderIsLockFree = __GLIBC_PREREQ(2, 35) && __GNUC__ >= 12;
+#else
+constexpr bool kOwnUnwinderIsLockFree = false;
+#endif
+
+// The unwinder of libgcc before version 12 calls dl_iterate_phdr, which waits for the loader's lock. One that is linked into this
+// library is the compiler's.
+bool UnwindingTakesNoLock() {
+  const link_map* unwinder = ObjectAt(reinterpret_cast<std::uintptr_t>(&_Unwind_Backtrace));
+  if (unwinder == nullptr) return false;
+  if (unwinder == ObjectAt(reinterpret_cast<std::uintptr_t>(&UnwindingTakesNoLock))) return kOwnUnwinderIsLockFree;
+  return AsksFor(*unwinder, "_dl_find_object");
+}
+
 std::string NameOfFrame(std::uintptr_t address) {
-  dl_find_object found{};
-  if (&_dl_find_object == nullptr || _dl_find_object(reinterpret_cast<void*>(address), &found) != 0)
-    return Hexadecimal(address);
-  const std::string_view file = found.dlfo_link_map->l_name;
-  return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - found.dlfo_link_map->l_addr);
+  const link_map* object = ObjectAt(address);
+  if (object == nullptr) return Hexadecimal(address);
+  const std::string_view file = object->l_name;
+  return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - object->l_addr);
 }
 
 }  // namespace
 
 std::vector<std::string> OwnStack(std::size_t most) {
-  // The unwinder asks the same function; without it, it takes the loader's lock.
-  if (&_dl_find_object == nullptr) return {};
+  if (!UnwindingTakesNoLock()) return {};
   Frames frames{{}, most};
   frames.addresses.reserve(most);
   _Unwind_Backtrace(&TakeFrame, &frames);

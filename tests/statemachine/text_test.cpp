@@ -122,6 +122,8 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
       {MemberHeard{SessionId{0x51}, CycleKind::kResume, PhaseKind::kResumeArrive}, "session 0x51 has come to the resume"},
       {MemberHeard{SessionId{0x51}, CycleKind::kResume, PhaseKind::kResumeOpen, true, false},
        "session 0x51 voted against resume: open"},
+      {MemberHeard{SessionId{0x51}, CycleKind::kResume, PhaseKind::kResumeArrive, false, true, 3, 7},
+       "session 0x51 (rank 3) has come to the resume"},
       {ProcessSeen{SessionId{0x51}, 7, "stopped", "in do_signal_stop", "silent", -1, 2'000'000'000},
        "process of session 0x51 seen: pid 7 is stopped in do_signal_stop, it answered: silent, waited 2000 ms"},
       {ProcessSeen{SessionId{0x51}, 7, "zombie", "", "", 137},

@@ -1,6 +1,7 @@
 #include "journal/base/process_sight.h"
 
 #include <gtest/gtest.h>
+#include <link.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -9,8 +10,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "journal/base/unique_fd.h"
@@ -112,6 +115,30 @@ TEST(SeeOwnThreads, the_calling_one_comes_first_then_the_main_one_and_no_more_th
   EXPECT_EQ(all[1].thread, ::getpid());
   EXPECT_EQ(std::ranges::count(all, "seen-thread", &ThreadSight::name), 3);
   EXPECT_EQ(two.size(), 2u);
+}
+
+// A thread that hangs in dlopen holds the loader's lock, as this one does in the callback.
+TEST(OwnStack, does_not_wait_for_the_lock_of_the_loader) {
+  std::promise<void> held, release;
+  std::shared_future<void> released = release.get_future().share();
+  std::pair<std::promise<void>*, std::shared_future<void>*> shared{&held, &released};
+  std::thread holder([&shared] {
+    ::dl_iterate_phdr(
+        [](dl_phdr_info*, std::size_t, void* argument) {
+          auto& [is_held, until] = *static_cast<decltype(shared)*>(argument);
+          is_held->set_value();
+          until->wait();
+          return 1;
+        },
+        &shared);
+  });
+  held.get_future().wait();
+  auto stack = std::async(std::launch::async, [] { return OwnStack(64); });
+  const bool came = stack.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  release.set_value();
+  holder.join();
+  EXPECT_TRUE(came);
+  stack.wait();
 }
 
 TEST(OwnStack, names_the_program_and_is_bounded) {

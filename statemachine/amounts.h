@@ -7,7 +7,7 @@
 
 namespace amem {
 
-// All that are not small are in MiB, to a tenth: "31.5 MiB", "143 156.9 MiB". Below 1 MiB they are exact. What is there is
+// All that are not small are in MiB, to a tenth: "31.5 MiB", "143 155.9 MiB". Below 1 MiB they are exact. What is there is
 // rounded down; what is needed is rounded up, for then it is enough.
 std::string RoundedBytes(Bytes);
 std::string RoundedUpBytes(Bytes);

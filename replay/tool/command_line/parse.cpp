@@ -32,7 +32,7 @@ std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
     } else {
       option = app.add_option(argument.names, CLI::callback_t([](const CLI::results_t&) { return true; }));
       option->expected(argument.positional() && argument.several ? -1 : 1);
-      option->allow_extra_args(argument.positional() && argument.several);
+      option->allow_extra_args(false);  // else "[a,b]" is a list, and an option takes all words behind it
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     found.push_back({&argument, option});

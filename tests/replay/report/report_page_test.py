@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """The page of `amem-replay report` in a real browser.
 
-    report_page_test.py BIN_DIRECTORY      needs amem-replay and make_report_job there, and a Chromium
+    report_page_test.py BIN_DIRECTORY [--day]   needs amem-replay and make_report_job there, and a Chromium
+
+--day: without the tests that are marked by_night, which take most of the time; they are counted as skipped. `./run report-test` and
+AMEM_NIGHTLY have all.
 
 Exit status 77 (skipped, and said so) where there is no Chromium; AMEM_CHROMIUM names one that is not in PATH.
 """
+import functools
 import json
 import os
 import re
@@ -18,12 +22,22 @@ import unittest
 import chromium
 
 BIN = ""
+DAY = False
 READY = "document.documentElement.dataset.ready === 'yes'"
 WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 
 def run(program, *arguments):
     subprocess.run([os.path.join(BIN, program), *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def by_night(test):
+    @functools.wraps(test)
+    def of_the_night(self):
+        if DAY:
+            self.skipTest("by night")
+        test(self)
+    return of_the_night
 
 
 class ReportPage(unittest.TestCase):
@@ -37,6 +51,8 @@ class ReportPage(unittest.TestCase):
                            "died": ["--events", "3000", "--ranks", "4", "--allocations", "20", "--die"],
                            # 3 000 pauses and resumes of 64 ranks
                            "long": ["--events", "0", "--ranks", "64", "--allocations", "1", "--cycles", "1500", "--no-votes"]}.items():
+            if DAY and name not in ("failed", "healthy"):
+                continue
             run("make_report_job", os.path.join(cls.scratch, name), *more)
             run("amem-replay", "report", os.path.join(cls.scratch, name), "-o", cls.path(name))
             shutil.rmtree(os.path.join(cls.scratch, name))
@@ -105,6 +121,7 @@ class ReportPage(unittest.TestCase):
         self.assertIn("good", page.evaluate("document.querySelector('#verdict').className"))
         self.assertEqual(self.texts(page, "#cycles .badge.bad"), [])
 
+    @by_night
     def test_million_events_open_in_two_seconds(self):
         self.assertLess(os.path.getsize(self.path("large")), 5_000_000)
         script = "(() => { const n = performance.getEntriesByType('navigation')[0]; return n.loadEventEnd - n.startTime; })()"
@@ -152,6 +169,7 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(value(peak), max(map(value, seen)))
         self.assertIn("0", {text.split("\u202f")[0] for text in seen}, "nothing at the beginning")
 
+    @by_night
     def test_classes_can_be_hidden(self):
         page = self.open()
         page.evaluate("document.querySelector('#memory-legend input').click()")
@@ -159,6 +177,7 @@ class ReportPage(unittest.TestCase):
         page.evaluate("document.querySelector('#memory-legend input').click()")
         self.assertEqual(page.evaluate("document.querySelectorAll('#memory .area[data-class=own]').length"), 4)
 
+    @by_night
     def test_zoom_with_mouse_and_keyboard(self):
         page = self.open()
         extent = "document.querySelector('.extent').textContent"
@@ -188,6 +207,7 @@ class ReportPage(unittest.TestCase):
 
     # ---- lists --------------------------------------------------------------------------------------------------------------
 
+    @by_night
     def test_allocations_sort(self):
         page = self.open()
         column = "Array.from(document.querySelectorAll('#allocations tbody tr'), (r) => r.children[1].textContent)"
@@ -219,6 +239,7 @@ class ReportPage(unittest.TestCase):
         by_site = self.count(page, "allocations")
         self.assertTrue(0 < by_site < of_rank)
 
+    @by_night
     def test_allocations_are_summed_up_by_call_site(self):
         page = self.open()
         page.evaluate("(() => { const e = document.querySelectorAll('#allocations select')[3]; e.value = 'site'; e.dispatchEvent(new Event('change')); })()")
@@ -240,6 +261,7 @@ class ReportPage(unittest.TestCase):
         self.assertTrue(0 < only < everything)
         self.assertEqual(page.evaluate("document.querySelectorAll('#events tbody tr:not(.bad-row)').length"), 0)
 
+    @by_night
     def test_pages_turn(self):
         page = self.open()
         first = self.texts(page, "#events tbody tr")[0]
@@ -248,6 +270,7 @@ class ReportPage(unittest.TestCase):
         page.evaluate("document.querySelectorAll('#events .pager button')[0].click()")
         self.assertEqual(self.texts(page, "#events tbody tr")[0], first)
 
+    @by_night
     def test_evidence_leads_to_its_event(self):
         page = self.open("large")
         number = page.evaluate("document.querySelector('.evidence .role1 a').textContent")
@@ -258,6 +281,7 @@ class ReportPage(unittest.TestCase):
         self.assertIn("step failed", found)
         self.assertTrue(page.evaluate("document.activeElement.classList.contains('found')"), "the focus goes there")
 
+    @by_night
     def test_every_event_is_listed_or_counted(self):
         page = self.open("large")
         total = page.evaluate("JSON.parse(document.getElementById('data').textContent).job.events")
@@ -265,6 +289,7 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(total, counted)
         self.assertIn("only counted", page.evaluate("document.querySelector('#left-out').textContent"))
 
+    @by_night
     def test_references_can_be_narrowed_to_one_rank(self):
         page = self.open()
         page.evaluate("document.querySelector('.graph .node').focus()")
@@ -294,11 +319,13 @@ class ReportPage(unittest.TestCase):
         page.until("!document.getElementById('no-such-place').hidden")
         self.assertIn("r9", page.evaluate("document.getElementById('no-such-place').textContent"))
 
+    @by_night
     def test_link_of_an_event_that_is_only_counted_leads_to_its_count(self):
         page = self.open("large", fragment="#event/r1/60000")
         page.until("document.querySelector('#events tr.found') !== null")
         self.assertIn("not listed", page.evaluate("document.querySelector('#events tr.found').textContent"))
 
+    @by_night
     def test_links_lead_to_a_phase_of_a_rank(self):
         page = self.open()
         links = page.evaluate("Array.from(document.querySelectorAll('.gantt .phase'), (a) => a.getAttribute('href'))")
@@ -314,6 +341,7 @@ class ReportPage(unittest.TestCase):
 
     # ---- pauses --------------------------------------------------------------------------------------------------------------
 
+    @by_night
     def test_who_held_the_device_when_its_memory_ran_out(self):
         page = self.open()
         self.assertIn("device 2 of rank 2 (GPU-3f2a4112)", page.evaluate("document.querySelector('.holders h4').textContent"))
@@ -354,6 +382,7 @@ class ReportPage(unittest.TestCase):
             part["p"][-1][3] = None
         self.assertEqual(self.edited("healthy", stuck, "stuck").evaluate(slowest), "Rank 2 (did not finish)")
 
+    @by_night
     def test_colours_of_phases_differ_for_every_kind_of_colour_vision(self):
         # Machado, Oliveira and Fernandes (2009): what is seen without one kind of cone.
         kinds = {"normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -383,6 +412,7 @@ class ReportPage(unittest.TestCase):
 
     # ---- long jobs, many ranks, ends ----------------------------------------------------------------------------------------
 
+    @by_night
     def test_strip_of_3000_pauses_and_resumes_sums_them_up_and_can_be_zoomed(self):
         for view in ({"width": 1440}, {"width": 390, "mobile": True, "dark": True}):
             page = self.open("long", **view)
@@ -405,6 +435,7 @@ class ReportPage(unittest.TestCase):
         print(f"a job of 64 ranks and 3 000 pauses and resumes: {os.path.getsize(self.path('long')) / 1e6:.2f} MB")
         self.assertLess(os.path.getsize(self.path("long")), 5_000_000)
 
+    @by_night
     def test_crash_is_drawn_where_it_was_noticed(self):
         page = self.open("died", width=1440)
         at, text, width = page.evaluate("""(() => { const plot = document.querySelector('.plot-box[data-session="3"] .plot');
@@ -428,6 +459,7 @@ class ReportPage(unittest.TestCase):
         self.assertRegex(eyebrow, r"as of 2025-11-21 \d\d:\d\d:\d\d UTC$")
         self.assertNotIn("now", eyebrow)
 
+    @by_night
     def test_wide_tables_say_that_there_is_more(self):
         page = self.open(width=1100)
         hint = "document.querySelector('#ranks .scroll-hint')"
@@ -438,6 +470,7 @@ class ReportPage(unittest.TestCase):
 
     # ---- for everybody ------------------------------------------------------------------------------------------------------
 
+    @by_night
     def test_no_horizontal_overflow_anywhere(self):
         for width, mobile in ((320, True), (390, True), (768, False), (1280, False), (2200, False)):
             for name in ("failed", "large", "died"):
@@ -447,6 +480,7 @@ class ReportPage(unittest.TestCase):
                 self.assertLessEqual(scroll, client, f"{name} at {width}")
                 self.assertLessEqual(client, width)
 
+    @by_night
     def test_paper_has_no_horizontal_overflow_and_no_controls(self):
         page = self.open("large", width=720)
         page.view(720, 1000, media="print")
@@ -458,6 +492,7 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(page.evaluate("getComputedStyle(document.querySelector('.filters')).display"), "none")
         self.assertEqual(page.evaluate("getComputedStyle(document.body).color"), "rgb(0, 0, 0)")
 
+    @by_night
     def test_dark_and_light_have_contrast(self):
         for dark in (False, True):
             page = self.open(dark=dark)
@@ -490,6 +525,7 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(levels[0], 1)
         self.assertTrue(all(b - a <= 1 for a, b in zip(levels, levels[1:])), "no level is left out")
 
+    @by_night
     def test_keyboard_reaches_the_controls_in_order(self):
         page = self.open()
         reached = []
@@ -517,6 +553,8 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     BIN = sys.argv.pop(1)
+    DAY = "--day" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--day"]
     if chromium.find() is None:
         print("SKIPPED: the report's page was not tested: there is no Chromium (install one, or name it in AMEM_CHROMIUM)")
         sys.exit(77)

@@ -267,7 +267,9 @@ class Options(Scratch):
                 (["tail", "--interval", "99999999999", OOM], "from 1 to 4294967295"), (["log", "--last"], "needs a value (N)"),
                 (["log", "--last", "3", "--last", "4", OOM], "given twice"), (["why", "--json=yes", OOM], "takes no value"),
                 (["diff", "a", "b", "c"], "one too many"), (["diff", "a"], "B is missing"), ([], "a command is missing"),
-                (["why", "--color", "blue", OOM], "none of auto, always, never")):
+                (["why", "--color", "blue", OOM], "none of auto, always, never"), (["log", "--rank=", OOM], "--rank needs a value (RANK)"),
+                (["log", "--last", "--wall", OOM], "--last needs a value (N)"), (["log", OOM, "--last="], "needs a value"),
+                (["why", "-x", OOM], "has no option -x"), (["pack", OOM], "--output is missing")):
             self.assertIn(says, self.wrong(*arguments))
 
     def test_numbers_and_their_units_stay_on_one_line(self):
@@ -280,6 +282,21 @@ class Options(Scratch):
         odd = self.path("--json")
         shutil.copy(HEALTHY, odd)
         self.assertEqual(subprocess.run([TOOL, "why", "--", "--json"], cwd=self.scratch, capture_output=True, check=False).returncode, 0)
+
+    def test_options_in_every_way_of_writing_them(self):
+        last = run("log", "--last", "2", OOM).stdout
+        self.assertNotEqual(last, "")
+        for arguments in (["--last=2", OOM], [OOM, "--last", "2"], ["--last=2", "--wall", OOM, "--rank=2,3", "--rank", "0"]):
+            self.assertEqual(run("log", *arguments).returncode, 0, arguments)
+        self.assertEqual(run("log", OOM, "--last=2").stdout, last)
+        for arguments in (["-o", self.path("a")], ["-o" + self.path("b")], ["--output=" + self.path("c")]):
+            self.assertEqual(run("pack", OOM, *arguments).returncode, 0, arguments)
+        self.assertEqual(sorted(os.listdir(self.scratch)), ["a", "b", "c"])
+        bracket = self.path("[one,two]")
+        shutil.copy(OOM, bracket)
+        self.assertEqual(subprocess.run([TOOL, "why", "[one,two]"], cwd=self.scratch, capture_output=True, check=False).returncode,
+                         run("why", OOM).returncode, "a name in brackets is no list")
+        self.assertIn("Usage:", run("log", "--last", "3", "--nonsense", "-h").stdout)
 
     def test_colours_only_where_they_are_wanted(self):
         self.assertNotIn("\x1b", run("why", OOM).stdout)

@@ -145,12 +145,8 @@ struct SessionClosed {
   reason @0 :Text;
   exitCode @1 :Int32 = -1;
 }
-struct SessionBroken {
-  reason @0 :Text;
-}
-struct GroupChanged {
-  group @0 :Int64;
-}
+struct SessionBroken { reason @0 :Text; }
+struct GroupChanged { group @0 :Int64; }
 struct LibraryAttached {
   path @0 :Text;
   buildId @1 :Text;
@@ -195,9 +191,7 @@ struct AllocationRetained {
   allocation @0 :UInt64;
   address @1 :UInt64;
 }
-struct AllocationReleased {
-  allocation @0 :UInt64;
-}
+struct AllocationReleased { allocation @0 :UInt64; }
 struct Mapped {
   address @0 :UInt64;
   bytes @1 :UInt64;
@@ -265,9 +259,7 @@ struct HostAllocated {
   flags @2 :UInt32;
   registered @3 :Bool;
 }
-struct HostFreed {
-  address @0 :UInt64;
-}
+struct HostFreed { address @0 :UInt64; }
 struct LegacyAllocated {
   address @0 :UInt64;
   bytes @1 :UInt64;
@@ -277,9 +269,7 @@ struct LegacyAllocated {
   site @5 :CallSite;
   communicator @6 :UInt64;
 }
-struct LegacyFreed {
-  address @0 :UInt64;
-}
+struct LegacyFreed { address @0 :UInt64; }
 struct LegacyExported {
   address @0 :UInt64;
   backing @1 :UInt64;
@@ -288,16 +278,12 @@ struct LegacyImported {
   address @0 :UInt64;
   allocation @1 :UInt64;
 }
-struct LegacyClosed {
-  address @0 :UInt64;
-}
+struct LegacyClosed { address @0 :UInt64; }
 struct AsyncAllocated {
   address @0 :UInt64;
   bytes @1 :UInt64;
 }
-struct AsyncFreed {
-  address @0 :UInt64;
-}
+struct AsyncFreed { address @0 :UInt64; }
 struct MulticastCreated {
   allocation @0 :UInt64;
   bytes @1 :UInt64;
@@ -370,12 +356,8 @@ struct CycleBegun {
   members @2 :List(UInt64);
   processes @3 :List(CycleMember);
 }
-struct StepBegun {
-  step @0 :Step;
-}
-struct StepDone {
-  step @0 :Step;
-}
+struct StepBegun { step @0 :Step; }
+struct StepDone { step @0 :Step; }
 struct StepFailed {
   step @0 :Step;
   code @1 :Code;
@@ -383,9 +365,7 @@ struct StepFailed {
   message @3 :Text;
   reportedBy @4 :UInt64;
 }
-struct PhaseBegun {
-  phase @0 :PhaseKind;
-}
+struct PhaseBegun { phase @0 :PhaseKind; }
 struct PhaseDecided {
   phase @0 :PhaseKind;
   passed @1 :Bool = true;

@@ -22,6 +22,10 @@ Roster::Roster(std::span<const JournalHistory> journals) : journals_(journals), 
     names_.Add(j.who());
   }
   for (const JournalHistory& j : journals_) names_.AddPeersOf(j.findings.state);
+  for (const JournalHistory& j : journals_) {
+    for (const auto& [session, met] : j.met)  // members share a host, also where only a number is known of it
+      names_.Add({.session = session, .host = met.host.empty() ? j.who().host : met.host, .pid = met.pid, .rank = met.rank});
+  }
   FindNeighbours();
 }
 

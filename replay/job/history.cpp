@@ -80,6 +80,8 @@ class HistoryBuilder final : public FoldObserver {
     if (!e.ok && !attempt.failed_vote) attempt.failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now_};
   }
   void On(const MemberHeard& e, const State&) {
+    if (e.rank >= 0 || e.pid != 0)
+      history_.met.try_emplace(e.member, CycleMember{.session = e.member, .rank = e.rank, .pid = e.pid, .host = {}});
     if (!Open()) return;
     Attempt::Heard& heard = Last().heard[e.member];
     heard.at = now_;
@@ -109,6 +111,7 @@ class HistoryBuilder final : public FoldObserver {
     attempt.kind = e.kind;
     attempt.cycle = e.cycle;
     attempt.members = e.members;
+    for (const CycleMember& member : e.processes) history_.met.try_emplace(member.session, member);
     attempt.begun = now_;
   }
   void On(const StepBegun& e, const State&) {

@@ -118,6 +118,7 @@ struct JournalHistory {
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
   std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
+  std::map<SessionId, CycleMember> met;                 // who others are, as cycles and arrivals name them
   std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
   std::optional<Moment> broken_at;
   struct Closing {

@@ -14,11 +14,14 @@ std::string Hint(const std::string& word, const std::vector<std::string>& known)
   return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
-// An argument with what CLI11 found of it.
+// An argument with what CLI11 found of it. An argument that takes any number of places has no option: CLI11 would split a place
+// that is called "[a,b]", so what is left over belongs to it.
 struct Found {
   const Argument* argument;
   const CLI::Option* option;
 };
+
+bool TakesPlaces(const Argument& argument) { return argument.positional() && argument.several; }
 
 // CLI11 sorts the words out to the arguments; what values mean is up to the arguments, whose messages name what was given.
 std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
@@ -26,12 +29,16 @@ std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
   app.allow_extras();  // so that all other words have found their places when the first wrong one is complained about
   std::vector<Found> found;
   for (const Argument& argument : arguments.all()) {
+    if (TakesPlaces(argument)) {
+      found.push_back({&argument, nullptr});
+      continue;
+    }
     CLI::Option* option = nullptr;
     if (argument.value.empty()) {
       option = app.add_flag(argument.names)->disable_flag_override();
     } else {
       option = app.add_option(argument.names, CLI::callback_t([](const CLI::results_t&) { return true; }));
-      option->expected(argument.positional() && argument.several ? -1 : 1);
+      option->expected(1);
       option->allow_extra_args(false);  // else "[a,b]" is a list, and an option takes all words behind it
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -82,10 +89,10 @@ std::string NoChoice(const Argument& argument, const std::string& value) {
                      Hint(value, argument.choices));
 }
 
-std::string HandOver(const Found& found) {
+std::string HandOver(const Found& found, const std::vector<std::string>& places) {
   const Argument& argument = *found.argument;
   const std::string name = argument.Names().back();
-  const std::vector<std::string>& values = found.option->results();
+  const std::vector<std::string>& values = found.option == nullptr ? places : found.option->results();
   if (values.empty()) return argument.required ? fmt::format("{} is missing: {}", name, argument.help) : "";
   if (argument.value.empty()) return argument.take({});
   if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", name);
@@ -110,11 +117,20 @@ std::string Parse(const PreparedCommand& command, std::vector<std::string> words
     return left_out.empty() ? error.what() : left_out;
   }
   if (!left_out.empty()) return left_out;
+  const bool takes_places = std::ranges::any_of(found, [](const Found& one) { return TakesPlaces(*one.argument); });
+  std::vector<std::string> places;
+  bool no_more_options = false;
   for (const std::string& word : app.remaining()) {
-    if (word != "--") return Unknown(command, word);
+    if (word == "--" && !no_more_options) {
+      no_more_options = true;
+    } else if (takes_places && (no_more_options || word == "-" || !word.starts_with('-'))) {
+      places.push_back(word);
+    } else {
+      return Unknown(command, word);
+    }
   }
   for (const Found& one : found) {
-    if (std::string wrong = HandOver(one); !wrong.empty()) return wrong;
+    if (std::string wrong = HandOver(one, places); !wrong.empty()) return wrong;
   }
   return {};
 }

@@ -92,9 +92,7 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
                                                  .witness_seq = seq});
 }
 
-// A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
-// notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
-// Of one journal alone, those that it shared memory with count as well.
+// Whether all are known to have ended. Of one journal alone, those that it shared memory with count as well.
 bool CauseSearch::AllEnded() const {
   if (roster_.journals().size() != 1) return true;
   const JournalHistory& j = roster_.journals().front();
@@ -122,6 +120,8 @@ void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
   }
 }
 
+// A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
+// notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
 void CauseSearch::FindEnds() {
   bool live = false;
   std::uint64_t last_event = 0;

@@ -66,7 +66,11 @@ void CauseSearch::Leaving(const JournalHistory& j) {
   const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
   const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
   // Alone, its journal does not tell whether the others ended as well as it did.
-  const bool alone = roster_.journals().size() == 1 && !j.findings.state.peers.empty();
+  const bool met = !j.findings.state.peers.empty() ||
+                   (!j.attempts.empty() && std::ranges::any_of(j.attempts.back().members, [&](SessionId member) {
+                     return member != j.session() && EndOf(member) == nullptr;
+                   }));
+  const bool alone = roster_.journals().size() == 1 && met;
   const bool needed = alone || OthersNeeded(j, at);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;

@@ -287,6 +287,25 @@ TEST(EndOfJob, a_rank_without_an_exit_code_that_left_while_others_are_paused_is_
   EXPECT_EQ(job.Judge(kGone, kEndedWell).rank, 1);
 }
 
+// Exit code 0 is no excuse: its own journal does not tell whether the others ended as well as it did.
+TEST(EndOfJob, a_journal_alone_that_closed_well_while_it_was_paused_is_not_healthy) {
+  for (const bool owner : {true, false}) {
+    CycleJob job;
+    job.Pause();
+    Story& story = owner ? job.owner : job.importer;
+    story.Then(SessionClosed{.reason = "exit", .exit_code = 0});
+    const Verdict verdict = JudgeAlone(story, kEndedWell);
+    EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
+    EXPECT_EQ(verdict.rank, owner ? 0 : 1);
+    EXPECT_EQ(verdict.remedy.action, Action::kStayUntilResumed);
+  }
+  CycleJob running;
+  running.Pause();
+  running.Resume();
+  running.importer.Then(SessionClosed{.reason = "exit", .exit_code = 0});
+  EXPECT_TRUE(JudgeAlone(running.importer, kEndedWell).healthy()) << "it was not paused any more";
+}
+
 TEST(EndOfJob, the_first_that_left_while_paused_is_named_when_the_others_follow) {
   CycleJob job;
   job.Pause();
@@ -450,6 +469,7 @@ TEST(EndOfJob, an_arrival_that_failed_has_a_remedy_by_its_code) {
     return job.Judge(kAlive, kAlive).remedy.action;
   };
   EXPECT_EQ(action(Code::kIo), Action::kRaiseDescriptors);
+  EXPECT_EQ(action(Code::kNoDescriptors), Action::kRaiseDescriptors);
   EXPECT_EQ(action(Code::kNotFound), Action::kReachPeer);
   EXPECT_EQ(action(Code::kInvalid), Action::kCallTheSame);
   EXPECT_EQ(action(Code::kUnsupported), Action::kSameSettings);

@@ -329,10 +329,9 @@ std::string FormatBytes(Bytes bytes) {
 }
 
 std::string_view ToText(Code code) {
-  static constexpr std::string_view kNames[] = {"ok",           "invalid",   "not found",     "out of memory",
-                                                "driver error", "I/O error", "corrupt",       "timed out",
-                                                "peer lost",    "refused",   "not supported", "broken",
-                                                "no descriptors left"};
+  static constexpr std::string_view kNames[] = {
+      "ok",        "invalid",   "not found", "out of memory", "driver error", "I/O error",          "corrupt",
+      "timed out", "peer lost", "refused",   "not supported", "broken",       "no descriptors left"};
   static_assert(std::size(kNames) == Index(Code::kNoDescriptors) + 1);
   return NameIn(kNames, code);
 }

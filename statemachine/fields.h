@@ -65,9 +65,7 @@ inline auto Fields(const Step& v) {
   return Named("kind", v.kind, "allocation", v.allocation, "address", v.address, "bytes", v.bytes, "device", v.device, "offset",
                IfAny{v.offset});
 }
-inline auto Fields(const CycleMember& v) {
-  return Named("session", v.session, "rank", v.rank, "pid", v.pid, "host", v.host);
-}
+inline auto Fields(const CycleMember& v) { return Named("session", v.session, "rank", v.rank, "pid", v.pid, "host", v.host); }
 
 // ---- events, in the order of event.h -------------------------------------------------------------------------------------
 
@@ -156,8 +154,8 @@ inline auto Fields(const CycleBegun& e) {
 inline auto Fields(const StepBegun& e) { return Named("step", e.step); }
 inline auto Fields(const StepDone& e) { return Named("step", e.step); }
 inline auto Fields(const StepFailed& e) {
-  return Named("step", e.step, "code", e.code, "driver_result", e.driver_result, "message", e.message,
-               "reported_by", OrNull{e.reported_by});
+  return Named("step", e.step, "code", e.code, "driver_result", e.driver_result, "message", e.message, "reported_by",
+               OrNull{e.reported_by});
 }
 inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase); }
 inline auto Fields(const PhaseDecided& e) {
@@ -191,8 +189,8 @@ inline auto Fields(const CommunicatorSuspended& e) { return Named("communicator"
 
 inline auto Fields(const VoteCast& e) { return Named("phase", e.phase, "ok", e.ok, "code", e.code, "message", e.message); }
 inline auto Fields(const MemberHeard& e) {
-  return Named("member", e.member, "cycle_kind", e.kind, "phase", e.phase, "voted", e.voted, "ok", e.ok, "rank", e.rank,
-               "pid", e.pid);
+  return Named("member", e.member, "cycle_kind", e.kind, "phase", e.phase, "voted", e.voted, "ok", e.ok, "rank", e.rank, "pid",
+               e.pid);
 }
 inline auto Fields(const ProcessSeen& e) {
   return Named("session", e.session, "pid", e.pid, "state", e.state, "where", e.where, "answer", e.answer, "exit_code",

@@ -93,17 +93,17 @@ struct RemoteAllocation {
 // What went wrong, in the classes a caller can act on.
 enum class Code : std::uint8_t {
   kOk = 0,
-  kInvalid,      // the request itself is wrong (order, range, argument)
-  kNotFound,     // names something that does not exist
-  kOutOfMemory,  // device or host memory
-  kDriver,       // the driver refused; Status::driver_result has its CUresult
-  kIo,           // file, socket or LMDB
-  kCorrupt,      // bytes that cannot be what they claim
-  kTimeout,      // a deadline passed
-  kPeerLost,     // the other process died or closed
-  kRefused,      // not allowed now (paused, other user, wrong secret)
-  kUnsupported,  // understood, and not done by this build or device
-  kBroken,       // an earlier failure is latched; see its message
+  kInvalid,        // the request itself is wrong (order, range, argument)
+  kNotFound,       // names something that does not exist
+  kOutOfMemory,    // device or host memory
+  kDriver,         // the driver refused; Status::driver_result has its CUresult
+  kIo,             // file, socket or LMDB
+  kCorrupt,        // bytes that cannot be what they claim
+  kTimeout,        // a deadline passed
+  kPeerLost,       // the other process died or closed
+  kRefused,        // not allowed now (paused, other user, wrong secret)
+  kUnsupported,    // understood, and not done by this build or device
+  kBroken,         // an earlier failure is latched; see its message
   kNoDescriptors,  // the process or the host has reached its limit of open files (EMFILE, ENFILE)
 };
 std::string_view ToText(Code code);

@@ -37,9 +37,8 @@ Code CodeOfErrno(int error) {
 }
 
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
-  return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " +
-                                                             std::generic_category().message(error) + " (errno " +
-                                                             std::to_string(error) + ")" + Advice(error)};
+  return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " + std::generic_category().message(error) +
+                                  " (errno " + std::to_string(error) + ")" + Advice(error)};
 }
 
 Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned mode) {

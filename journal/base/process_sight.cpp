@@ -221,7 +221,8 @@ std::string Hexadecimal(std::uintptr_t value) {
   return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
 }
 
-// _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers. It takes no lock.
+// _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers. It takes no
+// lock.
 struct LoadedObject {
   unsigned long long flags;
   void* begin;
@@ -262,8 +263,8 @@ constexpr bool kOwnUnwinderIsLockFree = __GLIBC_PREREQ(2, 35) && __GNUC__ >= 12;
 constexpr bool kOwnUnwinderIsLockFree = false;
 #endif
 
-// The unwinder of libgcc before version 12 calls dl_iterate_phdr, which waits for the loader's lock. One that is linked into this
-// library is the compiler's.
+// The unwinder of libgcc before version 12 calls dl_iterate_phdr, which waits for the loader's lock. One that is linked into
+// this library is the compiler's.
 bool UnwindingTakesNoLock() {
   const link_map* unwinder = ObjectAt(reinterpret_cast<std::uintptr_t>(&_Unwind_Backtrace));
   if (unwinder == nullptr) return false;

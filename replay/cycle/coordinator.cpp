@@ -147,7 +147,7 @@ Status Coordinator::JournalIntact() {
   if (const Status& lost = ledger_.JournalLost(); !lost.ok())
     return {lost.code() == Code::kNoDescriptors ? lost.code() : Code::kBroken,
             "pause refused: this session has no journal: " + lost.message() +
-                               "; the job runs on, and can be paused once a journal can be written"};
+                "; the job runs on, and can be paused once a journal can be written"};
   return {};
 }
 

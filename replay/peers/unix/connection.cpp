@@ -154,8 +154,9 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   if (auto* failure = std::get_if<FailureMessage>(&message->body)) failure->status = failure->status.ReportedBy(to_);
   if (packet.descriptors_lost) {
     // Said as a failure of that request, so that a caller that waits for more answers can still take those.
-    message->body = FailureMessage{
-        {Code::kNoDescriptors, "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
+    message->body =
+        FailureMessage{{Code::kNoDescriptors,
+                        "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
     packet.descriptors.clear();
   }
   return std::optional<Incoming>(Incoming{*std::move(message), std::move(packet.descriptors)});

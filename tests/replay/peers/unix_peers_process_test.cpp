@@ -235,7 +235,7 @@ TEST_F(ProcessTest, too_few_descriptors_are_an_error_that_says_so) {
     auto again = importer.peers->Reimport(desk_->tokens[0].session, requests);
     ::setrlimit(RLIMIT_NOFILE, &before);
     ASSERT_FALSE(again);
-    EXPECT_EQ(again.status().code(), Code::kIo);
+    EXPECT_EQ(again.status().code(), Code::kNoDescriptors);
     EXPECT_NE(again.status().message().find("ulimit -n"), std::string::npos) << again.status().message();
     EXPECT_TRUE(importer.peers->Reimport(desk_->tokens[0].session, requests));  // when there is room
   }

@@ -332,10 +332,10 @@ TEST_F(VoteCounterTest, the_observer_hears_each_arrival_once_and_each_vote_that_
   Vote(1, 1);
   Vote(2, 1, {Code::kDriver, "no"});
   Vote(2, 3);  // ahead of its time
-  const std::vector<MemberHeard> expected{{SessionId{1}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true},
-                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true},
-                                          {SessionId{1}, CycleKind::kPause, PhaseKind::kPauseSave, true, true},
-                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseSave, true, false}};
+  const std::vector<MemberHeard> expected{{SessionId{1}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true, 1, 101},
+                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseArrive, false, true, 2, 102},
+                                          {SessionId{1}, CycleKind::kPause, PhaseKind::kPauseSave, true, true, 1, 101},
+                                          {SessionId{2}, CycleKind::kPause, PhaseKind::kPauseSave, true, false, 2, 102}};
   EXPECT_EQ(listener_.heard, expected);
   EXPECT_TRUE(listener_.late.empty());
 }

@@ -176,6 +176,12 @@ Sight SeeProcess(pid_t pid, int pidfd) {
   return sight;
 }
 
+std::string StateOfProcess(pid_t pid) {
+  const auto stat = ReadStat("/proc/" + std::to_string(pid));
+  const std::string state = stat ? StateText(stat->state) : "";
+  return state == "unknown" ? "" : state;
+}
+
 std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
   const std::string process = "/proc/self";
   const auto self = static_cast<pid_t>(::syscall(SYS_gettid));

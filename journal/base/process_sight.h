@@ -23,6 +23,9 @@ struct Sight {
 // is never described: "gone". Without a pidfd (-1) nothing is said.
 Sight SeeProcess(pid_t pid, int pidfd);
 
+// The same word for a process by its number alone, where the caller knows otherwise whose it is; empty: it cannot be read.
+std::string StateOfProcess(pid_t pid);
+
 // A thread of the calling process.
 struct ThreadSight {
   pid_t thread = 0;

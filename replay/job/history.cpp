@@ -1,11 +1,9 @@
 #include "replay/job/history.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
-#include "journal/base/file.h"
+#include "journal/base/process_sight.h"
 #include "journal/tail.h"
 
 namespace amem {
@@ -203,26 +201,7 @@ class HistoryBuilder final : public FoldObserver {
 std::string StateOfWriter(const std::filesystem::path& session) {
   const std::int32_t pid = ProcessOfWriter(session / "tail");
   if (pid == 0) return {};
-  const std::string stat = ReadSmallFile(fmt::format("/proc/{}/stat", pid));
-  const std::size_t name_end = stat.rfind(')');  // the name may contain anything
-  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return {};
-  switch (stat[name_end + 2]) {
-    case 'R':
-      return "running";
-    case 'S':
-    case 'I':
-      return "sleeping";
-    case 'T':
-    case 't':
-      return "stopped";
-    case 'D':
-      return "uninterruptible";
-    case 'Z':
-    case 'X':
-      return "zombie";
-    default:
-      return {};
-  }
+  return StateOfProcess(pid);
 }
 
 }  // namespace

@@ -330,6 +330,14 @@ bool Backup::Has(AllocationId allocation) const {
   return it != saved_.end() && it->first.first == allocation;
 }
 
+std::vector<Backup::Item> Backup::ItemsOf(AllocationId allocation) const {
+  std::vector<Item> items;
+  auto it = saved_.lower_bound({allocation, 0});
+  for (; it != saved_.end() && it->first.first == allocation; ++it)
+    items.push_back({allocation, it->second.device, {}, it->second.bytes, it->first.second});
+  return items;
+}
+
 Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
   const auto total = static_cast<double>(statistics_.bytes_total);

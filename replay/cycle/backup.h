@@ -49,7 +49,7 @@ struct BackupStatistics {
   std::string not_prepared;        // not empty: why preparing stopped early
 };
 
-// Save, Restore, Finish and ForgetAll are called by one thread at a time; everything else by any.
+// Save, Restore, Finish, ForgetAll and questions about what is saved are for one thread at a time; everything else for any.
 class Backup {
  public:
   // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
@@ -83,6 +83,7 @@ class Backup {
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
   [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
+  [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
   // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
   [[nodiscard]] Bytes Expected(Bytes contents) const;

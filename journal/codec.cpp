@@ -32,7 +32,8 @@ namespace codec {
   X(PartCleared, PART_CLEARED) X(CommunicatorBegun, COMMUNICATOR_BEGUN) X(CommunicatorReady, COMMUNICATOR_READY)               \
   X(CommunicatorEnded, COMMUNICATOR_ENDED) X(CommunicatorSuspended, COMMUNICATOR_SUSPENDED)                            \
   X(VoteCast, VOTE_CAST) X(MemberHeard, MEMBER_HEARD) X(ProcessSeen, PROCESS_SEEN) X(ThreadSeen, THREAD_SEEN)                  \
-  X(LaunchRefused, LAUNCH_REFUSED)
+  X(LaunchRefused, LAUNCH_REFUSED)                                                                                             \
+  X(PoolOpened, POOL_OPENED) X(PoolAllocated, POOL_ALLOCATED) X(PoolFreed, POOL_FREED)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

@@ -20,9 +20,9 @@ AMEM_CARRY(DriverSymbolBound, Name, CudaVersion, Replaced)
 
 // ---- address ranges, allocations, mappings -------------------------------------------------------------------------------
 
-AMEM_CARRY(RangeReserved, Address, Bytes, Alignment, Hint, Flags, Site, Allocation)
+AMEM_CARRY(RangeReserved, Address, Bytes, Alignment, Hint, Flags, Site, Allocation, Pool)
 AMEM_CARRY(RangeFreed, Address, Bytes, Allocation)
-AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created, Tag, Communicator)
+AMEM_CARRY(AllocationCreated, Allocation, Bytes, Properties, Flags, Handle, Site, Created, Tag, Communicator, Pool)
 AMEM_CARRY(AllocationRetained, Allocation, Address)
 AMEM_CARRY(AllocationReleased, Allocation)
 AMEM_CARRY(Mapped, Address, Bytes, Offset, Allocation, Flags)
@@ -59,14 +59,14 @@ AMEM_CARRY(PassedThrough, Name, Detail, Result)
 
 // ---- pause and resume ----------------------------------------------------------------------------------------------------
 
-AMEM_CARRY(CycleBegun, Kind, Cycle, Members, Processes)
-AMEM_CARRY(StepBegun, Step)
-AMEM_CARRY(StepDone, Step)
-AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy)
-AMEM_CARRY(PhaseBegun, Phase)
+AMEM_CARRY(CycleBegun, Kind, Cycle, Members, Processes, Pool)
+AMEM_CARRY(StepBegun, Step, Pool)
+AMEM_CARRY(StepDone, Step, Pool)
+AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy, Pool)
+AMEM_CARRY(PhaseBegun, Phase, Pool)
 AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult)
-AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs)
-AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult)
+AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs, Pool)
+AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult, Pool)
 AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
 
 // ---- slabs ---------------------------------------------------------------------------------------------------------------
@@ -90,5 +90,11 @@ AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok, Rank, Pid)
 AMEM_CARRY(ProcessSeen, Session, Pid, State, Where, Answer, ExitCode, WaitedNs)
 AMEM_CARRY(ThreadSeen, Thread, Name, State, Where, Stack)
 AMEM_CARRY(LaunchRefused, Call, Count)
+
+// ---- pools ---------------------------------------------------------------------------------------------------------------
+
+AMEM_CARRY(PoolOpened, Pool, Tag, Policy, Cycles)
+AMEM_CARRY(PoolAllocated, Address, Bytes, Device, Backing, Offset)
+AMEM_CARRY(PoolFreed, Address)
 
 }  // namespace amem::codec

@@ -40,6 +40,7 @@ inline void Take(std::uint8_t from, CycleKind& to) { TakeEnum(from, to, CycleKin
 inline void Take(std::uint8_t from, PhaseKind& to) { TakeEnum(from, to, PhaseKind::kResumeOpen, "phase kind"); }
 inline void Take(std::uint8_t from, StepKind& to) { TakeEnum(from, to, StepKind::kUnbind, "step kind"); }
 inline void Take(std::uint8_t from, MemoryTag& to) { TakeEnum(from, to, MemoryTag::kMulticastReleased, "memory tag"); }
+inline void Take(std::uint8_t from, PoolPolicy& to) { TakeEnum(from, to, PoolPolicy::kDiscard, "pool policy"); }
 inline void Take(std::uint8_t from, Code& to) { TakeEnum(from, to, Code::kNoDescriptors, "error class"); }
 template <class T>
 void Take(auto from, T& to) {

@@ -85,6 +85,9 @@ struct Event {
     processSeen @58 :ProcessSeen;
     threadSeen @59 :ThreadSeen;
     launchRefused @60 :LaunchRefused;
+    poolOpened @61 :PoolOpened;
+    poolAllocated @62 :PoolAllocated;
+    poolFreed @63 :PoolFreed;
   }
 }
 
@@ -170,6 +173,7 @@ struct RangeReserved {
   flags @4 :UInt64;
   site @5 :CallSite;
   allocation @6 :UInt64;  # at its place in a slab; 0: the driver's call
+  pool @7 :UInt32;
 }
 struct RangeFreed {
   address @0 :UInt64;
@@ -186,6 +190,7 @@ struct AllocationCreated {
   created @6 :UInt64;
   tag @7 :MemoryTag;
   communicator @8 :UInt64;
+  pool @9 :UInt32;
 }
 struct AllocationRetained {
   allocation @0 :UInt64;
@@ -328,13 +333,15 @@ struct PassedThrough {
 }
 
 # ---- pause and resume ----------------------------------------------------------------------------------------------------
-# The numbers of these five must be those of the enums of the same name in event.h and types.h; a reader rejects others.
+# The numbers of these six must be those of the enums of the same name in event.h and types.h; a reader rejects others. `pool`
+# is whose pause or resume an event belongs to; 0: NCCL's.
 
 using CycleKind = UInt8;
 using PhaseKind = UInt8;
 using StepKind = UInt8;
 using Code = UInt8;
 using MemoryTag = UInt8;
+using PoolPolicy = UInt8;
 
 struct Step {
   kind @0 :StepKind;
@@ -355,17 +362,28 @@ struct CycleBegun {
   cycle @1 :UInt64;
   members @2 :List(UInt64);
   processes @3 :List(CycleMember);
+  pool @4 :UInt32;
 }
-struct StepBegun { step @0 :Step; }
-struct StepDone { step @0 :Step; }
+struct StepBegun {
+  step @0 :Step;
+  pool @1 :UInt32;
+}
+struct StepDone {
+  step @0 :Step;
+  pool @1 :UInt32;
+}
 struct StepFailed {
   step @0 :Step;
   code @1 :Code;
   driverResult @2 :Int32;
   message @3 :Text;
   reportedBy @4 :UInt64;
+  pool @5 :UInt32;
 }
-struct PhaseBegun { phase @0 :PhaseKind; }
+struct PhaseBegun {
+  phase @0 :PhaseKind;
+  pool @1 :UInt32;
+}
 struct PhaseDecided {
   phase @0 :PhaseKind;
   passed @1 :Bool = true;
@@ -378,6 +396,7 @@ struct CycleDone {
   kind @0 :CycleKind;
   cycle @1 :UInt64;
   durationNs @2 :UInt64;
+  pool @3 :UInt32;
 }
 struct CycleFailed {
   kind @0 :CycleKind;
@@ -386,6 +405,7 @@ struct CycleFailed {
   message @3 :Text;
   code @4 :Code;
   driverResult @5 :Int32;
+  pool @6 :UInt32;
 }
 struct Condensed {
   through @0 :UInt64;
@@ -483,3 +503,20 @@ struct LaunchRefused {
   call @0 :Text;
   count @1 :UInt64 = 1;
 }
+
+# ---- pools ---------------------------------------------------------------------------------------------------------------
+
+struct PoolOpened {
+  pool @0 :UInt32;
+  tag @1 :Text;
+  policy @2 :PoolPolicy;
+  cycles @3 :UInt64;
+}
+struct PoolAllocated {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  device @2 :Int32;
+  backing @3 :UInt64;
+  offset @4 :UInt64;
+}
+struct PoolFreed { address @0 :UInt64; }

@@ -65,7 +65,13 @@ Status Fold::EraseIfDead(AllocationId id) {
   return {};
 }
 
-Status Fold::Running(const std::string& doing) const {
+Status Fold::Running(const std::string& doing, PoolId pool) const {
+  if (pool && s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed) {
+    const auto it = s_.pools.find(pool);
+    if (it == s_.pools.end()) return Bad(doing + ": " + ToText(pool) + " does not exist");
+    if (it->second.lifecycle == Lifecycle::kRunning) return {};
+    return Bad(doing + ": pool " + it->second.tag + " is " + std::string(ToText(it->second.lifecycle)));
+  }
   if (s_.lifecycle == Lifecycle::kRunning) return {};
   return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
 }
@@ -73,7 +79,7 @@ Status Fold::Running(const std::string& doing) const {
 Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
   const std::string doing = std::string(verb) + " " + ToText(id);
   // A multicast object that stays takes no part in a pause, and the driver has made it already.
-  if (!a.multicast || a.rebuilt()) AMEM_TRY(Running(doing));
+  if (!a.multicast || a.rebuilt()) AMEM_TRY(Running(doing, a.pool));
   if (!id) return Bad(doing + ": zero is no id");
   if (a.bytes == 0) return Bad(doing + ": its size is zero");
   if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");

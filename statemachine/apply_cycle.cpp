@@ -4,102 +4,124 @@
 
 namespace amem {
 
+Fold::Owner Fold::OwnerOf(PoolId pool) {
+  if (!pool) return {pool, &s_.lifecycle, &s_.cycle, &s_.cycles};
+  const auto it = s_.pools.find(pool);
+  if (it == s_.pools.end()) return {pool};
+  return {pool, &it->second.lifecycle, &it->second.cycle, &it->second.cycles};
+}
+
 Status Fold::operator()(const CycleBegun& e) {
   const std::string doing = "begin " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
-  const bool half = s_.lifecycle == Lifecycle::kPausing || s_.lifecycle == Lifecycle::kResuming;
+  const Owner owner = OwnerOf(e.pool);
+  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(e.pool) + " does not exist");
+  const bool half = *owner.lifecycle == Lifecycle::kPausing || *owner.lifecycle == Lifecycle::kResuming;
   const bool pause = e.kind == CycleKind::kPause;
-  if (s_.lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half)
-    return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
-  s_.lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
-  s_.cycles = std::max(s_.cycles, e.cycle);
-  s_.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
+  if (*owner.lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half)
+    return Bad(doing + ": " + Standing(owner));
+  *owner.lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
+  *owner.cycles = std::max(*owner.cycles, e.cycle);
+  *owner.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
   return {};
 }
 
 Status Fold::operator()(const StepBegun& e) {
   const std::string doing = "begin step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step)
-    return Bad(doing + ": the step before it (" + ToText(*s_.cycle.open_step) + ") is neither done nor failed");
-  s_.cycle.open_step = e.step;
+  const Owner owner = OwnerOf(e.pool);
+  AMEM_TRY(InCycle(doing, owner));
+  if (owner.cycle->open_step)
+    return Bad(doing + ": the step before it (" + ToText(*owner.cycle->open_step) + ") is neither done nor failed");
+  owner.cycle->open_step = e.step;
   return {};
 }
 
 Status Fold::operator()(const StepDone& e) {
   const std::string doing = "finish step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
-  AMEM_TRY(DoStep(doing, e.step));
-  s_.cycle.open_step.reset();
+  const Owner owner = OwnerOf(e.pool);
+  AMEM_TRY(InCycle(doing, owner));
+  if (owner.cycle->open_step != e.step) return Bad(doing + ": that step was not begun");
+  AMEM_TRY(DoStep(doing, e.step, e.pool));
+  owner.cycle->open_step.reset();
   return {};
 }
 
 Status Fold::operator()(const StepFailed& e) {
   const std::string doing = "fail step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
-  s_.cycle.open_step.reset();
-  s_.cycle.failure = e.message;
+  const Owner owner = OwnerOf(e.pool);
+  AMEM_TRY(InCycle(doing, owner));
+  if (owner.cycle->open_step != e.step) return Bad(doing + ": that step was not begun");
+  owner.cycle->open_step.reset();
+  owner.cycle->failure = e.message;
   return {};
 }
 
 Status Fold::operator()(const PhaseBegun& e) {
-  if (Waits(e.phase)) return {};  // for the others; a cycle begins once all have come
-  AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase))));
-  s_.cycle.phase = e.phase;
+  const Owner owner = OwnerOf(e.pool);
+  if (Waits(e.phase, owner)) return {};  // for the others; a cycle begins once all have come
+  AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase)), owner));
+  owner.cycle->phase = e.phase;
   return {};
 }
 
 Status Fold::operator()(const PhaseDecided& e) {
-  AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase))));
+  AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase)), OwnerOf({})));
   if (!e.passed) s_.cycle.failure = e.message;
   return {};
 }
 
 Status Fold::operator()(const CycleDone& e) {
   const std::string doing = "finish " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.kind != e.kind || s_.cycle.number != e.cycle) return Bad(doing + ": another cycle is under way");
-  if (s_.cycle.open_step) return Bad(doing + ": step " + ToText(*s_.cycle.open_step) + " is open");
-  AMEM_TRY(e.kind == CycleKind::kPause ? AllGone(doing) : AllBack(doing));
-  s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
-  if (e.kind == CycleKind::kResume) ForgetSaved();
-  s_.cycle = {};
+  const Owner owner = OwnerOf(e.pool);
+  AMEM_TRY(InCycle(doing, owner));
+  if (owner.cycle->kind != e.kind || owner.cycle->number != e.cycle) return Bad(doing + ": another cycle is under way");
+  if (owner.cycle->open_step) return Bad(doing + ": step " + ToText(*owner.cycle->open_step) + " is open");
+  AMEM_TRY(e.kind == CycleKind::kPause ? AllGone(doing, e.pool) : AllBack(doing, e.pool));
+  *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+  if (e.kind == CycleKind::kResume) ForgetSaved(e.pool);
+  *owner.cycle = {};
   return {};
 }
 
 Status Fold::operator()(const CycleFailed& e) {
   const std::string doing = "fail " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
-  if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive)) {
+  const Owner owner = OwnerOf(e.pool);
+  if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, owner)) {
     // It never began, because not all have come, and is not counted.
-    s_.cycle = Cycle{e.kind, std::min(e.cycle, s_.cycles), {}, {}, {}, e.message};
+    *owner.cycle = Cycle{e.kind, std::min(e.cycle, *owner.cycles), {}, {}, {}, e.message};
     return {};
   }
-  AMEM_TRY(InCycle(doing));
+  AMEM_TRY(InCycle(doing, owner));
   if (e.undone) {
-    AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing) : AllGone(doing));
-    s_.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
-    if (e.kind == CycleKind::kPause) ForgetSaved();
-    s_.cycle.after_failed_undo = false;
+    AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing, e.pool) : AllGone(doing, e.pool));
+    *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
+    if (e.kind == CycleKind::kPause) ForgetSaved(e.pool);
+    owner.cycle->after_failed_undo = false;
   }
-  s_.cycle.open_step.reset();
-  s_.cycle.phase.reset();
-  s_.cycle.failure = e.message;
+  owner.cycle->open_step.reset();
+  owner.cycle->phase.reset();
+  owner.cycle->failure = e.message;
   return {};
 }
 
-Status Fold::InCycle(const std::string& doing) const {
-  if (s_.lifecycle == Lifecycle::kPausing || s_.lifecycle == Lifecycle::kResuming) return {};
+std::string Fold::Standing(const Owner& owner) const {
+  const auto pool = s_.pools.find(owner.pool);
+  return (pool != s_.pools.end() ? "pool " + pool->second.tag : "the session") + " is " + std::string(ToText(*owner.lifecycle));
+}
+
+Status Fold::InCycle(const std::string& doing, const Owner& owner) const {
+  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(owner.pool) + " does not exist");
+  if (*owner.lifecycle == Lifecycle::kPausing || *owner.lifecycle == Lifecycle::kResuming) return {};
   if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
-  return Bad(doing + ": no pause or resume is under way, the session is " + std::string(ToText(s_.lifecycle)));
+  return Bad(doing + ": no pause or resume is under way, " + Standing(owner));
 }
 
-bool Fold::Waits(PhaseKind phase) const {
-  return seq_ && ((s_.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
-                  (s_.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive));
+bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
+  if (!seq_ || owner.pool) return false;
+  return (s_.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
+         (s_.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
 }
 
-Status Fold::DoStep(const std::string& doing, const Step& step) {
+Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {
   switch (step.kind) {
     case StepKind::kQuiesce:
     case StepKind::kCheckMemory:
@@ -110,23 +132,25 @@ Status Fold::DoStep(const std::string& doing, const Step& step) {
     case StepKind::kUnmap:
     case StepKind::kMap:
     case StepKind::kSetAccess:
-      return DoMappingStep(doing, step);
+      return DoMappingStep(doing, step, pool);
     case StepKind::kAddDevice:
     case StepKind::kBind:
     case StepKind::kUnbind:
+      if (pool) return Bad(doing + ": a pool has no multicast objects");
       return DoMulticastStep(doing, step);
     default:
-      return DoAllocationStep(doing, step);
+      return DoAllocationStep(doing, step, pool);
   }
 }
 
-Status Fold::DoMappingStep(const std::string& doing, const Step& step) {
+Status Fold::DoMappingStep(const std::string& doing, const Step& step, PoolId pool) {
   const auto it = s_.mappings.find(step.address);
   if (it == s_.mappings.end()) return Bad(doing + ": there is no such mapping");
   Mapping& m = it->second;
   const Allocation* a = Find(m.allocation);
   AMEM_CHECK(a != nullptr, step.address, m.allocation);
   if (m.allocation != step.allocation) return Bad(doing + ": that address belongs to " + ToText(m.allocation));
+  AMEM_TRY(OfPool(doing, *a, pool));
   switch (step.kind) {
     case StepKind::kUnmap:
       if (!m.present) return Bad(doing + ": it is unmapped already");
@@ -144,10 +168,16 @@ Status Fold::DoMappingStep(const std::string& doing, const Step& step) {
   }
 }
 
-Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
+Status Fold::OfPool(const std::string& doing, const Allocation& a, PoolId pool) {
+  if (a.pool == pool) return {};
+  return Bad(doing + ": " + (a.pool ? "it is a chunk of " + ToText(a.pool) : "it belongs to no pool"));
+}
+
+Status Fold::DoAllocationStep(const std::string& doing, const Step& step, PoolId pool) {
   Allocation* a = Find(step.allocation);
   if (a == nullptr) return Bad(doing + ": the allocation does not exist");
   if (a->placed()) return Bad(doing + ": it is part of a slab, which is released and made whole");
+  AMEM_TRY(OfPool(doing, *a, pool));
   switch (step.kind) {
     case StepKind::kSave:
       if (!a->own()) return Bad(doing + ": it is imported, and its owner saves it");
@@ -160,14 +190,7 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
       return {};
     case StepKind::kReleaseImport:
     case StepKind::kReleaseOwn:
-      if (a->own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
-      if (!a->resident) return Bad(doing + ": it is released already");
-      if (a->own() && !a->saved && !a->multicast) return Bad(doing + ": its contents were not saved");
-      if (WhyKept(*a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(*a))));
-      if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
-      a->resident = a->awaiting_restore = false;
-      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) LoseDevices(it->second);
-      return {};
+      return DoRelease(doing, step, *a);
     case StepKind::kCreate:
     case StepKind::kImport:
       // An orphan is made anew; it may also have been imported in the moment in which its owner was lost.
@@ -184,31 +207,53 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step) {
   }
 }
 
-Status Fold::AllGone(const std::string& doing) const {
+Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a) {
+  if (a.own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a.own() ? "own" : "imported"));
+  if (!a.resident) return Bad(doing + ": it is released already");
+  if (s_.Preserves(a) && !a.saved) return Bad(doing + ": its contents were not saved");
+  if (WhyKept(a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(a))));
+  if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
+  a.resident = a.awaiting_restore = false;
+  if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) LoseDevices(it->second);
+  return {};
+}
+
+Status Fold::AllGone(const std::string& doing, PoolId pool) const {
+  const bool undo = s_.LifecycleOf(pool) == Lifecycle::kResuming;
   for (const auto& [id, a] : s_.allocations) {
+    if (a.pool != pool) continue;
     // The undo of a resume leaves what the pause had left, also if the reason for that has gone since.
-    if (s_.lifecycle == Lifecycle::kResuming && a.own() && !a.saved && !a.multicast) continue;
+    if (undo && s_.Preserves(a) && !a.saved) continue;
     if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
       return Bad(doing + ": " + ToText(id) + " still has memory");
   }
-  return AllBound(doing, false);
+  return pool ? Status{} : AllBound(doing, false);
 }
 
-Status Fold::AllBack(const std::string& doing) const {
+Status Fold::AllBack(const std::string& doing, PoolId pool) const {
   for (const auto& [id, a] : s_.allocations) {
+    if (a.pool != pool) continue;
     if (!a.resident) return Bad(doing + ": " + ToText(id) + " has no memory");
     if (a.awaiting_restore) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
   }
   for (const auto& [address, m] : s_.mappings) {
+    const auto a = s_.allocations.find(m.allocation);
+    AMEM_CHECK(a != s_.allocations.end(), address, m.allocation);
+    if (a->second.pool != pool) continue;
     if (!m.present || (!m.accessible && !m.access.empty()))
       return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
   }
-  return AllBound(doing, true);
+  return pool ? Status{} : AllBound(doing, true);
 }
 
-void Fold::ForgetSaved() {
-  for (auto& [id, a] : s_.allocations) a.saved = a.awaiting_restore = false;
-  for (auto& [address, m] : s_.mappings) m.accessible = true;
+void Fold::ForgetSaved(PoolId pool) {
+  for (auto& [id, a] : s_.allocations) {
+    if (a.pool == pool) a.saved = a.awaiting_restore = false;
+  }
+  for (auto& [address, m] : s_.mappings) {
+    if (const Allocation* a = Find(m.allocation); a != nullptr && a->pool == pool) m.accessible = true;
+  }
+  if (pool) return;
   for (auto& [id, m] : s_.multicasts) {
     m.missing.clear();  // still there: of an object that other memory stands in for
     m.fresh = false;

@@ -44,7 +44,7 @@ void Merge(Mapping& mapping, const std::vector<AccessDescriptor>& access) {
 
 Status Fold::operator()(const RangeReserved& e) {
   const std::string doing = "reserve " + Hex(e.address.value);
-  AMEM_TRY(Running(doing));
+  AMEM_TRY(Running(doing, e.pool));
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
     ++Find(e.allocation)->reserved;
@@ -89,6 +89,7 @@ Status Fold::operator()(const AllocationCreated& e) {
   a.created = e.created ? e.created : seq_;
   a.tag = e.tag;
   a.communicator = e.communicator;
+  a.pool = e.pool;
   return Add("create", e.allocation, std::move(a));
 }
 
@@ -111,9 +112,9 @@ Status Fold::operator()(const AllocationReleased& e) {
 
 Status Fold::operator()(const Mapped& e) {
   const std::string doing = "map " + Hex(e.address.value) + " of " + ToText(e.allocation);
-  AMEM_TRY(Running(doing));
   Allocation* a = Find(e.allocation);
   if (a == nullptr) return Bad(doing + ": the allocation does not exist");
+  AMEM_TRY(Running(doing, a->pool));
   if (a->placed()) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
     if (e.offset != 0) return Bad(doing + ": a part of a slab is mapped whole");
@@ -158,6 +159,7 @@ Status Fold::operator()(const Unmapped& e) {
     const auto slab = s_.slabs.find(it->second.allocation);
     if (slab != s_.slabs.end() && !slab->second.parts.empty())
       return Bad(doing + ": that slab has " + std::to_string(slab->second.parts.size()) + " allocations");
+    AMEM_TRY(NoParts(doing, it->first, it->second));
   }
   AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
   const Address end = e.address + e.bytes;
@@ -172,7 +174,9 @@ Status Fold::operator()(const Unmapped& e) {
 
 Status Fold::operator()(const AccessSet& e) {
   const std::string doing = "set access to " + Hex(e.address.value);
-  AMEM_TRY(Running(doing));
+  const auto first = s_.mappings.find(e.address);
+  const Allocation* mapped = first == s_.mappings.end() ? nullptr : Find(first->second.allocation);
+  AMEM_TRY(Running(doing, mapped != nullptr ? mapped->pool : PoolId{}));
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
     const auto mapping = s_.mappings.find(s_.slabs.find(Find(e.allocation)->slab)->second.address);

@@ -90,4 +90,61 @@ Status Fold::operator()(const Deregistered& e) {
   return {};
 }
 
+// ---- pools -------------------------------------------------------------------------------------------------------------
+
+Status Fold::operator()(const PoolOpened& e) {
+  const std::string doing = "open " + ToText(e.pool) + " (" + e.tag + ")";
+  if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad(doing + ": the session is not open");
+  if (!e.pool) return Bad(doing + ": zero is no id");
+  if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
+  if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad(doing + ": that is no tag for a pool");
+  if (s_.PoolNamed(e.tag)) return Bad(doing + ": that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");
+  Pool& pool = s_.pools[e.pool];
+  pool.tag = e.tag;
+  pool.policy = e.policy;
+  pool.cycles = e.cycles;
+  return {};
+}
+
+Status Fold::operator()(const PoolAllocated& e) {
+  const std::string doing = "amem_alloc " + Hex(e.address.value);
+  const Allocation* chunk = Find(e.backing);
+  if (chunk == nullptr || !chunk->pool) return Bad(doing + ": " + ToText(e.backing) + " is no chunk of a pool");
+  AMEM_TRY(Running(doing, chunk->pool));
+  if (e.bytes == 0) return Bad(doing + ": its size is zero");
+  if (chunk->properties.location != Location{LocationType::kDevice, e.device.value})
+    return Bad(doing + ": " + ToText(e.backing) + " is on " + ToText(chunk->properties.location));
+  const auto mapping = s_.MappingAt(e.address);
+  const Address end = e.address + e.bytes;
+  if (mapping == s_.mappings.end() || mapping->second.allocation != e.backing || mapping->second.offset != 0 ||
+      mapping->first + e.offset != e.address || e.bytes > mapping->second.bytes - e.offset)
+    return Bad(doing + ": that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
+  auto& parts = s_.pools.at(chunk->pool).parts;
+  const auto next = parts.lower_bound(e.address);
+  if (next != parts.end() && next->first < end) return Bad(doing + ": it overlaps the part at " + Hex(next->first.value));
+  if (next != parts.begin() && e.address < std::prev(next)->first + std::prev(next)->second.bytes)
+    return Bad(doing + ": it overlaps the part at " + Hex(std::prev(next)->first.value));
+  parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});
+  return {};
+}
+
+Status Fold::operator()(const PoolFreed& e) {
+  const auto mapping = s_.MappingAt(e.address);
+  const Allocation* chunk = mapping == s_.mappings.end() ? nullptr : Find(mapping->second.allocation);
+  const auto pool = chunk == nullptr ? s_.pools.end() : s_.pools.find(chunk->pool);
+  if (pool == s_.pools.end() || pool->second.parts.erase(e.address) != 1)
+    return Bad("amem_free " + Hex(e.address.value) + ": nothing is allocated there");
+  return {};
+}
+
+Status Fold::NoParts(const std::string& doing, Address address, const Mapping& mapping) {
+  const Allocation* chunk = Find(mapping.allocation);
+  if (chunk == nullptr || !chunk->pool) return {};
+  const auto pool = s_.pools.find(chunk->pool);
+  AMEM_CHECK(pool != s_.pools.end(), address, mapping.allocation);
+  const auto part = pool->second.parts.lower_bound(address);
+  if (part == pool->second.parts.end() || part->first >= address + mapping.bytes) return {};
+  return Bad(doing + ": amem_alloc's part at " + Hex(part->first.value) + " was not freed");
+}
+
 }  // namespace amem

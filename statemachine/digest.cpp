@@ -87,6 +87,7 @@ void AddAllocation(Hasher& h, const Allocation& a) {
   if (a.placed()) h.AddAll(a.slab, a.offset, a.reserved, a.touched);
   if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
   if (a.communicator) h.Add(a.communicator);
+  if (a.pool) h.Add(a.pool);
   if (a.released_bindings > 0) h.Add(std::uint64_t{a.released_bindings});
   if (a.remote) h.Add(*a.remote);
   for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
@@ -144,6 +145,10 @@ std::uint64_t Digest(const State& s) {
     if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
   }
   h.Add(s.communicators);
+  for (const auto& [id, pool] : s.pools) {
+    h.AddAll(id, pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts);
+    AddCycle(h, pool.cycle);
+  }
   return h.value();
 }
 

@@ -78,6 +78,7 @@ struct RangeReserved {
   std::uint64_t flags = 0;
   CallSite site;
   AllocationId allocation;
+  PoolId pool;  // for a chunk of that pool
   friend bool operator==(const RangeReserved&, const RangeReserved&) = default;
 };
 struct RangeFreed {
@@ -96,6 +97,7 @@ struct AllocationCreated {
   SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
   MemoryTag tag{};
   CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
+  PoolId pool;                  // a chunk of that pool, with tag kUser, so that pauses of NCCL leave it; zero: no pool's
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
 struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
@@ -352,6 +354,31 @@ struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, whic
   friend bool operator==(const CommunicatorSuspended&, const CommunicatorSuspended&) = default;
 };
 
+// ---- pools -------------------------------------------------------------------------------------------------------------
+// A pool holds memory of the program under a tag: "weights", "optimizer". It takes memory from the driver in chunks, each an
+// allocation of its own that is mapped once as a whole, and amem_alloc's parts lie in them. A pool has pauses and resumes of
+// its own; they concern no other session.
+
+struct PoolOpened {
+  PoolId pool;
+  std::string tag;  // of one pool in a session; never "nccl" or "user"
+  PoolPolicy policy{};
+  std::uint64_t cycles = 0;  // in a snapshot: its pauses so far
+  friend bool operator==(const PoolOpened&, const PoolOpened&) = default;
+};
+struct PoolAllocated {  // amem_alloc: a part of chunk `backing`, whose mapping begins at address - offset
+  Address address;
+  Bytes bytes = 0;
+  DeviceOrdinal device;
+  AllocationId backing;
+  Bytes offset = 0;
+  friend bool operator==(const PoolAllocated&, const PoolAllocated&) = default;
+};
+struct PoolFreed {  // amem_free, also while the pool is paused
+  Address address;
+  friend bool operator==(const PoolFreed&, const PoolFreed&) = default;
+};
+
 using EventVariant =
     std::variant<SessionOpened, SessionClosed, SessionBroken, GroupChanged, LibraryAttached, DriverSymbolBound, RangeReserved,
                  RangeFreed, AllocationCreated, AllocationRetained, AllocationReleased, Mapped, Unmapped, AccessSet, Exported,
@@ -360,7 +387,7 @@ using EventVariant =
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
-                 VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused>;
+                 VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;
@@ -408,6 +435,7 @@ std::string ToText(const Location&);
 std::string ToText(AllocationId);    // "allocation 7"
 std::string ToText(SessionId);       // "session 0x1f"
 std::string ToText(CommunicatorId);  // "communicator 2"
+std::string ToText(PoolId);          // "pool 2"
 std::string ToText(const CallSite&);
 // One line without the sequence number, time and thread: "mapped 0x7f00 2 MiB of allocation 3".
 std::string ToText(const EventBody&);

@@ -11,6 +11,8 @@
 namespace amem {
 
 // ---- pause and resume --------------------------------------------------------------------------------------------------
+// `pool` of an event says whose pause or resume it belongs to: that pool's, or NCCL's when it is zero, as in all journals from
+// before there were pools. Several may be under way at once, and then their events interleave.
 
 enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
 enum class PhaseKind : std::uint8_t {
@@ -62,17 +64,20 @@ struct CycleMember {  // who a session is, so that one journal alone names the r
 };
 struct CycleBegun {
   CycleKind kind{};
-  std::uint64_t cycle = 0;  // counts pauses of this session from 1; a resume carries the number of its pause
-  std::vector<SessionId> members;
+  std::uint64_t cycle = 0;         // counts pauses of this session, or of the pool, from 1; a resume carries its pause's number
+  std::vector<SessionId> members;  // none for a pool
   std::vector<CycleMember> processes;  // of the members, in their order; empty in journals of builds that did not record them
+  PoolId pool;
   friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
 };
 struct StepBegun {
   Step step;
+  PoolId pool;
   friend bool operator==(const StepBegun&, const StepBegun&) = default;
 };
 struct StepDone {
   Step step;
+  PoolId pool;
   friend bool operator==(const StepDone&, const StepDone&) = default;
 };
 struct StepFailed {
@@ -81,13 +86,15 @@ struct StepFailed {
   std::int32_t driver_result = 0;
   std::string message;
   SessionId reported_by;  // the owner that refused to hand out memory for an import; zero: it failed here
+  PoolId pool;
   friend bool operator==(const StepFailed&, const StepFailed&) = default;
 };
 struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
   PhaseKind phase{};
+  PoolId pool;
   friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
 };
-struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
+struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed. Pools have no votes
   PhaseKind phase{};
   bool passed = true;
   SessionId culprit;
@@ -100,6 +107,7 @@ struct CycleDone {
   CycleKind kind{};
   std::uint64_t cycle = 0;
   std::uint64_t duration_ns = 0;
+  PoolId pool;
   friend bool operator==(const CycleDone&, const CycleDone&) = default;
 };
 struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
@@ -109,6 +117,7 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::string message;
   Code code{};  // as in PhaseDecided
   std::int32_t driver_result = 0;
+  PoolId pool;
   friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
 };
 

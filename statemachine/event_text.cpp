@@ -69,6 +69,9 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "process seen",
     "thread seen",
     "launch refused",
+    "pool opened",
+    "pool allocated",
+    "pool freed",
 };
 
 template <class Enum>
@@ -119,6 +122,8 @@ std::string Process(std::int32_t rank, std::int32_t pid, const std::string& host
 
 std::string Within(AllocationId id) { return id ? " of " + ToText(id) + " in its slab" : ""; }
 
+std::string OfPool(PoolId id) { return id ? " of " + ToText(id) : ""; }
+
 std::string Joined(const std::vector<std::string>& texts, const char* between) {
   std::string out;
   for (const std::string& text : texts) out += (out.empty() ? "" : between) + text;
@@ -147,14 +152,15 @@ struct Describe {
   std::string operator()(const RangeReserved& e) const {
     return "range reserved " + Hex(e.address.value) + " " + FormatBytes(e.bytes) +
            (e.alignment != 0 ? " aligned to " + FormatBytes(e.alignment) : "") +
-           (e.hint ? " asked at " + Hex(e.hint.value) : "") + Within(e.allocation) + Site(e.site);
+           (e.hint ? " asked at " + Hex(e.hint.value) : "") + Within(e.allocation) + (e.pool ? " for " + ToText(e.pool) : "") +
+           Site(e.site);
   }
   std::string operator()(const RangeFreed& e) const {
     return "range freed " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + Within(e.allocation);
   }
   std::string operator()(const AllocationCreated& e) const {
-    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) + Tag(e.tag) +
-           Of(e.communicator) + Site(e.site);
+    return ToText(e.allocation) + " created, " + FormatBytes(e.bytes) + " " + ToText(e.properties) +
+           (e.pool ? ", a chunk of " + ToText(e.pool) : Tag(e.tag)) + Of(e.communicator) + Site(e.site);
   }
   std::string operator()(const AllocationRetained& e) const {
     return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
@@ -234,24 +240,27 @@ struct Describe {
     return e.name + " passed through" + (e.detail.empty() ? "" : ": " + e.detail) + ", result " + to_string(e.result);
   }
   std::string operator()(const CycleBegun& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " begun with " + to_string(e.members.size()) +
-           " sessions";
+    const std::string begun = std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + OfPool(e.pool) + " begun";
+    return e.pool ? begun : begun + " with " + to_string(e.members.size()) + " sessions";
   }
-  std::string operator()(const StepBegun& e) const { return "step begun: " + amem::ToText(e.step); }
-  std::string operator()(const StepDone& e) const { return "step done: " + amem::ToText(e.step); }
+  std::string operator()(const StepBegun& e) const { return "step begun: " + amem::ToText(e.step) + OfPool(e.pool); }
+  std::string operator()(const StepDone& e) const { return "step done: " + amem::ToText(e.step) + OfPool(e.pool); }
   std::string operator()(const StepFailed& e) const {
-    return "step failed: " + amem::ToText(e.step) + ": " + std::string(amem::ToText(e.code)) + ": " + e.message +
-           (e.reported_by ? ", reported by " + ToText(e.reported_by) : "");
+    return "step failed: " + amem::ToText(e.step) + OfPool(e.pool) + ": " + std::string(amem::ToText(e.code)) + ": " +
+           e.message + (e.reported_by ? ", reported by " + ToText(e.reported_by) : "");
   }
-  std::string operator()(const PhaseBegun& e) const { return "phase begun: " + std::string(amem::ToText(e.phase)); }
+  std::string operator()(const PhaseBegun& e) const {
+    return "phase begun: " + std::string(amem::ToText(e.phase)) + OfPool(e.pool);
+  }
   std::string operator()(const PhaseDecided& e) const {
     return "phase " + std::string(amem::ToText(e.phase)) + (e.passed ? " passed" : " failed: " + e.message);
   }
   std::string operator()(const CycleDone& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " done in " + to_string(e.duration_ns / 1000) + " us";
+    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + OfPool(e.pool) + " done in " +
+           to_string(e.duration_ns / 1000) + " us";
   }
   std::string operator()(const CycleFailed& e) const {
-    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + " failed" +
+    return std::string(amem::ToText(e.kind)) + " " + to_string(e.cycle) + OfPool(e.pool) + " failed" +
            (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }
   std::string operator()(const SlabOpened& e) const {
@@ -301,6 +310,14 @@ struct Describe {
   std::string operator()(const LaunchRefused& e) const {
     return e.call + " refused, memory is paused" + (e.count > 1 ? " (" + to_string(e.count) + " times)" : "");
   }
+  std::string operator()(const PoolOpened& e) const {
+    return ToText(e.pool) + " opened for tag " + e.tag + ", policy " + std::string(amem::ToText(e.policy));
+  }
+  std::string operator()(const PoolAllocated& e) const {
+    return "amem_alloc " + Hex(e.address.value) + " " + FormatBytes(e.bytes) + " on device " + to_string(e.device.value) +
+           " in " + ToText(e.backing) + " at offset " + FormatBytes(e.offset);
+  }
+  std::string operator()(const PoolFreed& e) const { return "amem_free " + Hex(e.address.value); }
   std::string operator()(const Condensed& e) const {
     return "snapshot of everything up to event " + to_string(e.through.value);
   }
@@ -390,6 +407,7 @@ std::string ToText(const Step& step) {
 
 std::string ToText(AllocationId id) { return "allocation " + to_string(id.value); }
 std::string ToText(CommunicatorId id) { return "communicator " + to_string(id.value); }
+std::string ToText(PoolId id) { return "pool " + to_string(id.value); }
 std::string ToText(SessionId id) { return "session " + Hex(id.value); }
 std::string ToText(const Location& location) {
   switch (location.type) {
@@ -425,10 +443,20 @@ std::string_view ToText(MemoryTag tag) {
   return NameIn(kNames, tag);
 }
 
+std::string_view ToText(PoolPolicy policy) {
+  static constexpr std::string_view kNames[] = {"preserve", "discard"};
+  static_assert(std::size(kNames) == Index(PoolPolicy::kDiscard) + 1);
+  return NameIn(kNames, policy);
+}
+
 std::string_view ToText(KeepReason reason) {
-  static constexpr std::string_view kNames[] = {"released", "host memory", "registered with a network card", "multicast",
-                                                "the program's own (ncclMemAlloc)"};
-  static_assert(std::size(kNames) == Index(KeepReason::kUser) + 1);
+  static constexpr std::string_view kNames[] = {"released",
+                                                "host memory",
+                                                "registered with a network card",
+                                                "multicast",
+                                                "the program's own (ncclMemAlloc)",
+                                                "imported by another process"};
+  static_assert(std::size(kNames) == Index(KeepReason::kShared) + 1);
   return NameIn(kNames, reason);
 }
 

@@ -87,14 +87,15 @@ inline auto Fields(const DriverSymbolBound& e) {
 }
 inline auto Fields(const RangeReserved& e) {
   return Named("allocation", IfAny{e.allocation}, "address", e.address, "bytes", e.bytes, "alignment", e.alignment, "hint",
-               e.hint, "flags", e.flags, "site", e.site);
+               e.hint, "flags", e.flags, "site", e.site, "pool", IfAny{e.pool});
 }
 inline auto Fields(const RangeFreed& e) {
   return Named("address", e.address, "bytes", e.bytes, "allocation", IfAny{e.allocation});
 }
 inline auto Fields(const AllocationCreated& e) {
   return Named("allocation", e.allocation, "bytes", e.bytes, "properties", e.properties, "flags", e.flags, "handle", e.handle,
-               "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag}, "communicator", IfAny{e.communicator});
+               "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag}, "communicator", IfAny{e.communicator}, "pool",
+               IfAny{e.pool});
 }
 inline auto Fields(const AllocationRetained& e) { return Named("allocation", e.allocation, "address", e.address); }
 inline auto Fields(const AllocationReleased& e) { return Named("allocation", e.allocation); }
@@ -149,23 +150,25 @@ inline auto Fields(const Registered& e) { return Named("address", e.address, "by
 inline auto Fields(const Deregistered& e) { return Named("address", e.address, "bytes", e.bytes); }
 inline auto Fields(const PassedThrough& e) { return Named("name", e.name, "detail", e.detail, "result", e.result); }
 inline auto Fields(const CycleBegun& e) {
-  return Named("cycle_kind", e.kind, "cycle", e.cycle, "members", e.members, "processes", e.processes);
+  return Named("cycle_kind", e.kind, "cycle", e.cycle, "members", e.members, "processes", e.processes, "pool", IfAny{e.pool});
 }
-inline auto Fields(const StepBegun& e) { return Named("step", e.step); }
-inline auto Fields(const StepDone& e) { return Named("step", e.step); }
+inline auto Fields(const StepBegun& e) { return Named("step", e.step, "pool", IfAny{e.pool}); }
+inline auto Fields(const StepDone& e) { return Named("step", e.step, "pool", IfAny{e.pool}); }
 inline auto Fields(const StepFailed& e) {
   return Named("step", e.step, "code", e.code, "driver_result", e.driver_result, "message", e.message, "reported_by",
-               OrNull{e.reported_by});
+               OrNull{e.reported_by}, "pool", IfAny{e.pool});
 }
-inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase); }
+inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase, "pool", IfAny{e.pool}); }
 inline auto Fields(const PhaseDecided& e) {
   return Named("phase", e.phase, "passed", e.passed, "culprit", OrNull{e.culprit}, "message", e.message, "code", e.code,
                "driver_result", e.driver_result);
 }
-inline auto Fields(const CycleDone& e) { return Named("cycle_kind", e.kind, "cycle", e.cycle, "duration_ns", e.duration_ns); }
+inline auto Fields(const CycleDone& e) {
+  return Named("cycle_kind", e.kind, "cycle", e.cycle, "duration_ns", e.duration_ns, "pool", IfAny{e.pool});
+}
 inline auto Fields(const CycleFailed& e) {
   return Named("cycle_kind", e.kind, "cycle", e.cycle, "undone", e.undone, "message", e.message, "code", e.code,
-               "driver_result", e.driver_result);
+               "driver_result", e.driver_result, "pool", IfAny{e.pool});
 }
 inline auto Fields(const Condensed& e) {
   return Named("through", e.through, "next_allocation", e.next_allocation, "cycles", e.cycles, "totals", e.totals);
@@ -201,6 +204,14 @@ inline auto Fields(const ThreadSeen& e) {
 }
 inline auto Fields(const LaunchRefused& e) { return Named("call", e.call, "count", e.count); }
 
+inline auto Fields(const PoolOpened& e) {
+  return Named("pool", e.pool, "pool_tag", e.tag, "policy", e.policy, "cycles", Unlisted{e.cycles});
+}
+inline auto Fields(const PoolAllocated& e) {
+  return Named("address", e.address, "bytes", e.bytes, "device", e.device, "backing", e.backing, "offset", e.offset);
+}
+inline auto Fields(const PoolFreed& e) { return Named("address", e.address); }
+
 // ---- what a state holds --------------------------------------------------------------------------------------------------
 
 inline auto Fields(const Range& v) {
@@ -230,6 +241,10 @@ inline auto Fields(const Peer& v) {
 inline auto Fields(const Communicator& v) {
   return Named("parent", IfAny{v.parent}, "how", v.how, "hash", Hexadecimal{v.hash}, "rank", v.rank, "ranks", v.ranks, "device",
                v.device, "ready", v.ready, "suspended", v.suspended, "ended", v.ended, "memory", Unlisted{v.memory});
+}
+
+inline auto Fields(const PoolPart& v) {
+  return Named("bytes", v.bytes, "device", v.device, "backing", v.backing, "offset", v.offset);
 }
 
 // ---- walking over them ---------------------------------------------------------------------------------------------------

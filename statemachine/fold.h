@@ -82,6 +82,10 @@ class Fold {
   Status operator()(const CommunicatorReady& e);
   Status operator()(const CommunicatorEnded& e);
   Status operator()(const CommunicatorSuspended& e);
+  // Pools: apply_other_memory.cpp.
+  Status operator()(const PoolOpened& e);
+  Status operator()(const PoolAllocated& e);
+  Status operator()(const PoolFreed& e);
 
  private:
   [[nodiscard]] static Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
@@ -93,11 +97,13 @@ class Fold {
   void UncountMemory(CommunicatorId id);
   Status Add(const char* verb, AllocationId id, Allocation a);
   Status EraseIfDead(AllocationId id);
-  // The session is running, as it must be to get anything new.
-  [[nodiscard]] Status Running(const std::string& doing) const;
+  // The session is running, as it must be to get anything new. A chunk of a pool needs the pool to run, whatever NCCL does.
+  [[nodiscard]] Status Running(const std::string& doing, PoolId pool = {}) const;
 
   // [address, address + bytes) is exactly a row of adjacent mappings, each of an allocation that counts it.
   [[nodiscard]] Status CoversWhole(const std::string& doing, Address address, Bytes bytes);
+  // amem_alloc's parts in that mapping were all freed.
+  [[nodiscard]] Status NoParts(const std::string& doing, Address address, const Mapping& mapping);
   // A multicast object: one that was created here, or imported from a peer, which this session learns by its use.
   Multicast* FindMulticast(AllocationId id);
   // The memory that a binding refers to, and the slab that it is a part of; null where there is none of AMem's.
@@ -111,19 +117,30 @@ class Fold {
   // A peer has let go of one of its imports of `id`, or was lost.
   void LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer);
 
-  [[nodiscard]] Status InCycle(const std::string& doing) const;
-  // Whether this session has come to a cycle that has not begun, because others have not come yet.
-  [[nodiscard]] bool Waits(PhaseKind phase) const;
-  Status DoStep(const std::string& doing, const Step& step);
-  Status DoMappingStep(const std::string& doing, const Step& step);
-  Status DoAllocationStep(const std::string& doing, const Step& step);
+  // Whose pauses and resumes an event is about: NCCL's, or a pool's. Null pointers: there is no such pool.
+  struct Owner {
+    PoolId pool;
+    Lifecycle* lifecycle = nullptr;
+    Cycle* cycle = nullptr;
+    std::uint64_t* cycles = nullptr;
+  };
+  [[nodiscard]] Owner OwnerOf(PoolId pool);
+  [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
+  [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
+  // Whether this session has come to a cycle that has not begun, because others have not come yet. A pool waits for nobody.
+  [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;
+  Status DoStep(const std::string& doing, const Step& step, PoolId pool);
+  Status DoMappingStep(const std::string& doing, const Step& step, PoolId pool);
+  Status DoAllocationStep(const std::string& doing, const Step& step, PoolId pool);
+  [[nodiscard]] static Status OfPool(const std::string& doing, const Allocation& a, PoolId pool);
+  Status DoRelease(const std::string& doing, const Step& step, Allocation& a);
   Status DoMulticastStep(const std::string& doing, const Step& step);
   // Whether the driver has that memory, or memory of that multicast object, bound at this moment.
   [[nodiscard]] bool IsBound(AllocationId id) const;
   [[nodiscard]] Status AllBound(const std::string& doing, bool bound) const;
-  [[nodiscard]] Status AllGone(const std::string& doing) const;
-  [[nodiscard]] Status AllBack(const std::string& doing) const;
-  void ForgetSaved();
+  [[nodiscard]] Status AllGone(const std::string& doing, PoolId pool) const;
+  [[nodiscard]] Status AllBack(const std::string& doing, PoolId pool) const;
+  void ForgetSaved(PoolId pool);
 
   // The allocation is a part of a slab, and lies at `address`.
   [[nodiscard]] Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const;

@@ -47,8 +47,8 @@ Status CheckAllocations(const State& s) {
     if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
     if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
     if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
-    if (!a.resident && a.own() && !a.saved && !a.multicast)
-      return Broken(ToText(id) + " has neither memory nor saved contents");
+    if (a.pool && !s.pools.contains(a.pool)) return Broken(ToText(id) + " is a chunk of a pool that does not exist");
+    if (!a.resident && !a.saved && s.Preserves(a)) return Broken(ToText(id) + " has neither memory nor saved contents");
   }
   return {};
 }
@@ -124,20 +124,55 @@ Status CheckBindings(const State& s, bool running) {
   return {};
 }
 
+// amem_alloc's parts do not overlap, and lie in chunks of their pool.
+Status CheckPool(const State& s, PoolId id, const Pool& pool) {
+  Address end;
+  for (const auto& [address, part] : pool.parts) {
+    if (address < end) return Broken("parts of pool " + pool.tag + " overlap at " + Hex(address.value));
+    end = address + part.bytes;
+    const auto chunk = s.allocations.find(part.backing);
+    if (chunk == s.allocations.end() || chunk->second.pool != id)
+      return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " lies in no chunk of it");
+    const auto mapping = s.MappingAt(address);
+    if (mapping == s.mappings.end() || mapping->second.allocation != part.backing ||
+        end > mapping->first + mapping->second.bytes || address != mapping->first + part.offset)
+      return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " does not lie where " + ToText(part.backing) +
+                    " is mapped");
+  }
+  return {};
+}
+
+// The memory of each pool, and NCCL's, is there as a whole or gone as a whole while no pause or resume of it is under way.
+Status CheckResidence(const State& s) {
+  const auto whose = [&](PoolId pool) { return pool ? "pool " + s.pools.at(pool).tag : std::string("the session"); };
+  for (const auto& [id, a] : s.allocations) {
+    const Lifecycle lifecycle = s.LifecycleOf(a.pool);
+    if (lifecycle == Lifecycle::kRunning && (!a.resident || a.awaiting_restore))
+      return Broken(ToText(id) + " has no memory and " + whose(a.pool) + " is running");
+    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
+    if (lifecycle == Lifecycle::kPaused && a.resident && (a.saved || a.multicast) && WhyKept(a) == KeepReason::kNone)
+      return Broken(ToText(id) + " has memory and " + whose(a.pool) + " is paused");
+  }
+  for (const auto& [address, m] : s.mappings) {
+    const auto a = s.allocations.find(m.allocation);
+    if (a != s.allocations.end() && !m.present && s.LifecycleOf(a->second.pool) == Lifecycle::kRunning)
+      return Broken("mapping " + Hex(address.value) + " is absent and " + whose(a->second.pool) + " is running");
+  }
+  return {};
+}
+
 Status CheckLifecycle(const State& s) {
   const bool whole = s.lifecycle == Lifecycle::kRunning;
   const bool gone = s.lifecycle == Lifecycle::kPaused;
   if ((whole || gone) && s.cycle.open_step)
     return Broken("a step is open and the session is " + std::string(ToText(s.lifecycle)));
-  for (const auto& [id, a] : s.allocations) {
-    if (whole && (!a.resident || a.awaiting_restore)) return Broken(ToText(id) + " has no memory and the session is running");
-    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
-    if (gone && a.resident && (a.saved || a.multicast) && WhyKept(a) == KeepReason::kNone)
-      return Broken(ToText(id) + " has memory and the session is paused");
+  for (const auto& [id, pool] : s.pools) {
+    const bool under_way = pool.lifecycle == Lifecycle::kPausing || pool.lifecycle == Lifecycle::kResuming;
+    if (!under_way && pool.cycle.open_step)
+      return Broken("a step is open and pool " + pool.tag + " is " + std::string(ToText(pool.lifecycle)));
+    AMEM_TRY(CheckPool(s, id, pool));
   }
-  for (const auto& [address, m] : s.mappings) {
-    if (whole && !m.present) return Broken("mapping " + Hex(address.value) + " is absent and the session is running");
-  }
+  AMEM_TRY(CheckResidence(s));
   return whole || gone ? CheckBindings(s, whole) : Status{};
 }
 

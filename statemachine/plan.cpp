@@ -18,7 +18,7 @@ Places PlacesOf(const State& state) {
 // A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
 // the undo of a resume would put those at risk that are saved.
 bool LeftByPause(const State& state, const Allocation& a) {
-  return state.lifecycle == Lifecycle::kResuming && a.own() && a.resident && !a.saved && !a.multicast;
+  return state.LifecycleOf(a.pool) == Lifecycle::kResuming && a.resident && !a.saved && state.Preserves(a);
 }
 
 bool Leaves(const State& state, const Allocation& a) {
@@ -45,7 +45,7 @@ Address Reachable(const State& state, AllocationId id, const Allocation& a, cons
 }
 
 bool NeedsSaving(const State& state, const Allocation& a) {
-  return a.own() && !a.multicast && Leaves(state, a) && a.resident && !a.saved;
+  return state.Preserves(a) && Leaves(state, a) && a.resident && !a.saved;
 }
 
 Step OfBinding(StepKind kind, AllocationId object, Bytes offset, const MulticastBinding& b) {
@@ -103,9 +103,9 @@ void PlanBind(const State& state, const Places& places, std::vector<Step>& steps
   }
 }
 
-void PlanDrop(const State& state, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
+void PlanDrop(const State& state, PoolId pool, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
-    if (a.own() != own || !Leaves(state, a)) continue;
+    if (a.pool != pool || a.own() != own || !Leaves(state, a)) continue;
     if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
     if (!a.multicast) UnmapAll(state, id, a, places, steps);
     if (a.resident) steps.push_back(On(release, id, a));
@@ -142,9 +142,9 @@ void AddDevices(const State& state, AllocationId id, std::vector<Step>& steps) {
   for (const DeviceOrdinal device : multicast->second.missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
 }
 
-void PlanReturn(const State& state, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
+void PlanReturn(const State& state, PoolId pool, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
-    if (a.own() != own) continue;
+    if (a.pool != pool || a.own() != own) continue;
     const bool lost = state.StandsIn(id, a);
     if (!a.resident) steps.push_back(lost ? StandIn(state, id, a, places) : On(acquire, id, a));
     if (a.rebuilt()) {
@@ -155,12 +155,14 @@ void PlanReturn(const State& state, const Places& places, bool own, StepKind acq
   }
 }
 
-std::vector<Step> Quiesce(const State& state) {
+std::vector<Step> Quiesce(const State& state, PoolId pool) {
   std::set<std::int32_t> devices;
   for (const auto& [id, a] : state.allocations) {
-    if (a.on_device() && a.own()) devices.insert(a.properties.location.id);
+    if (a.pool == pool && a.on_device() && a.own()) devices.insert(a.properties.location.id);
   }
   for (const auto& [address, m] : state.mappings) {
+    const auto a = state.allocations.find(m.allocation);
+    if (a == state.allocations.end() || a->second.pool != pool) continue;
     for (const AccessDescriptor& d : m.access) {
       if (d.location.type == LocationType::kDevice) devices.insert(d.location.id);
     }
@@ -170,11 +172,11 @@ std::vector<Step> Quiesce(const State& state) {
   return steps;
 }
 
-std::vector<Step> CheckMemory(const State& state, const Places& places) {
+std::vector<Step> CheckMemory(const State& state, PoolId pool, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
   std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // pieces of one size on one device are the same memory
   for (const auto& [id, a] : state.allocations) {
-    if (a.resident || !a.on_device()) continue;
+    if (a.pool != pool || a.resident || !a.on_device()) continue;
     if (a.own()) needed[a.properties.location.id] += a.bytes;
     if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, StandInPiece(a.bytes));
   }
@@ -196,10 +198,11 @@ void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase
   }
 }
 
-PlannedPhase PlanSave(const State& state, const Places& places) {
+PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places) {
   std::vector<Step> saves;
   for (const auto& [id, a] : state.allocations) {
-    if (NeedsSaving(state, a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+    if (a.pool == pool && NeedsSaving(state, a))
+      saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
   }
   PlannedPhase phase{PhaseKind::kPauseSave, {}};
   BeginCopies(StepKind::kScan, saves, phase);
@@ -208,16 +211,18 @@ PlannedPhase PlanSave(const State& state, const Places& places) {
 
 }  // namespace
 
-Plan PlanPause(const State& state) {
+Plan PlanPause(const State& state, PoolId pool) {
   const Places places = PlacesOf(state);
   std::vector<Step> release;
-  PlanUnbind(state, places, false, release);
-  PlanUnbind(state, places, true, release);
-  PlanDrop(state, places, false, StepKind::kReleaseImport, release);
-  PlanDrop(state, places, true, StepKind::kReleaseOwn, release);
+  if (!pool) {
+    PlanUnbind(state, places, false, release);
+    PlanUnbind(state, places, true, release);
+    PlanDrop(state, pool, places, false, StepKind::kReleaseImport, release);
+  }
+  PlanDrop(state, pool, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
-          {{PhaseKind::kPauseArrive, Quiesce(state)},
-           PlanSave(state, places),
+          {{PhaseKind::kPauseArrive, Quiesce(state, pool)},
+           PlanSave(state, pool, places),
            {PhaseKind::kPauseReleaseOwn, std::move(release)},
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }
@@ -258,7 +263,7 @@ void Forget(AllocationId released, State& after) {
 // The state once what is in doubt, and what cannot be completed, was dropped.
 State WithoutDoubts(const State& state, const Places& places, bool imports_too, std::vector<Step>& drop) {
   if (imports_too) PlanUnbind(state, places, false, drop);
-  if (imports_too) PlanDrop(state, places, false, StepKind::kReleaseImport, drop);
+  if (imports_too) PlanDrop(state, {}, places, false, StepKind::kReleaseImport, drop);
   DropHopeless(state, places, drop);
   if (drop.empty()) return state;
   State after = state;
@@ -339,16 +344,16 @@ void AppendImports(const State& state, const std::vector<Step>& steps, PlannedPh
 }
 
 // `begun`: the allocations whose contents are on their way already.
-PlannedPhase PlanImport(const State& state, const Places& places, const std::set<AllocationId>& begun) {
+PlannedPhase PlanImport(const State& state, PoolId pool, const Places& places, const std::set<AllocationId>& begun) {
   PlannedPhase phase{PhaseKind::kResumeImport, {}};
   std::vector<Step> returns, imports, late, restores;
-  PlanReturn(state, places, false, StepKind::kImport, returns);
+  PlanReturn(state, pool, places, false, StepKind::kImport, returns);
   for (const Step& step : returns) {
     // What stands in for lost memory comes first: clearing it waits for all copies of its device.
     (state.Orphaned(state.allocations.at(step.allocation)) ? phase.steps : imports).push_back(step);
   }
   for (const auto& [id, a] : state.allocations) {
-    if (!NeedsRestoring(a)) continue;
+    if (a.pool != pool || !NeedsRestoring(a)) continue;
     restores.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
     if (!begun.contains(id)) late.push_back(restores.back());
   }
@@ -358,18 +363,18 @@ PlannedPhase PlanImport(const State& state, const Places& places, const std::set
   return phase;
 }
 
-Plan PlanReturnOfAll(const State& state, std::vector<Step> create) {
+Plan PlanReturnOfAll(const State& state, PoolId pool, std::vector<Step> create) {
   const Places places = PlacesOf(state);
   std::set<AllocationId> begun;
-  PlanReturn(state, places, true, StepKind::kCreate, create);
+  PlanReturn(state, pool, places, true, StepKind::kCreate, create);
   PlannedPhase create_own = PlanCreateOwn(state, std::move(create), begun);
   std::vector<Step> bind;
-  PlanBind(state, places, bind);
+  if (!pool) PlanBind(state, places, bind);
   bind.push_back({StepKind::kVerify, {}, {}, 0, {}});
   return {CycleKind::kResume,
-          {{PhaseKind::kResumeArrive, CheckMemory(state, places)},
+          {{PhaseKind::kResumeArrive, CheckMemory(state, pool, places)},
            std::move(create_own),
-           PlanImport(state, places, begun),
+           PlanImport(state, pool, places, begun),
            {PhaseKind::kResumeVerify, std::move(bind)},
            {PhaseKind::kResumeOpen, {}}}};
 }
@@ -381,10 +386,11 @@ Bytes StandInPiece(Bytes whole) {
   return std::min(whole & (~whole + 1), kMost);
 }
 
-Plan PlanResume(const State& state) {
+Plan PlanResume(const State& state, PoolId pool) {
+  if (pool) return PlanReturnOfAll(state, pool, {});
   std::vector<Step> drop;
   const State after = WithoutDoubts(state, PlacesOf(state), ImportsInDoubt(state), drop);
-  return PlanReturnOfAll(after, std::move(drop));
+  return PlanReturnOfAll(after, {}, std::move(drop));
 }
 
 }  // namespace amem

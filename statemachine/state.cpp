@@ -53,6 +53,25 @@ Address State::PlaceOf(const Allocation& allocation) const {
   return slab == slabs.end() ? Address{} : slab->second.address + allocation.offset;
 }
 
+PoolId State::PoolNamed(std::string_view tag) const {
+  for (const auto& [id, pool] : pools) {
+    if (pool.tag == tag) return id;
+  }
+  return {};
+}
+
+Lifecycle State::LifecycleOf(PoolId id) const {
+  if (!id) return lifecycle;
+  const auto pool = pools.find(id);
+  return pool == pools.end() ? Lifecycle::kRunning : pool->second.lifecycle;
+}
+
+bool State::Preserves(const Allocation& a) const {
+  if (!a.own() || a.multicast) return false;
+  const auto pool = pools.find(a.pool);
+  return pool == pools.end() || pool->second.policy == PoolPolicy::kPreserve;
+}
+
 std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment) {
   const auto slab = state.slabs.find(id);
   const auto whole = state.allocations.find(id);
@@ -82,9 +101,11 @@ std::vector<ByteRange> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) 
 
 KeepReason WhyKept(const Allocation& allocation) {
   if (allocation.multicast) return allocation.rebuilt() ? KeepReason::kNone : KeepReason::kMulticast;
-  if (allocation.multicast_bindings > allocation.released_bindings) return KeepReason::kMulticast;
+  // A pause of a pool unbinds nothing, because it is no pause of NCCL.
+  if (allocation.multicast_bindings > (allocation.pool ? 0 : allocation.released_bindings)) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
   if (allocation.registrations > 0) return KeepReason::kRegistered;
+  if (allocation.pool) return allocation.importers.empty() ? KeepReason::kNone : KeepReason::kShared;
   if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;
   return KeepReason::kNone;
 }
@@ -96,6 +117,11 @@ Holdings Measure(const State& state) {
     if (!a.own()) {
       sum.imported += slab ? 0 : a.bytes;
       ++(slab ? sum.imported_slab_count : sum.imported_count);
+      continue;
+    }
+    if (a.pool) {
+      sum.pools += a.bytes;
+      if (a.resident) sum.pools_resident += a.bytes;
       continue;
     }
     if (!a.on_device() || a.multicast) continue;
@@ -121,6 +147,27 @@ Holdings Measure(const State& state) {
     if (!l.backing && l.why == ToText(KeepReason::kUser)) sum.legacy_user += l.bytes;
   }
   return sum;
+}
+
+std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
+  std::map<PoolId, PoolHoldings> sums;
+  for (const auto& [id, pool] : state.pools) {
+    PoolHoldings& sum = sums[id];
+    sum.part_count = pool.parts.size();
+    for (const auto& [address, part] : pool.parts) sum.parts += part.bytes;
+  }
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.pool) continue;
+    PoolHoldings& sum = sums[a.pool];
+    sum.own += a.bytes;
+    ++sum.chunk_count;
+    if (a.resident) sum.own_resident += a.bytes;
+    if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
+    const DeviceOrdinal device{a.properties.location.id};
+    const auto at = std::lower_bound(sum.devices.begin(), sum.devices.end(), device);
+    if (a.on_device() && (at == sum.devices.end() || *at != device)) sum.devices.insert(at, device);
+  }
+  return sums;
 }
 
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State& state) {

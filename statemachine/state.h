@@ -48,6 +48,7 @@ struct Allocation {
   SequenceNumber created;
   std::optional<RemoteAllocation> remote;  // set: imported from there
   MemoryTag tag{};
+  PoolId pool;                         // a chunk of that pool, whose pauses take it; zero: those of NCCL do
   CommunicatorId communicator;         // that NCCL made it for; zero: none, or unknown
   bool multicast = false;              // an own multicast object, or an imported one that a pause releases
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
@@ -89,8 +90,9 @@ struct Slab {
   friend bool operator==(const Slab&, const Slab&) = default;
 };
 
-// Why a pause leaves an allocation where it is; kNone: it is released.
-enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser };
+// Why a pause leaves an allocation where it is; kNone: it is released. The pause is that of its pool if it is a chunk of one,
+// and NCCL's otherwise. kShared is said of chunks only: another process has imported one, and takes no part in the pause.
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kShared };
 std::string_view ToText(KeepReason);
 KeepReason WhyKept(const Allocation&);
 
@@ -176,6 +178,26 @@ struct Cycle {
   friend bool operator==(const Cycle&, const Cycle&) = default;
 };
 
+// What amem_alloc gave out of a chunk, by its address in Pool::parts.
+struct PoolPart {
+  Bytes bytes = 0;
+  DeviceOrdinal device;
+  AllocationId backing;
+  Bytes offset = 0;
+  friend bool operator==(const PoolPart&, const PoolPart&) = default;
+};
+
+// Memory of the program under a tag, with pauses and resumes of its own. Its chunks are the allocations that name it.
+struct Pool {
+  std::string tag;
+  PoolPolicy policy{};
+  Lifecycle lifecycle = Lifecycle::kRunning;  // running, pausing, paused or resuming; not touched by the end of the session
+  Cycle cycle;
+  std::uint64_t cycles = 0;  // pauses begun
+  std::map<Address, PoolPart> parts;
+  friend bool operator==(const Pool&, const Pool&) = default;
+};
+
 struct Totals {
   std::array<std::uint64_t, kEventKinds> events{};  // by kind (index in EventBody)
   friend bool operator==(const Totals&, const Totals&) = default;
@@ -202,6 +224,7 @@ struct State {
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use
   std::uint64_t cycles = 0;           // pauses begun
   Cycle cycle;
+  std::map<PoolId, Pool> pools;
   Totals totals;
   friend bool operator==(const State&, const State&) = default;
 
@@ -219,6 +242,12 @@ struct State {
   [[nodiscard]] AllocationId PartAt(Address) const;
   // Where a part of a slab lies; zero for any other allocation.
   [[nodiscard]] Address PlaceOf(const Allocation&) const;
+  // The pool with a tag; zero if there is none.
+  [[nodiscard]] PoolId PoolNamed(std::string_view tag) const;
+  // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
+  [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
+  // Whether a pause saves the contents of an allocation that it releases.
+  [[nodiscard]] bool Preserves(const Allocation&) const;
 };
 
 // The first free place for `bytes` in an own slab, at a multiple of `alignment`.
@@ -226,7 +255,7 @@ std::optional<Bytes> FindRoom(const State&, AllocationId slab, Bytes bytes, Byte
 // What of [offset, offset + bytes) must be cleared before it is used.
 std::vector<ByteRange> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
 
-// Sums over a state, for statistics and reports; bytes.
+// Sums over a state, for statistics and reports; bytes. Chunks of pools are in none of them but the last.
 struct Holdings {
   Bytes own_device = 0;           // own device allocations, as NCCL asked for them
   Bytes own_device_resident = 0;  // what they occupy now: slabs whole
@@ -241,8 +270,23 @@ struct Holdings {
   Bytes legacy_user = 0;             // of that, the program's (ncclMemAlloc with NCCL_CUMEM_ENABLE=0)
   std::map<KeepReason, Bytes> kept;  // own device memory a pause leaves in place, by reason
   std::uint64_t own_count = 0, imported_count = 0, slab_count = 0, imported_slab_count = 0;
+  Bytes pools = 0;           // chunks of all pools
+  Bytes pools_resident = 0;  // of that, on the device now
 };
 Holdings Measure(const State&);
+
+// What one pool holds; bytes.
+struct PoolHoldings {
+  Bytes own = 0;                     // its chunks
+  Bytes own_resident = 0;            // of that, on the device now
+  Bytes parts = 0;                   // what amem_alloc gave out of them and amem_free did not take back
+  std::map<KeepReason, Bytes> kept;  // of own, what a pause leaves in place, by reason
+  std::uint64_t chunk_count = 0, part_count = 0;
+  std::vector<DeviceOrdinal> devices;  // that have chunks, ascending
+  friend bool operator==(const PoolHoldings&, const PoolHoldings&) = default;
+};
+// By pool; every open one is there, also when it holds nothing.
+std::map<PoolId, PoolHoldings> MeasurePools(const State&);
 
 // What was made for one communicator; bytes, as NCCL asked for them.
 struct CommunicatorHoldings {
@@ -253,8 +297,8 @@ struct CommunicatorHoldings {
   std::uint64_t own_count = 0, imported_count = 0;
   friend bool operator==(const CommunicatorHoldings&, const CommunicatorHoldings&) = default;
 };
-// By communicator; under zero, NCCL's memory of which the communicator is not known. Memory of the program (ncclMemAlloc)
-// belongs to no communicator and is left out. The sums are those of Measure, less the program's.
+// By communicator; under zero, NCCL's memory of which the communicator is not known. Memory of the program (ncclMemAlloc, and
+// pools) belongs to no communicator and is left out. The sums are those of Measure, less the program's.
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State&);
 
 }  // namespace amem

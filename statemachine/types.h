@@ -33,6 +33,7 @@ using SequenceNumber = Id<struct SequenceTag>;             // position in one se
 using SessionId = Id<struct SessionTag>;                   // random, unique on all hosts for practical purposes
 using AllocationId = Id<struct AllocationTag>;             // stable over resumes; what NCCL holds in place of a driver handle
 using CommunicatorId = Id<struct CommunicatorTag>;         // counts the communicators of this process from 1
+using PoolId = Id<struct PoolTag, std::uint32_t>;          // counts the pools of a session from 1; zero: NCCL's memory
 using DriverHandle = Id<struct DriverHandleTag>;           // what the driver calls it today; changes with every resume
 using Address = Id<struct AddressTag>;                     // a device virtual address
 using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordinal of this process; zero is device 0
@@ -70,6 +71,10 @@ struct AllocationProperties {
 // kMulticastReleased: a multicast object that a pause releases and a resume makes anew; any other multicast object stays.
 enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased, kMulticastReleased };
 std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released", "multicast-released"
+
+// What a pause of a pool does with the contents: saves them to host memory, or forgets them.
+enum class PoolPolicy : std::uint8_t { kPreserve = 0, kDiscard };
+std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
 
 struct AccessDescriptor {
   Location location;

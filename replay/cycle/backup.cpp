@@ -161,10 +161,10 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   Bytes total = 0, saved = 0;
-  std::span<const Extent> runs = found->runs;
+  std::span<const Extent> rest = found->runs;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const auto own = runs.first(found->counts[i]);
-    runs = runs.subspan(own.size());
+    const auto own = rest.first(found->counts[i]);
+    rest = rest.subspan(own.size());
     total += items[i].bytes;
     saved += Dense(items[i], own) ? items[i].bytes : SumOf(own);
   }

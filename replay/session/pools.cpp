@@ -111,7 +111,7 @@ Status Pools::AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal
     failure = MakeChunk(pool, space, *chunk, device);
     if (failure.code() != Code::kOutOfMemory) break;
   }
-  return failure.Within(fmt::format("tag {}: allocate {} bytes", pool.tag, bytes));
+  return failure.Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
 }
 
 Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "statemachine/apply.h"
 #include "statemachine/check.h"
 
@@ -9,7 +11,8 @@ void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocatio
   if (a.remote) {
     out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag, a.communicator});
   } else {
-    out.emplace_back(AllocationCreated{id, a.bytes, a.properties, a.flags, {}, a.site, a.created, a.tag, a.communicator});
+    out.emplace_back(
+        AllocationCreated{id, a.bytes, a.properties, a.flags, {}, a.site, a.created, a.tag, a.communicator, a.pool});
   }
 }
 
@@ -76,6 +79,77 @@ void AddEnds(std::vector<EventBody>& out, const State& s) {
   }
 }
 
+// The events of a pool's pause, and of the resume that may have followed, that lead to where its memory stands.
+class PoolCycleEvents {
+ public:
+  PoolCycleEvents(std::vector<EventBody>& out, const State& s, PoolId id, const Pool& pool)
+      : out_(out), s_(s), id_(id), pool_(pool) {}
+
+  void Add() {
+    const Cycle& c = pool_.cycle;
+    if (pool_.lifecycle == Lifecycle::kRunning) {
+      if (!c.failure.empty()) Begin(c.kind, c.number);
+      if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, true, c.failure, {}, 0, id_});
+      return;
+    }
+    const bool paused = pool_.lifecycle == Lifecycle::kPaused;
+    const bool was_paused = paused || (pool_.lifecycle == Lifecycle::kResuming && !c.after_failed_undo);
+    Begin(CycleKind::kPause, pool_.cycles);
+    for (const auto& [id, a] : s_.allocations) {
+      if (a.pool == id_) Leave(id, a, was_paused);
+    }
+    if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, pool_.cycles, 0, id_});
+    if ((paused && !c.failure.empty()) || pool_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
+      Begin(c.kind, c.number);
+    for (const auto& [id, a] : s_.allocations) {
+      if (a.pool == id_) Return(id, a);
+    }
+    if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, id_});
+    if (c.phase) out_.emplace_back(PhaseBegun{*c.phase, id_});
+    if (c.open_step) out_.emplace_back(StepBegun{*c.open_step, id_});
+  }
+
+ private:
+  void Begin(CycleKind kind, std::uint64_t number) { out_.emplace_back(CycleBegun{kind, number, {}, {}, id_}); }
+  void Do(StepKind kind, AllocationId chunk, Address address = {}) {
+    const Step step{kind, chunk, address, 0, {}};
+    out_.emplace_back(StepBegun{step, id_});
+    out_.emplace_back(StepDone{step, id_});
+  }
+  // As far as the pause took the chunk.
+  void Leave(AllocationId id, const Allocation& a, bool was_paused) {
+    if (a.saved) Do(StepKind::kSave, id);
+    const bool goes = WhyKept(a) == KeepReason::kNone && (a.saved || !s_.Preserves(a));
+    const bool released = !a.resident || a.awaiting_restore || (was_paused && goes);
+    for (const auto& [address, m] : s_.mappings) {
+      if (m.allocation != id || (m.accessible && !released)) continue;
+      Do(StepKind::kUnmap, id, address);
+      unmapped_.push_back(address);
+    }
+    if (released) Do(StepKind::kReleaseOwn, id);
+    if (released) released_.push_back(id);
+  }
+  // As far as it is back.
+  void Return(AllocationId id, const Allocation& a) {
+    const bool created = a.resident && std::ranges::find(released_, id) != released_.end();
+    if (created) Do(StepKind::kCreate, id);
+    for (const Address address : unmapped_) {
+      const Mapping& m = s_.mappings.find(address)->second;
+      if (m.allocation != id) continue;
+      if (m.present) Do(StepKind::kMap, id, address);
+      if (m.accessible) Do(StepKind::kSetAccess, id, address);
+    }
+    if (created && a.saved && !a.awaiting_restore) Do(StepKind::kRestore, id);
+  }
+
+  std::vector<EventBody>& out_;
+  const State& s_;
+  PoolId id_;
+  const Pool& pool_;
+  std::vector<AllocationId> released_;
+  std::vector<Address> unmapped_;
+};
+
 Condensed Head(const State& s) {
   Condensed head{s.last, s.next_allocation, s.cycles, {}};
   for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
@@ -102,8 +176,9 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
     if (!p.connected) out.emplace_back(PeerLost{id, p.lost_reason});
   }
   AddCommunicators(out, s);
+  for (const auto& [id, pool] : s.pools) out.emplace_back(PoolOpened{id, pool.tag, pool.policy, pool.cycles});
   for (const auto& [address, r] : s.ranges)
-    out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}});
+    out.emplace_back(RangeReserved{address, r.bytes, r.alignment, r.hint, r.flags, {}, {}, {}});
   for (const auto& [id, a] : s.allocations) AddAllocation(out, id, a);
   AMEM_TRY(AddMulticasts(out, s));
   for (const auto& [address, m] : s.mappings) {
@@ -118,6 +193,10 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
   for (const auto& [address, l] : s.legacy)
     out.emplace_back(LegacyAllocated{address, l.bytes, l.backing, l.offset, l.why, l.site, l.communicator});
+  for (const auto& [id, pool] : s.pools) {
+    for (const auto& [address, p] : pool.parts)
+      out.emplace_back(PoolAllocated{address, p.bytes, p.device, p.backing, p.offset});
+  }
   for (const auto& [address, id] : s.legacy_imports) out.emplace_back(LegacyImported{address, id});
   for (const auto& [address, h] : s.host) out.emplace_back(HostAllocated{address, h.bytes, h.flags, h.registered});
   for (const auto& [address, bytes] : s.async) out.emplace_back(AsyncAllocated{address, bytes});
@@ -125,6 +204,7 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   for (const auto& [id, a] : s.allocations) {
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});
   }
+  for (const auto& [id, pool] : s.pools) PoolCycleEvents(out, s, id, pool).Add();
   if (!s.broken.empty()) out.emplace_back(SessionBroken{s.broken});
   if (!s.cycle.failure.empty()) {
     out.emplace_back(CycleBegun{s.cycle.kind, s.cycle.number, s.cycle.members});

@@ -68,26 +68,50 @@ class Folding {
     Ok(AllocationReleased{id});
     Ok(RangeFreed{address, bytes});
   }
-  void Run(const Plan& plan) {
+  PoolId Open(const std::string& tag, PoolPolicy policy = PoolPolicy::kPreserve) {
+    const PoolId pool{static_cast<std::uint32_t>(state.pools.size() + 1)};
+    Ok(PoolOpened{pool, tag, policy});
+    return pool;
+  }
+  // As a pool takes memory from the driver.
+  AllocationId AddChunk(PoolId pool, Address address, Bytes bytes = k2M, int device = 0) {
+    const AllocationId id{state.next_allocation};
+    AllocationProperties properties;
+    properties.handle_types = 1;
+    properties.location = {LocationType::kDevice, device};
+    Ok(AllocationCreated{id, bytes, properties, 0, {}, {}, {}, MemoryTag::kUser, {}, pool});
+    Ok(RangeReserved{address, bytes, k2M, {}, 0, {}, {}, pool});
+    Ok(Mapped{address, bytes, 0, id, 0});
+    Ok(AccessSet{address, bytes, {{{LocationType::kDevice, device}, 3}}});
+    return id;
+  }
+  void DropChunk(AllocationId id, Address address, Bytes bytes = k2M) {
+    Ok(Unmapped{address, bytes});
+    Ok(AllocationReleased{id});
+    Ok(RangeFreed{address, bytes});
+  }
+  void Run(const Plan& plan, PoolId pool = {}) {
     for (const PlannedPhase& phase : plan.phases) {
-      Ok(PhaseBegun{phase.phase});
+      Ok(PhaseBegun{phase.phase, pool});
       for (const Step& step : phase.steps) {
-        Ok(StepBegun{step});
-        Ok(StepDone{step});
+        Ok(StepBegun{step, pool});
+        Ok(StepDone{step, pool});
       }
-      Ok(PhaseDecided{phase.phase, true, {}, {}});
+      if (!pool) Ok(PhaseDecided{phase.phase, true, {}, {}});
     }
   }
-  void Pause() {
-    const std::uint64_t cycle = state.cycles + 1;
-    Ok(CycleBegun{CycleKind::kPause, cycle, {}});
-    Run(PlanPause(state));
-    Ok(CycleDone{CycleKind::kPause, cycle, 1});
+  [[nodiscard]] std::uint64_t CyclesOf(PoolId pool) const { return pool ? state.pools.at(pool).cycles : state.cycles; }
+  void Pause(PoolId pool = {}) {
+    const std::uint64_t cycle = CyclesOf(pool) + 1;
+    Ok(CycleBegun{CycleKind::kPause, cycle, {}, {}, pool});
+    Run(PlanPause(state, pool), pool);
+    Ok(CycleDone{CycleKind::kPause, cycle, 1, pool});
   }
-  void Resume() {
-    Ok(CycleBegun{CycleKind::kResume, state.cycles, {}});
-    Run(PlanResume(state));
-    Ok(CycleDone{CycleKind::kResume, state.cycles, 1});
+  void Resume(PoolId pool = {}) {
+    const std::uint64_t cycle = CyclesOf(pool);
+    Ok(CycleBegun{CycleKind::kResume, cycle, {}, {}, pool});
+    Run(PlanResume(state, pool), pool);
+    Ok(CycleDone{CycleKind::kResume, cycle, 1, pool});
   }
 
   State state;

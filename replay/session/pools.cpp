@@ -191,6 +191,12 @@ Pools::Entry* Pools::Holding(Address address, DeviceOrdinal& device) {
   return nullptr;
 }
 
+// Nothing that was submitted to the stream is under way any more. A stream that is gone says nothing of that; its device does.
+bool Pools::Idle(const Late& late) const {
+  const Status done = driver_.AwaitStream(late.device, late.stream);
+  return done.ok() || (done.code() != Code::kRefused && driver_.Synchronize(late.device).ok());
+}
+
 Status Pools::Free(Address address, void* stream) {
   Lock lock(mutex_);
   Late late{address, {}, stream};
@@ -202,7 +208,7 @@ Status Pools::Free(Address address, void* stream) {
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   if (!Busy(*pool) && LifecycleOf(*pool) == Lifecycle::kRunning) {
     lock.unlock();
-    const bool idle = driver_.AwaitStream(late.device, stream).ok();
+    const bool idle = Idle(late);
     lock.lock();
     if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
       return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
@@ -239,7 +245,7 @@ void Pools::GiveLate(Lock& lock, Entry& pool) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
   for (const Late& one : std::exchange(pool.late, {})) {
     lock.unlock();
-    const bool idle = !running || driver_.AwaitStream(one.device, one.stream).ok();
+    const bool idle = !running || Idle(one);
     lock.lock();
     if (idle) {
       static_cast<void>(GiveBack(lock, pool, one.address, one.device));

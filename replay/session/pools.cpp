@@ -100,14 +100,17 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   return *address;
 }
 
-// Where memory is short, smaller chunks do.
+// Where memory is short, smaller chunks do: what a pool has in advance, the program's other allocators do not have.
 Status Pools::AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
   const auto granularity = driver_.Granularity(PropertiesOn(device, 0));
   if (!granularity.ok()) return granularity.status();
+  const auto memory = driver_.Memory(device);
+  const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, PoolSpace::kLeastChunk);
   Status failure;
   for (std::size_t attempt = 0;; ++attempt) {
     const auto chunk = space.ChunkFor(bytes, *granularity, attempt);
     if (!chunk) break;
+    if (*chunk > std::max(most, bytes + *granularity)) continue;
     failure = MakeChunk(pool, space, *chunk, device);
     if (failure.code() != Code::kOutOfMemory) break;
   }
@@ -127,8 +130,8 @@ Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdina
     const auto ledger = ledger_.Lock();
     chunk.allocation = ledger_.TakeAllocationId();
     ledger_.SetHandle(chunk.allocation, handle);
-    ledger_.Record(AllocationCreated{
-        chunk.allocation, chunk.bytes, memory->properties, 0, handle, {}, {}, MemoryTag::kUser, {}, pool.id});
+    ledger_.Record(
+        AllocationCreated{chunk.allocation, chunk.bytes, memory->properties, 0, handle, {}, {}, MemoryTag::kUser, {}, pool.id});
     ledger_.Record(RangeReserved{chunk.address, chunk.bytes, 0, {}, 0, {}, {}, pool.id});
     ledger_.Record(Mapped{chunk.address, chunk.bytes, 0, chunk.allocation, 0});
     ledger_.Record(AccessSet{chunk.address, chunk.bytes, {access}, {}});

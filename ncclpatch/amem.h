@@ -11,6 +11,7 @@
 #define AMEM_H_
 
 #include <stddef.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,9 +54,63 @@ AMEM_EXPORT int amem_attach(void);
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
 /* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
- * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead. Waits for a pause or resume that is under way, and
+ * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead, AMEM_POOL_PINNED_MB for all tags together. Waits for a pause or resume that is under way, and
  * may wait for running kernels, as CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
+
+/* ---- Memory of the program under tags ----------------------------------------------------------------------------------------
+ * A tag names memory that is paused and resumed together: "weights", "optimizer", "kv_cache". Each has a pool that amem_alloc
+ * takes from. Addresses stay through a pause, so that tensors, CUDA graphs and registrations stay valid; touching memory of a
+ * paused tag faults, as freed memory does. Tags are private to the process: no other rank takes part. What another process has
+ * imported, or a network card has registered, stays where it is and is reported (amem_memory_json, kept_bytes).
+ * "nccl" is a tag as well: what NCCL holds, as ncclPause and ncclResume take it.
+ * With AMEM_ENABLE=0 amem_alloc hands out plain memory of the driver, and everything else does nothing and returns 0. */
+#define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
+#define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
+
+#define AMEM_NO_WAIT 1u   /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
+#define AMEM_ON_STREAM 2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is
+                             waited for; contents are copied whole, without kernels. Else the devices must become idle. */
+
+/* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
+AMEM_EXPORT int amem_pool(const char* tag, int policy);
+
+/* From here on amem_alloc takes from this tag's pool on this thread, until amem_pool_leave. Nests. Unknown tag: 4. */
+AMEM_EXPORT int amem_pool_enter(const char* tag);
+AMEM_EXPORT int amem_pool_leave(void); /* 5: no pool was entered */
+
+/* Memory of the entered pool, else of tag "default" (AMEM_PRESERVE), in the form of PyTorch's pluggable allocators: `size` in
+ * bytes, `device` a CUDA ordinal of this process, `stream` not used. Aligned to 512 bytes; of zero bytes an address as well.
+ * Null: the device has no memory left, or the tag is paused; amem_last_error says which, and nothing is printed. A resume that
+ * is under way is waited for. */
+AMEM_EXPORT void* amem_alloc(ssize_t size, int device, void* stream);
+
+/* Gives it back, on any thread, also while its tag is paused. As cudaFree, waits for what `stream` holds, on which the memory
+ * was used last; other streams must not use it any more. `size` is not needed. An address that amem_alloc did not return is
+ * logged once and left alone. */
+AMEM_EXPORT void amem_free(void* ptr, ssize_t size, int device, void* stream);
+
+/* Pauses `count` tags in this order. Paused already: 0. When one fails, those that this call had paused are resumed again, and
+ * the message names the tag that failed. "nccl" is always waited for. Unknown tag: 4, and nothing is paused. What was asked of a
+ * tag before is waited for. */
+AMEM_EXPORT int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream);
+
+/* Resumes `count` tags in this order; those of AMEM_NO_WAIT in the order of their `priority`, higher first. When one fails, it
+ * stays paused with its contents kept, those that this call had resumed are paused again, and it can be called again. */
+AMEM_EXPORT int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority);
+
+/* Waits for what is under way on this tag, and returns its failure, once. */
+AMEM_EXPORT int amem_wait(const char* tag);
+
+/* What is submitted to `stream` from now on (null: CUDA's default stream) waits for the resume of this tag that is under way;
+ * the host waits only until its copies are queued. Resident: 0. Paused, and no resume asked for: 5. */
+AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
+
+/* Memory by tag as JSON, in the manner of amem_stats_json: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|
+ * paused|resuming","bytes","resident_bytes","kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes",
+ * "last_pause_ms","last_resume_ms","failure"}]}. Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what
+ * amem_alloc handed out. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
+AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
 
 /* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. Of a
  * pause or resume it ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */

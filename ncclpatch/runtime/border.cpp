@@ -1,5 +1,8 @@
 #include "ncclpatch/runtime/border.h"
 
+#include <spdlog/fmt/fmt.h>
+
+#include <cstring>
 #include <string>
 
 #include "ncclpatch/runtime/log.h"
@@ -10,6 +13,21 @@ int FailAtBorder(const char* call, const Status& status) {
   const Status told = status.Within(call);
   log::Error(told.message());
   return Fail(ToNccl(told.code()), told.message());
+}
+
+int CopyOut(const char* call, const std::string& text, char* buffer, std::size_t* length) noexcept {
+  try {
+    if (length == nullptr) return Fail(kInvalidArgument, std::string(call) + ": the pointer to the length is null");
+    const std::size_t room = *length;
+    *length = text.size() + 1;
+    if (buffer == nullptr) return kOk;
+    if (room < *length)
+      return Fail(kInvalidArgument, fmt::format("{}: the buffer has {} bytes, {} are needed", call, room, *length));
+    std::memcpy(buffer, text.c_str(), *length);
+    return kOk;
+  } catch (const std::exception& error) {
+    return ThrownAtBorder(call, error.what());
+  }
 }
 
 int ThrownAtBorder(const char* call, const char* what) noexcept {

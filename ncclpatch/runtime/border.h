@@ -1,7 +1,9 @@
 // The border to C: results become numbers, reasons become amem_last_error(), and no exception passes.
 #pragma once
 
+#include <cstddef>
 #include <exception>
+#include <string>
 
 #include "ncclpatch/runtime/last_error.h"
 #include "statemachine/types.h"
@@ -11,6 +13,10 @@ namespace amem {
 // Logs a failure of a C function of this name, keeps it as this thread's last error, and returns its number.
 int FailAtBorder(const char* call, const Status& status);
 int ThrownAtBorder(const char* call, const char* what) noexcept;
+
+// What a C function of this name hands out as text: *length is the size of `buffer` before, and the size needed, with the NUL,
+// after. `buffer` null: only that. Too small, or `length` null: kInvalidArgument.
+int CopyOut(const char* call, const std::string& text, char* buffer, std::size_t* length) noexcept;
 
 // Runs `body`, which returns a Status, on behalf of a C function of this name.
 template <class Body>

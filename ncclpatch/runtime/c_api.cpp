@@ -2,7 +2,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -98,17 +97,9 @@ int amem_attach() {
 }
 
 int amem_stats_json(char* buffer, size_t* length) {
-  if (length == nullptr) return amem::Fail(amem::kInvalidArgument, "amem_stats_json: the pointer to the length is null");
   std::string json;
-  if (const int result = AtBorder("amem_stats_json", [&] { return amem::Statistics(json); }); result != 0) return result;
-  const size_t room = *length;
-  *length = json.size() + 1;
-  if (buffer == nullptr) return amem::kOk;
-  if (room < *length)
-    return amem::Fail(amem::kInvalidArgument,
-                      fmt::format("amem_stats_json: the buffer has {} bytes, {} are needed", room, *length));
-  std::memcpy(buffer, json.c_str(), json.size() + 1);
-  return amem::kOk;
+  const int result = AtBorder("amem_stats_json", [&] { return amem::Statistics(json); });
+  return result != amem::kOk ? result : amem::CopyOut("amem_stats_json", json, buffer, length);
 }
 
 const char* amem_last_error() { return amem::LastError().c_str(); }

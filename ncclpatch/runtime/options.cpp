@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ncclpatch/runtime/log.h"
+#include "replay/driver/host_memory.h"
 
 namespace amem {
 namespace {
@@ -22,7 +23,7 @@ constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",      "AMEM_NC
                                "AMEM_LIBRARY",     "AMEM_SLAB_MB",      "AMEM_PINNED_MB",
                                "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP", "AMEM_USER_MEMORY",
                                "AMEM_SUSPEND",     "AMEM_NVLS",         "AMEM_ON_FAILURE",
-                               "AMEM_REPLAY"};
+                               "AMEM_REPLAY",      "AMEM_POOL_PINNED_MB"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 // What launchers say of a job, so that sessions of one job, and of one start of it, are known to belong together: Slurm,
@@ -174,6 +175,31 @@ std::vector<std::string> ParseLauncher(const Lookup& get) {
   return set;
 }
 
+// Half of what the host has, shared with the other ranks of the host as far as the launcher tells how many there are.
+Bytes ShareOfHost(const Lookup& get, Bytes otherwise) {
+  const auto available = HostMemoryAvailable();
+  if (!available) return otherwise;
+  Bytes ranks = 1;
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
+    const char* text = get(name);
+    const auto number = text == nullptr ? std::nullopt : ParseNumber<std::uint32_t>(text);
+    if (number && *number > 0) ranks = std::max<Bytes>(ranks, *number);
+  }
+  return *available / 2 / ranks;
+}
+
+Status ParsePinned(const Lookup& get, Options& options) {
+  constexpr std::string_view kSizes = "MiB, 0 to 4294967295";
+  std::uint32_t mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", kSizes, 0, mib));
+  options.pinned_bytes = Bytes{mib} << 20;
+  options.pool_pinned_bytes = ShareOfHost(get, options.pool_pinned_bytes);
+  mib = static_cast<std::uint32_t>(std::min<Bytes>(options.pool_pinned_bytes >> 20, ~std::uint32_t{0}));
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_POOL_PINNED_MB", kSizes, 0, mib));
+  options.pool_pinned_bytes = Bytes{mib} << 20;
+  return Status::Ok();
+}
+
 std::int32_t ParseRank(const Lookup& get) {
   for (const char* name : kRankVariables)
     if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
@@ -218,9 +244,7 @@ Result<Options> ParseOptions(const Lookup& get) {
                                          options.group));
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
   AMEM_TRY(ParseMemory(get, options));
-  std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
-  options.pinned_bytes = Bytes{pinned_mib} << 20;
+  AMEM_TRY(ParsePinned(get, options));
   AMEM_TRY(ParseContent(get, options));
   const auto suspend = ParseChoice(get, "AMEM_SUSPEND", {"serve", "native"});
   if (!suspend) return suspend.status();

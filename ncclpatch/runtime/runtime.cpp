@@ -210,6 +210,15 @@ Result<Session*> Runtime::ToPause() {
   return static_cast<Session*>(nullptr);
 }
 
+Result<Session*> Runtime::ForPools() {
+  if (Session* running = started(); running != nullptr && !replacements::inert.load()) return running;
+  if (settings_ && !options_.enable && !replacements::inert.load()) return static_cast<Session*>(nullptr);
+  AMEM_TRY(Usable());
+  if (Session* session = this->session()) return session;
+  const std::lock_guard lock(mutex_);
+  return failure_.Within("AMem could not start its session in this process");
+}
+
 void Runtime::Note(EventBody event) {
   if (Session* running = started()) return running->Note(std::move(event));
   if (failed_.load()) return;
@@ -259,7 +268,6 @@ Status Runtime::Cycle(Session& session, CycleKind kind) {
   return status ? status : Failed(session, status);
 }
 
-// The message says where to read on, and the user's command is run.
 Status Runtime::Failed(Session& session, const Status& why) {
   const Session::Failed about = session.AboutFailure();
   const std::string read_on = about.journal.empty() ? "" : WhereToReadOn(about.journal);

@@ -57,6 +57,11 @@ class Runtime {
   Status Cycle(Session& session, CycleKind kind);
   // A pause or resume as the program asks for it; nothing to do before NCCL has used memory.
   Status RunCycle(CycleKind kind);
+  // The failure of a pause or resume with where to read on; the user's command is run (AMEM_ON_FAILURE).
+  Status Failed(Session& session, const Status& why);
+  // For pools: the session, started now if need be, also without NCCL. Ok(null): AMem is switched off, and the program's calls
+  // are answered as if there were no tags.
+  Result<Session*> ForPools();
   // Called in the pausing thread after each pause that succeeded, when the devices are idle. It cannot make the pause fail.
   using AfterPause = void (*)(Session& session);
   void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
@@ -76,7 +81,6 @@ class Runtime {
   void NoteLibraries(Session& session);
   void HoldEverything(Session& session);
   void LetGo(Session& session);
-  Status Failed(Session& session, const Status& why);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();

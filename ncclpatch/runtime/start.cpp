@@ -74,8 +74,11 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   const Result<SessionId> session = RandomSession();
   if (!session) return session.status();
 
-  Result<std::unique_ptr<CudaDriver>> driver = CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); });
-  if (!driver) return driver.status().Within("using the driver that NCCL opened");
+  // Pools may come before NCCL, or without one.
+  const bool opened = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
+  Result<std::unique_ptr<CudaDriver>> driver =
+      opened ? CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); }) : CudaDriver::LoadSystem();
+  if (!driver) return driver.status().Within(opened ? "using the driver that NCCL opened" : "using the driver");
 
   JournalOptions journaling = options.journal;
   journaling.report = [](const std::string& message) { log::Warn(message); };

@@ -30,6 +30,12 @@ std::vector<Extent> ExtentsOf(std::span<const Backup::Item> items) {
   return extents;
 }
 
+Bytes SumOf(std::span<const Extent> extents) {
+  Bytes sum = 0;
+  for (const Extent& extent : extents) sum += extent.bytes;
+  return sum;
+}
+
 // The same memory in as few extents as there are gaps in it.
 std::vector<Extent> Joined(std::span<const Backup::Item> items) {
   std::vector<Extent> extents;
@@ -58,7 +64,7 @@ Status InBatches(std::span<const Backup::Item> items, Bytes bytes, const auto& o
 
 class Backup::Queue {
  public:
-  Queue(Driver& driver, DeviceOrdinal device, bool save) : driver_(driver), device_(device), save_(save) {}
+  Queue(Copier& copier, DeviceOrdinal device, bool save) : copier_(copier), device_(device), save_(save) {}
 
   Status Add(Address address, const Piece& piece) {
     if (bytes_ > 0 && (!piece.joined || piece.host != host_ + bytes_ || bytes_ >= kQueueBytes)) AMEM_TRY(Flush());
@@ -68,16 +74,22 @@ class Backup::Queue {
     return {};
   }
 
+  // By a copy engine, on its own.
+  Status AddWhole(Address address, const Piece& piece) {
+    return save_ ? copier_.CopyToHost(device_, piece.host, address, piece.bytes)
+                 : copier_.CopyToDevice(device_, address, piece.host, piece.bytes);
+  }
+
   Status Flush() {
     if (bytes_ == 0) return {};
-    Status queued = save_ ? driver_.Gather(device_, host_, parts_) : driver_.Scatter(device_, parts_, host_);
+    Status queued = save_ ? copier_.Gather(device_, host_, parts_) : copier_.Scatter(device_, parts_, host_);
     parts_.clear();
     bytes_ = 0;
     return queued;
   }
 
  private:
-  Driver& driver_;
+  Copier& copier_;
   const DeviceOrdinal device_;
   const bool save_;
   std::vector<Extent> parts_;
@@ -85,10 +97,13 @@ class Backup::Queue {
   Bytes bytes_ = 0;
 };
 
-Backup::Backup(Driver& driver, BackupOptions options)
-    : driver_(driver),
+Backup::Backup(Copier& copier, BackupOptions options)
+    : copier_(copier),
       options_(options),
-      pinned_(driver, {.chunk = options.chunk, .quiet = options.quiet, .prepare_limit = options.prepare_limit}) {}
+      pinned_(copier, {.chunk = options.chunk,
+                       .quiet = options.quiet,
+                       .prepare_limit = options.prepare_limit,
+                       .prepare_threads = options.prepare_threads}) {}
 
 Backup::~Backup() {
   if (fork_.InChild()) return;
@@ -98,12 +113,12 @@ Backup::~Backup() {
 
 // ---- saving ----------------------------------------------------------------------------------------------------------------
 
-Status Backup::Save(std::span<const Item> items) {
+Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
   pinned_.Rest(true);
   Bytes total = 0;
   for (const Item& item : items) total += item.bytes;
-  pinned_.Expect(Expected(total));
+  pinned_.Expect(looking == Looking::kWhole ? total : Expected(total));
   if (contents_ == Contents::kNone) {
     pinned_.BeginCount();
     const std::lock_guard lock(mutex_);
@@ -112,7 +127,7 @@ Status Backup::Save(std::span<const Item> items) {
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
   for (const auto& [device, own] : ByDevice(items)) {
-    if (Status saved = SaveOn(device, own); !saved.ok()) {
+    if (Status saved = SaveOn(device, own, looking); !saved.ok()) {
       contents_ = Contents::kLost;
       return saved.Within(fmt::format("save contents on device {}", device.value));
     }
@@ -123,19 +138,36 @@ Status Backup::Save(std::span<const Item> items) {
 
 // While the next part is scanned, copies of the part before are under way. They are marked in smaller steps, so that memory can
 // be released as soon as its own copies are done.
-Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items) {
+Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
   queued_.insert(device);
-  return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some); });
+  return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some, looking); });
 }
 
-Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
+Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
+  if (looking == Looking::kForZeros) return copier_.FindNonZero(device, ExtentsOf(items), options_.block);
+  NonZero all{ExtentsOf(items), {}, "kernels would run beside those of the program"};
+  all.counts.assign(items.size(), 1);
+  return all;
+}
+
+bool Backup::Dense(const Item& item, std::span<const Extent> runs) const {
+  const Bytes bytes = SumOf(runs);
+  return bytes > 0 && static_cast<double>(bytes) >= options_.dense * static_cast<double>(item.bytes);
+}
+
+Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
   const std::uint64_t began = MonotonicNs();
-  const auto found = driver_.FindNonZero(device, ExtentsOf(items), options_.block);
+  const auto found = Look(device, items, looking);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   Bytes total = 0, saved = 0;
-  for (const Item& item : items) total += item.bytes;
-  for (const Extent& run : found->runs) saved += run.bytes;
+  std::span<const Extent> rest = found->runs;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto own = rest.first(found->counts[i]);
+    rest = rest.subspan(own.size());
+    total += items[i].bytes;
+    saved += Dense(items[i], own) ? items[i].bytes : SumOf(own);
+  }
   {
     const std::lock_guard lock(mutex_);
     statistics_.scan_ns += looked;
@@ -160,29 +192,31 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items) {
 // `runs` are not zero, and `counts` says how many of them lie in each item.
 Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
                          std::span<const std::size_t> counts) {
-  Queue queue(driver_, device, true);
+  Queue queue(copier_, device, true);
   std::size_t run = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const Item& item = items[i];
     const std::size_t first = pieces_.size();
+    const bool whole = Dense(item, runs.subspan(run, counts[i]));
+    if (whole) AMEM_TRY(Place(queue, {item.address, item.bytes}, 0, true));
     for (const std::size_t end = run + counts[i]; run < end; ++run) {
-      AMEM_TRY(Place(queue, runs[run], runs[run].address.value - item.address.value));
+      if (!whole) AMEM_TRY(Place(queue, runs[run], runs[run].address.value - item.address.value, false));
     }
-    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, 0};
+    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, whole};
   }
   AMEM_TRY(queue.Flush());
-  const auto mark = driver_.Mark(device);
+  const auto mark = copier_.Mark(device);
   if (!mark.ok()) return mark.status();
   for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = *mark;
   return {};
 }
 
-Status Backup::Place(Queue& queue, const Extent& run, Bytes offset) {
+Status Backup::Place(Queue& queue, const Extent& run, Bytes offset, bool whole) {
   for (Bytes done = 0; done < run.bytes;) {
     const auto room = pinned_.Take(run.bytes - done);
     if (!room.ok()) return room.status();
     pieces_.push_back({offset + done, room->bytes, room->at, room->joined});
-    AMEM_TRY(queue.Add(run.address + done, pieces_.back()));
+    AMEM_TRY(whole ? queue.AddWhole(run.address + done, pieces_.back()) : queue.Add(run.address + done, pieces_.back()));
     done += room->bytes;
   }
   return {};
@@ -193,7 +227,7 @@ Status Backup::AwaitSaved(AllocationId allocation) {
   if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
   auto it = saved_.lower_bound({allocation, 0});
   for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    AMEM_TRY(driver_.Await(it->second.device, it->second.mark));
+    AMEM_TRY(copier_.Await(it->second.device, it->second.mark));
     it->second.done = true;
   }
   return {};
@@ -225,7 +259,7 @@ Status Backup::Restore(std::span<const Item> items) {
 Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
   AMEM_TRY(InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); }));
-  const auto mark = driver_.Mark(device);
+  const auto mark = copier_.Mark(device);
   if (!mark.ok()) return mark.status();
   for (const Item& item : items) {
     Saved& saved = saved_.at({item.allocation, item.offset});
@@ -236,12 +270,17 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
 }
 
 Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
-  AMEM_TRY(driver_.ClearAll(device, Joined(items)));
-  Queue queue(driver_, device, false);
+  std::vector<Item> sparse;
+  for (const Item& item : items) {
+    if (!saved_.at({item.allocation, item.offset}).whole) sparse.push_back(item);
+  }
+  if (!sparse.empty()) AMEM_TRY(copier_.ClearAll(device, Joined(sparse)));
+  Queue queue(copier_, device, false);
   for (const Item& item : items) {
     const Saved& saved = saved_.at({item.allocation, item.offset});
     for (const Piece& piece : std::span(pieces_).subspan(saved.first, saved.count)) {
-      AMEM_TRY(queue.Add(item.address + piece.offset, piece));
+      const Address to = item.address + piece.offset;
+      AMEM_TRY(saved.whole ? queue.AddWhole(to, piece) : queue.Add(to, piece));
     }
   }
   return queue.Flush();
@@ -251,7 +290,7 @@ Status Backup::AwaitRestored(AllocationId allocation) {
   auto it = saved_.lower_bound({allocation, 0});
   for (; it != saved_.end() && it->first.first == allocation; ++it) {
     Saved& saved = it->second;
-    if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(driver_.Await(saved.device, saved.mark));
+    if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(copier_.Await(saved.device, saved.mark));
     saved.restoring = false;
   }
   return {};
@@ -262,7 +301,7 @@ Status Backup::Finish() {
   const bool any = !queued_.empty();
   std::set<DeviceOrdinal> unfinished;  // ForgetAll waits for them once more, before their host memory is used again
   for (const DeviceOrdinal device : queued_) {
-    Status done = driver_.FinishCopies(device);
+    Status done = copier_.FinishCopies(device);
     if (done.ok()) continue;
     unfinished.insert(device);
     if (first.ok()) first = std::move(done);
@@ -291,10 +330,18 @@ bool Backup::Has(AllocationId allocation) const {
   return it != saved_.end() && it->first.first == allocation;
 }
 
+std::vector<Backup::Item> Backup::ItemsOf(AllocationId allocation) const {
+  std::vector<Item> items;
+  auto it = saved_.lower_bound({allocation, 0});
+  for (; it != saved_.end() && it->first.first == allocation; ++it)
+    items.push_back({allocation, it->second.device, {}, it->second.bytes, it->first.second});
+  return items;
+}
+
 Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
   const auto total = static_cast<double>(statistics_.bytes_total);
-  const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : 0.22;
+  const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : options_.first_guess;
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + options_.chunk);
 }
 

@@ -28,6 +28,10 @@ struct BackupOptions {
   Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
   std::chrono::milliseconds quiet{0};    // Prepare calls the driver when it was not called, nor Busy, for so long
   Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
+  std::size_t prepare_threads = 1;       // that make the system provide memory for Prepare
+  double first_guess = 0.22;             // of contents are not zero (Expected)
+  // An item of which so much is not zero is copied whole, by the copy engines alone. Above 1: none is.
+  double dense = 2;
 };
 
 // About the contents that were saved last, and the calls that saved and restored them.
@@ -45,7 +49,7 @@ struct BackupStatistics {
   std::string not_prepared;        // not empty: why preparing stopped early
 };
 
-// Save, Restore, Finish and ForgetAll are called by one thread at a time; everything else by any.
+// Save, Restore, Finish, ForgetAll and questions about what is saved are for one thread at a time; everything else for any.
 class Backup {
  public:
   // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
@@ -57,14 +61,15 @@ class Backup {
     Bytes offset = 0;  // in the allocation; with it, the name of what is saved
   };
 
-  explicit Backup(Driver& driver, BackupOptions options = {});
+  explicit Backup(Copier& copier, BackupOptions options = {});
   ~Backup();  // waits for copies, and gives the pinned memory back. In a forked child it touches nothing.
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
 
   // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
-  // After a failure: Finish, then ForgetAll.
-  Status Save(std::span<const Item> items);
+  // After a failure: Finish, then ForgetAll. kWhole: contents are not looked at, so that no kernel runs.
+  enum class Looking : std::uint8_t { kForZeros, kWhole };
+  Status Save(std::span<const Item> items, Looking looking = Looking::kForZeros);
   // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
   // kInvalid: Save or its Finish failed, or Finish is missing.
@@ -78,6 +83,7 @@ class Backup {
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
   [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
+  [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
   // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
   [[nodiscard]] Bytes Expected(Bytes contents) const;
@@ -106,6 +112,7 @@ class Backup {
     Bytes bytes = 0;
     std::size_t first = 0, count = 0;  // of pieces_
     DeviceOrdinal device;
+    bool whole = false;      // the pieces are all of it
     std::uint64_t mark = 0;  // the driver's, of the copies that were queued last
     bool done = false;       // its save was waited for by itself
     bool restoring = false;  // the mark is of its restore
@@ -113,15 +120,17 @@ class Backup {
   enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost };
   class Queue;  // of parts that lie one after the other in host memory
 
-  Status SaveOn(DeviceOrdinal device, std::span<const Item> items);
-  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items);
+  Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);
+  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking);
+  Result<NonZero> Look(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
                    std::span<const std::size_t> counts);
+  [[nodiscard]] bool Dense(const Item& item, std::span<const Extent> runs) const;
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
-  Status Place(Queue& queue, const Extent& run, Bytes offset);
+  Status Place(Queue& queue, const Extent& run, Bytes offset, bool whole);
 
-  Driver& driver_;
+  Copier& copier_;
   const BackupOptions options_;
   const ForkGuard fork_;
   PinnedMemory pinned_;

@@ -140,15 +140,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
 // A session that cannot pause refuses by its vote: if it did not arrive, the others would wait for it.
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
-  const std::string& broken = ledger_.state().broken;
-  if (!broken.empty())
-    return {Code::kBroken, "pause refused: this session is broken: " + broken +
-                               "; the job runs on, and its memory cannot be given back until it is restarted"};
-  if (const Status& lost = ledger_.JournalLost(); !lost.ok())
-    return {lost.code() == Code::kNoDescriptors ? lost.code() : Code::kBroken,
-            "pause refused: this session has no journal: " + lost.message() +
-                "; the job runs on, and can be paused once a journal can be written"};
-  return {};
+  return ledger_.CanPause();
 }
 
 // A peer may have imported memory after the members were found and before this session's part of the round had begun.

@@ -1,5 +1,7 @@
 #include "replay/cycle/copy_queue.h"
 
+#include <algorithm>
+
 namespace amem {
 
 Status CopyQueue::BeginPhase(PhaseKind phase) {
@@ -22,10 +24,38 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
     }
   }
   if (items.empty()) return {};
-  return restore ? backup_.Restore(items) : backup_.Save(items);
+  return restore ? backup_.Restore(items) : backup_.Save(items, looking_);
 }
 
-// What is copied: the allocation, or the parts of a slab.
+// What is copied of a chunk of a pool: what amem_alloc gave out, in as few pieces as it can be told apart from what is free. What
+// comes back is what was saved, even if some of it was freed since.
+void CopyQueue::AddPartsOfChunk(const Step& step, PoolId pool, std::vector<Backup::Item>& items) const {
+  constexpr Bytes kApart = Bytes{2} << 20;
+  if (step.kind == StepKind::kRestore) {
+    for (Backup::Item& item : backup_.ItemsOf(step.allocation)) {
+      item.address = step.address + item.offset;
+      items.push_back(item);
+    }
+    return;
+  }
+  const auto& parts = ledger_.state().pools.at(pool).parts;
+  Bytes done = 0;  // up to here the chunk's parts are in `items`
+  const std::size_t first = items.size();
+  for (auto part = parts.lower_bound(step.address); part != parts.end() && part->first < step.address + step.bytes; ++part) {
+    const Bytes offset = part->first.value - step.address.value;
+    const Bytes begin = std::max(done, offset / kApart * kApart);
+    const Bytes end = std::min(step.bytes, (offset + part->second.bytes + kApart - 1) / kApart * kApart);
+    if (begin >= end) continue;
+    if (items.size() > first && begin == done) {
+      items.back().bytes += end - begin;
+    } else {
+      items.push_back({step.allocation, step.device, step.address + begin, end - begin, begin});
+    }
+    done = end;
+  }
+}
+
+// What is copied: the allocation, or the parts of a slab or of a pool's chunk.
 Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items) {
   const State& state = ledger_.state();
   if (const auto slab = state.slabs.find(step.allocation); slab != state.slabs.end()) {
@@ -33,6 +63,11 @@ Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items)
       const AllocationId part = parts.front();
       items.push_back({part, step.device, slab->second.address + offset, state.allocations.at(part).bytes});
     }
+    return {};
+  }
+  const PoolId pool = state.allocations.at(step.allocation).pool;
+  if (pool && step.address && state.pools.contains(pool)) {
+    AddPartsOfChunk(step, pool, items);
     return {};
   }
   if (!step.address) return MapScratch(step, items);
@@ -59,6 +94,9 @@ Status CopyQueue::Await(const Step& step) {
   std::vector<AllocationId> allocations{step.allocation};
   {
     const auto lock = ledger_.Lock();
+    const auto own = ledger_.state().allocations.find(step.allocation);
+    // A chunk of which nothing was given out has no contents.
+    if (own != ledger_.state().allocations.end() && own->second.pool && !backup_.Has(step.allocation)) return {};
     if (const auto slab = ledger_.state().slabs.find(step.allocation); slab != ledger_.state().slabs.end()) {
       allocations.clear();
       for (const auto& [offset, parts] : slab->second.parts) allocations.push_back(parts.front());

@@ -19,6 +19,7 @@ class CopyQueue {
   // All must outlive the queue.
   CopyQueue(Ledger& ledger, Driver& driver, Backup& backup) : ledger_(ledger), driver_(driver), backup_(backup) {}
 
+  void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of the saves that follow
   // Waits for copies that do not belong to this phase or the one before it: a failure left them behind.
   Status BeginPhase(PhaseKind phase);
   // Begins to copy what these steps will wait for: only saves, or only restores. Passes over allocations that do not exist any
@@ -36,6 +37,7 @@ class CopyQueue {
     bool mapped = false;
   };
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items);
+  void AddPartsOfChunk(const Step& step, PoolId pool, std::vector<Backup::Item>& items) const;
   Status MapScratch(const Step& step, std::vector<Backup::Item>& items);
   Status Drop(Scratch& scratch);
   Status DropScratch();
@@ -43,6 +45,7 @@ class CopyQueue {
   Ledger& ledger_;
   Driver& driver_;
   Backup& backup_;
+  Backup::Looking looking_ = Backup::Looking::kForZeros;
   std::set<AllocationId> restoring_;         // whose copies were begun, and not finished
   std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };

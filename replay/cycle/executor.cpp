@@ -19,7 +19,7 @@ bool NeedsLock(StepKind kind) {
 Status Executor::Run(const PlannedPhase& phase) {
   {
     const auto lock = ledger_.Lock();
-    ledger_.Record(PhaseBegun{phase.phase});
+    ledger_.Record(PhaseBegun{phase.phase, pool_});
     imports_.emplace(peers_, phase.imports, ledger_.state());
   }
   planned_copies_ = &phase.copies;
@@ -49,7 +49,7 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
 Status Executor::RunOne(const Step& step) {
   auto lock = ledger_.Lock();
   if (!Exists(step)) return {};
-  ledger_.Record(StepBegun{step});
+  ledger_.Record(StepBegun{step, pool_});
   const auto target = performer_.TargetOf(step);
   if (!target.ok()) return Fail(step, target.status());
   if (!NeedsLock(step.kind)) lock.unlock();
@@ -58,7 +58,7 @@ Status Executor::RunOne(const Step& step) {
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
   NoteHandle(step, *handle, target->multicast);
-  ledger_.Record(StepDone{step});
+  ledger_.Record(StepDone{step, pool_});
   if (*handle && target->multicast) ForgetBindings(step.allocation);
   return {};
 }
@@ -118,20 +118,20 @@ bool Executor::Exists(const Step& step) const {
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {
   const Status given = handle ? driver_.Release(handle) : Status{};
   const std::string why = ToText(step.allocation) + " was let go of meanwhile by the last peer that held it";
-  ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message()});
+  ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message(), {}, pool_});
   return given;
 }
 
 Status Executor::Fail(const Step& step, Status why) {
   why = why.Within(ToText(step));
-  ledger_.Record(StepFailed{step, why.code(), why.driver_result(), why.message(), why.reported_by()});
+  ledger_.Record(StepFailed{step, why.code(), why.driver_result(), why.message(), why.reported_by(), pool_});
   return why;
 }
 
 // The journal names the step although its own calls were never made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
   const auto lock = ledger_.Lock();
-  ledger_.Record(StepBegun{step});
+  ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));
 }
 

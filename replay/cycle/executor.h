@@ -18,14 +18,22 @@ namespace amem {
 
 class Executor final : private StepSide {
  public:
-  // All must outlive the executor.
-  Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup)
-      : ledger_(ledger), driver_(driver), peers_(peers), copies_(ledger, driver, backup), performer_(driver, *this) {}
+  // All must outlive the executor. `pool`: whose plans it runs; zero: NCCL's. Several may run beside each other.
+  Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup, PoolId pool = {})
+      : ledger_(ledger),
+        driver_(driver),
+        peers_(peers),
+        pool_(pool),
+        copies_(ledger, driver, backup),
+        performer_(driver, *this, pool) {}
 
   // Runs the steps in their order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
   // thread at a time, without the ledger's lock.
   Status Run(const PlannedPhase& phase);
-  void BeginCycle() { renewed_.clear(); }
+  void BeginCycle(Backup::Looking looking = Backup::Looking::kForZeros) {
+    renewed_.clear();
+    copies_.SetLooking(looking);
+  }
   // Whether this session made multicast objects anew in this cycle, or imported such.
   [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
 
@@ -52,6 +60,7 @@ class Executor final : private StepSide {
   Ledger& ledger_;
   Driver& driver_;
   Peers& peers_;
+  const PoolId pool_;
   CopyQueue copies_;
   StepPerformer performer_;
   std::set<AllocationId> renewed_;  // multicast objects that are not those of before this cycle, and no piece of memory

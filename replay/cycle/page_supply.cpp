@@ -20,18 +20,18 @@ namespace {
 constexpr std::size_t kPageThreads = 4, kProcessorsForEach = 4;
 constexpr int kPagesNiceness = 10;
 
-std::size_t ThreadsFor(PageSupply::Haste haste) {
-  if (haste == PageSupply::Haste::kAhead) return 1;
+std::size_t ThreadsFor(PageSupply::Haste haste, std::size_t ahead) {
+  if (haste == PageSupply::Haste::kAhead) return ahead;
   return std::clamp<std::size_t>(std::thread::hardware_concurrency() / kProcessorsForEach, 2, kPageThreads);
 }
 
 }  // namespace
 
 struct PageSupply::Shared {
-  Shared(Driver& populates, Bytes bytes) : driver(populates), piece(bytes) {}
+  Shared(Copier& populates, Bytes bytes) : copier(populates), piece(bytes) {}
   void Work();
 
-  Driver& driver;
+  Copier& copier;
   const Bytes piece;
   std::mutex mutex;  // over all below
   std::condition_variable changed;
@@ -47,7 +47,7 @@ void PageSupply::Shared::Work() {
   while (!useless && ready.size() + under_way < wanted) {
     ++under_way;
     lock.unlock();
-    auto pages = driver.Populate(piece);
+    auto pages = copier.Populate(piece);
     lock.lock();
     --under_way;
     useless = pages == nullptr;
@@ -58,8 +58,9 @@ void PageSupply::Shared::Work() {
   changed.notify_all();
 }
 
-PageSupply::PageSupply(Driver& driver, Bytes piece) : shared_(std::make_shared<Shared>(driver, piece)) {
-  shared_->useless = !driver.Populates(piece);
+PageSupply::PageSupply(Copier& copier, Bytes piece, std::size_t ahead)
+    : ahead_(ahead), shared_(std::make_shared<Shared>(copier, piece)) {
+  shared_->useless = !copier.Populates(piece);
 }
 
 PageSupply::~PageSupply() {
@@ -78,7 +79,7 @@ void PageSupply::Want(std::size_t pieces, Haste haste) {
   shared_->wanted = pieces;
   const std::size_t there = shared_->ready.size() + shared_->under_way;
   if (shared_->useless || there >= pieces) return;
-  const std::size_t threads = std::min(ThreadsFor(haste), pieces - there + shared_->under_way);
+  const std::size_t threads = std::min(ThreadsFor(haste, ahead_), pieces - there + shared_->under_way);
   while (shared_->threads < threads) {
     auto started = StartThread("amem-pages", [shared = shared_, haste] {
       if (haste == Haste::kAhead)

@@ -13,12 +13,12 @@ namespace amem {
 // Thread-safe.
 class PageSupply {
  public:
-  PageSupply(Driver& driver, Bytes piece);
+  PageSupply(Copier& copier, Bytes piece, std::size_t ahead = 1);  // `ahead`: so many threads for kAhead
   ~PageSupply();  // waits for the threads, each of which ends with the piece that it is at
   PageSupply(const PageSupply&) = delete;
   PageSupply& operator=(const PageSupply&) = delete;
 
-  enum class Haste { kAhead, kNow };  // one thread that gives way to all others; or several
+  enum class Haste { kAhead, kNow };  // threads that give way to all others; or as many as gain by it
   // That many pieces are wanted, those counted in that are there. Returns at once; a call replaces the one before.
   void Want(std::size_t pieces, Haste haste);
   // A piece, and one less is wanted then. Waits for one that is under way; null: none is, or the driver has no use for them.
@@ -27,6 +27,7 @@ class PageSupply {
 
  private:
   struct Shared;
+  const std::size_t ahead_;
   const std::shared_ptr<Shared> shared_;
   const ForkGuard fork_;
 };

@@ -30,6 +30,7 @@ Result<DriverHandle> WithoutHandle(Status status) {
 Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
   StepTarget target;
   const State& state = side_.state();
+  if (const auto pool = state.pools.find(pool_); pool != state.pools.end()) target.tag = pool->second.tag;
   if (step.allocation) {
     const auto it = state.allocations.find(step.allocation);
     if (it == state.allocations.end()) return Status{Code::kNotFound, ToText(step.allocation) + " does not exist"};
@@ -73,7 +74,7 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kQuiesce:
       return WithoutHandle(driver_.Synchronize(step.device));
     case StepKind::kCheckMemory:
-      return WithoutHandle(CheckMemory(step));
+      return WithoutHandle(CheckMemory(step, target));
     case StepKind::kUnmap:
       return WithoutHandle(driver_.Unmap(target.address, target.mapping.bytes));
     case StepKind::kReleaseImport:
@@ -107,16 +108,17 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
   return Status{Code::kInvalid, "no such step"};
 }
 
-Status StepPerformer::CheckMemory(const Step& step) {
+Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
   const auto memory = driver_.Memory(step.device);
   if (!memory.ok()) return memory.status();
   if (memory->free >= step.bytes) return {};
   const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
   return {Code::kOutOfMemory,
-          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and call ncclResume again",
+          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}",
                       step.device.value, RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(step.bytes),
                       RoundedUpBytes(step.bytes - memory->free),
-                      holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders),
+                      holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders,
+                      target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again"),
           cuda::kOutOfMemory};
 }
 
@@ -201,9 +203,9 @@ Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
 // When a pause is done, it is checked that all memory is gone; only after a resume the whole state is worth a look.
 Status StepPerformer::Verify() const {
   const State& state = side_.state();
-  if (state.lifecycle == Lifecycle::kResuming) AMEM_TRY(CheckInvariants(state));
+  if (state.LifecycleOf(pool_) == Lifecycle::kResuming) AMEM_TRY(CheckInvariants(state));
   for (const auto& [id, a] : state.allocations) {
-    if (a.multicast) continue;
+    if (a.multicast || a.pool != pool_) continue;
     const bool has_handle = static_cast<bool>(side_.HandleOf(id));
     if (a.placed() && has_handle) return {Code::kInvalid, ToText(id) + " is part of a slab and has a driver handle"};
     if (a.placed() || a.resident == has_handle || state.StepUnderWay(id, a)) continue;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "replay/driver/driver.h"
@@ -32,6 +33,7 @@ class StepSide {
 
 // What a step works on, as it was when the step began.
 struct StepTarget {
+  std::string tag;  // of the pool whose step it is; empty: NCCL's
   Address address;  // on this driver
   DriverHandle handle;
   Bytes bytes = 0;
@@ -50,8 +52,8 @@ struct StepTarget {
 // Not for several threads at once.
 class StepPerformer {
  public:
-  // Both must outlive the performer.
-  StepPerformer(Driver& driver, StepSide& side) : driver_(driver), side_(side) {}
+  // Both must outlive the performer. `pool`: whose steps these are; zero: NCCL's.
+  StepPerformer(Driver& driver, StepSide& side, PoolId pool = {}) : driver_(driver), side_(side), pool_(pool) {}
 
   // With the side's state held still. kNotFound: the allocation or mapping does not exist.
   [[nodiscard]] Result<StepTarget> TargetOf(const Step& step) const;
@@ -63,7 +65,7 @@ class StepPerformer {
   void EndPhase() { pieces_.clear(); }
 
  private:
-  Status CheckMemory(const Step& step);
+  Status CheckMemory(const Step& step, const StepTarget& target);
   void FindBinding(const Step& step, StepTarget& target) const;
   Result<DriverHandle> Create(const Step& step, const StepTarget& target);
   Result<DriverHandle> Import(const Step& step);
@@ -76,6 +78,7 @@ class StepPerformer {
 
   Driver& driver_;
   StepSide& side_;
+  const PoolId pool_;
   std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> pieces_;  // that stand in, by device and size
   std::map<AllocationId, DeviceOrdinal> standing_in_;           // on which device, until they are released
 };

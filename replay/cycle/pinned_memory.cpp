@@ -52,16 +52,16 @@ Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
     }
     const std::uint64_t began = MonotonicNs();
     if (pinning_) {  // the buffer that the thread is about to get comes first
-      if (!changed_.wait_for(lock, driver_.patience(), [&] { return !pinning_; })) {
+      if (!changed_.wait_for(lock, copier_.patience(), [&] { return !pinning_; })) {
         return Status{Code::kDriver,
                       fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
                                   "{} ms",
-                                  driver_.patience().count()),
+                                  copier_.patience().count()),
                       cuda::kTimeout};
       }
     } else {
       lock.unlock();
-      auto buffer = driver_.Pin(pages_.Take(), options_.chunk);
+      auto buffer = copier_.Pin(pages_.Take(), options_.chunk);
       lock.lock();
       if (!buffer.ok()) {
         return buffer.status().Within(
@@ -131,7 +131,7 @@ void PinnedMemory::PinInBackground() {
     lock.unlock();
     auto pages = pages_.Take();
     AwaitQuiet();
-    auto buffer = driver_.Pin(std::move(pages), options_.chunk);
+    auto buffer = copier_.Pin(std::move(pages), options_.chunk);
     lock.lock();
     pinning_ = false;
     if (buffer.ok()) {
@@ -172,7 +172,7 @@ bool PinnedMemory::StopPreparing() {
     target_ = 0;
     pages_.Want(0, PageSupply::Haste::kAhead);
     changed_.notify_all();
-    if (!changed_.wait_for(lock, driver_.patience(), [&] { return !preparing_; })) return false;
+    if (!changed_.wait_for(lock, copier_.patience(), [&] { return !preparing_; })) return false;
   }
   if (thread_ != nullptr) thread_->join();
   thread_.reset();

@@ -28,6 +28,7 @@ class PinnedMemory {
     Bytes chunk = 0;                     // is pinned at once
     std::chrono::milliseconds quiet{0};  // Prepare calls the driver when it was not called, nor Busy, for so long
     Bytes prepare_limit = 0;             // Prepare pins no more than this; a Take that needs more pins it nevertheless
+    std::size_t prepare_threads = 1;     // that make the system provide memory for Prepare
   };
   struct Statistics {
     Bytes pinned_bytes = 0;    // held, used or not
@@ -41,7 +42,8 @@ class PinnedMemory {
     bool joined = false;  // lies directly behind the room before, in the same pinned buffer
   };
 
-  PinnedMemory(Driver& driver, Options options) : driver_(driver), options_(options), pages_(driver, options.chunk) {}
+  PinnedMemory(Copier& copier, Options options)
+      : copier_(copier), options_(options), pages_(copier, options.chunk, options.prepare_threads) {}
   ~PinnedMemory();  // in a forked child it touches nothing
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
@@ -67,7 +69,7 @@ class PinnedMemory {
   void AwaitQuiet();
   void WantPages(Bytes more, PageSupply::Haste haste);
 
-  Driver& driver_;
+  Copier& copier_;
   const Options options_;
   PageSupply pages_;
   const ForkGuard fork_;

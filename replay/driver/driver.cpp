@@ -25,7 +25,7 @@ std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
   return text.empty() ? text : text + ")";
 }
 
-Result<NonZero> Driver::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes) {
+Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes) {
   NonZero found;
   found.runs.assign(extents.begin(), extents.end());
   found.counts.assign(extents.size(), 1);
@@ -33,7 +33,7 @@ Result<NonZero> Driver::FindNonZero(DeviceOrdinal, std::span<const Extent> exten
   return found;
 }
 
-Status Driver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+Status Copier::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
   for (const Extent& extent : from) {
     AMEM_TRY(CopyToHost(device, to, extent.address, extent.bytes));
     to += extent.bytes;
@@ -41,7 +41,7 @@ Status Driver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Exten
   return {};
 }
 
-Status Driver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
+Status Copier::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
   for (const Extent& extent : to) {
     AMEM_TRY(CopyToDevice(device, extent.address, from, extent.bytes));
     from += extent.bytes;
@@ -49,7 +49,7 @@ Status Driver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const s
   return {};
 }
 
-Status Driver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
+Status Copier::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   for (const Extent& extent : extents) AMEM_TRY(Clear(device, extent.address, extent.bytes));
   return {};
 }
@@ -67,8 +67,16 @@ Status Driver::BindAddress(DriverHandle, Bytes, Address, Bytes) { return Without
 Status Driver::Unbind(DriverHandle, DeviceOrdinal, Bytes, Bytes) { return WithoutMulticast(); }
 Result<Bytes> Driver::MulticastGranularity() { return WithoutMulticast(); }
 
-Result<std::uint64_t> Driver::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
-Status Driver::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+Result<std::uint64_t> Copier::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
+Status Copier::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+
+Result<std::unique_ptr<StreamMoment>> Copier::MomentOf(DeviceOrdinal, void*) { return std::make_unique<StreamMoment>(); }
+Status Copier::Follow(DeviceOrdinal, const StreamMoment&) { return {}; }
+Status Copier::Lead(DeviceOrdinal device, void*) { return FinishCopies(device); }
+
+Result<std::unique_ptr<Copier>> Driver::OpenLane() {
+  return Status{Code::kUnsupported, "the " + Name() + " driver copies in one lane"};
+}
 
 Status NotIdle(DeviceOrdinal device, std::chrono::milliseconds patience, const std::string& details) {
   return {Code::kRefused,

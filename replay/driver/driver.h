@@ -78,11 +78,69 @@ struct MulticastProperties {
   std::uint64_t flags = 0;
 };
 
-class Driver {
+// All that a stream held at one moment; given back by its destructor.
+class StreamMoment {
  public:
-  virtual ~Driver() = default;
-  [[nodiscard]] virtual std::string Name() const = 0;  // "cuda" or "sim", for reports
+  virtual ~StreamMoment() = default;
+};
 
+// The copies of contents. Several are independent of each other (Driver::OpenLane): none waits for what another has queued, and
+// the marks of one mean nothing to another.
+class Copier {
+ public:
+  virtual ~Copier() = default;
+  [[nodiscard]] virtual std::string Name() const = 0;  // "cuda" or "sim", for reports
+  // How long all waits for a device last (Await, FinishCopies, Driver::Synchronize): the driver's own waits have no limit.
+  void SetPatience(std::chrono::milliseconds patience) { patience_ = patience; }
+  [[nodiscard]] std::chrono::milliseconds patience() const { return patience_; }
+
+  // Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with access for
+  // `device`; the host side must lie in a PinnedBuffer.
+  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
+  // The same in two parts. Populate makes no driver call, and may be called by several threads at once; null: the host has no
+  // memory. Pin holds up driver calls of other threads for a moment; null for `pages` is like AllocatePinned.
+  [[nodiscard]] virtual bool Populates(Bytes bytes) { return static_cast<void>(bytes), false; }  // it can, and gains by it
+  virtual std::unique_ptr<HostPages> Populate(Bytes bytes) { return static_cast<void>(bytes), nullptr; }
+  virtual Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
+    return static_cast<void>(pages), AllocatePinned(bytes);
+  }
+  virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
+  virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
+  virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
+  virtual Status FinishCopies(DeviceOrdinal device) = 0;
+
+  // In parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
+  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
+  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
+  // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
+  // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
+  //
+  // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
+  // all copies and clears queued before; waits for the answer.
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
+  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
+  // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
+  // before the mark is done. The defaults mark nothing, and wait for everything.
+  virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
+  virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
+
+  // Copies beside streams of the program. kRefused: the stream is being captured, or cannot be asked about it.
+  // What the stream holds now; `device` is where a null stream belongs when the thread has no current context.
+  virtual Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream);
+  // What is queued on the device from now on begins when all that `moment` stands for is done.
+  virtual Status Follow(DeviceOrdinal device, const StreamMoment& moment);
+  // What is submitted to the stream from now on begins when all is done that is queued on the device so far. The defaults of
+  // the three know no streams: MomentOf and Follow do nothing, and Lead waits for the copies.
+  virtual Status Lead(DeviceOrdinal device, void* stream);
+
+ private:
+  std::atomic<std::chrono::milliseconds> patience_{std::chrono::minutes(1)};
+};
+
+class Driver : public Copier {
+ public:
   virtual Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) = 0;
   virtual Status Release(DriverHandle handle) = 0;
   virtual Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) = 0;
@@ -109,50 +167,19 @@ class Driver {
   virtual Result<int> DeviceCount() = 0;
   virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
   virtual std::string Version() = 0;
-  // How long Synchronize, Await and FinishCopies wait for a device: the driver's own waits have no limit.
-  void SetPatience(std::chrono::milliseconds patience) { patience_ = patience; }
-  [[nodiscard]] std::chrono::milliseconds patience() const { return patience_; }
   // Returns once everything submitted to the device by this process is done, and opens no context there. kRefused: a stream
   // capture is running, or what was submitted did not end in time.
   virtual Status Synchronize(DeviceOrdinal device) = 0;
   // The program submits work to that stream by that call. Synchronize waits for the stream's context, too, and its message
   // names the last such call. Cheap when it is called again for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
-
-  // Contents. Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with
-  // access for `device`; the host side must lie in a PinnedBuffer.
-  virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
-  // The same in two parts. Populate makes no driver call, and may be called by several threads at once; null: the host has no
-  // memory. Pin holds up driver calls of other threads for a moment; null for `pages` is like AllocatePinned.
-  [[nodiscard]] virtual bool Populates(Bytes bytes) { return static_cast<void>(bytes), false; }  // it can, and gains by it
-  virtual std::unique_ptr<HostPages> Populate(Bytes bytes) { return static_cast<void>(bytes), nullptr; }
-  virtual Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
-    return static_cast<void>(pages), AllocatePinned(bytes);
+  // Returns once everything submitted to that stream is done. kRefused: as MomentOf, or it did not end in time.
+  virtual Status AwaitStream(DeviceOrdinal device, void* stream) {
+    return static_cast<void>(device), static_cast<void>(stream), Status{};
   }
-  virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
-  virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
-  virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
-  virtual Status FinishCopies(DeviceOrdinal device) = 0;
-
-  // Contents in parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
-  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
-  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
-  // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
-  // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
-  //
-  // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
-  // all copies and clears queued before; waits for the answer.
-  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
-  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
-  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
-  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
-  // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
-  // before the mark is done. The defaults mark nothing, and wait for everything.
-  virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
-  virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
-
- private:
-  std::atomic<std::chrono::milliseconds> patience_{std::chrono::minutes(1)};
+  // A copier on the same memory that is independent of this one, with the patience that this one has now. It must not outlive
+  // the driver. kUnsupported by default.
+  virtual Result<std::unique_ptr<Copier>> OpenLane();
 };
 
 // The failures of waits that reached the driver's patience. `details`: "(...)" or nothing.

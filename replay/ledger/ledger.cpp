@@ -81,6 +81,16 @@ void Ledger::RenewJournal() {
   renew_after_ns_ = MonotonicNs() + kRenewAgainAfterNs;
 }
 
+Status Ledger::CanPause() const {
+  if (!state_.broken.empty())
+    return {Code::kBroken, "pause refused: this session is broken: " + state_.broken +
+                               "; the job runs on, and its memory cannot be given back until it is restarted"};
+  if (lost_.ok()) return {};
+  return {lost_.code() == Code::kNoDescriptors ? lost_.code() : Code::kBroken,
+          "pause refused: this session has no journal: " + lost_.message() +
+              "; the job runs on, and can be paused once a journal can be written"};
+}
+
 void Ledger::Break(const std::string& reason) {
   if (state_.broken.empty()) Record(SessionBroken{reason});
 }

@@ -57,6 +57,7 @@ class Ledger {
   // Why there is no journal now, which refuses pauses; ok: there is one. A pause asks for a new one first.
   [[nodiscard]] const Status& JournalLost() const { return lost_; }
   void RenewJournal();
+  [[nodiscard]] Status CanPause() const;  // no: the session is broken, or has no journal
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] JournalWriter* journal() { return journal_.get(); }
   // A fresh allocation id. Given out before the event that creates it, so that imports may wait for peers side by side.

@@ -6,57 +6,12 @@
 #include <map>
 #include <tuple>
 
-#include "replay/driver/mapped_region.h"
 #include "replay/peers/token.h"
 #include "replay/session/failures.h"
+#include "replay/session/new_memory.h"
 #include "replay/session/session.h"
 
 namespace amem {
-namespace {
-
-struct NewMemory {
-  OwnedHandle handle;
-  AllocationProperties properties;
-  Bytes bytes;
-};
-
-// Reachable for network cards, as cuMemAlloc memory is, where the device can do that.
-constexpr std::uint8_t kWithAndWithoutRdma[] = {1, 0};
-
-AllocationProperties LegacyProperties(DeviceOrdinal device, std::uint8_t rdma) {
-  AllocationProperties properties;
-  properties.handle_types = 1;
-  properties.location = {LocationType::kDevice, device.value};
-  properties.gpu_direct_rdma = rdma;
-  return properties;
-}
-
-Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties) {
-  const auto granularity = driver.Granularity(properties);
-  if (!granularity.ok()) return granularity.status();
-  return (bytes + *granularity - 1) / *granularity * *granularity;
-}
-
-// At least `bytes`, with a handle of its own.
-Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device) {
-  Status failure;
-  for (const std::uint8_t rdma : kWithAndWithoutRdma) {
-    const AllocationProperties properties = LegacyProperties(device, rdma);
-    const auto size = Rounded(driver, bytes, properties);
-    failure = size.status();
-    if (!size.ok()) continue;
-    const Bytes rounded = *size;
-    const auto handle = driver.Create(rounded, properties, 0);
-    if (handle.ok()) return NewMemory{OwnedHandle(driver, *handle), properties, rounded};
-    failure = handle.status();
-    if (failure.code() == Code::kOutOfMemory) break;
-  }
-  return failure;
-}
-
-AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevice, device.value}, 3}; }
-
-}  // namespace
 
 void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                            const CallSite& site) {
@@ -71,7 +26,7 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
 AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site,
                                     std::unique_lock<std::mutex>& lock) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
-    const AllocationProperties properties = LegacyProperties(device, rdma);
+    const AllocationProperties properties = PropertiesOn(device, rdma);
     const auto rounded = Rounded(driver_, bytes, properties);
     if (!rounded.ok()) continue;
     const auto part = slabs_.Create(*rounded, properties, 0, site, lock);

@@ -3,6 +3,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+
 #include "replay/session/failures.h"
 
 namespace amem {
@@ -20,10 +22,13 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   session->peers_ = *std::move(peers);
   driver.SetPatience(session->LocalPatience());
   session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, options.pinned_bytes);
+  session->pools_ = std::make_unique<Pools>(driver, session->ledger_, *session->peers_, options.pool_pinned_bytes,
+                                            [self = session.get()](const PoolSpace::Chunk& c) { return self->DropChunk(c); });
   return session;
 }
 
 Session::~Session() {
+  pools_.reset();  // its threads may be in the middle of a pause
   if (peers_ != nullptr) peers_->Stop();
 }
 
@@ -71,6 +76,15 @@ void Session::PrepareContents() {
 void Session::TrimPinned(Bytes keep) {
   const std::lock_guard cycle(cycle_mutex_);
   coordinator_->TrimPinned(keep);
+  const Bytes kept = coordinator_->Contents().pinned_bytes;
+  pools_->Trim(keep - std::min(keep, kept));
+}
+
+// NCCL, or a peer, may still hold the memory.
+Status Session::DropChunk(const PoolSpace::Chunk& chunk) {
+  AMEM_TRY(Unmap(chunk.address, chunk.bytes));
+  AMEM_TRY(Release(chunk.allocation));
+  return FreeRange(chunk.address, chunk.bytes);
 }
 
 Status Session::Cycle(CycleKind kind) {

@@ -6,7 +6,7 @@
 //
 // All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result. The
 // sources by concern: session.cpp (life, pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers),
-// legacy.cpp (cuMemAlloc), multicast.cpp (NVLS), counted.cpp (memory that AMem only counts), statistics.cpp.
+// legacy.cpp (cuMemAlloc), multicast.cpp (NVLS), counted.cpp (memory that AMem only counts), statistics.cpp, memory_json.cpp.
 #pragma once
 
 #include <array>
@@ -35,6 +35,7 @@
 #include "replay/session/call_gate.h"
 #include "replay/session/legacy_pool.h"
 #include "replay/session/origin.h"
+#include "replay/session/pools.h"
 #include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
 #include "statemachine/event.h"
@@ -138,6 +139,9 @@ class Session final : public PeerDelegate {
   Status SetGroup(std::int64_t group);
   [[nodiscard]] std::int64_t group();
 
+  // Memory of the program under tags of its own.
+  [[nodiscard]] Pools& pools() { return *pools_; }
+
   State CopyState();
   // look(state), with the ledger's lock held: it must not call the session.
   template <class Look>
@@ -146,6 +150,7 @@ class Session final : public PeerDelegate {
     return look(ledger_.state());
   }
   [[nodiscard]] std::string StatisticsJson();
+  [[nodiscard]] std::string MemoryJson();      // by tag: pools, "nccl" and "user" (amem_memory_json in ncclpatch/amem.h)
   [[nodiscard]] std::string StatisticsText();  // some lines for people
   void TrimPinned(Bytes keep);                 // gives host memory back that holds no contents; waits for a cycle's end
 
@@ -176,6 +181,7 @@ class Session final : public PeerDelegate {
   };
 
   Status Cycle(CycleKind kind);
+  Status DropChunk(const PoolSpace::Chunk& chunk);
   [[nodiscard]] std::chrono::milliseconds LocalPatience() const;
   [[nodiscard]] std::string DevicesText();
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
@@ -231,6 +237,7 @@ class Session final : public PeerDelegate {
   Slabs slabs_{options_, driver_, ledger_, dropped_};
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Pools> pools_;
   std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
   LegacyPool legacy_;                       // ledger's lock
   std::set<DeviceOrdinal> legacy_devices_;  // devices that may reach legacy memory; ledger's lock

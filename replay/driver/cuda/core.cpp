@@ -47,6 +47,12 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
                 std::string("the CUDA driver has no ") + missing + ": a driver of CUDA 12.0 (525) or newer is needed");
 }
 
+std::shared_ptr<CudaDriver::Core> CudaDriver::Core::Sibling() const {
+  auto sibling = std::make_shared<Core>();
+  sibling->calls = calls;
+  return sibling;
+}
+
 CudaDriver::Core::~Core() {
   for (const Device& device : devices_) {
     if (device.context == nullptr) continue;

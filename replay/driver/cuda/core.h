@@ -88,6 +88,7 @@ struct CudaCalls {
 class CudaDriver::Core {
  public:
   static Result<std::shared_ptr<Core>> Make(const Resolve& resolve);
+  [[nodiscard]] std::shared_ptr<Core> Sibling() const;  // with streams of its own
   ~Core();
 
   CudaCalls calls;

@@ -71,6 +71,14 @@ class CudaDriver final : public Driver {
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
   Result<std::uint64_t> Mark(DeviceOrdinal device) override;
   Status Await(DeviceOrdinal device, std::uint64_t mark) override;
+  // Null, and CUDA's two handles for default streams, belong to the thread's current context. A capture is asked about and not
+  // disturbed.
+  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
+  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
+  Status Lead(DeviceOrdinal device, void* stream) override;
+  Status AwaitStream(DeviceOrdinal device, void* stream) override;
+  // With streams of its own, and without a buffer on the device: what it copies in parts goes there directly.
+  Result<std::unique_ptr<Copier>> OpenLane() override;
 
   // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on H200 with a gigabyte
   // in runs of some 500 KiB:
@@ -101,9 +109,12 @@ class CudaDriver final : public Driver {
   class NonZeroCopier;
   class CudaHostPages;
   class CudaPinnedBuffer;
+  class CudaStreamMoment;
   explicit CudaDriver(std::shared_ptr<Core> core);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);
+  // Calls use(stream) with the context current in which a stream of the program is what it is for the program.
+  Status OnProgramStream(DeviceOrdinal device, const char* call, void* stream, const std::function<int(void* stream)>& use);
 
   std::shared_ptr<Core> core_;
   std::unique_ptr<IdleWait> idle_;

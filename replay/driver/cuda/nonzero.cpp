@@ -258,6 +258,29 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark) {
   return {};
 }
 
+// Of a stream of the program, in the context that is current. An event may be given back while a stream still waits for it.
+Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  AMEM_TRY(Ready());
+  std::vector<CUstream> own{opened_.stream};
+  for (const Lane& lane : lanes_) own.push_back(lane.stream);
+  for (const CUstream one : own) {
+    CUevent event = nullptr;
+    CUresult result = CUDA_SUCCESS;
+    {
+      const InContext current(calls_, opened_.context);
+      result = current.result();
+      if (result == CUDA_SUCCESS) result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
+      if (result == CUDA_SUCCESS) result = calls_.event_record(event, one);
+    }
+    if (result == CUDA_SUCCESS) result = calls_.stream_wait(stream, event, 0);
+    const InContext current(calls_, opened_.context);
+    if (event != nullptr) calls_.event_destroy(event);
+    if (result != CUDA_SUCCESS) return Failure(result, "let a stream wait");
+  }
+  return {};
+}
+
 // ---- of all devices --------------------------------------------------------------------------------------------------------
 
 CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core)

@@ -65,6 +65,7 @@ class CudaDriver::NonZeroCopier::Device {
   Status Finish();
   Result<std::uint64_t> Mark();
   Status Await(std::uint64_t mark);
+  Status Lead(CUstream stream);
 
  private:
   struct Lane {

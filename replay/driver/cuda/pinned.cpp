@@ -8,6 +8,8 @@
 
 #include "journal/base/fork_guard.h"
 #include "replay/driver/cuda/core.h"
+#include "replay/driver/host_memory.h"
+#include "statemachine/event.h"
 
 namespace amem {
 namespace {
@@ -82,7 +84,7 @@ bool CudaDriver::Populates(Bytes bytes) {
 }
 
 std::unique_ptr<HostPages> CudaDriver::Populate(Bytes bytes) {
-  if (!Populates(bytes)) return nullptr;
+  if (!Populates(bytes) || !HostHasRoom(bytes)) return nullptr;
   auto pages = std::make_unique<CudaHostPages>(bytes);
   return pages->data() == nullptr ? nullptr : std::move(pages);
 }
@@ -94,6 +96,11 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages>
   if (!context.ok()) return context.status();
   const InContext current(core_->calls, *context);
   CUresult result = current.result();
+  if (pages == nullptr && !HostHasRoom(bytes)) {
+    return Status{Code::kOutOfMemory,
+                  fmt::format("pin {} bytes of host memory: the host has {} available; free some, or give the job more", bytes,
+                              FormatBytes(HostMemoryAvailable().value_or(0)))};
+  }
   if (pages == nullptr) pages = Populate(bytes);
   if (pages != nullptr && result == CUDA_SUCCESS) {
     std::byte* const data = static_cast<CudaHostPages&>(*pages).data();

@@ -68,22 +68,23 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, data, bytes));
 }
 
+Status Simulator::CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy) {
+  return Queue(call, lane, device, std::span(&copy, 1));
+}
+
 Status Simulator::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
-  const Copy copy{CopyKind::kToHost, from, to, bytes};
-  return Queue(Simulator::kCopyToHost, device, std::span(&copy, 1));
+  return CopyOne(Simulator::kCopyToHost, 0, device, {CopyKind::kToHost, from, to, bytes});
 }
 
 Status Simulator::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
-  const Copy copy{CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes};
-  return Queue(Simulator::kCopyToDevice, device, std::span(&copy, 1));
+  return CopyOne(Simulator::kCopyToDevice, 0, device, {CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
 }
 
 Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
-  const Copy copy{CopyKind::kClear, address, nullptr, bytes};
-  return Queue(Simulator::kClear, device, std::span(&copy, 1));
+  return CopyOne(Simulator::kClear, 0, device, {CopyKind::kClear, address, nullptr, bytes});
 }
 
-Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies) {
+Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies) {
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
     const std::string what = copies.empty() ? "" : ", " + InRange(at->device_address, at->bytes);
@@ -99,7 +100,7 @@ Status Simulator::Queue(Call call, DeviceOrdinal device, std::span<const Copy> c
     if (!Resolve(device, *at, why).ok()) return fail(cuda::kInvalidValue, why);
   }
   if (!options_.physical) return {};  // the rules are kept and nothing is moved
-  auto& queue = queued_[device];
+  auto& queue = queued_[{lane, device}];
   queue.insert(queue.end(), copies.begin(), copies.end());
   return {};
 }
@@ -134,7 +135,9 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
   return pieces;
 }
 
-Status Simulator::FinishCopies(DeviceOrdinal device) {
+Status Simulator::FinishCopies(DeviceOrdinal device) { return Finish(0, device); }
+
+Status Simulator::Finish(LaneNumber lane, DeviceOrdinal device) {
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
@@ -144,7 +147,7 @@ Status Simulator::FinishCopies(DeviceOrdinal device) {
   std::vector<Copy> copies;
   {
     const std::lock_guard lock(mutex_);
-    copies.swap(queued_[device]);
+    copies.swap(queued_[{lane, device}]);
   }
   for (const Copy& copy : copies) {
     const char* why = "";

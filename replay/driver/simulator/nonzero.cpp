@@ -36,13 +36,17 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
 }  // namespace
 
 Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
+  return Look(0, device, extents, block);
+}
+
+Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
   const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
   if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
   OpenContext(device);
   const std::lock_guard lock(mutex_);
-  const auto queued = queued_.find(device);
+  const auto queued = queued_.find({lane, device});
   if (queued != queued_.end() && std::any_of(queued->second.begin(), queued->second.end(),
                                              [](const Copy& copy) { return copy.kind != CopyKind::kToHost; })) {
     return fail(cuda::kIllegalState, "copies to the device are queued; finish them first");
@@ -78,30 +82,27 @@ Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Ext
   return found;
 }
 
-Status Simulator::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+// Queues a copy between the extents and what lies at `host` without gaps, or a clear of each.
+Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host) {
+  const CopyKind kind = call == kGather ? CopyKind::kToHost : call == kScatter ? CopyKind::kToDevice : CopyKind::kClear;
   std::vector<Copy> copies;
-  for (const Extent& extent : from) {
-    copies.push_back({CopyKind::kToHost, extent.address, to, Multiple(extent) ? extent.bytes : 0});
-    to += extent.bytes;
+  for (const Extent& extent : extents) {
+    copies.push_back({kind, extent.address, host, Multiple(extent) ? extent.bytes : 0});
+    if (host != nullptr) host += extent.bytes;
   }
-  return Queue(Simulator::kGather, device, copies);
+  return Queue(call, lane, device, copies);
+}
+
+Status Simulator::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
+  return MoveAll(kGather, 0, device, from, to);
 }
 
 Status Simulator::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
-  std::vector<Copy> copies;
-  for (const Extent& extent : to) {
-    copies.push_back({CopyKind::kToDevice, extent.address, const_cast<std::byte*>(from), Multiple(extent) ? extent.bytes : 0});
-    from += extent.bytes;
-  }
-  return Queue(Simulator::kScatter, device, copies);
+  return MoveAll(kScatter, 0, device, to, const_cast<std::byte*>(from));
 }
 
 Status Simulator::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
-  std::vector<Copy> copies;
-  for (const Extent& extent : extents) {
-    copies.push_back({CopyKind::kClear, extent.address, nullptr, Multiple(extent) ? extent.bytes : 0});
-  }
-  return Queue(Simulator::kClearAll, device, copies);
+  return MoveAll(kClearAll, 0, device, extents, nullptr);
 }
 
 }  // namespace amem

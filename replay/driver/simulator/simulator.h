@@ -47,6 +47,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "journal/base/fork_guard.h"
@@ -106,7 +107,8 @@ class Simulator final : public Driver {
   X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
   X(CreateMulticast) X(AddDevice) X(BindMemory) X(BindAddress) X(Unbind) X(MulticastGranularity)                 \
   X(Memory) X(DeviceCount) X(DeviceUuid) X(Synchronize) X(AllocatePinned) X(CopyToHost) X(CopyToDevice) X(Clear) \
-  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll)
+  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll) X(MomentOf) X(Follow) X(Lead) X(AwaitStream)   \
+  X(OpenLane)
 // clang-format on
 #define AMEM_NAME(call) std::string_view(#call),
   static constexpr std::array kCalls = {AMEM_SIMULATED_CALLS(AMEM_NAME)};
@@ -149,6 +151,13 @@ class Simulator final : public Driver {
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
+  // There are no streams: MomentOf, Follow, Lead and AwaitStream are counted, may be made to fail, and do nothing else.
+  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
+  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
+  Status Lead(DeviceOrdinal device, void* stream) override;
+  Status AwaitStream(DeviceOrdinal device, void* stream) override;
+  // Its calls are counted with the simulator's own, and fail as those do.
+  Result<std::unique_ptr<Copier>> OpenLane() override;
 
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
   Result<DriverHandle> Retain(Address address);  // one more reference to the handle that is mapped there
@@ -169,7 +178,7 @@ class Simulator final : public Driver {
   [[nodiscard]] std::vector<Reached> Reach(Address multicast) const;  // by device
   [[nodiscard]] std::optional<SimulatorWorld::Key> MemoryAt(Address address) const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;  // on that device, by all processes of the world
-  [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;
+  [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // of all lanes
   // The devices on which calls needed a context, so that the real driver would hold one there from then on.
   [[nodiscard]] std::set<DeviceOrdinal> ContextsOpened() const;
   [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // so far, those that failed counted in
@@ -245,7 +254,14 @@ class Simulator final : public Driver {
   static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
   void OpenContext(DeviceOrdinal device);
-  Status Queue(Call call, DeviceOrdinal device, std::span<const Copy> copies);
+  class Lane;
+  using LaneNumber = std::uint32_t;  // 0: the simulator's own
+  Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
+  Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
+  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host);
+  Status Finish(LaneNumber lane, DeviceOrdinal device);
+  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  Status OfStream(Call call, DeviceOrdinal device);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
   [[nodiscard]] bool AwaitUntil(const std::function<bool()>& idle) const;
@@ -263,7 +279,8 @@ class Simulator final : public Driver {
   std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_;  // by handle; kept while mapped
   std::map<Address, Bytes> ranges_;
   Mappings mappings_;
-  std::map<DeviceOrdinal, std::vector<Copy>> queued_;
+  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_;
+  LaneNumber lanes_ = 0;  // opened so far
   std::set<DeviceOrdinal> contexts_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;

@@ -87,8 +87,9 @@ Bytes Simulator::BytesInUse(DeviceOrdinal device) const {
 
 std::size_t Simulator::QueuedCopies(DeviceOrdinal device) const {
   const std::lock_guard lock(mutex_);
-  const auto it = queued_.find(device);
-  return it == queued_.end() ? 0 : it->second.size();
+  std::size_t copies = 0;
+  for (const auto& [place, queue] : queued_) copies += place.second == device ? queue.size() : 0;
+  return copies;
 }
 
 std::size_t Simulator::IndexOf(std::string_view call) {

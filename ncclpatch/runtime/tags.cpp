@@ -1,0 +1,93 @@
+#include "ncclpatch/runtime/tags.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <string_view>
+
+#include "ncclpatch/runtime/log.h"
+
+namespace amem::tags {
+namespace {
+
+struct Named {
+  std::string name;
+  PoolId pool;  // zero: "nccl"
+};
+
+Result<Named> Resolve(Session& session, const char* name) {
+  if (name == nullptr || *name == '\0') return Status{Code::kInvalid, "a tag is null or empty"};
+  const std::string_view tag(name);
+  if (tag == "nccl") return Named{name, {}};
+  if (tag == "user")
+    return Status{Code::kInvalid,
+                  "tag user is what ncclMemAlloc handed out; with AMEM_USER_MEMORY=release it is paused with tag nccl"};
+  const auto pool = session.pools().Find(tag);
+  if (!pool.ok()) return pool.status();
+  return Named{name, *pool};
+}
+
+Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
+  const bool pausing = asked.kind == CycleKind::kPause;
+  if (!tag.pool)
+    return Runtime::Get().RunCycle(asked.kind).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
+  if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
+  return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority});
+}
+
+// Where the opposite call would be needed to come back from what `asked` does; not where nothing was to be done.
+bool Changes(Session& session, const Named& tag, CycleKind kind) {
+  const Lifecycle now = session.Inspect([&](const State& state) { return state.LifecycleOf(tag.pool); });
+  return now != (kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning);
+}
+
+Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {
+  Asked back = asked;
+  back.kind = asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  back.after.reset();
+  std::string message = why.message();
+  for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
+    const Status undone = CycleOf(session, *tag, back);
+    message += fmt::format("; tag {} was {} again", tag->name, back.kind == CycleKind::kPause ? "paused" : "resumed");
+    if (!undone.ok()) message += ", which failed as well: " + undone.message();
+  }
+  return {why.code(), message, why.driver_result()};
+}
+
+}  // namespace
+
+Status Cycle(std::span<const char* const> names, const Asked& asked) {
+  const Result<Session*> session = Runtime::Get().ForPools();
+  if (!session.ok()) return session.status();
+  if (*session == nullptr) {
+    log::Info("AMem is switched off (AMEM_ENABLE=0): tags are neither paused nor resumed");
+    return {};
+  }
+  std::vector<Named> tags;
+  for (const char* name : names) {
+    auto tag = Resolve(**session, name);
+    if (!tag.ok()) return tag.status();
+    tags.push_back(*std::move(tag));
+  }
+  std::vector<Named> done;
+  for (const Named& tag : tags) {
+    const bool changes = Changes(**session, tag, asked.kind);
+    if (const Status status = CycleOf(**session, tag, asked); !status.ok()) {
+      const Status told = tag.pool ? Runtime::Get().Failed(**session, status) : status;
+      return Undone(**session, done, asked, told);
+    }
+    if (changes) done.push_back(tag);
+  }
+  return {};
+}
+
+Status Wait(const char* name, std::optional<void*> stream) {
+  const Result<Session*> session = Runtime::Get().ForPools();
+  if (!session.ok() || *session == nullptr) return session.status();
+  const auto tag = Resolve(**session, name);
+  if (!tag.ok()) return tag.status();
+  if (!tag->pool) return {};  // is always waited for
+  const Status status = stream ? (*session)->pools().WaitOn(tag->pool, *stream) : (*session)->pools().Wait(tag->pool);
+  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(**session, status);
+}
+
+}  // namespace amem::tags

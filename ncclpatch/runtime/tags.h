@@ -1,0 +1,25 @@
+// Tags as the C interface has them: names, several in one call, and "nccl" among them.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/runtime/runtime.h"
+
+namespace amem::tags {
+
+// Pauses or resumes the tags in their order. When one fails, what was done for those before it is undone. kNotFound and
+// kInvalid: a name is wrong, and nothing was done.
+struct Asked {
+  CycleKind kind{};
+  bool wait = true;
+  std::optional<void*> after;  // a stream (Pools::HowToPause)
+  int priority = 0;
+};
+Status Cycle(std::span<const char* const> names, const Asked& asked);
+
+Status Wait(const char* name, std::optional<void*> stream);  // the host, or a stream
+
+}  // namespace amem::tags

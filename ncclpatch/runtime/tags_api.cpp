@@ -1,0 +1,172 @@
+// The part of the C interface (amem.h) that is about memory under tags.
+#include <spdlog/fmt/fmt.h>
+
+#include <atomic>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/amem.h"
+#include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/plain_memory.h"
+#include "ncclpatch/runtime/tags.h"
+
+namespace amem {
+namespace {
+
+constexpr const char* kDefaultTag = "default";
+constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
+
+thread_local std::vector<PoolId> t_entered;  // zero: AMem was switched off
+
+// As AtBorder; a wrong name is a wrong argument.
+template <class Body>
+int AtTagBorder(const char* call, const Body& body) noexcept {
+  Status status;
+  const int result = AtBorder(call, [&] { return status = body(); });
+  const bool wrong_argument = status.code() == Code::kNotFound || status.code() == Code::kInvalid;
+  return result != kOk && wrong_argument ? kInvalidArgument : result;
+}
+
+Status OpenPool(const char* tag, int policy) {
+  if (tag == nullptr) return {Code::kInvalid, "the tag is null"};
+  if (policy != AMEM_PRESERVE && policy != AMEM_DISCARD)
+    return {Code::kInvalid,
+            fmt::format("policy {} of tag {} is not known; known: 0 (AMEM_PRESERVE), 1 (AMEM_DISCARD)", policy, tag)};
+  const auto session = Runtime::Get().ForPools();
+  if (!session.ok() || *session == nullptr) return session.status();
+  return (*session)->pools().Open(tag, policy == AMEM_DISCARD ? PoolPolicy::kDiscard : PoolPolicy::kPreserve).status();
+}
+
+Status EnterPool(const char* tag) {
+  if (tag == nullptr) return {Code::kInvalid, "the tag is null"};
+  const auto session = Runtime::Get().ForPools();
+  if (!session.ok()) return session.status();
+  const auto pool = *session == nullptr ? Result<PoolId>(PoolId{}) : (*session)->pools().Find(tag);
+  if (pool.ok()) t_entered.push_back(*pool);
+  return pool.status();
+}
+
+Status LeavePool() {
+  if (t_entered.empty()) return {Code::kRefused, "this thread has entered no pool"};
+  t_entered.pop_back();
+  return {};
+}
+
+void* Told(const Status& failure) {
+  static std::atomic<bool> said = false;
+  if (failure.code() != Code::kOutOfMemory && !said.exchange(true)) log::Warn("amem_alloc: " + failure.message());
+  Fail(ToNccl(failure.code()), "amem_alloc: " + failure.message());
+  return nullptr;
+}
+
+void* Plain(Bytes bytes, DeviceOrdinal device) {
+  const auto plain = plain_memory::Allocate(bytes, device);
+  return plain.ok() ? *plain : Told(plain.status());
+}
+
+void* Allocate(ssize_t size, DeviceOrdinal device) {
+  if (size < 0) return Told({Code::kInvalid, fmt::format("{} bytes are no size", size)});
+  const auto bytes = static_cast<Bytes>(size);
+  const auto session = Runtime::Get().ForPools();
+  if (!session.ok()) {
+    static std::atomic<bool> said = false;
+    if (!said.exchange(true))
+      log::Warn("amem_alloc hands out memory that cannot be paused: " + session.status().message());
+    return Plain(bytes, device);
+  }
+  if (*session == nullptr) return Plain(bytes, device);
+  Pools& pools = (*session)->pools();
+  PoolId pool = t_entered.empty() ? PoolId{} : t_entered.back();
+  if (!pool) {
+    const auto opened = pools.Find(kDefaultTag);
+    const auto by_default = opened.ok() ? opened : pools.Open(kDefaultTag, PoolPolicy::kPreserve);
+    if (!by_default.ok()) return Told(by_default.status());
+    pool = *by_default;
+  }
+  const auto address = pools.Allocate(pool, bytes, device);
+  if (!address.ok()) return Told(address.status());
+  return reinterpret_cast<void*>(address->value);  // NOLINT(performance-no-int-to-ptr)
+}
+
+void Free(void* memory, void* stream) {
+  if (memory == nullptr || replacements::inert.load() || plain_memory::Free(memory)) return;
+  Session* const session = Runtime::Get().started();
+  const Address address{reinterpret_cast<std::uint64_t>(memory)};
+  const Status freed = session == nullptr ? Status{Code::kNotFound, fmt::format("amem_free {}: nothing was allocated yet", memory)}
+                                          : session->pools().Free(address, stream);
+  static std::atomic<std::uint64_t> wrong = 0;
+  if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
+}
+
+Status MemoryJson(std::string& json) {
+  const auto session = Runtime::Get().ForPools();
+  if (!session.ok()) return session.status();
+  const nlohmann::json off{{"schema", 1}, {"tags", nlohmann::json::array()}, {"reason", "AMem is switched off (AMEM_ENABLE=0)"}};
+  json = *session == nullptr ? off.dump() : (*session)->MemoryJson();
+  return {};
+}
+
+Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigned known, tags::Asked asked) {
+  if (names == nullptr && count > 0) return {Code::kInvalid, "the list of tags is null"};
+  if ((flags & ~known) != 0) return {Code::kInvalid, fmt::format("flags {:#x} are not known; known: {:#x}", flags, known)};
+  asked.wait = (flags & AMEM_NO_WAIT) == 0;
+  return tags::Cycle({names, count}, asked);
+}
+
+}  // namespace
+}  // namespace amem
+
+int amem_pool(const char* tag, int policy) {
+  return amem::AtTagBorder("amem_pool", [&] { return amem::OpenPool(tag, policy); });
+}
+
+int amem_pool_enter(const char* tag) {
+  return amem::AtTagBorder("amem_pool_enter", [&] { return amem::EnterPool(tag); });
+}
+
+int amem_pool_leave() { return amem::AtTagBorder("amem_pool_leave", [] { return amem::LeavePool(); }); }
+
+void* amem_alloc(ssize_t size, int device, void* /*stream*/) {
+  try {
+    return amem::Allocate(size, amem::DeviceOrdinal{device});
+  } catch (const std::exception& error) {
+    amem::ThrownAtBorder("amem_alloc", error.what());
+    return nullptr;
+  }
+}
+
+void amem_free(void* ptr, ssize_t /*size*/, int /*device*/, void* stream) {
+  static_cast<void>(amem::AtBorder("amem_free", [&] { return amem::Free(ptr, stream), amem::Status{}; }));
+}
+
+int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream) {
+  return amem::AtTagBorder("amem_pause", [&] {
+    amem::tags::Asked asked{.kind = amem::CycleKind::kPause};
+    if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
+    return amem::CycleTags(tags, count, flags, amem::kKnownFlags, asked);
+  });
+}
+
+int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority) {
+  return amem::AtTagBorder("amem_resume", [&] {
+    return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT, {.kind = amem::CycleKind::kResume, .priority = priority});
+  });
+}
+
+int amem_wait(const char* tag) {
+  return amem::AtTagBorder("amem_wait", [&] { return amem::tags::Wait(tag, std::nullopt); });
+}
+
+int amem_wait_stream(const char* tag, void* stream) {
+  return amem::AtTagBorder("amem_wait_stream", [&] { return amem::tags::Wait(tag, stream); });
+}
+
+int amem_memory_json(char* buffer, size_t* length) {
+  std::string json;
+  const int result = amem::AtTagBorder("amem_memory_json", [&] { return amem::MemoryJson(json); });
+  return result != amem::kOk ? result : amem::CopyOut("amem_memory_json", json, buffer, length);
+}

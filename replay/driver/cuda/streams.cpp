@@ -1,0 +1,101 @@
+// Copies beside streams of the program, and copiers that are independent of each other.
+#include <fmt/format.h>
+
+#include "replay/driver/cuda/core.h"
+#include "replay/driver/cuda/nonzero.h"
+
+namespace amem {
+
+class CudaDriver::CudaStreamMoment final : public StreamMoment {
+ public:
+  CudaStreamMoment(std::shared_ptr<Core> core, CUcontext context, CUevent event)
+      : core_(std::move(core)), context_(context), event_(event) {}
+  ~CudaStreamMoment() override {
+    const InContext current(core_->calls, context_);
+    if (current.result() == CUDA_SUCCESS) core_->calls.event_destroy(event_);
+  }
+  CudaStreamMoment(const CudaStreamMoment&) = delete;
+  CudaStreamMoment& operator=(const CudaStreamMoment&) = delete;
+  [[nodiscard]] CUevent event() const { return event_; }
+
+ private:
+  const std::shared_ptr<Core> core_;
+  const CUcontext context_;
+  const CUevent event_;
+};
+
+Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
+                                   const std::function<int(void* stream)>& use) {
+  const auto opened = core_->Open(device);
+  if (!opened.ok()) return opened.status();
+  const CudaCalls& calls = core_->calls;
+  CUcontext context = nullptr;
+  if (calls.context_current(&context) != CUDA_SUCCESS || context == nullptr) context = opened->context;
+  const InContext current(calls, context);
+  CUresult result = current.result();
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (result == CUDA_SUCCESS) result = calls.stream_is_capturing(static_cast<CUstream>(stream), &capture);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return {Code::kRefused, fmt::format("{} on device {}: a stream capture is running there; end it first", call, device.value),
+            cuda::kCaptureUnsupported};
+  }
+  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(use(stream));
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("{} device {}", call, device.value));
+}
+
+Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device, void* stream) {
+  const CudaCalls& calls = core_->calls;
+  if (calls.event_create == nullptr || calls.event_record == nullptr || calls.event_destroy == nullptr ||
+      calls.stream_context == nullptr || calls.stream_wait == nullptr)
+    return Status{Code::kUnsupported, "the CUDA driver has no events"};
+  std::unique_ptr<StreamMoment> moment;
+  AMEM_TRY(OnProgramStream(device, "cuEventRecord", stream, [&](void* theirs) -> int {
+    CUcontext context = nullptr;
+    CUevent event = nullptr;
+    CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context);
+    if (result != CUDA_SUCCESS) return result;
+    const CurrentContext current(calls, context);
+    result = current.result();
+    if (result == CUDA_SUCCESS) result = calls.event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return result;
+    moment = std::make_unique<CudaStreamMoment>(core_, context, event);
+    return calls.event_record(event, static_cast<CUstream>(theirs));
+  }));
+  return moment;
+}
+
+Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
+  return OnStream(device, "cuStreamWaitEvent", {}, 0, [&](void* stream) -> int {
+    return core_->calls.stream_wait(static_cast<CUstream>(stream), static_cast<const CudaStreamMoment&>(moment).event(), 0);
+  });
+}
+
+Status CudaDriver::Lead(DeviceOrdinal device, void* stream) {
+  Status led;
+  AMEM_TRY(OnProgramStream(device, "cuStreamWaitEvent", stream, [&](void* theirs) -> int {
+    led = nonzero_->On(device).Lead(static_cast<CUstream>(theirs));
+    return CUDA_SUCCESS;
+  }));
+  return led.code() == Code::kUnsupported ? FinishCopies(device) : led;
+}
+
+Status CudaDriver::AwaitStream(DeviceOrdinal device, void* stream) {
+  bool late = false;
+  Status done = OnProgramStream(device, "cuStreamSynchronize", stream, [&](void* theirs) -> int {
+    const CUresult result = core_->AwaitStream(patience(), static_cast<CUstream>(theirs));
+    late = result == CUDA_ERROR_NOT_READY;
+    return result;
+  });
+  return late ? NotIdle(device, patience(), "") : done;
+}
+
+Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
+  std::unique_ptr<CudaDriver> lane(new CudaDriver(core_->Sibling()));
+  lane->SetPatience(patience());
+  Parts parts;
+  parts.to_host = Parts::Way::kDirect;
+  lane->SetParts(parts);
+  return std::unique_ptr<Copier>(std::move(lane));
+}
+
+}  // namespace amem

@@ -1,0 +1,119 @@
+// Memory by tag, for programs.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "replay/session/session.h"
+
+namespace amem {
+namespace {
+
+using nlohmann::json;
+
+json InMs(std::uint64_t ns) { return ns == 0 ? json(nullptr) : json(static_cast<double>(ns) / 1e6); }
+
+std::string_view StateOf(Lifecycle lifecycle) {
+  return lifecycle == Lifecycle::kPausing    ? "pausing"
+         : lifecycle == Lifecycle::kPaused   ? "paused"
+         : lifecycle == Lifecycle::kResuming ? "resuming"
+                                             : "resident";
+}
+
+json DevicesOf(const std::vector<DeviceOrdinal>& devices) {
+  json all = json::array();
+  for (const DeviceOrdinal device : devices) all.push_back(device.value);
+  return all;
+}
+
+json KeptOf(const std::map<KeepReason, Bytes>& kept) {
+  json all = json::object();
+  for (const auto& [reason, bytes] : kept) all[std::string(ToText(reason))] = bytes;
+  return all;
+}
+
+Bytes SumOfKept(const std::map<KeepReason, Bytes>& kept) {
+  Bytes sum = 0;
+  for (const auto& [reason, bytes] : kept) sum += bytes;
+  return sum;
+}
+
+json OfPool(const Pools::Standing& pool, const PoolHoldings& held) {
+  return {{"tag", pool.tag},
+          {"policy", ToText(pool.policy)},
+          {"state", pool.state},
+          {"bytes", held.own},
+          {"resident_bytes", held.own_resident},
+          {"kept_bytes", SumOfKept(held.kept)},
+          {"kept", KeptOf(held.kept)},
+          {"part_bytes", held.parts},
+          {"parts", held.part_count},
+          {"chunks", held.chunk_count},
+          {"devices", DevicesOf(held.devices)},
+          {"pinned_bytes", pool.pinned_bytes},
+          {"saved_bytes", pool.contents.bytes_saved},
+          {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
+          {"not_prepared_because", pool.contents.not_prepared},
+          {"last_pause_ms", InMs(pool.pause_ns)},
+          {"last_resume_ms", InMs(pool.resume_ns)},
+          {"failure", pool.failure}};
+}
+
+// NCCL's own memory, or the program's that NCCL's allocator made.
+struct OfSession {
+  Bytes bytes = 0, resident = 0;
+  std::uint64_t parts = 0;
+  std::map<KeepReason, Bytes> kept;
+  std::set<DeviceOrdinal> devices;
+};
+
+std::pair<OfSession, OfSession> Split(const State& state) {
+  OfSession nccl, user;
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.own() || !a.on_device() || a.multicast || a.pool) continue;
+    OfSession& sum = a.tag == MemoryTag::kNccl ? nccl : user;
+    sum.devices.insert(DeviceOrdinal{a.properties.location.id});
+    if (!state.slabs.contains(id)) {
+      ++sum.parts;
+      sum.bytes += a.bytes;
+    }
+    if (a.placed()) continue;
+    if (a.resident) sum.resident += a.bytes;
+    if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
+  }
+  return {nccl, user};
+}
+
+json OfSessionMemory(const char* tag, const char* policy, const State& state, const OfSession& sum, Bytes pinned,
+                     const CycleReport& pause, const CycleReport& resume) {
+  return {{"tag", tag},
+          {"policy", policy},
+          {"state", StateOf(state.lifecycle)},
+          {"bytes", sum.bytes},
+          {"resident_bytes", sum.resident},
+          {"kept_bytes", SumOfKept(sum.kept)},
+          {"kept", KeptOf(sum.kept)},
+          {"parts", sum.parts},
+          {"devices", DevicesOf({sum.devices.begin(), sum.devices.end()})},
+          {"pinned_bytes", pinned},
+          {"last_pause_ms", InMs(pause.total_ns)},
+          {"last_resume_ms", InMs(resume.total_ns)},
+          {"failure", state.cycle.failure}};
+}
+
+}  // namespace
+
+std::string Session::MemoryJson() {
+  const std::vector<Pools::Standing> standing = pools_->Stand();
+  const State state = CopyState();
+  std::map<PoolId, PoolHoldings> held = MeasurePools(state);
+  json tags = json::array();
+  for (const Pools::Standing& pool : standing) tags.push_back(OfPool(pool, held[pool.id]));
+  const auto [nccl, user] = Split(state);
+  const CycleReport pause = coordinator_->Last(CycleKind::kPause), resume = coordinator_->Last(CycleKind::kResume);
+  tags.push_back(OfSessionMemory("nccl", "preserve", state, nccl, coordinator_->Contents().pinned_bytes, pause, resume));
+  const bool released = options_.user_memory == UserMemory::kRelease;
+  tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", state, user, 0, released ? pause : CycleReport{},
+                                 released ? resume : CycleReport{}));
+  return json{{"schema", 1}, {"tags", tags}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace amem

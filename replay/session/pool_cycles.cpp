@@ -1,0 +1,169 @@
+// Pauses and resumes of pools: now, or by a thread of their own.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "journal/base/thread.h"
+#include "replay/session/pools.h"
+
+namespace amem {
+
+// ---- one pause or resume ---------------------------------------------------------------------------------------------------
+
+// With the lock, which it lets go of meanwhile. Nothing else of the pool is under way.
+Status Pools::Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after) {
+  changed_.wait(lock, [&] { return pool.dropping == 0; });
+  pool.running = kind;
+  pool.queued = false;
+  lock.unlock();
+  Status status = kind == CycleKind::kPause ? pool.cycle->Pause(after) : pool.cycle->Resume([&] {
+    const std::lock_guard now(mutex_);
+    pool.queued = true;
+    changed_.notify_all();
+  });
+  lock.lock();
+  if (!pool.late.empty()) GiveLate(lock, pool);
+  pool.running.reset();
+  pool.queued = false;
+  pool.failure = status.message();
+  changed_.notify_all();
+  return status;
+}
+
+Status Pools::Now(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after) {
+  changed_.wait(lock, [&] { return !Busy(pool) && pool.dropping == 0; });
+  const Status unheard = std::exchange(pool.unheard, {});
+  // A resume that failed unheard left the pool paused, and a pause of it is not what the program believes to need.
+  if (!unheard.ok() && kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
+    return unheard.Within(fmt::format("tag {} is still paused", pool.tag));
+  pool.last_asked = kind;
+  return Run(lock, pool, kind, after);
+}
+
+Status Pools::Pause(PoolId id, const HowToPause& how) {
+  Lock lock(mutex_);
+  Entry& pool = At(id);
+  std::unique_ptr<StreamMoment> after;
+  if (how.after) {
+    // Before any wait: what the program submits after this call does not belong to it.
+    auto moment = pool.cycle->MomentOf(*how.after);
+    if (!moment.ok()) return moment.status().Within("pause of tag " + pool.tag);
+    after = *std::move(moment);
+  }
+  if (how.wait) return Now(lock, pool, CycleKind::kPause, after.get());
+  return Later(pool, CycleKind::kPause, 0, std::move(after));
+}
+
+Status Pools::Resume(PoolId id, const HowToResume& how) {
+  Lock lock(mutex_);
+  Entry& pool = At(id);
+  if (how.wait) return Now(lock, pool, CycleKind::kResume, nullptr);
+  return Later(pool, CycleKind::kResume, how.priority, nullptr);
+}
+
+// ---- waiting ---------------------------------------------------------------------------------------------------------------
+
+Status Pools::Wait(PoolId id) {
+  Lock lock(mutex_);
+  Entry& pool = At(id);
+  changed_.wait(lock, [&] { return !Busy(pool); });
+  return std::exchange(pool.unheard, {});
+}
+
+Status Pools::WaitOn(PoolId id, void* stream) {
+  Lock lock(mutex_);
+  Entry& pool = At(id);
+  changed_.wait(lock, [&] { return !Busy(pool) || (pool.waiting == 0 && pool.queued); });
+  if (Busy(pool)) {
+    lock.unlock();
+    return pool.cycle->Lead(stream).Within("wait for tag " + pool.tag);
+  }
+  if (!pool.unheard.ok()) return std::exchange(pool.unheard, {});
+  if (LifecycleOf(pool) == Lifecycle::kRunning) return {};
+  return {Code::kRefused, fmt::format("wait for tag {}: it is paused, and no resume was asked for; resume it first", pool.tag)};
+}
+
+void Pools::Trim(Bytes keep) {
+  Lock lock(mutex_);
+  for (const auto& [id, entry] : pools_) {
+    Entry& pool = *entry;
+    changed_.wait(lock, [&] { return !Busy(pool); });
+    pool.running = pool.last_asked;  // so that no pause begins meanwhile
+    lock.unlock();
+    pool.cycle->Trim(keep);
+    lock.lock();
+    pool.running.reset();
+    keep -= std::min(keep, pool.cycle->pinned_bytes());
+    changed_.notify_all();
+  }
+}
+
+std::vector<Pools::Standing> Pools::Stand() {
+  std::vector<Standing> all;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, pool] : pools_) {
+    const Lifecycle now = LifecycleOf(*pool);
+    const bool asked_to_pause = Busy(*pool) && pool->last_asked == CycleKind::kPause;
+    const bool resuming = Busy(*pool) ? !asked_to_pause && now != Lifecycle::kRunning : now == Lifecycle::kResuming;
+    const bool pausing = Busy(*pool) ? asked_to_pause && now != Lifecycle::kPaused : now == Lifecycle::kPausing;
+    const char* const state = pausing ? "pausing" : resuming ? "resuming" : now == Lifecycle::kRunning ? "resident" : "paused";
+    all.push_back({id, pool->tag, pool->policy, state, pool->cycle->pinned_bytes(), pool->cycle->pause_ns(),
+                   pool->cycle->resume_ns(), pool->failure, pool->cycle->Contents()});
+  }
+  return all;
+}
+
+// ---- without waiting -------------------------------------------------------------------------------------------------------
+
+Status Pools::Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<StreamMoment> after) {
+  if (!Busy(pool)) {
+    const Lifecycle now = LifecycleOf(pool);
+    if (!pool.unheard.ok() && kind == CycleKind::kPause && now != Lifecycle::kRunning)
+      return std::exchange(pool.unheard, {}).Within(fmt::format("tag {} is still paused", pool.tag));
+    if (now == (kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning)) return {};
+  }
+  AMEM_TRY(StartWorker(kind));
+  pool.unheard = {};
+  pool.last_asked = kind;
+  ++pool.waiting;
+  tasks_.push_back({&pool, kind, priority, std::move(after)});
+  changed_.notify_all();
+  return {};
+}
+
+Status Pools::StartWorker(CycleKind kind) {
+  if (workers_.contains(kind)) return {};
+  auto started = StartThread(kind == CycleKind::kPause ? "amem-pool-out" : "amem-pool-in", [this, kind] { Work(kind); });
+  if (!started.ok()) return started.status();
+  workers_.emplace(kind, *std::move(started));
+  return {};
+}
+
+// The first task of each pool is due if nothing of the pool is under way.
+std::list<Pools::Task>::iterator Pools::Due(CycleKind kind) {
+  std::set<const Entry*> behind;
+  auto due = tasks_.end();
+  for (auto task = tasks_.begin(); task != tasks_.end(); ++task) {
+    if (!behind.insert(task->pool).second || task->kind != kind || task->pool->running) continue;
+    if (due == tasks_.end() || task->priority > due->priority) due = task;
+  }
+  return due;
+}
+
+void Pools::Work(CycleKind kind) {
+  Lock lock(mutex_);
+  while (true) {
+    auto due = tasks_.end();
+    changed_.wait(lock, [&] { return stop_ || (due = Due(kind)) != tasks_.end(); });
+    if (stop_) return;
+    const Task task = std::move(*due);
+    tasks_.erase(due);
+    Entry& pool = *task.pool;
+    pool.running = kind;  // before it waits for anything
+    --pool.waiting;
+    const Status status = Run(lock, pool, kind, task.after.get());
+    if (!status.ok()) pool.unheard = status;
+  }
+}
+
+}  // namespace amem

@@ -1,0 +1,97 @@
+#include "replay/session/pool_space.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+
+namespace amem {
+namespace {
+
+constexpr Bytes kLeastChunk = Bytes{32} << 20, kMostChunk = Bytes{1} << 30;
+
+Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
+
+}  // namespace
+
+std::optional<Address> PoolSpace::Take(Bytes bytes) {
+  bytes = Rounded(bytes);
+  const auto found = by_size_.lower_bound({bytes, Address{}});
+  if (found == by_size_.end()) return std::nullopt;
+  const auto [room, address] = *found;
+  RemoveFree(free_.find(address));
+  if (room > bytes) AddFree(address + bytes, room - bytes);
+  parts_.emplace(address, bytes);
+  taken_ += bytes;
+  return address;
+}
+
+std::optional<PoolSpace::Given> PoolSpace::Give(Address address) {
+  const auto part = parts_.find(address);
+  if (part == parts_.end()) return std::nullopt;
+  const Chunk chunk = ChunkAt(address);
+  Bytes bytes = part->second;
+  Given given{{chunk.allocation, address.value - chunk.address.value, bytes}, std::nullopt};
+  parts_.erase(part);
+  taken_ -= bytes;
+  // Joined with what is free before and behind it, but never across the border of a chunk.
+  auto behind = free_.find(address + bytes);
+  if (behind != free_.end() && behind->first.value < chunk.address.value + chunk.bytes) {
+    bytes += behind->second;
+    RemoveFree(behind);
+  }
+  auto before = free_.lower_bound(address);
+  if (before != free_.begin() && address != chunk.address) {
+    --before;
+    if (before->first >= chunk.address && before->first + before->second == address) {
+      address = before->first;
+      bytes += before->second;
+      RemoveFree(before);
+    }
+  }
+  if (bytes < chunk.bytes) {
+    AddFree(address, bytes);
+    return given;
+  }
+  chunks_.erase(chunk.address);
+  held_ -= chunk.bytes;
+  given.emptied = chunk;
+  return given;
+}
+
+std::optional<Bytes> PoolSpace::ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt) const {
+  const Bytes least = UpTo(Rounded(bytes), granularity);
+  if (least >= kOwnChunk) return attempt == 0 ? std::optional(least) : std::nullopt;
+  Bytes chunk = std::max(least, std::bit_floor(std::clamp(held_ / 4, kLeastChunk, kMostChunk)));
+  for (; attempt > 0; --attempt) {
+    if (chunk <= least) return std::nullopt;
+    chunk = std::max(least, chunk / 2);
+  }
+  return UpTo(chunk, granularity);
+}
+
+void PoolSpace::Add(const Chunk& chunk) {
+  chunks_.emplace(chunk.address, chunk);
+  held_ += chunk.bytes;
+  AddFree(chunk.address, chunk.bytes);
+}
+
+std::optional<PoolSpace::Part> PoolSpace::PartAt(Address address) const {
+  const auto part = parts_.find(address);
+  if (part == parts_.end()) return std::nullopt;
+  const Chunk& chunk = ChunkAt(address);
+  return Part{chunk.allocation, address.value - chunk.address.value, part->second};
+}
+
+const PoolSpace::Chunk& PoolSpace::ChunkAt(Address address) const { return std::prev(chunks_.upper_bound(address))->second; }
+
+void PoolSpace::AddFree(Address address, Bytes bytes) {
+  free_.emplace(address, bytes);
+  by_size_.emplace(bytes, address);
+}
+
+void PoolSpace::RemoveFree(std::map<Address, Bytes>::iterator free) {
+  by_size_.erase({free->second, free->first});
+  free_.erase(free);
+}
+
+}  // namespace amem

@@ -1,0 +1,156 @@
+// The pools of a session: memory of the program under a tag, with pauses and resumes of its own.
+//
+// A pool gives out parts of chunks, which it takes from the driver and gives back when they have emptied. Of one pool, one
+// pause or resume is under way at a time; those of different pools, and NCCL's, may be under way side by side. What was asked
+// for without waiting is done by two threads, one for pauses and one for resumes: of what is due, the highest priority first,
+// then in the order of asking; of one pool, always in the order of asking.
+//
+// All methods may be called from any thread. The sources: pools.cpp (memory), pool_cycles.cpp (pauses and resumes).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "journal/base/fork_guard.h"
+#include "replay/cycle/pool_cycle.h"
+#include "replay/driver/driver.h"
+#include "replay/ledger/ledger.h"
+#include "replay/peers/peers.h"
+#include "replay/session/pool_space.h"
+#include "statemachine/event.h"
+
+namespace amem {
+
+class Pools {
+ public:
+  // Unmaps a chunk, releases it and frees its range, as the session does it for NCCL's memory.
+  using Drop = std::function<Status(const PoolSpace::Chunk&)>;
+  // All must outlive the pools. `pinned_limit`: of host memory that all pools together pin ahead.
+  Pools(Driver& driver, Ledger& ledger, Peers& peers, Bytes pinned_limit, Drop drop);
+  ~Pools();  // waits for what is under way; what is only asked for is not done. Memory stays as it is.
+  Pools(const Pools&) = delete;
+  Pools& operator=(const Pools&) = delete;
+
+  // ---- memory ------------------------------------------------------------------------------------------------------------
+  // The same again is no change. kInvalid: it is open with another policy, or the tag is empty, "nccl" or "user".
+  Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
+  Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names those that are open
+  // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
+  // A request for nothing gets an address as well. Aligned to 512 bytes.
+  Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
+  // As cudaFree, waits for what was submitted to `stream`, on which the memory was used last. While that is being captured, or
+  // the pool is in a pause or resume, the memory is given back later. kNotFound: no part of a pool begins there.
+  Status Free(Address address, void* stream);
+
+  // ---- pauses and resumes ------------------------------------------------------------------------------------------------
+  // With `wait` the result is that of the pause or resume, after what was asked for before. Without, a failure comes at the next
+  // Wait, or at the next Pause that finds the pool still paused; another Resume tries again.
+  struct HowToPause {
+    bool wait = true;
+    // Contents are saved, whole, after what this stream holds now, and no other stream is waited for: the program must not
+    // touch the memory from there on. Otherwise the devices of the pool are waited for.
+    std::optional<void*> after;
+  };
+  Status Pause(PoolId pool, const HowToPause& how);
+  struct HowToResume {
+    bool wait = true;
+    int priority = 0;  // higher first
+  };
+  Status Resume(PoolId pool, const HowToResume& how);
+  // Waits for all that is under way, and hands out the failure that nobody has heard of. Of a pool that stands still: OK.
+  Status Wait(PoolId pool);
+  // Waits until all copies of a resume are queued, and lets the stream wait for them. kRefused: the pool is paused, and no
+  // resume was asked for.
+  Status WaitOn(PoolId pool, void* stream);
+  void Trim(Bytes keep);  // of all pools together; waits for what is under way
+
+  // ---- what there is -----------------------------------------------------------------------------------------------------
+  struct Standing {
+    PoolId id;
+    std::string tag;
+    PoolPolicy policy{};
+    std::string state;  // "resident", "pausing", "paused" or "resuming"
+    Bytes pinned_bytes = 0;
+    std::uint64_t pause_ns = 0, resume_ns = 0;  // the last that succeeded; 0: none
+    std::string failure;                        // of the last pause or resume; empty: it succeeded
+    BackupStatistics contents;
+  };
+  [[nodiscard]] std::vector<Standing> Stand();
+
+ private:
+  struct Late {  // to be given back
+    Address address;
+    DeviceOrdinal device;
+    void* stream = nullptr;
+  };
+  struct Entry {
+    PoolId id;
+    std::string tag;
+    PoolPolicy policy{};
+    std::unique_ptr<PoolCycle> cycle;
+    std::map<DeviceOrdinal, PoolSpace> spaces;
+    std::vector<Late> late;
+    Bytes held = 0, prepared = 0;
+    std::size_t dropping = 0;          // chunks that are being given back just now
+    std::optional<CycleKind> running;  // under way
+    std::size_t waiting = 0;           // tasks
+    CycleKind last_asked = CycleKind::kResume;
+    bool queued = false;  // all copies of the resume that is under way
+    Status unheard;       // the failure that nobody has heard of
+    std::string failure;  // of the last pause or resume
+  };
+  struct Task {
+    Entry* pool = nullptr;
+    CycleKind kind{};
+    int priority = 0;
+    std::unique_ptr<StreamMoment> after;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  Entry& At(PoolId pool) { return *pools_.at(pool); }
+  [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
+  [[nodiscard]] bool Busy(const Entry& pool) const { return pool.running || pool.waiting > 0; }
+  Status AwaitUse(Lock& lock, Entry& pool);  // until parts can be taken
+  Status AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device);
+  Status MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device);
+  void LetIn(DeviceOrdinal device, const PoolSpace::Chunk& chunk);
+  void LetInEverywhere(DeviceOrdinal device);
+  void Prepare(Entry& pool);
+  Entry* Holding(Address address, DeviceOrdinal& device);  // null: none
+  Status GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal device);
+  void GiveLate(Lock& lock, Entry& pool);
+
+  Status Now(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after);
+  Status Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<StreamMoment> after);
+  Status Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after);
+  Status StartWorker(CycleKind kind);
+  void Work(CycleKind kind);
+  std::list<Task>::iterator Due(CycleKind kind);
+
+  Driver& driver_;
+  Ledger& ledger_;
+  Peers& peers_;
+  const Bytes pinned_limit_;
+  const Drop drop_;
+  const ForkGuard fork_;
+
+  std::mutex mutex_;  // over all below; taken before the ledger's; not held while a pool pauses or resumes
+  std::condition_variable changed_;
+  std::map<PoolId, std::unique_ptr<Entry>> pools_;  // none ever goes
+  std::set<DeviceOrdinal> devices_;                 // on which chunks were made
+  std::list<Task> tasks_;                           // in the order of asking
+  std::map<CycleKind, std::thread> workers_;
+  bool stop_ = false;
+};
+
+}  // namespace amem

@@ -1,0 +1,118 @@
+// How a pool cuts chunks into parts.
+#include "replay/session/pool_space.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace amem {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20, kGranularity = 2 * kMiB;
+
+PoolSpace::Chunk ChunkOf(std::uint64_t number, Bytes bytes) {
+  return {AllocationId{number}, Address{number << 40}, bytes};
+}
+
+TEST(PoolSpace, the_smallest_free_place_that_fits_is_taken) {
+  PoolSpace space;
+  EXPECT_FALSE(space.Take(512));
+  space.Add(ChunkOf(1, 32 * kMiB));
+  const Address first = *space.Take(4 * kMiB), second = *space.Take(2 * kMiB), third = *space.Take(8 * kMiB);
+  EXPECT_EQ(third, second + 2 * kMiB) << "parts lie one behind the other";
+  EXPECT_FALSE(space.Give(second)->emptied);
+  EXPECT_FALSE(space.Give(first + 512)) << "no part begins there";
+  EXPECT_EQ(*space.Take(kMiB), second) << "not at the large end";
+  EXPECT_EQ(space.PartAt(third), (PoolSpace::Part{AllocationId{1}, 6 * kMiB, 8 * kMiB}));
+  EXPECT_FALSE(space.PartAt(third + 512));
+}
+
+TEST(PoolSpace, sizes_are_rounded_to_512_bytes_and_nothing_is_a_part_too) {
+  PoolSpace space;
+  space.Add(ChunkOf(1, 32 * kMiB));
+  const Address nothing = *space.Take(0), one = *space.Take(1), two = *space.Take(513);
+  EXPECT_EQ(one, nothing + 512);
+  EXPECT_EQ(two, one + 512);
+  EXPECT_EQ(space.taken(), 2048U);
+  EXPECT_EQ(space.Give(two)->part.bytes, 1024U);
+}
+
+TEST(PoolSpace, what_is_free_is_joined_but_not_across_chunks) {
+  PoolSpace space;
+  space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB});
+  space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB});
+  const Address a = *space.Take(16 * kMiB), b = *space.Take(16 * kMiB), c = *space.Take(16 * kMiB), d = *space.Take(16 * kMiB);
+  EXPECT_FALSE(space.Give(b)->emptied);
+  EXPECT_FALSE(space.Give(c)->emptied);
+  EXPECT_FALSE(space.Take(32 * kMiB)) << "the two halves are different memory";
+  EXPECT_EQ(space.Give(a)->emptied, (PoolSpace::Chunk{AllocationId{1}, Address{32 * kMiB}, 32 * kMiB}));
+  EXPECT_EQ(space.held(), 32 * kMiB);
+  EXPECT_EQ(*space.Take(16 * kMiB), c) << "an emptied chunk is not known any more";
+  EXPECT_FALSE(space.Give(d)->emptied);
+  EXPECT_EQ(space.Give(c)->emptied->allocation, AllocationId{2});
+  EXPECT_EQ(space.held() + space.taken() + space.parts(), 0U);
+}
+
+TEST(PoolSpace, chunks_grow_with_what_is_held_and_shrink_where_memory_is_short) {
+  PoolSpace space;
+  EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity), 32 * kMiB);
+  EXPECT_EQ(space.ChunkFor(100 * kMiB, kGranularity), 100 * kMiB);
+  EXPECT_EQ(space.ChunkFor(128 * kMiB + 1, kGranularity), 130 * kMiB) << "a chunk of its own";
+  std::uint64_t chunks = 0;
+  while (space.held() < Bytes{24} << 30) {
+    if (!space.Take(20 * kMiB)) space.Add(ChunkOf(++chunks, *space.ChunkFor(20 * kMiB, kGranularity)));
+  }
+  EXPECT_LE(chunks, 50U) << "24 GiB in segments of 20 MiB";
+  EXPECT_LE(space.held() - space.taken(), space.held() / 4);
+  EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity), 1024 * kMiB);
+  EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity, 1), 512 * kMiB);
+  EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity, 6), 20 * kMiB);
+  EXPECT_FALSE(space.ChunkFor(20 * kMiB, kGranularity, 7));
+  EXPECT_FALSE(space.ChunkFor(200 * kMiB, kGranularity, 1));
+}
+
+// Against a list of what is taken: no two parts overlap, every part lies in one chunk, and in the end nothing is left.
+TEST(PoolSpace, any_order_of_taking_and_giving_keeps_parts_apart) {
+  std::mt19937_64 random(42);
+  PoolSpace space;
+  std::map<Address, Bytes> taken;
+  std::map<Address, Bytes> chunks;
+  std::uint64_t number = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    if (taken.empty() || random() % 2 == 0) {
+      const Bytes bytes = random() % 8 == 0 ? random() % (200 * kMiB) : random() % (4 * kMiB);
+      auto address = space.Take(bytes);
+      if (!address) {
+        const PoolSpace::Chunk chunk = ChunkOf(++number, *space.ChunkFor(bytes, kGranularity));
+        chunks[chunk.address] = chunk.bytes;
+        space.Add(chunk);
+        address = space.Take(bytes);
+      }
+      ASSERT_TRUE(address);
+      const Bytes rounded = PoolSpace::Rounded(bytes);
+      const auto next = taken.lower_bound(*address);
+      ASSERT_TRUE(next == taken.end() || *address + rounded <= next->first);
+      ASSERT_TRUE(next == taken.begin() || std::prev(next)->first + std::prev(next)->second <= *address);
+      const auto chunk = std::prev(chunks.upper_bound(*address));
+      ASSERT_LE((*address + rounded).value, chunk->first.value + chunk->second);
+      taken[*address] = rounded;
+      continue;
+    }
+    auto one = taken.begin();
+    std::advance(one, static_cast<std::ptrdiff_t>(random() % taken.size()));
+    const auto given = space.Give(one->first);
+    ASSERT_TRUE(given);
+    ASSERT_EQ(given->part.bytes, one->second);
+    taken.erase(one);
+    if (given->emptied) {
+      ASSERT_EQ(chunks.erase(given->emptied->address), 1U);
+    }
+  }
+  for (const auto& [address, bytes] : taken) ASSERT_TRUE(space.Give(address));
+  EXPECT_EQ(space.held() + space.taken(), 0U);
+  EXPECT_TRUE(space.chunks().empty());
+}
+
+}  // namespace
+}  // namespace amem

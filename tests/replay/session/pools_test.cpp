@@ -1,0 +1,580 @@
+// Pools on the simulator: what the program gets, what a pause and a resume of a tag do to memory, and what failures leave.
+#include "replay/session/pools.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/replay/session/session_process.h"
+
+namespace amem {
+namespace {
+
+using test::k2M, test::kDevice, test::kMiB, test::Process;
+using Work = Simulator::Work;
+
+constexpr DeviceOrdinal kSecond{1};
+constexpr Bytes kChunk = 32 * kMiB;
+
+class PoolsTest : public test::TwoProcesses {
+ protected:
+  PoolsTest() : TwoProcesses(SessionOptions{}, 512 * kMiB) {}
+  void TearDown() override {
+    a.simulator->SetHook({});
+    a.simulator->SetWork(Work::kNone);
+    TwoProcesses::TearDown();
+  }
+
+  Pools& pools() const { return a.session->pools(); }
+  PoolId Open(const std::string& tag, PoolPolicy policy = PoolPolicy::kPreserve) const { return *pools().Open(tag, policy); }
+  std::byte* Take(PoolId pool, Bytes bytes, DeviceOrdinal device = kDevice) const {
+    const auto address = pools().Allocate(pool, bytes, device);
+    EXPECT_TRUE(address.ok()) << address.status().message();
+    return reinterpret_cast<std::byte*>(address.ok() ? address->value : 0);
+  }
+  Status Give(const std::byte* part) const { return pools().Free(AddressOf(part), nullptr); }
+  static Address AddressOf(const std::byte* part) { return Address{reinterpret_cast<std::uint64_t>(part)}; }
+  static void Fill(std::byte* memory, Bytes bytes, int seed) {
+    for (Bytes i = 0; i < bytes; i += 8) {
+      const std::uint64_t value = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
+      std::memcpy(memory + i, &value, 8);
+    }
+  }
+  static bool Holds(const std::byte* memory, Bytes bytes, int seed) {
+    for (Bytes i = 0; i < bytes; i += 8) {
+      const std::uint64_t value = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
+      if (std::memcmp(memory + i, &value, 8) != 0) return false;
+    }
+    return true;
+  }
+  Status Pause(PoolId pool) const { return pools().Pause(pool, {}); }
+  Status Resume(PoolId pool) const { return pools().Resume(pool, {}); }
+  std::string StateOf(PoolId pool) const {
+    for (const auto& standing : pools().Stand()) {
+      if (standing.id == pool) return standing.state;
+    }
+    return "unknown";
+  }
+  // Once calls of that name have begun, each waits until the gate is opened.
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool reached = false, open = false;
+    void AwaitReached() {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return reached; });
+    }
+    void Open() {
+      const std::lock_guard lock(mutex);
+      open = true;
+      changed.notify_all();
+    }
+  };
+  std::shared_ptr<Gate> HoldAt(const std::string& call) const {
+    auto gate = std::make_shared<Gate>();
+    a.simulator->SetHook([gate, call](std::string_view name, std::uint64_t) {
+      if (name != call) return 0;
+      std::unique_lock lock(gate->mutex);
+      gate->reached = true;
+      gate->changed.notify_all();
+      gate->changed.wait(lock, [&] { return gate->open; });
+      return 0;
+    });
+    return gate;
+  }
+};
+
+TEST_F(PoolsTest, a_pause_of_a_tag_gives_its_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
+  const PoolId weights = Open("weights");
+  std::byte* const large = Take(weights, 130 * kMiB);
+  std::byte* const small = Take(weights, 4 * kMiB + 512);
+  Fill(large, 130 * kMiB, 1);
+  Fill(small, 4 * kMiB, 2);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(a.InUse(), 130 * kMiB + kChunk);
+    ASSERT_TRUE(Pause(weights).ok());
+    EXPECT_EQ(a.InUse(), 0U);
+    EXPECT_EQ(StateOf(weights), "paused");
+    ASSERT_TRUE(Resume(weights).ok());
+    EXPECT_TRUE(Holds(large, 130 * kMiB, 1));
+    EXPECT_TRUE(Holds(small, 4 * kMiB, 2));
+  }
+  EXPECT_EQ(a.session->CopyState().lifecycle, Lifecycle::kRunning);
+}
+
+TEST_F(PoolsTest, dense_memory_travels_by_the_copy_engines_and_zeros_do_not_travel) {
+  const PoolId weights = Open("weights");
+  std::byte* const dense = Take(weights, 128 * kMiB);
+  Take(weights, 128 * kMiB);  // never touched
+  Fill(dense, 128 * kMiB, 1);
+  ASSERT_TRUE(Pause(weights).ok());
+  EXPECT_EQ(a.simulator->Calls("Gather"), 0U);
+  EXPECT_GT(a.simulator->Calls("CopyToHost"), 0U);
+  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 128 * kMiB);
+  const std::uint64_t cleared = a.simulator->Calls("ClearAll");
+  ASSERT_TRUE(Resume(weights).ok());
+  EXPECT_EQ(a.simulator->Calls("Scatter"), 0U);
+  EXPECT_EQ(a.simulator->Calls("ClearAll"), cleared + 1) << "what was zero is cleared";
+  EXPECT_TRUE(Holds(dense, 128 * kMiB, 1));
+}
+
+TEST_F(PoolsTest, sparse_memory_is_not_copied_whole) {
+  const PoolId weights = Open("weights");
+  std::byte* const sparse = Take(weights, 128 * kMiB);
+  sparse[5] = std::byte{5};
+  sparse[100 * kMiB] = std::byte{6};
+  ASSERT_TRUE(Pause(weights).ok());
+  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 2 * 4096U);
+  ASSERT_TRUE(Resume(weights).ok());
+  EXPECT_EQ(sparse[5], std::byte{5});
+  EXPECT_EQ(sparse[100 * kMiB], std::byte{6});
+}
+
+TEST_F(PoolsTest, discarded_memory_is_not_looked_at) {
+  const PoolId cache = Open("kv_cache", PoolPolicy::kDiscard);
+  std::byte* const memory = Take(cache, 200 * kMiB);
+  memory[0] = std::byte{1};
+  ASSERT_TRUE(Pause(cache).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  ASSERT_TRUE(Resume(cache).ok());
+  memory[0] = std::byte{2};  // is there
+  for (const char* call : {"FindNonZero", "CopyToHost", "CopyToDevice", "Gather", "AllocatePinned"})
+    EXPECT_EQ(a.simulator->Calls(call), 0U) << call;
+}
+
+TEST_F(PoolsTest, small_requests_share_chunks_and_an_empty_chunk_goes_back) {
+  const PoolId pool = Open("weights");
+  std::byte* const first = Take(pool, 2 * kMiB);
+  std::byte* const second = Take(pool, 512);
+  std::byte* const nothing = Take(pool, 0);
+  EXPECT_EQ(a.simulator->Calls("Create"), 1U);
+  EXPECT_EQ(a.InUse(), kChunk);
+  EXPECT_EQ(Give(first + 512).code(), Code::kNotFound) << "no part begins there";
+  EXPECT_TRUE(Give(first).ok());
+  EXPECT_EQ(Give(first).code(), Code::kNotFound);
+  EXPECT_TRUE(Give(second).ok());
+  EXPECT_EQ(a.InUse(), kChunk);
+  EXPECT_TRUE(Give(nothing).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_TRUE(a.simulator->Snapshot().ranges.empty());
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+}
+
+TEST_F(PoolsTest, memory_can_be_freed_while_its_tag_is_paused) {
+  const PoolId pool = Open("weights");
+  std::byte* const kept = Take(pool, 6 * kMiB);
+  std::byte* const freed = Take(pool, 6 * kMiB);
+  std::byte* const alone = Take(pool, 128 * kMiB);
+  Fill(kept, 6 * kMiB, 3);
+  Fill(alone, 128 * kMiB, 4);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_TRUE(Give(freed).ok());
+  EXPECT_TRUE(Give(alone).ok());
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.InUse(), kChunk) << "the other chunk does not come back";
+  EXPECT_TRUE(Holds(kept, 6 * kMiB, 3));
+  EXPECT_TRUE(Give(kept).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, memory_is_not_allocated_while_the_tag_is_paused) {
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto refused = pools().Allocate(pool, kMiB, kDevice);
+  EXPECT_EQ(refused.status().code(), Code::kRefused);
+  EXPECT_NE(refused.status().message().find("weights is paused"), std::string::npos);
+  ASSERT_TRUE(Resume(pool).ok());
+  Take(pool, kMiB);
+}
+
+TEST_F(PoolsTest, where_memory_is_short_chunks_are_smaller_and_then_it_is_an_error) {
+  const PoolId pool = Open("weights");
+  Take(pool, 496 * kMiB);
+  Take(pool, 10 * kMiB);  // of 16 that are left
+  EXPECT_EQ(a.InUse(), 512 * kMiB);
+  const auto refused = pools().Allocate(pool, 20 * kMiB, kDevice);
+  EXPECT_EQ(refused.status().code(), Code::kOutOfMemory) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("weights"), std::string::npos);
+  Take(pool, 4 * kMiB);
+  EXPECT_EQ(a.session->CopyState().broken, "");
+}
+
+TEST_F(PoolsTest, tags_are_independent_of_each_other_and_of_nccl) {
+  const PoolId weights = Open("weights"), cache = Open("cache", PoolPolicy::kDiscard);
+  std::byte* const w = Take(weights, 4 * kMiB);
+  std::byte* const c = Take(cache, 4 * kMiB);
+  std::byte* const nccl = a.Place(a.Create());
+  Fill(w, 4 * kMiB, 1);
+  Fill(c, 4 * kMiB, 2);
+  Fill(nccl, k2M, 3);
+  ASSERT_TRUE(Pause(weights).ok());
+  EXPECT_TRUE(Holds(c, 4 * kMiB, 2));
+  EXPECT_TRUE(Holds(nccl, k2M, 3));
+  ASSERT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(Holds(c, 4 * kMiB, 2)) << "a pause of NCCL leaves tags alone";
+  ASSERT_TRUE(Resume(weights).ok()) << "while NCCL is paused";
+  EXPECT_TRUE(Holds(w, 4 * kMiB, 1));
+  ASSERT_TRUE(Pause(cache).ok());
+  ASSERT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(Holds(nccl, k2M, 3));
+  EXPECT_EQ(StateOf(cache), "paused");
+  ASSERT_TRUE(Resume(cache).ok());
+}
+
+TEST_F(PoolsTest, both_calls_may_be_repeated) {
+  const PoolId pool = Open("weights");
+  Fill(Take(pool, kMiB), kMiB, 1);
+  EXPECT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Pause(pool).ok());
+  EXPECT_TRUE(Pause(pool).ok());
+  EXPECT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.Count<CycleBegun>(), 2U);
+}
+
+TEST_F(PoolsTest, a_tag_keeps_its_policy_and_an_unknown_tag_names_the_known) {
+  const PoolId weights = Open("weights");
+  EXPECT_EQ(Open("weights"), weights);
+  EXPECT_EQ(pools().Open("weights", PoolPolicy::kDiscard).status().code(), Code::kInvalid);
+  for (const char* own : {"nccl", "user", ""}) EXPECT_EQ(pools().Open(own, PoolPolicy::kPreserve).status().code(), Code::kInvalid);
+  const auto unknown = pools().Find("wieghts");
+  EXPECT_EQ(unknown.status().code(), Code::kNotFound);
+  EXPECT_NE(unknown.status().message().find("known: weights, nccl"), std::string::npos) << unknown.status().message();
+}
+
+TEST_F(PoolsTest, several_devices_reach_each_others_memory) {
+  const PoolId pool = Open("weights");
+  std::byte* const first = Take(pool, kMiB, kDevice);
+  std::byte* const second = Take(pool, kMiB, kSecond);
+  for (const std::byte* part : {first, second}) {
+    const auto mapping = a.simulator->MappingAt(AddressOf(part));
+    EXPECT_EQ(mapping->access.size(), 2U);
+  }
+  Fill(first, kMiB, 1);
+  Fill(second, kMiB, 2);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.InUse() + a.simulator->BytesInUse(kSecond), 0U);
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(first, kMiB, 1));
+  EXPECT_TRUE(Holds(second, kMiB, 2));
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(second))->access.size(), 2U);
+}
+
+TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
+  const PoolId pool = Open("weights");
+  std::byte* const part = Take(pool, kMiB);
+  Fill(part, kMiB, 1);
+  const AllocationId retained = *a.session->Retain(AddressOf(part));
+  std::byte* const theirs = b.Place(Pass(retained), kChunk);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.InUse(), kChunk);
+  EXPECT_TRUE(Holds(theirs, kMiB, 1));
+  const auto memory = nlohmann::json::parse(a.session->MemoryJson());
+  EXPECT_EQ(memory["tags"][0]["kept_bytes"], kChunk) << memory.dump();
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+  EXPECT_TRUE(a.session->Release(retained).ok());
+}
+
+TEST_F(PoolsTest, memory_by_tag_is_json) {
+  const PoolId pool = Open("weights");
+  Take(pool, 3 * kMiB);
+  a.Place(a.Create());
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto memory = nlohmann::json::parse(a.session->MemoryJson());
+  EXPECT_EQ(memory["schema"], 1);
+  ASSERT_EQ(memory["tags"].size(), 3U);
+  const auto& weights = memory["tags"][0];
+  EXPECT_EQ(weights["tag"], "weights");
+  EXPECT_EQ(weights["policy"], "preserve");
+  EXPECT_EQ(weights["state"], "paused");
+  EXPECT_EQ(weights["bytes"], kChunk);
+  EXPECT_EQ(weights["resident_bytes"], 0);
+  EXPECT_EQ(weights["parts"], 1);
+  EXPECT_EQ(weights["devices"], nlohmann::json::array({0}));
+  EXPECT_TRUE(weights["last_pause_ms"].is_number());
+  EXPECT_TRUE(weights["last_resume_ms"].is_null());
+  EXPECT_EQ(memory["tags"][1]["tag"], "nccl");
+  EXPECT_EQ(memory["tags"][1]["bytes"], k2M);
+  EXPECT_EQ(memory["tags"][2]["tag"], "user");
+}
+
+// ---- failures --------------------------------------------------------------------------------------------------------------
+
+TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_lost) {
+  const PoolId pool = Open("weights");
+  std::byte* const dense = Take(pool, 4 * kMiB);
+  std::byte* const large = Take(pool, 128 * kMiB);
+  Fill(dense, 4 * kMiB, 1);
+  large[7] = std::byte{7};
+  int failed = 0;
+  for (const std::string_view call : Simulator::kCalls) {
+    for (std::uint64_t nth = 1; nth <= 3; ++nth) {
+      for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) {
+        const bool pausing = kind == CycleKind::kPause;
+        if (!pausing) {
+          ASSERT_TRUE(Pause(pool).ok());
+        }
+        ASSERT_TRUE(a.simulator->FailNext(call, nth, call == "Create" ? cuda::kOutOfMemory : cuda::kUnknown).ok());
+        const Status status = pausing ? Pause(pool) : Resume(pool);
+        a.simulator->ForgetPlannedFailures();
+        if (!status.ok()) {
+          ++failed;
+          EXPECT_NE(status.message().find("of tag weights: "), std::string::npos) << status.message();
+          EXPECT_EQ(StateOf(pool), pausing ? "resident" : "paused") << call << " " << nth << ": " << status.message();
+          if (pausing) {
+            ASSERT_TRUE(Pause(pool).ok()) << call;
+          }
+        }
+        const Status resumed = Resume(pool);
+        ASSERT_TRUE(resumed.ok()) << resumed.message();
+        ASSERT_TRUE(Holds(dense, 4 * kMiB, 1)) << call << " " << nth;
+        ASSERT_EQ(large[7], std::byte{7}) << call << " " << nth;
+        ASSERT_EQ(a.session->CopyState().broken, "") << call;
+      }
+    }
+  }
+  EXPECT_GT(failed, 20);
+}
+
+TEST_F(PoolsTest, a_resume_without_room_leaves_the_tag_paused_and_says_how_much_is_missing) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 200 * kMiB);
+  Fill(memory, 200 * kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto taken = a.simulator->Create(400 * kMiB, Process::On(kDevice), 0);
+  const Status refused = Resume(pool);
+  EXPECT_EQ(refused.code(), Code::kOutOfMemory);
+  EXPECT_NE(refused.message().find("200 MiB must come back"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("resume tag weights again"), std::string::npos) << refused.message();
+  EXPECT_EQ(StateOf(pool), "paused");
+  ASSERT_TRUE(a.simulator->Release(*taken).ok());
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(memory, 200 * kMiB, 1));
+}
+
+TEST_F(PoolsTest, without_a_journal_a_tag_is_not_paused) {
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB);
+  a.journal->fail_after = 0;
+  const Status refused = Pause(pool);
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(refused.message().find("no journal"), std::string::npos) << refused.message();
+  a.journal->fail_after = -1;
+  a.journal->renew_after = 0;
+  EXPECT_TRUE(Pause(pool).ok());
+  EXPECT_TRUE(Resume(pool).ok());
+}
+
+// ---- without waiting -------------------------------------------------------------------------------------------------------
+
+TEST_F(PoolsTest, a_resume_without_waiting_is_waited_for_by_the_host_or_by_a_stream) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  Fill(memory, 4 * kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  a.simulator->SetWork(Work::kCopies);  // copies are queued and do not end
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  ASSERT_TRUE(pools().WaitOn(pool, nullptr).ok()) << "the host waits until the copies are queued, and no longer";
+  EXPECT_EQ(a.simulator->Calls("Lead"), 1U);
+  EXPECT_EQ(StateOf(pool), "resuming");
+  a.simulator->SetWork(Work::kNone);
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+  EXPECT_TRUE(pools().WaitOn(pool, nullptr).ok()) << "nothing to wait for";
+  EXPECT_EQ(a.simulator->Calls("Lead"), 1U);
+}
+
+TEST_F(PoolsTest, a_stream_cannot_wait_for_a_tag_that_nobody_resumes) {
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(pools().WaitOn(pool, nullptr).code(), Code::kRefused);
+  EXPECT_TRUE(pools().Wait(pool).ok()) << "nothing is under way";
+  ASSERT_TRUE(Resume(pool).ok());
+}
+
+TEST_F(PoolsTest, a_pause_without_waiting_follows_one_stream_and_runs_no_kernels) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  Fill(memory, 4 * kMiB, 1);
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false, .after = nullptr}).ok());
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_EQ(a.simulator->Calls("MomentOf"), 1U);
+  EXPECT_EQ(a.simulator->Calls("Follow"), 1U);
+  EXPECT_EQ(a.simulator->Calls("Synchronize"), 0U);
+  EXPECT_EQ(a.simulator->Calls("FindNonZero"), 0U);
+  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 4 * kMiB) << "what was given out, and not the whole chunk";
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.simulator->Calls("ClearAll"), 0U);
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+}
+
+TEST_F(PoolsTest, a_failure_without_waiting_comes_at_the_wait_once) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  Fill(memory, 4 * kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  const Status failed = pools().WaitOn(pool, nullptr);
+  EXPECT_EQ(failed.code(), Code::kDriver);
+  EXPECT_NE(failed.message().find("stays paused, with its contents kept"), std::string::npos) << failed.message();
+  EXPECT_TRUE(pools().Wait(pool).ok()) << "it was heard";
+  ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  const Status still = Pause(pool);
+  EXPECT_NE(still.message().find("still paused"), std::string::npos) << still.message();
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+}
+
+TEST_F(PoolsTest, what_is_asked_of_one_tag_is_done_in_that_order) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  Fill(memory, 4 * kMiB, 1);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
+    ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  }
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_EQ(StateOf(pool), "resident");
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).cycles, 20U);
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+}
+
+TEST_F(PoolsTest, the_highest_priority_comes_first) {
+  const PoolId first = Open("first"), low = Open("low"), high = Open("high");
+  for (const PoolId pool : {first, low, high}) {
+    Take(pool, kMiB)[0] = std::byte{1};
+    ASSERT_TRUE(Pause(pool).ok());
+  }
+  const auto gate = HoldAt("Create");
+  ASSERT_TRUE(pools().Resume(first, {.wait = false}).ok());
+  gate->AwaitReached();
+  ASSERT_TRUE(pools().Resume(low, {.wait = false, .priority = -1}).ok());
+  ASSERT_TRUE(pools().Resume(high, {.wait = false, .priority = 5}).ok());
+  gate->Open();
+  for (const PoolId pool : {first, low, high}) ASSERT_TRUE(pools().Wait(pool).ok());
+  std::vector<PoolId> done;
+  for (const Event& event : a.journal->events) {
+    const auto* end = std::get_if<CycleDone>(&event.body);
+    if (end != nullptr && end->kind == CycleKind::kResume) done.push_back(end->pool);
+  }
+  EXPECT_EQ(done, (std::vector<PoolId>{first, high, low}));
+}
+
+TEST_F(PoolsTest, memory_that_is_freed_during_a_pause_is_given_back_at_its_end) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, kMiB);
+  memory[0] = std::byte{1};
+  const auto gate = HoldAt("CopyToHost");
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false, .after = nullptr}).ok());
+  gate->AwaitReached();
+  EXPECT_TRUE(Give(memory).ok());
+  EXPECT_EQ(Give(memory).code(), Code::kNotFound) << "it is given back, only later";
+  EXPECT_EQ(pools().Allocate(pool, kMiB, kDevice).status().code(), Code::kRefused);
+  gate->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, memory_is_allocated_after_a_resume_that_is_under_way) {
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB)[0] = std::byte{1};
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto gate = HoldAt("Create");
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  gate->AwaitReached();
+  std::atomic<bool> taken = false;
+  std::thread other([&] {
+    Take(pool, kMiB);
+    taken = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(taken);
+  gate->Open();
+  other.join();
+  EXPECT_EQ(StateOf(pool), "resident");
+}
+
+TEST_F(PoolsTest, memory_whose_stream_cannot_be_waited_for_is_given_back_later) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, kMiB);
+  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kCaptureUnsupported).ok());
+  EXPECT_TRUE(Give(memory).ok());
+  EXPECT_EQ(a.InUse(), kChunk);
+  std::byte* const another = Take(pool, kMiB);
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U);
+  EXPECT_TRUE(Give(another).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, a_session_that_ends_waits_for_what_is_under_way) {
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB)[0] = std::byte{1};
+  ASSERT_TRUE(a.simulator->SetLatency("Unmap", std::chrono::milliseconds(50)).ok());
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  ASSERT_TRUE(pools().Wait(pool).ok());
+}
+
+TEST_F(PoolsTest, cycles_of_several_tags_and_of_nccl_run_side_by_side) {
+  const PoolId one = Open("one"), two = Open("two", PoolPolicy::kDiscard);
+  std::byte* const memory = Take(one, 4 * kMiB);
+  std::byte* const nccl = a.Place(a.Create());
+  Fill(memory, 4 * kMiB, 1);
+  Fill(nccl, k2M, 2);
+  Take(two, 4 * kMiB);
+  const auto repeat = [&](const auto& pause, const auto& resume) {
+    return std::thread([pause, resume] {
+      for (int i = 0; i < 50; ++i) {
+        ASSERT_TRUE(pause().ok());
+        ASSERT_TRUE(resume().ok());
+      }
+    });
+  };
+  std::thread threads[] = {repeat([&] { return Pause(one); }, [&] { return Resume(one); }),
+                           repeat([&] { return Pause(two); }, [&] { return Resume(two); }),
+                           repeat([&] { return a.session->Pause(); }, [&] { return a.session->Resume(); }),
+                           std::thread([&] {
+                             for (int i = 0; i < 200; ++i) {
+                               const auto part = pools().Allocate(two, 40 * kMiB, kSecond);
+                               EXPECT_TRUE(!part.ok() || pools().Free(*part, nullptr).ok());
+                             }
+                           })};
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+  EXPECT_TRUE(Holds(nccl, k2M, 2));
+}
+
+TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
+  SessionOptions options;
+  options.pool_pinned_bytes = 64 * kMiB;
+  Process c(3, world, network, options);
+  Pools& pools = c.session->pools();
+  const PoolId one = *pools.Open("one", PoolPolicy::kPreserve), two = *pools.Open("two", PoolPolicy::kPreserve);
+  ASSERT_TRUE(pools.Allocate(one, 130 * kMiB, kSecond).ok());
+  const auto pinned = [&] { return pools.Stand()[0].pinned_bytes + pools.Stand()[1].pinned_bytes; };
+  for (int i = 0; i < 500 && pinned() < 64 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(pinned(), 64 * kMiB);
+  ASSERT_TRUE(pools.Allocate(two, 130 * kMiB, kSecond).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(pinned(), 64 * kMiB);
+  pools.Trim(kChunk);
+  EXPECT_EQ(pinned(), kChunk);
+  c.JournalFolds();
+}
+
+}  // namespace
+}  // namespace amem

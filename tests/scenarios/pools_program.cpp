@@ -1,0 +1,271 @@
+// A program that uses AMem's pools by the C interface, on the stand-in for the driver and without NCCL. Its argument names what
+// it does; it prints "fine", or what was not as it should be.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ncclpatch/amem.h"
+#include "tests/stand_ins/cuda/control.h"
+
+namespace {
+
+constexpr ssize_t kMiB = 1 << 20;
+
+#define EXPECT(condition)                                                                                            \
+  do {                                                                                                               \
+    if (!(condition)) {                                                                                              \
+      std::printf("line %d: %s is not so; last error: %s\n", __LINE__, #condition, amem_last_error());               \
+      std::exit(1);                                                                                                  \
+    }                                                                                                                \
+  } while (false)
+
+template <class Function>
+Function* InDriver(const char* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  auto* const found = reinterpret_cast<Function*>(dlsym(library, name));
+  EXPECT(found != nullptr);
+  return found;
+}
+#define DRIVER(name) InDriver<decltype(name)>(#name)
+
+int Pause(std::vector<const char*> tags, unsigned flags = 0, void* stream = nullptr) {
+  return amem_pause(tags.data(), tags.size(), flags, stream);
+}
+int Resume(std::vector<const char*> tags, unsigned flags = 0, int priority = 0) {
+  return amem_resume(tags.data(), tags.size(), flags, priority);
+}
+bool Says(const char* text) { return std::strstr(amem_last_error(), text) != nullptr; }
+std::string Memory() {
+  std::size_t length = 0;
+  EXPECT(amem_memory_json(nullptr, &length) == 0);
+  std::string text(length + 4096, '\0');
+  length = text.size();
+  EXPECT(amem_memory_json(text.data(), &length) == 0);
+  text.resize(length - 1);
+  return text;
+}
+bool Shows(const std::string& part) { return Memory().find(part) != std::string::npos; }
+
+struct Block {
+  unsigned char* at = nullptr;
+  ssize_t bytes = 0;
+  int seed = 0;
+};
+unsigned char ByteAt(const Block& block, ssize_t i) {
+  return static_cast<unsigned char>((i * 2654435761U + static_cast<unsigned>(block.seed)) >> 7);
+}
+Block Take(const char* tag, ssize_t bytes, int seed) {
+  EXPECT(amem_pool_enter(tag) == 0);
+  Block block{static_cast<unsigned char*>(amem_alloc(bytes, 0, nullptr)), bytes, seed};
+  EXPECT(amem_pool_leave() == 0);
+  EXPECT(block.at != nullptr);
+  for (ssize_t i = 0; i < bytes; i += 97) block.at[i] = ByteAt(block, i);
+  return block;
+}
+bool Holds(const Block& block) {
+  for (ssize_t i = 0; i < block.bytes; i += 97) {
+    if (block.at[i] != ByteAt(block, i)) return false;
+  }
+  return true;
+}
+void Give(const Block& block) { amem_free(block.at, block.bytes, 0, nullptr); }
+std::uint64_t InUse() { return DRIVER(stand_in_cuda_bytes_in_use)(0); }
+void FailNext(const char* call, std::uint64_t nth, int result) {
+  EXPECT(DRIVER(stand_in_cuda_fail_next)(call, nth, result) == 0);
+}
+
+void Cycles() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0);
+  EXPECT(amem_pool("cache", AMEM_DISCARD) == 0);
+  const Block small = Take("weights", 5 * kMiB, 1), large = Take("weights", 140 * kMiB, 2), cache = Take("cache", 20 * kMiB, 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT(Pause({"weights", "cache"}) == 0);
+    EXPECT(InUse() == 0);
+    EXPECT(Shows("\"state\":\"paused\""));
+    EXPECT(Resume({"cache", "weights"}) == 0);
+    EXPECT(Holds(small) && Holds(large));
+    cache.at[5] = 1;  // is there
+  }
+  EXPECT(Shows("\"tag\":\"weights\"") && Shows("\"tag\":\"nccl\"") && Shows("\"tag\":\"user\""));
+  for (const Block& block : {small, large, cache}) Give(block);
+  EXPECT(InUse() == 0);
+}
+
+// With AMEM_ENABLE=0: memory is there, and nothing fails.
+void Off() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0);
+  const Block block = Take("weights", 4 * kMiB, 1);
+  EXPECT(Pause({"weights", "nobody"}) == 0);
+  EXPECT(Holds(block));
+  EXPECT(Resume({"weights"}) == 0);
+  EXPECT(amem_wait("weights") == 0);
+  EXPECT(amem_wait_stream("weights", nullptr) == 0);
+  EXPECT(Shows("switched off"));
+  Give(block);
+  EXPECT(InUse() == 0);
+}
+
+void WrongUse() {
+  EXPECT(Pause({"weights"}) == 4 && Says("known: nccl"));
+  EXPECT(amem_pool(nullptr, 0) == 4);
+  EXPECT(amem_pool("weights", 2) == 4 && Says("AMEM_DISCARD"));
+  EXPECT(amem_pool("nccl", 0) == 4 && amem_pool("user", 0) == 4 && amem_pool("", 0) == 4);
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0 && amem_pool("weights", AMEM_PRESERVE) == 0);
+  EXPECT(amem_pool("weights", AMEM_DISCARD) == 4 && Says("preserve"));
+  EXPECT(amem_pool_enter("wieghts") == 4 && Says("known: weights, nccl"));
+  EXPECT(amem_pool_leave() == 5);
+  EXPECT(Pause({"weights", "wieghts"}) == 4);
+  EXPECT(Shows("\"state\":\"resident\",\"tag\":\"weights\""));
+  EXPECT(Pause({"user"}) == 4 && Pause({nullptr}) == 4 && amem_pause(nullptr, 1, 0, nullptr) == 4);
+  EXPECT(Pause({"weights"}, 64) == 4 && Resume({"weights"}, AMEM_ON_STREAM) == 4);
+  EXPECT(amem_pause(nullptr, 0, 0, nullptr) == 0);
+  EXPECT(amem_alloc(-1, 0, nullptr) == nullptr && Says("no size"));
+  EXPECT(amem_alloc(kMiB, 77, nullptr) == nullptr);
+  EXPECT(amem_wait("wieghts") == 4 && amem_wait(nullptr) == 4 && amem_wait("nccl") == 0);
+  const Block block = Take("weights", kMiB, 1);
+  amem_free(block.at + 512, 0, 0, nullptr);  // counted, logged once, left alone
+  amem_free(block.at + 1024, 0, 0, nullptr);
+  amem_free(nullptr, 0, 0, nullptr);
+  EXPECT(Holds(block));
+  EXPECT(Pause({"weights"}) == 0);
+  EXPECT(amem_pool_enter("weights") == 0);
+  EXPECT(amem_alloc(kMiB, 0, nullptr) == nullptr && Says("weights is paused"));
+  EXPECT(amem_pool_leave() == 0);
+  EXPECT(amem_wait_stream("weights", nullptr) == 5 && Says("resume it first"));
+  EXPECT(Resume({"weights"}) == 0);
+  std::size_t length = 4;
+  char few[4];
+  EXPECT(amem_memory_json(few, &length) == 4 && amem_memory_json(few, nullptr) == 4);
+}
+
+// As PyTorch sees it: null, and after something was freed it works. AMEM_SIM_CAPACITY_MIB=256
+void OutOfMemory() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0);
+  const Block block = Take("weights", 200 * kMiB, 1);
+  EXPECT(amem_pool_enter("weights") == 0);
+  EXPECT(amem_alloc(100 * kMiB, 0, nullptr) == nullptr && Says("100") && Says("weights"));
+  void* const rest = amem_alloc(50 * kMiB, 0, nullptr);
+  EXPECT(rest != nullptr);
+  EXPECT(amem_pool_leave() == 0);
+  EXPECT(Holds(block));
+  Give(block);
+  Give(Take("weights", 190 * kMiB, 1));
+  amem_free(rest, 0, 0, nullptr);
+}
+
+void WithoutWaiting() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0 && amem_pool("optimizer", AMEM_PRESERVE) == 0);
+  const Block weights = Take("weights", 5 * kMiB, 1), optimizer = Take("optimizer", 50 * kMiB, 2);
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  EXPECT(DRIVER(cuDevicePrimaryCtxRetain)(&context, 0) == CUDA_SUCCESS);
+  EXPECT(DRIVER(cuCtxSetCurrent)(context) == CUDA_SUCCESS);
+  EXPECT(DRIVER(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT(Pause({"weights", "optimizer"}, AMEM_NO_WAIT | AMEM_ON_STREAM, i == 0 ? nullptr : stream) == 0);
+    EXPECT(amem_wait("weights") == 0 && amem_wait("optimizer") == 0);
+    EXPECT(InUse() == 0);
+    EXPECT(Resume({"optimizer"}, AMEM_NO_WAIT, -1) == 0 && Resume({"weights"}, AMEM_NO_WAIT, 1) == 0);
+    EXPECT(amem_wait_stream("weights", stream) == 0 && amem_wait_stream("weights", nullptr) == 0);
+    EXPECT(amem_wait("weights") == 0);
+    EXPECT(Holds(weights));
+    EXPECT(amem_wait("optimizer") == 0);
+    EXPECT(Holds(optimizer));
+  }
+  EXPECT(DRIVER(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
+  EXPECT(Pause({"weights"}, AMEM_ON_STREAM, stream) == 5 && Says("capture"));
+  CUgraph graph = nullptr;
+  EXPECT(DRIVER(cuStreamEndCapture)(stream, &graph) == CUDA_SUCCESS);
+  EXPECT(Pause({"weights"}) == 0);
+  FailNext("Create", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(Resume({"weights"}, AMEM_NO_WAIT) == 0);
+  EXPECT(amem_wait("weights") == 1 && Says("stays paused, with its contents kept") && Says("amem-replay why"));
+  EXPECT(amem_wait("weights") == 0);
+  EXPECT(Resume({"weights"}) == 0);
+  EXPECT(Holds(weights));
+}
+
+// Of several tags, all or none.
+void Together() {
+  EXPECT(amem_pool("a", AMEM_PRESERVE) == 0 && amem_pool("b", AMEM_PRESERVE) == 0 && amem_pool("c", AMEM_PRESERVE) == 0);
+  const Block a = Take("a", kMiB, 1), b = Take("b", kMiB, 2), c = Take("c", kMiB, 3);
+  EXPECT(Pause({"c"}) == 0);
+  FailNext("Unmap", 2, CUDA_ERROR_UNKNOWN);
+  EXPECT(Pause({"c", "a", "b"}) == 1 && Says("of tag b") && Says("tag a was resumed again"));
+  EXPECT(Holds(a) && Holds(b));
+  EXPECT(Shows("\"state\":\"paused\",\"tag\":\"c\""));
+  EXPECT(Pause({"a", "b"}) == 0);
+  FailNext("Map", 2, CUDA_ERROR_UNKNOWN);
+  EXPECT(Resume({"a", "b"}) == 1 && Says("of tag b") && Says("tag a was paused again"));
+  EXPECT(InUse() == 0);
+  EXPECT(Resume({"a", "b", "c"}) == 0);
+  EXPECT(Holds(a) && Holds(b) && Holds(c));
+}
+
+void Threads() {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      const std::string tag = "tag" + std::to_string(t);
+      EXPECT(amem_pool(tag.c_str(), AMEM_PRESERVE) == 0);
+      for (int i = 0; i < 10; ++i) {
+        const Block block = Take(tag.c_str(), (1 + i) * kMiB, t);
+        EXPECT(Pause({tag.c_str()}) == 0 && Resume({tag.c_str()}) == 0);
+        EXPECT(Holds(block));
+        Give(block);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(InUse() == 0);
+}
+
+void Forked() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0);
+  const Block block = Take("weights", kMiB, 1);
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    amem_free(block.at, 0, 0, nullptr);
+    std::vector<const char*> tags{"weights"};
+    _exit(amem_pause(tags.data(), 1, 0, nullptr) == 5 && amem_alloc(kMiB, 0, nullptr) == nullptr ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  EXPECT(Pause({"weights"}) == 0 && Resume({"weights"}) == 0);
+  EXPECT(Holds(block));
+}
+
+void DefaultTag() {
+  Block block{static_cast<unsigned char*>(amem_alloc(kMiB, 0, nullptr)), kMiB, 4};
+  EXPECT(block.at != nullptr);
+  for (ssize_t i = 0; i < kMiB; i += 97) block.at[i] = ByteAt(block, i);
+  EXPECT(Pause({"default"}) == 0 && InUse() == 0);
+  EXPECT(Resume({"default"}) == 0 && Holds(block));
+  EXPECT(Pause({"nccl", "default"}) == 0 && Resume({"default", "nccl"}) == 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::map<std::string, std::function<void()>> all{
+      {"cycles", Cycles},     {"off", Off},           {"wrong-use", WrongUse}, {"out-of-memory", OutOfMemory},
+      {"without-waiting", WithoutWaiting}, {"together", Together}, {"threads", Threads}, {"forked", Forked},
+      {"default-tag", DefaultTag}};
+  const auto chosen = argc == 2 ? all.find(argv[1]) : all.end();
+  if (chosen == all.end()) return 2;
+  chosen->second();
+  std::puts("fine");
+  return 0;
+}

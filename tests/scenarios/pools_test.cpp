@@ -1,0 +1,42 @@
+// Pools by the C interface: libamem_nccl.so in a process without NCCL, on the stand-in for the driver.
+#include <gtest/gtest.h>
+
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Environment;
+using job::Job;
+
+class PoolsOfAProgram : public ::testing::Test {
+ protected:
+  job::Rank Run(const std::string& what, const Environment& also = {}) {
+    Environment environment = job_.environment;
+    for (const auto& [name, value] : also) environment[name] = value;
+    return job::RunProgram({AMEM_POOLS_PROGRAM, what}, environment, job_.directory());
+  }
+  void IsFine(const std::string& what, const Environment& also = {}) {
+    const job::Rank ran = Run(what, also);
+    EXPECT_EQ(ran.status, 0) << ran.err;
+    EXPECT_EQ(ran.out, "fine\n") << ran.err;
+  }
+  Job job_;
+};
+
+TEST_F(PoolsOfAProgram, tags_are_paused_and_resumed_without_nccl) { IsFine("cycles"); }
+TEST_F(PoolsOfAProgram, without_a_tag_memory_is_of_tag_default_and_nccl_is_a_tag) { IsFine("default-tag"); }
+TEST_F(PoolsOfAProgram, wrong_use_is_answered_and_changes_nothing) { IsFine("wrong-use"); }
+TEST_F(PoolsOfAProgram, out_of_memory_is_null_and_prints_nothing) {
+  const job::Rank ran = Run("out-of-memory", {{"AMEM_SIM_CAPACITY_MIB", "256"}});
+  EXPECT_EQ(ran.out, "fine\n") << ran.err;
+  EXPECT_EQ(ran.err, "");
+}
+TEST_F(PoolsOfAProgram, what_is_not_waited_for_is_heard_of_at_the_wait) { IsFine("without-waiting"); }
+TEST_F(PoolsOfAProgram, several_tags_in_one_call_are_all_done_or_none) { IsFine("together"); }
+TEST_F(PoolsOfAProgram, threads_use_tags_side_by_side) { IsFine("threads"); }
+TEST_F(PoolsOfAProgram, a_forked_child_is_inert_and_the_parent_goes_on) { IsFine("forked"); }
+TEST_F(PoolsOfAProgram, switched_off_there_is_plain_memory_and_nothing_fails) { IsFine("off", {{"AMEM_ENABLE", "0"}}); }
+
+}  // namespace
+}  // namespace amem

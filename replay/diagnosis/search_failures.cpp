@@ -135,7 +135,9 @@ void CauseSearch::FailedPools(const JournalHistory& j) {
     if (attempt.end != Attempt::End::kFailed) continue;
     const bool by_step = attempt.failed_step.has_value();
     const Code code = by_step ? attempt.failed_step->code : attempt.code;
-    CandidateCause& candidate = Add(Weight::kCause, by_step || attempt.undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
+    // It may be an old one that the program lives with: what is wrong with NCCL's memory is believed first.
+    const Weight weight = LastAttemptDone(j) ? Weight::kCause : Weight::kEnd;
+    CandidateCause& candidate = Add(weight, by_step || attempt.undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
                                     by_step ? attempt.failed_step->at.time_ns : attempt.ended.time_ns);
     candidate.attempt = &attempt;
     candidate.code = code;

@@ -107,6 +107,22 @@ TEST(PoolVerdict, a_journal_that_ends_in_the_middle_of_a_resume_names_tag_and_st
   EXPECT_EQ(verdict.remedy.outlook, Remedy::Outlook::kUnsaid) << "the others do not need its tensors";
 }
 
+TEST(PoolVerdict, a_failure_of_nccls_own_is_more_than_one_of_a_pool) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  const Step scan = job.weights.Work(CycleKind::kPause, StepKind::kScan);
+  job.weights.Fail(CycleKind::kPause, scan, Code::kOutOfMemory, "pinned host memory: out of memory");
+  job.BeginAll(CycleKind::kPause);
+  job.PhaseOfAll(PhaseKind::kPauseArrive);
+  const Step save = job.WorkInto(job.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  job.owner.Then(StepFailed{.step = save, .code = Code::kDriver, .driver_result = 700, .message = "illegal address"});
+  job.owner.Then(CycleFailed{.kind = CycleKind::kPause, .cycle = 1, .message = "illegal address", .code = Code::kDriver});
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.headline;
+  EXPECT_EQ(verdict.tag, "");
+  ASSERT_GE(verdict.causes.size(), 2u) << "the pool's is still told";
+}
+
 TEST(PoolVerdict, events_of_a_pool_do_not_count_for_a_pause_of_nccl_that_is_under_way) {
   PoolJob job;
   job.BeginAll(CycleKind::kPause);

@@ -275,19 +275,10 @@ struct LegacyAllocated {
   communicator @6 :UInt64;
 }
 struct LegacyFreed { address @0 :UInt64; }
-struct LegacyExported {
-  address @0 :UInt64;
-  backing @1 :UInt64;
-}
-struct LegacyImported {
-  address @0 :UInt64;
-  allocation @1 :UInt64;
-}
+struct LegacyExported { address @0 :UInt64; backing @1 :UInt64; }
+struct LegacyImported { address @0 :UInt64; allocation @1 :UInt64; }
 struct LegacyClosed { address @0 :UInt64; }
-struct AsyncAllocated {
-  address @0 :UInt64;
-  bytes @1 :UInt64;
-}
+struct AsyncAllocated { address @0 :UInt64; bytes @1 :UInt64; }
 struct AsyncFreed { address @0 :UInt64; }
 struct MulticastCreated {
   allocation @0 :UInt64;
@@ -299,10 +290,7 @@ struct MulticastCreated {
   tag @6 :MemoryTag;
   incomplete @7 :Bool;
 }
-struct MulticastDeviceAdded {
-  multicast @0 :UInt64;
-  device @1 :Int32;
-}
+struct MulticastDeviceAdded { multicast @0 :UInt64; device @1 :Int32; }
 struct MulticastBound {
   multicast @0 :UInt64;
   multicastOffset @1 :UInt64;
@@ -322,10 +310,7 @@ struct Registered {
   bytes @1 :UInt64;
   how @2 :Text;
 }
-struct Deregistered {
-  address @0 :UInt64;
-  bytes @1 :UInt64;
-}
+struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; }
 struct PassedThrough {
   name @0 :Text;
   detail @1 :Text;
@@ -364,14 +349,8 @@ struct CycleBegun {
   processes @3 :List(CycleMember);
   pool @4 :UInt32;
 }
-struct StepBegun {
-  step @0 :Step;
-  pool @1 :UInt32;
-}
-struct StepDone {
-  step @0 :Step;
-  pool @1 :UInt32;
-}
+struct StepBegun { step @0 :Step; pool @1 :UInt32; }
+struct StepDone { step @0 :Step; pool @1 :UInt32; }
 struct StepFailed {
   step @0 :Step;
   code @1 :Code;
@@ -380,10 +359,7 @@ struct StepFailed {
   reportedBy @4 :UInt64;
   pool @5 :UInt32;
 }
-struct PhaseBegun {
-  phase @0 :PhaseKind;
-  pool @1 :UInt32;
-}
+struct PhaseBegun { phase @0 :PhaseKind; pool @1 :UInt32; }
 struct PhaseDecided {
   phase @0 :PhaseKind;
   passed @1 :Bool = true;
@@ -431,10 +407,7 @@ struct Placed {
   offset @2 :UInt64;
   touched @3 :Bool;
 }
-struct Backed {
-  allocation @0 :UInt64;
-  handle @1 :UInt64;
-}
+struct Backed { allocation @0 :UInt64; handle @1 :UInt64; }
 struct PartCleared {
   slab @0 :UInt64;
   offset @1 :UInt64;
@@ -506,17 +479,6 @@ struct LaunchRefused {
 
 # ---- pools ---------------------------------------------------------------------------------------------------------------
 
-struct PoolOpened {
-  pool @0 :UInt32;
-  tag @1 :Text;
-  policy @2 :PoolPolicy;
-  cycles @3 :UInt64;
-}
-struct PoolAllocated {
-  address @0 :UInt64;
-  bytes @1 :UInt64;
-  device @2 :Int32;
-  backing @3 :UInt64;
-  offset @4 :UInt64;
-}
+struct PoolOpened { pool @0 :UInt32; tag @1 :Text; policy @2 :PoolPolicy; cycles @3 :UInt64; }
+struct PoolAllocated { address @0 :UInt64; bytes @1 :UInt64; device @2 :Int32; backing @3 :UInt64; offset @4 :UInt64; }
 struct PoolFreed { address @0 :UInt64; }

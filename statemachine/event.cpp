@@ -27,6 +27,20 @@ EventBody& EventBody::operator=(const EventBody&) = default;
 EventBody& EventBody::operator=(EventBody&&) noexcept = default;
 EventBody::~EventBody() = default;
 
+PoolId PoolOfCycle(const EventBody& body) {
+  return std::visit(
+      []<class Kind>(const Kind& e) {
+        constexpr bool of_a_cycle =
+            kIsAlternative<Kind, std::variant<CycleBegun, PhaseBegun, StepBegun, StepDone, StepFailed, CycleDone, CycleFailed>>;
+        if constexpr (of_a_cycle) {
+          return e.pool;
+        } else {
+          return PoolId{};
+        }
+      },
+      static_cast<const EventVariant&>(body));
+}
+
 bool operator==(const EventBody& a, const EventBody& b) {
   return static_cast<const EventVariant&>(a) == static_cast<const EventVariant&>(b);
 }

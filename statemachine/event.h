@@ -422,6 +422,9 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 
+// Whose pause or resume an event belongs to: that pool's; zero for NCCL's, and for all events of other kinds.
+PoolId PoolOfCycle(const EventBody& body);
+
 inline constexpr std::size_t kEventKinds = std::variant_size_v<EventVariant>;
 
 // "allocation created", the name of a kind as people and filters write it; `KindOf` is the inverse (nullopt: no such kind).

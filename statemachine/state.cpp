@@ -66,6 +66,12 @@ Lifecycle State::LifecycleOf(PoolId id) const {
   return pool == pools.end() ? Lifecycle::kRunning : pool->second.lifecycle;
 }
 
+bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
+  const auto pool = pools.find(a.pool);
+  const std::optional<Step>& open = pool == pools.end() ? cycle.open_step : pool->second.cycle.open_step;
+  return open && open->allocation == id;
+}
+
 bool State::Preserves(const Allocation& a) const {
   if (!a.own() || a.multicast) return false;
   const auto pool = pools.find(a.pool);

@@ -246,6 +246,8 @@ struct State {
   [[nodiscard]] PoolId PoolNamed(std::string_view tag) const;
   // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
   [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
+  // Whether a step on that allocation has begun, and is neither done nor failed: the driver may be ahead of this state.
+  [[nodiscard]] bool StepUnderWay(AllocationId id, const Allocation&) const;
   // Whether a pause saves the contents of an allocation that it releases.
   [[nodiscard]] bool Preserves(const Allocation&) const;
 };

@@ -109,7 +109,10 @@ Status Executor::Copy(const Step& step) {
 // An allocation that only a peer held is gone as soon as that peer lets go of it, or dies: also in the middle of a phase.
 bool Executor::Exists(const Step& step) const {
   if (!step.allocation) return true;
-  if (!ledger_.state().allocations.contains(step.allocation)) return false;
+  const auto allocation = ledger_.state().allocations.find(step.allocation);
+  if (allocation == ledger_.state().allocations.end()) return false;
+  // Another process may have imported a chunk since the pause was planned. Then it stays, and is only mapped again.
+  if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(allocation->second) != KeepReason::kNone) return false;
   if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;
   const auto object = ledger_.state().multicasts.find(step.allocation);
   return object != ledger_.state().multicasts.end() && object->second.bindings.contains(step.offset);

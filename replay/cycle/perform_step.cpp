@@ -208,7 +208,7 @@ Status StepPerformer::Verify() const {
     if (a.multicast || a.pool != pool_) continue;
     const bool has_handle = static_cast<bool>(side_.HandleOf(id));
     if (a.placed() && has_handle) return {Code::kInvalid, ToText(id) + " is part of a slab and has a driver handle"};
-    if (a.placed() || a.resident == has_handle) continue;
+    if (a.placed() || a.resident == has_handle || state.StepUnderWay(id, a)) continue;
     return {Code::kInvalid, ToText(id) + (a.resident ? " should have a driver handle and has none"
                                                      : " has a driver handle and should have none")};
   }

@@ -12,7 +12,7 @@ constexpr std::uint64_t kTogether_ns = 50'000'000;
 
 bool SameCycle(const CandidateCause& a, const CandidateCause& b) {
   if (a.attempt == nullptr || b.attempt == nullptr) return a.attempt == b.attempt;
-  return a.attempt->kind == b.attempt->kind && a.attempt->cycle == b.attempt->cycle;
+  return a.attempt->kind == b.attempt->kind && a.attempt->cycle == b.attempt->cycle && a.attempt->tag == b.attempt->tag;
 }
 
 // Whether what happened to `b` is a root of its own beside `a`.
@@ -63,6 +63,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
     Leaving(j);
     RefusedLaunch(j);
     Undone(j);
+    FailedPools(j);
   }
   EndsOfAbsent();
   Disagreements();

@@ -55,6 +55,8 @@ class CauseSearch {
   void VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision);
   void Broken(const JournalHistory& j);
   void Undone(const JournalHistory& j);
+  // Pauses and resumes of pools, which concern no other session.
+  void FailedPools(const JournalHistory& j);
   void RefusedLaunch(const JournalHistory& j);
   void Disagreements();
 

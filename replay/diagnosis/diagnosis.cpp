@@ -29,8 +29,9 @@ void Count(const Roster& roster, Verdict& verdict) {
     totals.resumes = std::max(totals.resumes, resumes);
     totals.failures = std::max(totals.failures, failures);
     const Holdings holdings = Measure(j.findings.state);
-    totals.held += holdings.own_device_resident;
+    totals.held += holdings.own_device_resident + holdings.pools_resident;
     totals.released += holdings.own_device - std::min(holdings.own_device, holdings.own_device_resident);  // slabs are larger
+    totals.released += holdings.pools - holdings.pools_resident;
   }
 }
 

@@ -39,7 +39,7 @@ void AddDeath(Explanation& e) {
 
 void TellEnd(Explanation& e, const std::string& when) {
   const JournalHistory& journal = *e.cause.journal;
-  const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal) : Progress{};
+  const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
   if (progress.step) e.TakeStep(&journal, *progress.step);
@@ -70,6 +70,9 @@ void ExplainDied(Explanation& e) {
   TellEnd(e, attempt != nullptr ? "in the middle of " + e.Cycle()
                                 : fmt::format("while it was {}", ToText(e.cause.journal->findings.state.lifecycle)));
   const bool pausing = attempt != nullptr && attempt->kind == CycleKind::kPause;
+  const bool of_pool = attempt != nullptr && !attempt->tag.empty();
+  if (of_pool) e.Say("Other processes did not need that memory; its contents are gone with this one.");
+  if (of_pool) return e.Recommend(Remedy::Action::kFindReasonOfDeath);
   e.Recommend(Remedy::Action::kFindReasonOfDeath, pausing ? Remedy::Outlook::kOthersRun : Remedy::Outlook::kOthersMissMemory);
 }
 

@@ -66,8 +66,9 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   e.AddEvidence(journal, failure.at, Role::kCause, "step failed: " + failure.message);
   for (const SessionId other : e.cause.together) {
     const JournalHistory* j = e.roster.Find(other);
-    if (j == nullptr || !j->attempts.back().failed_step) continue;
-    const Attempt::Failure& too = *j->attempts.back().failed_step;
+    const Attempt* attempt = j == nullptr ? nullptr : LastAttempt(*j, e.cause.attempt->tag);
+    if (attempt == nullptr || !attempt->failed_step) continue;
+    const Attempt::Failure& too = *attempt->failed_step;
     e.Say(Sentence(fmt::format("{} failed by itself, too, at \"{}\": {}", e.roster.names().ShortName(other), ToText(too.step),
                                too.message)));
     e.AddEvidence(*j, too.at, Role::kCause, "step failed: " + too.message);
@@ -107,9 +108,26 @@ void TellDisagreement(Explanation& e, std::string headline) {
 
 }  // namespace
 
+// A pause or resume of a pool that failed without a step's failing, for lack of host memory as a rule.
+static void ExplainFailedPool(Explanation& e) {
+  const Attempt& attempt = *e.cause.attempt;
+  e.verdict.code = e.cause.code;
+  e.verdict.seq = attempt.ended.seq;
+  e.verdict.headline = fmt::format("{} failed on {}: {}", Capitalized(e.Cycle()), e.NamesOfAll(), ToText(e.cause.code));
+  e.Say(Sentence(fmt::format("{} failed at {} on {}{}: {}", e.CycleOfAll(), WallText(e.cause.wall_ns), e.verdict.process,
+                             EventText(attempt.ended.seq), attempt.failure)));
+  e.AddBeginning(*e.cause.journal);
+  e.AddEvidence(*e.cause.journal, attempt.ended, Role::kCause, "failed: " + attempt.failure);
+  const bool saves = attempt.kind == CycleKind::kPause && e.cause.code == Code::kOutOfMemory;
+  const auto step = saves ? std::optional(StepKind::kScan) : std::nullopt;
+  e.Recommend(ActionForFailure(e.cause.code, 0, step, Action::kReadMessage), Outlook::kCallAgain);
+}
+
 void ExplainFailedStep(Explanation& e) {
   const Attempt& attempt = *e.cause.attempt;
-  if (attempt.failed_step) {
+  if (!attempt.tag.empty() && !attempt.failed_step) {
+    ExplainFailedPool(e);
+  } else if (attempt.failed_step) {
     TellStep(e, *attempt.failed_step);
     RecommendForStep(e, *attempt.failed_step);
   } else {
@@ -198,6 +216,7 @@ void ExplainBroken(Explanation& e) {
 }
 
 void ExplainHalfDone(Explanation& e) {
+  e.verdict.code = e.cause.code;
   e.verdict.seq = e.cause.attempt->ended.seq;
   e.verdict.headline = fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()),
                                    e.roster.names().ShortName(e.cause.session));

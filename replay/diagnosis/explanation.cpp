@@ -46,8 +46,9 @@ void Explanation::AddEvidence(const JournalHistory& journal, const Moment& at, E
 
 void Explanation::AddBeginning(const JournalHistory& journal) {
   if (cause.attempt == nullptr || !cause.attempt->begun) return;
+  const bool of_pool = !cause.attempt->tag.empty();
   AddEvidence(journal, cause.attempt->begun, Evidence::Role::kContext,
-              fmt::format("{} begun by {}", Cycle(), Plural(cause.attempt->members.size(), "session")));
+              fmt::format("{} begun{}", Cycle(), of_pool ? "" : " by " + Plural(cause.attempt->members.size(), "session")));
 }
 
 void Explanation::TakeStep(const JournalHistory* journal, const Step& step) {
@@ -66,6 +67,7 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   remedy.outlook = outlook;
   remedy.process = roster.names().ShortName(cause.session);
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
+  if (cause.attempt != nullptr) remedy.tag = cause.attempt->tag;
   if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
 }
 
@@ -128,7 +130,9 @@ std::string ExitText(std::int32_t exit_code) {
 }
 
 std::string Explanation::Cycle() const {
-  return cause.attempt == nullptr ? "" : fmt::format("{} {}", ToText(cause.attempt->kind), cause.attempt->cycle);
+  if (cause.attempt == nullptr) return "";
+  const std::string cycle = fmt::format("{} {}", ToText(cause.attempt->kind), cause.attempt->cycle);
+  return cause.attempt->tag.empty() ? cycle : fmt::format("{} of tag {}", cycle, cause.attempt->tag);
 }
 
 std::string Explanation::CycleOfAll() const {

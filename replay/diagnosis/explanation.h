@@ -25,7 +25,7 @@ struct Explanation {
   void TakeStep(const JournalHistory* journal, const Step& step);       // null: the session's journal was not given
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
-  [[nodiscard]] std::string Cycle() const;             // "resume 3"; empty without an attempt
+  [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
   [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 of 4 sessions"
   [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
   [[nodiscard]] const char* CallOfCycle() const;       // "ncclPause"

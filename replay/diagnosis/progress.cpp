@@ -14,10 +14,10 @@ bool Repeats(StepKind kind) {
 }
 
 // What the state machine would still plan for that phase, given the steps that are done.
-void CountStepsLeft(const JournalHistory& journal, const Attempt::PhaseTaken& phase, Progress& progress) {
+void CountStepsLeft(const JournalHistory& journal, PoolId pool, const Attempt::PhaseTaken& phase, Progress& progress) {
   if (phase.decided || !journal.findings.whole) return;
   const bool pausing = phase.phase < PhaseKind::kResumeArrive;
-  const Plan plan = pausing ? PlanPause(journal.findings.state) : PlanResume(journal.findings.state);
+  const Plan plan = pausing ? PlanPause(journal.findings.state, pool) : PlanResume(journal.findings.state, pool);
   for (const PlannedPhase& planned : plan.phases) {
     if (planned.phase != phase.phase) continue;
     std::uint64_t repeated = progress.steps_done;
@@ -34,19 +34,21 @@ void CountStepsLeft(const JournalHistory& journal, const Attempt::PhaseTaken& ph
 
 }  // namespace
 
-Progress ProgressOf(const JournalHistory& journal) {
+Progress ProgressOf(const JournalHistory& journal, const std::string& tag) {
   Progress progress;
-  if (journal.attempts.empty() || journal.attempts.back().end != Attempt::End::kOpen) return progress;
-  const Attempt& attempt = journal.attempts.back();
+  const Attempt* last = LastAttempt(journal, tag);
+  if (last == nullptr || last->end != Attempt::End::kOpen) return progress;
+  const Attempt& attempt = *last;
+  const bool of_pool = !tag.empty();
   progress.since = attempt.begun ? attempt.begun : attempt.arrived;
   if (!attempt.begun) return progress;
-  progress.undoing = attempt.decided.has_value();
+  progress.undoing = of_pool ? attempt.failed_step.has_value() : attempt.decided.has_value();
   if (attempt.phases.empty()) return progress;
   const Attempt::PhaseTaken& phase = attempt.phases.back();
   progress.phase = phase.phase;
   progress.since = phase.decided ? phase.decided : phase.begun;
   progress.steps_done = phase.steps - (attempt.open_step ? 1 : 0);
-  CountStepsLeft(journal, phase, progress);
+  CountStepsLeft(journal, journal.findings.state.PoolNamed(tag), phase, progress);
   if (attempt.open_step) {
     progress.step = attempt.open_step->step;
     progress.step_begun = true;
@@ -55,6 +57,7 @@ Progress ProgressOf(const JournalHistory& journal) {
   } else if (journal.last.time_ns > progress.since.time_ns) {
     progress.since = journal.last;
   }
+  if (of_pool) return progress;  // which waits for nobody
   progress.did_its_part = journal.records_votes ? static_cast<bool>(phase.voted) || phase.decided : progress.steps_left == 0;
   return progress;
 }

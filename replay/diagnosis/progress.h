@@ -18,7 +18,7 @@ struct Progress {
   bool step_begun = false;
   Moment since;  // of the last thing it recorded in this attempt
 };
-// Of its last attempt; nothing is set when that has ended.
-Progress ProgressOf(const JournalHistory& journal);
+// Of its last attempt, or of the last one of the pool with that tag; nothing is set when that has ended.
+Progress ProgressOf(const JournalHistory& journal, const std::string& tag = {});
 
 }  // namespace amem

@@ -141,15 +141,22 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
 std::string_view ToText(Remedy::Action action) { return kActionWords.at(static_cast<std::size_t>(action)); }
 
 std::string ToText(const Remedy& r) {
-  const auto filled = [&r](std::string_view text) {
-    return fmt::format(fmt::runtime(text), fmt::arg("call", r.cycle == CycleKind::kPause ? "ncclPause" : "ncclResume"),
-                       fmt::arg("process", r.process), fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"),
-                       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
-                       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
+  const std::string call = r.tag.empty() ? (r.cycle == CycleKind::kPause ? "ncclPause" : "ncclResume")
+                                         : fmt::format("amem_{} for {}", ToText(r.cycle), r.tag);
+  const auto filled = [&r, &call](std::string_view text) {
+    return fmt::format(fmt::runtime(text), fmt::arg("call", call), fmt::arg("process", r.process),
+                       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("device", r.device.value),
+                       fmt::arg("bytes", FormatBytes(r.bytes)), fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
   };
+  // A pool concerns its own process only.
+  const bool of_pool = !r.tag.empty();
+  if (of_pool && r.action == Remedy::Action::kResumeAgain)
+    return filled("call {call} again to finish what is left; if that fails too, restart the process");
+  const std::string outlook = of_pool && r.outlook == Remedy::Outlook::kCallAgain
+                                  ? filled("; then call {call} again; a failed try loses nothing")
+                                  : filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
-  return filled(unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action))) +
-         filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
+  return filled(unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action))) + outlook;
 }
 
 }  // namespace amem

@@ -54,6 +54,7 @@ struct Remedy {
   Action action = Action::kNone;
   Outlook outlook = Outlook::kUnsaid;
   CycleKind cycle{};     // that failed
+  std::string tag;       // of the pool whose pause or resume it was; empty: NCCL's
   std::string process;   // "rank 2"; of several "ranks 1 and 2"
   std::int32_t pid = 0;  // of `process`; 0: unknown
   DeviceOrdinal device;  // of `process`

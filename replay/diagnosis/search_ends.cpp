@@ -6,6 +6,14 @@
 namespace amem {
 namespace {
 
+// A pause or resume of a pool that the process was in the middle of; null: none.
+const Attempt* OpenPoolAttempt(const JournalHistory& j) {
+  for (const auto& [id, attempt] : j.pools) {
+    if (attempt.end == Attempt::End::kOpen) return &attempt;
+  }
+  return nullptr;
+}
+
 // A process that was silent for this long before its death was noticed had been stuck: others ended it, and it is not the
 // cause.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
@@ -33,7 +41,8 @@ void CauseSearch::Death(const JournalHistory& j) {
   const bool alone = roster_.journals().size() == 1;
   const bool first = end.witness != nullptr || others_lived || alone;
   const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
-  const bool needed = in_cycle || half || (waited_for && end.witnessed);
+  const Attempt* of_pool = in_cycle ? nullptr : OpenPoolAttempt(j);
+  const bool needed = in_cycle || half || of_pool != nullptr || (waited_for && end.witnessed);
   const bool matters = needed && first && !was_stuck;
   CandidateCause& candidate =
       Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
@@ -42,7 +51,7 @@ void CauseSearch::Death(const JournalHistory& j) {
   candidate.witness_seq = end.witness_seq;
   candidate.wall_ns = end.wall_ns;
   if (const auto sight = sights_.find(j.session()); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
-  if (!in_cycle) candidate.attempt = nullptr;
+  if (!in_cycle) candidate.attempt = of_pool;
 }
 
 // Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they

@@ -130,6 +130,21 @@ void CauseSearch::Undone(const JournalHistory& j) {
   Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.attempts.back().ended.time_ns).message = j.attempts.back().failure;
 }
 
+void CauseSearch::FailedPools(const JournalHistory& j) {
+  for (const auto& [id, attempt] : j.pools) {
+    if (attempt.end != Attempt::End::kFailed) continue;
+    const bool by_step = attempt.failed_step.has_value();
+    const Code code = by_step ? attempt.failed_step->code : attempt.code;
+    // It may be an old one that the program lives with: what is wrong with NCCL's memory is believed first.
+    const Weight weight = LastAttemptDone(j) ? Weight::kCause : Weight::kEnd;
+    CandidateCause& candidate = Add(weight, by_step || attempt.undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
+                                    by_step ? attempt.failed_step->at.time_ns : attempt.ended.time_ns);
+    candidate.attempt = &attempt;
+    candidate.code = code;
+    candidate.message = attempt.failure;
+  }
+}
+
 // NCCL was used while its memory was away. The program got an error for that, which may have been its end.
 void CauseSearch::RefusedLaunch(const JournalHistory& j) {
   if (!j.refused) return;

@@ -76,6 +76,7 @@ struct Verdict {
   std::vector<std::int32_t> ranks;  // theirs, as far as known, in ascending order
   std::optional<CycleKind> cycle_kind;
   std::uint64_t cycle = 0;
+  std::string tag;  // of the pool whose pause or resume it is; empty: NCCL's
   std::optional<PhaseKind> phase;
   std::optional<Step> step;
   std::optional<AllocationId> allocation;  // of that session

@@ -25,6 +25,7 @@ Json ToJson(const Verdict& v) {
   j["process"] = maybe(!v.process.empty(), v.process);
   j["cycle_kind"] = maybe(v.cycle_kind.has_value(), ToText(v.cycle_kind.value_or(CycleKind::kPause)));
   j["cycle"] = maybe(v.cycle_kind.has_value(), v.cycle);
+  j["tag"] = maybe(!v.tag.empty(), v.tag);
   j["phase"] = maybe(v.phase.has_value(), ToText(v.phase.value_or(PhaseKind::kPauseArrive)));
   j["step"] = v.step ? ToJson(*v.step) : Json(nullptr);
   j["allocation"] = maybe(v.allocation.has_value(), v.allocation.value_or(AllocationId{}).value);

@@ -19,6 +19,18 @@ constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
 // Of each weight, in their order.
 constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
 
+// "Tag weights is paused there, with its contents kept."
+std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) {
+  if (cause.journal == nullptr || IsEnd(cause.kind)) return {};
+  const State& state = cause.journal->findings.state;
+  const auto pool = state.pools.find(state.PoolNamed(tag));
+  if (pool == state.pools.end()) return {};
+  const bool paused = pool->second.lifecycle == Lifecycle::kPaused;
+  const bool between = !paused && pool->second.lifecycle != Lifecycle::kRunning;
+  return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->second.lifecycle),
+                     paused && pool->second.policy == PoolPolicy::kPreserve ? ", with its contents kept" : "");
+}
+
 }  // namespace
 
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict) {
@@ -41,6 +53,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   if (cause.attempt != nullptr) {
     verdict.cycle_kind = cause.attempt->kind;
     verdict.cycle = cause.attempt->cycle;
+    verdict.tag = cause.attempt->tag;
   }
   Explanation explanation{roster, cause, verdict};
   verdict.sessions = explanation.Named();
@@ -53,7 +66,9 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   } else {
     kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
   }
-  if (cause.attempt != nullptr && cause.attempt->begun) ExplainConsequences(explanation);
+  const bool of_pool = !verdict.tag.empty();
+  if (of_pool) explanation.Say(StandingOfPool(cause, verdict.tag));
+  if (cause.attempt != nullptr && cause.attempt->begun && !of_pool) ExplainConsequences(explanation);
   if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft))
     ExplainLaterAttempts(explanation);
   explanation.Say(PresentState(roster));

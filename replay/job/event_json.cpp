@@ -111,6 +111,7 @@ Json ToJson(AllocationId id, const Allocation& a) {
   j["stale"] = a.awaiting_restore;
   j["kept"] = WhyKept(a) == KeepReason::kNone ? Json(nullptr) : Json(ToText(WhyKept(a)));
   if (a.tag != MemoryTag::kNccl) j["tag"] = ToText(a.tag);
+  if (a.pool) j["pool"] = a.pool.value;
   if (a.communicator) j["communicator"] = a.communicator.value;
   j["multicast"] = a.multicast;
   j["guest_references"] = a.guest_references;
@@ -152,7 +153,9 @@ Json ToJson(const Holdings& h) {
           {"slab_bytes", h.slabs},
           {"slab_free_bytes", h.slabs_free},
           {"slab_count", h.slab_count},
-          {"imported_slab_count", h.imported_slab_count}};
+          {"imported_slab_count", h.imported_slab_count},
+          {"pool_bytes", h.pools},
+          {"pool_resident_bytes", h.pools_resident}};
 }
 
 // A list of objects, each with its key first: an address, or the id of a peer.
@@ -202,6 +205,30 @@ Json Multicasts(const State& state) {
     }
     list.push_back(
         {{"allocation", id.value}, {"devices", multicast.devices}, {"added", Show(multicast.added)}, {"bindings", bindings}});
+  }
+  return list;
+}
+
+Json Pools(const State& state) {
+  Json list = Json::array();
+  for (const auto& [id, holdings] : MeasurePools(state)) {
+    const Pool& pool = state.pools.at(id);
+    Json kept = Json::object(), devices = Json::array();
+    for (const auto& [reason, bytes] : holdings.kept) kept[std::string(ToText(reason))] = bytes;
+    for (const DeviceOrdinal device : holdings.devices) devices.push_back(device.value);
+    list.push_back({{"pool", id.value},
+                    {"tag", pool.tag},
+                    {"policy", ToText(pool.policy)},
+                    {"lifecycle", ToText(pool.lifecycle)},
+                    {"cycles", pool.cycles},
+                    {"cycle", ToJson(pool.cycle)},
+                    {"bytes", holdings.own},
+                    {"resident_bytes", holdings.own_resident},
+                    {"kept_bytes", std::move(kept)},
+                    {"part_bytes", holdings.parts},
+                    {"chunk_count", holdings.chunk_count},
+                    {"part_count", holdings.part_count},
+                    {"devices", std::move(devices)}});
   }
   return list;
 }
@@ -258,6 +285,7 @@ Json ToJson(const State& state) {
   j["multicasts"] = Multicasts(state);
   j["registrations"] = Listed("address", state.registrations);
   j["peers"] = Listed("peer", state.peers);
+  j["pools"] = Pools(state);
   j["communicators"] = Listed("communicator", state.communicators);
   j["events"] = CountsByKind(state);
   return j;

@@ -90,6 +90,10 @@ class HistoryBuilder final : public FoldObserver {
   }
 
   void On(const PhaseBegun& e, const State& before) {
+    if (e.pool) {
+      if (Attempt* attempt = OpenOf(e.pool)) attempt->phases.push_back({.phase = e.phase, .begun = now_});
+      return;
+    }
     if (!(Open() && Last().begun) && IsArrival(e.phase)) {
       const CycleKind kind = KindOfPhase(e.phase);
       const std::uint64_t cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
@@ -100,7 +104,13 @@ class HistoryBuilder final : public FoldObserver {
     if (!Open()) return;
     Last().phases.push_back({.phase = e.phase, .begun = now_});
   }
-  void On(const CycleBegun& e, const State&) {
+  void On(const CycleBegun& e, const State& before) {
+    if (e.pool) {
+      const auto pool = before.pools.find(e.pool);
+      const std::string tag = pool == before.pools.end() ? ToText(e.pool) : pool->second.tag;
+      history_.pools[e.pool] = Attempt{.kind = e.kind, .cycle = e.cycle, .tag = tag, .begun = now_};
+      return;
+    }
     if (!Open() || Last().begun) {
       Forget();
       history_.attempts.emplace_back();
@@ -113,21 +123,22 @@ class HistoryBuilder final : public FoldObserver {
     attempt.begun = now_;
   }
   void On(const StepBegun& e, const State&) {
-    if (!Open()) return;
-    Last().open_step = Attempt::OpenStep{e.step, now_};
-    if (!Last().phases.empty()) ++Last().phases.back().steps;
+    Attempt* attempt = OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    attempt->open_step = Attempt::OpenStep{e.step, now_};
+    if (!attempt->phases.empty()) ++attempt->phases.back().steps;
   }
-  void On(const StepDone&, const State&) {
-    if (Open()) Last().open_step.reset();
+  void On(const StepDone& e, const State&) {
+    if (Attempt* attempt = OpenOf(e.pool)) attempt->open_step.reset();
   }
   void On(const StepFailed& e, const State& before) {
-    if (!Open()) return;
-    Attempt& attempt = Last();
-    attempt.open_step.reset();
-    if (attempt.failed_step) return;
+    Attempt* attempt = OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    attempt->open_step.reset();
+    if (attempt->failed_step) return;
     Attempt::Failure failure{
         .step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now_};
-    if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
+    if (!attempt->phases.empty()) failure.phase = attempt->phases.back().phase;
     if (const auto it = before.allocations.find(e.step.allocation); it != before.allocations.end()) {
       failure.allocation_bytes = it->second.bytes;
       failure.location = it->second.properties.location;
@@ -135,10 +146,10 @@ class HistoryBuilder final : public FoldObserver {
       failure.site = it->second.site;
     }
     for (const auto& [id, a] : before.allocations) {
-      if (a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
+      if (a.pool == e.pool && a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
         failure.still_missing += a.bytes;
     }
-    attempt.failed_step = std::move(failure);
+    attempt->failed_step = std::move(failure);
   }
   void On(const PhaseDecided& e, const State&) {
     if (!Open()) return;
@@ -148,17 +159,21 @@ class HistoryBuilder final : public FoldObserver {
       attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now_, e.code, e.driver_result};
   }
   void On(const CycleDone& e, const State&) {
-    if (!Open()) return;
-    Last().duration_ns = e.duration_ns;
-    if (e.kind == CycleKind::kResume) history_.refused.reset();
-    Finish(Attempt::End::kDone);
+    Attempt* attempt = OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    attempt->duration_ns = e.duration_ns;
+    if (e.kind == CycleKind::kResume && !e.pool) history_.refused.reset();
+    Finish(*attempt, Attempt::End::kDone);
   }
   void On(const CycleFailed& e, const State&) {
-    if (!Open()) history_.attempts.push_back({.kind = e.kind, .cycle = e.cycle});  // of a build that did not record arrivals
-    Last().failure = e.message;
-    Last().code = e.code;
-    Last().undone = e.undone;
-    Finish(Attempt::End::kFailed);
+    if (e.pool && OpenOf(e.pool) == nullptr) return;
+    if (!e.pool && !Open())
+      history_.attempts.push_back({.kind = e.kind, .cycle = e.cycle});  // of a build that did not record arrivals
+    Attempt& attempt = *OpenOf(e.pool);
+    attempt.failure = e.message;
+    attempt.code = e.code;
+    attempt.undone = e.undone;
+    Finish(attempt, Attempt::End::kFailed);
   }
 
   // A session may pause and resume for weeks. What counts is how that ended.
@@ -183,10 +198,16 @@ class HistoryBuilder final : public FoldObserver {
     if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
     if (attempt.open_step) attempt.silence.step = attempt.open_step->step;
   }
-  void Finish(Attempt::End end) {
-    Last().end = end;
-    Last().ended = now_;
-    Last().open_step.reset();
+  void Finish(Attempt& attempt, Attempt::End end) const {
+    attempt.end = end;
+    attempt.ended = now_;
+    attempt.open_step.reset();
+  }
+  // The attempt that is under way, of NCCL or of a pool; null: none is.
+  Attempt* OpenOf(PoolId pool) {
+    if (!pool) return Open() ? &Last() : nullptr;
+    const auto it = history_.pools.find(pool);
+    return it == history_.pools.end() || it->second.end != Attempt::End::kOpen ? nullptr : &it->second;
   }
   Attempt& Last() { return history_.attempts.back(); }
   [[nodiscard]] bool Open() const { return !history_.attempts.empty() && history_.attempts.back().end == Attempt::End::kOpen; }
@@ -196,6 +217,16 @@ class HistoryBuilder final : public FoldObserver {
   const State* state_ = nullptr;         // before the event
   Moment now_;
 };
+
+}  // namespace
+
+const Attempt* LastAttempt(const JournalHistory& journal, const std::string& tag) {
+  if (tag.empty()) return journal.attempts.empty() ? nullptr : &journal.attempts.back();
+  const auto it = std::ranges::find(journal.pools, tag, [](const auto& pool) -> const std::string& { return pool.second.tag; });
+  return it == journal.pools.end() ? nullptr : &it->second;
+}
+
+namespace {
 
 // As ProcessSeen::state has it; empty: it cannot be seen from here.
 std::string StateOfWriter(const std::filesystem::path& session) {

@@ -28,8 +28,9 @@ struct Attempt {
   enum class End : std::uint8_t { kOpen = 0, kDone, kFailed };
   CycleKind kind{};
   std::uint64_t cycle = 0;
-  Moment arrived;  // began to wait for the others; none in journals of older builds
-  Moment begun;    // all had come; none: it never began
+  std::string tag;  // of the pool that this is about; empty: NCCL
+  Moment arrived;   // began to wait for the others; none in journals of older builds
+  Moment begun;     // all had come; none: it never began
   Moment ended;
   End end = End::kOpen;
   std::vector<SessionId> members;  // empty until begun
@@ -109,8 +110,9 @@ struct Dated {
 
 struct JournalHistory {
   JournalFindings findings;
-  std::vector<Attempt> attempts;  // oldest first; of a long journal the last ones
-  struct Forgotten {              // attempts before those
+  std::vector<Attempt> attempts;    // oldest first; of a long journal the last ones
+  std::map<PoolId, Attempt> pools;  // the last of each pool
+  struct Forgotten {                // attempts before those
     std::uint64_t pauses = 0, resumes = 0, failures = 0;
     std::set<SessionId> members;
   } forgotten;
@@ -140,6 +142,10 @@ struct JournalHistory {
   [[nodiscard]] const SessionOpened& who() const { return findings.who; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }
 };
+
+// The attempt in that journal that is about the same as `like`: NCCL's last one, or the last of the pool with that tag. Null:
+// there is none.
+const Attempt* LastAttempt(const JournalHistory& journal, const std::string& tag);
 
 // Reads and checks one journal. A failure means that nothing could be read.
 Result<JournalHistory> ReadHistory(JournalReader& reader);

@@ -81,6 +81,26 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
   return {{"t", std::move(times)}, {"h", std::move(classes)}};
 }
 
+// The pools of a session, as they stand at its end.
+Json TagsJson(const State& state) {
+  Json tags = Json::array();
+  for (const auto& [id, holdings] : MeasurePools(state)) {
+    const Pool& pool = state.pools.at(id);
+    Bytes kept = 0;
+    for (const auto& [why, bytes] : holdings.kept) kept += bytes;
+    tags.push_back({{"tag", pool.tag},
+                    {"policy", ToText(pool.policy)},
+                    {"state", ToText(pool.lifecycle)},
+                    {"bytes", holdings.own},
+                    {"resident", holdings.own_resident},
+                    {"kept", kept},
+                    {"parts", holdings.part_count},
+                    {"pauses", pool.cycles},
+                    {"failure", pool.cycle.failure}});
+  }
+  return tags;
+}
+
 Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& names) {
   const SessionTimeline& s = job.sessions[index];
   Json kinds = Json::array();
@@ -117,6 +137,7 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"resumes", s.resumes_done},
           {"failed", s.cycles_failed},
           {"most", ToJson(s.most)},
+          {"tags", TagsJson(s.state)},
           {"peak", {At(job, index, s.peak.time_ns), DeviceBytes(s.peak.held)}},
           {"changes", s.changes},
           {"allocations", s.allocations_total},
@@ -174,7 +195,11 @@ Json CyclesJson(const JobTimeline& job, SessionIndex& names) {
       parts.push_back(PartJson(job, session, job.sessions[session].cycles[index], names));
     }
     for (const SessionId session : cycle.absent) absent.push_back(names.Of(session));
-    cycles.push_back({{"kind", static_cast<int>(cycle.kind)}, {"parts", std::move(parts)}, {"absent", std::move(absent)}});
+    const auto& [session, first] = cycle.parts.front();
+    cycles.push_back({{"kind", static_cast<int>(cycle.kind)},
+                      {"tag", job.sessions[session].cycles[first].tag},
+                      {"parts", std::move(parts)},
+                      {"absent", std::move(absent)}});
   }
   return cycles;
 }
@@ -212,7 +237,7 @@ class AllocationColumns {
     put("most", a.most_importers);
     put("slab", a.slab.value);
     put("state", StateOf(a));
-    put("comm", Index(communicators_, communicator_index_, CommunicatorOf(session, a.communicator)));
+    put("comm", Index(communicators_, communicator_index_, OwnerOf(session, a)));
   }
 
   Json Take() {
@@ -230,10 +255,13 @@ class AllocationColumns {
     if (!a.resident) return 1;
     return a.kept == KeepReason::kNone ? 0 : 2 + static_cast<int>(a.kept);
   }
-  [[nodiscard]] std::string CommunicatorOf(std::size_t session, CommunicatorId id) const {
+  // The communicator that it was made for, or the tag that it is under.
+  [[nodiscard]] std::string OwnerOf(std::size_t session, const AllocationRecord& a) const {
+    const auto& pools = job_.sessions[session].state.pools;
+    if (const auto pool = pools.find(a.pool); pool != pools.end()) return "tag " + pool->second.tag;
     const auto& all = job_.sessions[session].communicators;
-    const auto it = all.find(id);
-    return it == all.end() ? std::string() : NameOf(id, it->second, all);
+    const auto it = all.find(a.communicator);
+    return it == all.end() ? std::string() : NameOf(it->first, it->second, all);
   }
   static std::size_t Index(Json& list, std::map<std::string, std::size_t>& known, const std::string& text) {
     const auto [it, fresh] = known.emplace(text, known.size());
@@ -418,8 +446,8 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   json["kinds"] = std::move(kinds);
   json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
   json["steps"] = Words<StepKind>(kStepKinds);
-  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kUser) + 1);
-  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kImportedSlab) + 1);
+  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kShared) + 1);
+  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kTagged) + 1);
   json["outcomes"] = Words<Outcome>(static_cast<std::size_t>(Outcome::kOpen) + 1);
   json["verdict"] = VerdictJson(job, verdict, names);
   json["sessions"] = std::move(sessions);

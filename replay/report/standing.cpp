@@ -48,7 +48,7 @@ void StandingBuilder::Take(const Event& event) {
     return;
   }
   if (state_.lifecycle != before) standing_.since_ns = event.time_ns;
-  Follow(event);
+  if (!PoolOfCycle(event.body)) Follow(event);
 }
 
 void StandingBuilder::Follow(const Event& event) {
@@ -115,8 +115,8 @@ Standing StandingBuilder::Now(SessionStatus status) const {
   now.status = status;
   now.lifecycle = state_.lifecycle;
   const Holdings holdings = Measure(state_);
-  const Bytes whole = holdings.own_device + holdings.slabs_free;
-  now.held = holdings.own_device_resident;
+  const Bytes whole = holdings.own_device + holdings.slabs_free + holdings.pools;
+  now.held = holdings.own_device_resident + holdings.pools_resident;
   now.released = whole - std::min(whole, now.held);
   for (const auto& [id, peer] : state_.peers) {
     (peer.connected ? now.peers : now.lost_peers).push_back(id);

@@ -23,7 +23,7 @@ struct Standing {
   SessionStatus status = SessionStatus::kLive;
   Lifecycle lifecycle = Lifecycle::kNew;
   std::uint64_t last_ns = 0;          // of the last event
-  Bytes held = 0;                     // own device memory that is occupied now
+  Bytes held = 0;                     // own device memory that is occupied now, that of pools too
   Bytes released = 0;                 // own device memory that a pause has given back
   std::vector<SessionId> peers;       // that it is connected with
   std::vector<SessionId> lost_peers;  // that it was connected with

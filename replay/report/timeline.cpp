@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <map>
 
 #include "replay/job/fold.h"
 #include "replay/job/opening.h"
@@ -17,7 +19,8 @@ class TimelineBuilder final : public FoldObserver {
         points_(limits.points),
         series_(limits.points - limits.points / 4),
         rows_(limits.rows),
-        cycles_(out, limits.cycles),
+        limit_of_cycles_(limits.cycles),
+        cycles_(out, out.cycles, limits.cycles),
         allocations_(out, limits.allocations),
         seen_(out) {}
 
@@ -34,7 +37,7 @@ class TimelineBuilder final : public FoldObserver {
     memory_.After(after);
     allocations_.Take(event, after);
     for (const AllocationId id : memory_.touched()) allocations_.Check(id, event, after);
-    cycles_.Take(event, memory_.held());
+    CyclesOf(PoolOfCycle(event.body), after).Take(event, memory_.held());
     seen_.Take(event);
     if (held_before_ != memory_.held() || series_.changes() == 0) {
       Note({.time_ns = event.time_ns, .seq = event.seq, .held = memory_.held()});
@@ -54,6 +57,11 @@ class TimelineBuilder final : public FoldObserver {
     out_.state = std::move(folded.state);
     out_.changes = series_.changes();
     cycles_.Finish();
+    for (auto& [id, pool] : pools_) {
+      pool.collector.Finish();
+      std::ranges::move(pool.cycles, std::back_inserter(out_.cycles));
+    }
+    std::ranges::stable_sort(out_.cycles, {}, &CycleRecord::arrived_ns);
     out_.series = series_.Points();
     if (series_.thinned()) AddMoments();
     allocations_.Finish(out_.state);
@@ -67,6 +75,12 @@ class TimelineBuilder final : public FoldObserver {
     out_.last_ns = std::max(out_.last_ns, event.time_ns);
     ++out_.kinds[event.body.index()];
     rows_.Add(event);
+  }
+
+  CycleCollector& CyclesOf(PoolId id, const State& state) {
+    const auto pool = state.pools.find(id);
+    if (pool == state.pools.end()) return cycles_;
+    return pools_.try_emplace(id, out_, limit_of_cycles_, pool->second.tag).first->second.collector;
   }
 
   void Start(const Event& event) {
@@ -98,11 +112,19 @@ class TimelineBuilder final : public FoldObserver {
     if (DeviceBytes(point.held) > DeviceBytes(out_.peak.held)) out_.peak = point;
   }
 
+  struct PoolCycles {
+    PoolCycles(SessionTimeline& out, std::size_t limit, std::string tag) : collector(out, cycles, limit, std::move(tag)) {}
+    std::vector<CycleRecord> cycles;
+    CycleCollector collector;
+  };
+
   SessionTimeline& out_;
   std::size_t points_;
   SeriesBuilder series_;
   RowBuilder rows_;
-  CycleCollector cycles_;
+  std::size_t limit_of_cycles_;
+  CycleCollector cycles_;  // NCCL's
+  std::map<PoolId, PoolCycles> pools_;
   AllocationCollector allocations_;
   SeenCollector seen_;
   HeldCounter memory_;
@@ -118,8 +140,8 @@ std::string_view ToText(Outcome outcome) {
 }
 
 std::string_view ToText(AllocationKind kind) {
-  constexpr std::array<std::string_view, 8> kWords = {"own",  "imported",   "multicast", "pinned host",
-                                                      "pool", "cuMemAlloc", "slab",      "imported slab"};
+  constexpr std::array<std::string_view, 9> kWords = {"own",        "imported", "multicast",     "pinned host", "pool",
+                                                      "cuMemAlloc", "slab",     "imported slab", "tagged"};
   return kWords.at(static_cast<std::size_t>(kind));
 }
 

@@ -58,6 +58,7 @@ inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUn
 struct CycleRecord {
   CycleKind kind{};
   std::uint64_t number = 0;
+  std::string tag;  // of the pool whose memory it was about; empty: NCCL's
   std::vector<SessionId> members;
   SequenceNumber begun, ended;   // begun 0: it waited for the others, and never began; ended 0: open
   std::uint64_t arrived_ns = 0;  // began to wait for the others; when it began, where the journal has no arrival
@@ -74,7 +75,17 @@ struct CycleRecord {
   std::array<StepTotal, kStepKinds> steps{};
 };
 
-enum class AllocationKind : std::uint8_t { kOwn = 0, kImported, kMulticast, kHost, kPool, kDriver, kSlab, kImportedSlab };
+enum class AllocationKind : std::uint8_t {
+  kOwn = 0,
+  kImported,
+  kMulticast,
+  kHost,
+  kPool,
+  kDriver,
+  kSlab,
+  kImportedSlab,
+  kTagged,  // a chunk of a pool
+};
 std::string_view ToText(AllocationKind kind);
 
 // One piece of memory of a session, from its making to its end.
@@ -86,6 +97,7 @@ struct AllocationRecord {
   Location location;
   CallSite site;
   CommunicatorId communicator;    // that it was made for; 0: none, or unknown
+  PoolId pool;                    // whose chunk it is; 0: none's
   SequenceNumber created, ended;  // ended 0: there at the end of the journal
   std::uint64_t created_ns = 0, ended_ns = 0;
   AllocationId slab;            // whose part it is; 0: it has memory of its own
@@ -141,7 +153,7 @@ struct SessionTimeline {
   Held most{};                // each class at its own peak
   SeriesPoint peak;           // when DeviceBytes was highest
 
-  std::vector<CycleRecord> cycles;
+  std::vector<CycleRecord> cycles;  // by arrival, those of pools too; the counts and the strip are NCCL's only
   std::uint64_t cycles_left_out = 0;
   std::vector<StripRecord> strip;  // every one, in order
   std::uint64_t pauses_done = 0, resumes_done = 0, cycles_failed = 0;

@@ -198,7 +198,11 @@ AllocationRecord& AllocationCollector::Begin(AllocationId id, const Allocation& 
             .communicator = a.communicator,
             .created = seq,
             .created_ns = now_ns};
-  record.kind = !a.own() ? AllocationKind::kImported : a.multicast ? AllocationKind::kMulticast : AllocationKind::kOwn;
+  record.pool = a.pool;
+  record.kind = a.pool        ? AllocationKind::kTagged
+                : !a.own()    ? AllocationKind::kImported
+                : a.multicast ? AllocationKind::kMulticast
+                              : AllocationKind::kOwn;
   if (a.remote) record.remote = *a.remote;
   return record;
 }

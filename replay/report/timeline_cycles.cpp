@@ -22,12 +22,13 @@ std::string TextOfSeen(const ProcessSeen& seen) {
 
 }  // namespace
 
-CycleCollector::CycleCollector(SessionTimeline& out, std::size_t limit) : out_(out), limit_(std::max<std::size_t>(limit, 8)) {}
+CycleCollector::CycleCollector(SessionTimeline& out, std::vector<CycleRecord>& cycles, std::size_t limit, std::string tag)
+    : out_(out), cycles_(cycles), limit_(std::max<std::size_t>(limit, 8)), tag_(std::move(tag)) {}
 
 void CycleCollector::Take(const Event& event, const Held& held) {
   if (const auto* begun = std::get_if<CycleBegun>(&event.body)) return Begin(event, *begun, held);
   if (!open_ && !Arrives(event, held)) return;
-  CycleRecord& cycle = out_.cycles.back();
+  CycleRecord& cycle = cycles_.back();
   cycle.ended_ns = event.time_ns;
   cycle.after = held;
   if (const auto* e = std::get_if<PhaseBegun>(&event.body)) {
@@ -57,14 +58,14 @@ void CycleCollector::Take(const Event& event, const Held& held) {
 }
 
 void CycleCollector::Finish() {
-  if (open_) AddToStrip(out_.cycles.back());
+  if (open_ && tag_.empty()) AddToStrip(cycles_.back());
   Thin(limit_);
 }
 
 void CycleCollector::Open(CycleKind kind, std::uint64_t now_ns, const Held& held) {
-  if (open_) AddToStrip(out_.cycles.back());
-  if (out_.cycles.size() >= 2 * limit_) Thin(limit_);
-  out_.cycles.push_back({.kind = kind, .arrived_ns = now_ns, .ended_ns = now_ns, .before = held, .after = held});
+  if (open_ && tag_.empty()) AddToStrip(cycles_.back());
+  if (cycles_.size() >= 2 * limit_) Thin(limit_);
+  cycles_.push_back({.kind = kind, .tag = tag_, .arrived_ns = now_ns, .ended_ns = now_ns, .before = held, .after = held});
   open_ = true;
 }
 
@@ -80,9 +81,9 @@ bool CycleCollector::Arrives(const Event& event, const Held& held) {
 }
 
 void CycleCollector::Begin(const Event& event, const CycleBegun& begun, const Held& held) {
-  const bool arrived = open_ && !out_.cycles.back().begun && out_.cycles.back().kind == begun.kind;
+  const bool arrived = open_ && !cycles_.back().begun && cycles_.back().kind == begun.kind;
   if (!arrived) Open(begun.kind, event.time_ns, held);
-  CycleRecord& cycle = out_.cycles.back();
+  CycleRecord& cycle = cycles_.back();
   cycle.number = begun.cycle;
   cycle.members = begun.members;
   cycle.begun = event.seq;
@@ -151,6 +152,7 @@ void CycleCollector::End(CycleRecord& cycle, const Event& event, Outcome outcome
   cycle.ended = event.seq;
   cycle.outcome = outcome;
   open_ = false;
+  if (!tag_.empty()) return;
   AddToStrip(cycle);
   if (outcome != Outcome::kDone) {
     ++out_.cycles_failed;
@@ -161,7 +163,7 @@ void CycleCollector::End(CycleRecord& cycle, const Event& event, Outcome outcome
 
 // Keeps the first quarter, the last half, and of the cycles between them those that failed, preferring the newest.
 void CycleCollector::Thin(std::size_t limit) {
-  std::vector<CycleRecord>& all = out_.cycles;
+  std::vector<CycleRecord>& all = cycles_;
   if (all.size() <= limit) return;
   const std::size_t begin = limit / 4, end = all.size() - limit / 2;
   std::size_t room = limit - limit / 4 - limit / 2;

@@ -66,11 +66,13 @@ class Grouping {
   [[nodiscard]] bool Fits(const JobCycle& cycle, std::size_t s, std::size_t c) const {
     const auto& [other, number] = cycle.parts.front();
     const CycleRecord &theirs = At(other, number), &mine = At(s, c);
-    if (theirs.kind != mine.kind) return false;
+    if (theirs.kind != mine.kind || theirs.tag != mine.tag) return false;
     for (const auto& [session, index] : cycle.parts) {
       if (session == s) return false;
     }
-    if (theirs.begun && mine.begun) {
+    const bool of_pool = !mine.tag.empty();  // each session's own affair: those of one number are shown together
+    if (of_pool && theirs.number != mine.number) return false;
+    if (!of_pool && theirs.begun && mine.begun) {
       const SessionId me = job_.sessions[s].info.session;
       if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
     }
@@ -90,6 +92,7 @@ class Grouping {
 
   void FindAbsent(JobCycle& cycle) {
     std::sort(cycle.parts.begin(), cycle.parts.end());
+    if (!At(cycle.parts.front().first, cycle.parts.front().second).tag.empty()) return;
     const auto took_part = [&](SessionId session) {
       return std::any_of(cycle.parts.begin(), cycle.parts.end(),
                          [&](const auto& part) { return job_.sessions[part.first].info.session == session; });

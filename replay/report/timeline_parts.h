@@ -13,9 +13,10 @@
 
 namespace amem {
 
+// The pauses and resumes of NCCL, or of one pool, in `cycles`.
 class CycleCollector {
  public:
-  CycleCollector(SessionTimeline& out, std::size_t limit);
+  CycleCollector(SessionTimeline& out, std::vector<CycleRecord>& cycles, std::size_t limit, std::string tag = {});
   void Take(const Event& event, const Held& held);  // `held` after the event
   void Finish();
 
@@ -31,7 +32,9 @@ class CycleCollector {
   void Thin(std::size_t limit);
 
   SessionTimeline& out_;
+  std::vector<CycleRecord>& cycles_;
   std::size_t limit_;
+  std::string tag_;  // empty: NCCL's
   bool open_ = false;
   std::uint64_t step_ns_ = 0;
   std::uint64_t strip_width_ = 1;  // so many pauses and resumes are one record of the strip

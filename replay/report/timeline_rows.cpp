@@ -16,12 +16,12 @@ Weight WeightOfBody(const Body&) {
   if (kIsOneOf<Body, PhaseBegun, ProcessSeen>) return Weight::kPhase;
   if (kIsOneOf<Body, ThreadSeen>) return Weight::kNear;
   if (kIsOneOf<Body, MemberHeard>) return Weight::kBoundary;
-  if (kIsOneOf<Body, CycleBegun, CycleDone, SessionOpened, SessionClosed, LibraryAttached, GroupChanged, CommunicatorBegun,
-               CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>)
+  if (kIsOneOf<Body, CycleBegun, CycleDone, PoolOpened, SessionOpened, SessionClosed, LibraryAttached, GroupChanged,
+               CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>)
     return Weight::kLandmark;
   if (kIsOneOf<Body, StepBegun, StepDone>) return Weight::kStep;
   if (kIsOneOf<Body, AllocationCreated, AllocationReleased, Imported, ReferenceAdded, ReferenceDropped, HostAllocated,
-               HostFreed, LegacyAllocated, LegacyFreed, AsyncAllocated, AsyncFreed>)
+               HostFreed, LegacyAllocated, LegacyFreed, AsyncAllocated, AsyncFreed, PoolAllocated, PoolFreed>)
     return Weight::kMemory;
   if (kIsOneOf<Body, RangeReserved, RangeFreed, Mapped, Unmapped, AccessSet, Exported, AllocationRetained, Placed, PartCleared>)
     return Weight::kDetail;

@@ -15,6 +15,7 @@ Bytes DeviceBytes(const Held& held) {
 Share ShareOf(const Allocation& a) {
   if (a.placed()) return {};  // a part of a slab, which counts as a whole
   const Bytes bytes = a.resident ? a.bytes : 0;
+  if (a.pool) return {MemoryClass::kTagged, bytes};
   if (!a.own()) return {MemoryClass::kImported, bytes};
   if (a.multicast) return {};  // it has no memory of its own; the allocations bound to it count
   if (!a.on_device()) return {MemoryClass::kHost, bytes};

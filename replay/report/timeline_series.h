@@ -22,8 +22,9 @@ enum class MemoryClass : std::uint8_t {
   kHost,      // pinned host memory
   kPool,      // of the driver's asynchronous pools
   kDriver,    // cuMemAlloc memory that is the driver's own
+  kTagged,    // chunks of pools: memory of the program under a tag
 };
-inline constexpr std::size_t kMemoryClasses = 6;
+inline constexpr std::size_t kMemoryClasses = 7;
 using Held = std::array<Bytes, kMemoryClasses>;  // by MemoryClass
 
 Held HeldIn(const State& state);      // summed up anew

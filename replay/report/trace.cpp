@@ -24,6 +24,7 @@ namespace {
 constexpr std::uint64_t kSamples = 2000;           // of the counters, of each session
 constexpr std::uint64_t kOtherHosts = 10'000'000;  // more than any pid: added where two hosts have the same
 constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so that it can be seen and clicked
+constexpr std::uint32_t kTagRows = 2'000'000'000;  // more than any thread id: the rows of tags follow
 constexpr const char* kGoesOn = "goes on after the time that was asked for";
 constexpr const char* kStillOpen = "open at the end of the journal";
 
@@ -60,6 +61,7 @@ struct TracedMemory {
     for (const auto& [why, bytes] : h.kept) kept += bytes;
   }
   Bytes held = 0, released = 0, pinned = 0, kept = 0;
+  std::map<std::string, Bytes> tags;  // of each, what is on devices
   friend bool operator==(const TracedMemory&, const TracedMemory&) = default;
 };
 
@@ -190,6 +192,10 @@ class SessionTrace final : public FoldObserver {
       const bool main = std::cmp_equal(thread, who_.pid);
       out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
     }
+    for (const auto& [pool, lane] : lanes_) {
+      const auto known = state.pools.find(pool);
+      if (lane.drawn && known != state.pools.end()) out_.Name(process_, RowOf(pool), "tag " + known->second.tag);
+    }
   }
   [[nodiscard]] std::uint64_t events() const { return events_; }
 
@@ -225,35 +231,38 @@ class SessionTrace final : public FoldObserver {
   template <class Body>
   void On(const Body&) {}
   void On(const PhaseBegun& e) {
-    ClosePhase("");
+    Lane& lane = LaneOf(e.pool);
+    ClosePhase(lane, "");
     const std::string_view name = ToText(e.phase);  // "pause: save"
-    phase_ = Start(std::string(cycle_ ? name.substr(name.find(' ') + 1) : name));
+    lane.phase = Start(std::string(lane.cycle ? name.substr(name.find(' ') + 1) : name), e.pool);
   }
   void On(const PhaseDecided& e) {
     if (!e.passed) Mark("vote failed", e.message);
-    ClosePhase(e.passed ? "" : e.message);
+    ClosePhase(LaneOf({}), e.passed ? "" : e.message);
     Sample();
   }
   void On(const VoteCast& e) {
+    Lane& lane = LaneOf({});
     Mark(e.ok ? "vote" : "vote against", e.message);
-    Close(wait_, "wait", "");
-    wait_ = Start("waiting for the others");
+    Close(lane.wait, "wait", "");
+    lane.wait = Start("waiting for the others", {});
   }
   void On(const CycleBegun& e) {
-    ClosePhase("");
-    cycle_ = Start(fmt::format("{} {}", ToText(e.kind), e.cycle));
+    Lane& lane = LaneOf(e.pool);
+    ClosePhase(lane, "");
+    lane.cycle = Start(fmt::format("{} {}{}", ToText(e.kind), e.cycle, OfTag(e.pool)), e.pool);
   }
-  void On(const CycleDone&) { CloseCycle(""); }
+  void On(const CycleDone& e) { CloseCycle(LaneOf(e.pool), ""); }
   void On(const CycleFailed& e) {
-    Mark("cycle failed", e.message);
-    ClosePhase(e.message);
-    CloseCycle(e.message);
+    Mark("cycle failed", e.message, e.pool);
+    ClosePhase(LaneOf(e.pool), e.message);
+    CloseCycle(LaneOf(e.pool), e.message);
   }
-  void On(const StepBegun& e) { step_ = Start(ToText(e.step)); }
-  void On(const StepDone&) { CloseStep(""); }
+  void On(const StepBegun& e) { LaneOf(e.pool).step = Start(ToText(e.step), e.pool); }
+  void On(const StepDone& e) { CloseStep(LaneOf(e.pool), ""); }
   void On(const StepFailed& e) {
-    Mark("step failed", e.message);
-    CloseStep(e.message);
+    Mark("step failed", e.message, e.pool);
+    CloseStep(LaneOf(e.pool), e.message);
   }
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
   void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
@@ -273,7 +282,23 @@ class SessionTrace final : public FoldObserver {
               ArrowId(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
   }
 
-  Open Start(std::string name) { return {std::move(name), now_, event_->thread, event_->seq}; }
+  // What is under way of NCCL's pause or resume, which is drawn on the row of its thread, or of a pool's, which has a row of
+  // its own: several may be under way at once.
+  struct Lane {
+    std::optional<Open> cycle, phase, step, wait;
+    bool drawn = false;
+  };
+  Lane& LaneOf(PoolId pool) { return lanes_[pool]; }
+  static std::uint32_t RowOf(PoolId pool) { return kTagRows + pool.value; }
+  [[nodiscard]] std::uint32_t RowNow(PoolId pool) const { return pool ? RowOf(pool) : event_->thread; }
+  [[nodiscard]] std::string OfTag(PoolId pool) const {
+    const auto it = state_->pools.find(pool);
+    return it == state_->pools.end() ? "" : " of " + it->second.tag;
+  }
+  Open Start(std::string name, PoolId pool) {
+    lanes_[pool].drawn = true;
+    return {std::move(name), now_, RowNow(pool), event_->seq};
+  }
   // The slice ends with its event and begins no sooner than the slice before ended: viewers drop slices that cross.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
     if (!Drawing()) return;
@@ -281,36 +306,39 @@ class SessionTrace final : public FoldObserver {
     out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
     out_.Arrow(phase, process_, event_->thread, id, from);
   }
-  void Mark(const char* name, const std::string& message) {
-    if (Drawing()) out_.Instant(process_, event_->thread, name, now_, event_->seq, message);
+  void Mark(const char* name, const std::string& message, PoolId pool = {}) {
+    if (Drawing()) out_.Instant(process_, RowNow(pool), name, now_, event_->seq, message);
   }
   void Close(std::optional<Open>& open, const char* category, std::string_view detail) {
     if (!open) return;
     if (now_ >= window_.from) {
       out_.Slice(process_, open->thread, open->name, category, open->from, now_, open->seq, detail);
-      drawn_[open->thread] = now_;
+      if (open->thread < kTagRows) drawn_[open->thread] = now_;
     }
     open.reset();
   }
-  void CloseStep(std::string_view detail) { Close(step_, "step", detail); }
-  void ClosePhase(std::string_view detail) {
-    Close(wait_, "wait", "");
-    Close(phase_, "phase", detail);
+  void CloseStep(Lane& lane, std::string_view detail) { Close(lane.step, "step", detail); }
+  void ClosePhase(Lane& lane, std::string_view detail) {
+    Close(lane.wait, "wait", "");
+    Close(lane.phase, "phase", detail);
   }
-  void CloseCycle(std::string_view detail) {
-    CloseStep(detail);
-    ClosePhase(detail);
-    Close(cycle_, "cycle", detail);
+  void CloseCycle(Lane& lane, std::string_view detail) {
+    CloseStep(lane, detail);
+    ClosePhase(lane, detail);
+    Close(lane.cycle, "cycle", detail);
     Sample();
   }
   void CloseAll(const char* detail) {
-    CloseStep(detail);
-    ClosePhase("");
-    CloseCycle(detail);
+    for (auto& [pool, lane] : lanes_) {
+      CloseStep(lane, detail);
+      ClosePhase(lane, "");
+      CloseCycle(lane, detail);
+    }
   }
   void Sample(bool last = false) {
     if (left_ || now_ < window_.from) return;
-    const TracedMemory memory(Measure(*state_));
+    TracedMemory memory(Measure(*state_));
+    for (const auto& [pool, holdings] : MeasurePools(*state_)) memory.tags[state_->pools.at(pool).tag] = holdings.own_resident;
     if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
     sampled_.emplace(memory);
     unsampled_ = false;
@@ -325,6 +353,10 @@ class SessionTrace final : public FoldObserver {
     out_.Counter(process_, now_, memory);
     draw("pinned host memory (MiB)", before.pinned, memory.pinned);
     draw("kept in a pause (MiB)", before.kept, memory.kept);
+    for (const auto& [tag, bytes] : memory.tags) {
+      const auto was = before.tags.find(tag);
+      draw(("tag " + tag + " (MiB)").c_str(), was == before.tags.end() ? 0 : was->second, bytes);
+    }
   }
 
   TraceWriter& out_;
@@ -342,7 +374,7 @@ class SessionTrace final : public FoldObserver {
   std::optional<TracedMemory> sampled_;
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
-  std::optional<Open> cycle_, phase_, step_, wait_;
+  std::map<PoolId, Lane> lanes_;
 };
 
 // A journal up to the first event behind a time.

@@ -120,19 +120,21 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   Outcome outcome;
   outcome.event = event.seq;
   ++counts_.events;
-  if (std::holds_alternative<PhaseBegun>(event.body)) performer_.EndPhase();
+  const PoolId pool = PoolOfCycle(event.body);
+  if (std::holds_alternative<PhaseBegun>(event.body) && !pool) performer_.EndPhase();
+  Status& step_result = step_results_[pool];
   if (const auto* begun = std::get_if<StepBegun>(&event.body)) {
     ++counts_.steps;
-    step_result_ = Perform(begun->step);
+    step_result = Perform(begun->step);
   } else if (const auto* done = std::get_if<StepDone>(&event.body)) {
     outcome.what = "result of step \"" + ToText(done->step) + "\"";
-    outcome.mismatch = step_result_;
+    outcome.mismatch = step_result;
   } else if (const auto* failed = std::get_if<StepFailed>(&event.body)) {
     outcome.what = "result of step \"" + ToText(failed->step) + "\"";
-    if (CameTooLate(*failed))
-      step_result_ = Drop(failed->step.allocation).ok() ? Status{failed->code, failed->message} : Status{};
-    outcome.reproduced = step_result_.code() == failed->code;
-    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result_)};
+    if (step_result.ok() && CameTooLate(*failed))
+      step_result = Drop(failed->step.allocation).ok() ? Status{failed->code, failed->message} : Status{};
+    outcome.reproduced = step_result.code() == failed->code;
+    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result)};
   } else {
     outcome.what = "result of \"" + ToText(event.body) + "\"";
     outcome.mismatch = Call(event);
@@ -160,7 +162,7 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
 
 // In the job the owner was killed before it answered this import.
 bool RerunSession::CameTooLate(const StepFailed& failed) const {
-  if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport || !step_result_.ok()) return false;
+  if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport) return false;
   const auto a = recorded_.allocations.find(failed.step.allocation);
   return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
 }
@@ -248,12 +250,15 @@ Result<SharedAllocation> RerunSession::Shared(const Step& import) {
 Status RerunSession::Compare() {
   AMEM_TRY(CheckInvariants(recorded_));
   for (const auto& [id, a] : recorded_.allocations) {
+    if (recorded_.StepUnderWay(id, a)) continue;  // of another pool's pause or resume: the driver is ahead by that step
     if (a.multicast || (a.resident && !a.placed()) == static_cast<bool>(HandleOf(id))) continue;
     return {Code::kInvalid, ToText(id) + (a.resident && !a.placed() ? " should have memory, and the driver has none for it"
                                                                     : " should have no memory, and the driver still has some")};
   }
   if (simulator_ == nullptr) return {};
   for (const auto& [address, m] : recorded_.mappings) {
+    const auto a = recorded_.allocations.find(m.allocation);
+    if (a != recorded_.allocations.end() && recorded_.StepUnderWay(a->first, a->second)) continue;
     if (IsMulticast(m.allocation) || m.present == IsMapped(address, m.bytes)) continue;
     return {Code::kInvalid,
             Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};

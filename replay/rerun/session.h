@@ -68,7 +68,7 @@ class RerunSession final : public RerunRank, private StepSide {
   ExportRemote export_remote_;
   State recorded_;
   std::map<AllocationId, DriverHandle> handles_;
-  Status step_result_;  // of the step that was begun
+  std::map<PoolId, Status> step_results_;  // of the step that was begun last, for NCCL and each pool
   struct Elsewhere {
     Bytes bytes = 0;
     Address here;

@@ -77,6 +77,13 @@ class Comparison {
         a_.legacy, b_.legacy, [](const auto& entry) { return "cuMemAlloc " + Hex(entry.first.value); },
         [](const LegacyAllocation& l) { return FormatBytes(l.bytes); });
     Maps(
+        a_.pools, b_.pools, [](const auto& entry) { return ToText(entry.first); },
+        [](const Pool& p) {
+          return fmt::format("tag {} ({}), {}, {} begun, {} in use{}", p.tag, ToText(p.policy), ToText(p.lifecycle),
+                             Plural(p.cycles, "pause"), Plural(p.parts.size(), "part"),
+                             p.cycle.failure.empty() ? "" : ", failed: " + p.cycle.failure);
+        });
+    Maps(
         a_.peers, b_.peers, [](const auto& entry) { return "peer " + SessionText(entry.first); },
         [](const Peer& p) {
           return (p.rank >= 0 ? fmt::format("rank {}, ", p.rank) : "") + (p.connected ? "connected" : "lost: " + p.lost_reason);

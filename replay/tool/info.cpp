@@ -51,7 +51,7 @@ Json ToJson(const Facts& facts) {
             {"torn_tail", facts.report.torn_tail},
             {"corrupt_records", facts.report.corrupt_records}};
   Json state = amem::ToJson(facts.state);
-  for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "libraries", "peers"}) {
+  for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"}) {
     j[key] = std::move(state[key]);
   }
   j["events_by_kind"] = std::move(state["events"]);
@@ -79,11 +79,22 @@ std::string Memory(const State& state) {
                                  FormatBytes(h.own_device), FormatBytes(h.own_device_resident), Grouped(h.imported_count),
                                  FormatBytes(h.imported));
   if (h.host != 0) text += ", pinned host " + FormatBytes(h.host);
-  if (h.async != 0) text += ", pools " + FormatBytes(h.async);
+  if (h.async != 0) text += ", cuMemAllocAsync " + FormatBytes(h.async);
   if (h.legacy_kept != 0) text += ", cuMemAlloc kept " + FormatBytes(h.legacy_kept);
   if (h.user != 0) text += ", of the program (ncclMemAlloc) " + FormatBytes(h.user);
   for (const auto& [reason, bytes] : h.kept) {
     if (reason != KeepReason::kNone) text += fmt::format(", stays ({}) {}", ToText(reason), FormatBytes(bytes));
+  }
+  return text;
+}
+
+std::string Tags(const State& state) {
+  std::string text;
+  for (const auto& [id, holdings] : MeasurePools(state)) {
+    const Pool& pool = state.pools.at(id);
+    text += fmt::format("{}{} ({}, {}) {}, on the device now {}", text.empty() ? "" : "; ", pool.tag, ToText(pool.policy),
+                        ToText(pool.lifecycle), FormatBytes(holdings.own), FormatBytes(holdings.own_resident));
+    if (!pool.cycle.failure.empty()) text += ", failed: " + pool.cycle.failure;
   }
   return text;
 }
@@ -111,6 +122,7 @@ void PrintText(Output& out, const Facts& facts) {
        fmt::format("{}, {}, digest {}", ToText(facts.state.lifecycle), Plural(facts.state.cycles, "pause"),
                    Hex(Digest(facts.state))));
   Line(out, "memory", Memory(facts.state));
+  Line(out, "tags", Tags(facts.state));
   Line(out, "failure", facts.state.cycle.failure);
   Line(out, "broken", info.broken_reason.empty() ? facts.state.broken : info.broken_reason);
 }
@@ -160,7 +172,8 @@ void PrintRow(Output& out, const Facts& facts) {
   out.Left(SessionText(facts.info.session), 18).Left(ToText(facts.info.status), 9);
   out.Left(who.rank < 0 ? "-" : std::to_string(who.rank), 6).Left(std::to_string(facts.info.pid), 9);
   out.Left(Grouped(facts.info.events), 10).Left(ToText(facts.state.lifecycle), 10);
-  out.Left(RoundedBytes(Measure(facts.state).own_device_resident), 12).Left(DateText(who.realtime_ns), 25) << who.host << "\n";
+  const Holdings h = Measure(facts.state);
+  out.Left(RoundedBytes(h.own_device_resident + h.pools_resident), 12).Left(DateText(who.realtime_ns), 25) << who.host << "\n";
 }
 
 int RunList(const ListOptions& options, Output& out) {

@@ -35,8 +35,8 @@ void PrintHoldings(Output& out, const State& state) {
   out << "memory     own " << Grouped(h.own_count) << " allocations " << FormatBytes(h.own_device) << ", on the device now "
       << FormatBytes(h.own_device_resident) << "\n";
   out << "           imported " << Grouped(h.imported_count) << " allocations " << FormatBytes(h.imported) << ", pinned host "
-      << FormatBytes(h.host) << ", pools " << FormatBytes(h.async) << ", cuMemAlloc kept " << FormatBytes(h.legacy_kept)
-      << "\n";
+      << FormatBytes(h.host) << ", cuMemAllocAsync " << FormatBytes(h.async) << ", cuMemAlloc kept "
+      << FormatBytes(h.legacy_kept) << "\n";
   if (h.user != 0)
     out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", on the device now "
         << FormatBytes(h.user_resident) << "\n";
@@ -44,6 +44,22 @@ void PrintHoldings(Output& out, const State& state) {
     if (reason != KeepReason::kNone) {
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
     }
+  }
+}
+
+void PrintPools(Output& out, const State& state) {
+  for (const auto& [id, holdings] : MeasurePools(state)) {
+    const Pool& pool = state.pools.at(id);
+    out << "tag        " << pool.tag << " (" << ToText(pool.policy) << ") " << ToText(pool.lifecycle) << ", "
+        << Plural(pool.cycles, "pause") << " begun, " << Plural(holdings.chunk_count, "chunk") << " "
+        << FormatBytes(holdings.own) << ", on the device now " << FormatBytes(holdings.own_resident) << ", "
+        << Plural(holdings.part_count, "part") << " in use " << FormatBytes(holdings.parts) << "\n";
+    for (const auto& [reason, bytes] : holdings.kept)
+      out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
+    if (pool.cycle.phase) out << "           phase " << ToText(*pool.cycle.phase) << "\n";
+    if (pool.cycle.open_step)
+      out << "           open step " << ToText(*pool.cycle.open_step) << " (begun, neither done nor failed)\n";
+    if (!pool.cycle.failure.empty()) out << "           failure " << pool.cycle.failure << "\n";
   }
 }
 
@@ -63,6 +79,7 @@ void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const st
     out << "allocation " << a.remote->allocation.value << " of session " << SessionText(a.remote->owner);
   } else {
     out << (a.multicast ? "multicast" : "own");
+    if (a.pool) out << ", a chunk of " << ToText(a.pool);
   }
   for (Address place : places) out << ", at " << Hex(place.value);
   for (const auto& [importer, count] : a.importers) {
@@ -79,6 +96,7 @@ void PrintText(Output& out, const State& state) {
   out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
   PrintCycle(out, state);
   PrintHoldings(out, state);
+  PrintPools(out, state);
   PrintPeers(out, state);
 
   std::map<AllocationId, std::vector<Address>> places;

@@ -1,4 +1,4 @@
-// top: what holds the most memory, by call site, communicator, peer, size or age.
+// top: what holds the most memory, by call site, communicator, tag, peer, size or age.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace {
 
 struct TopOptions {
   Directories directories;
-  std::string by = "site";  // "site", "communicator", "peer", "size", "age"
+  std::string by = "site";  // "site", "communicator", "tag", "peer", "size", "age"
   std::optional<std::uint64_t> at;
   std::size_t limit = 20;
   bool json = false;
@@ -62,6 +62,7 @@ class Grouper {
 
   void Run() {
     if (by_ == "communicator") return RunByCommunicator();
+    if (by_ == "tag") return RunByTag();
     for (const auto& [id, a] : state_.allocations) {
       if (state_.slabs.contains(id)) continue;  // its parts are what NCCL asked for
       if (by_ == "peer") {
@@ -86,7 +87,22 @@ class Grouper {
     }
     for (const auto& [id, a] : state_.allocations) {
       if (!a.own() || a.multicast || state_.slabs.contains(id) || backings.contains(id)) continue;
-      Add(CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site), 0, a);
+      const auto pool = state_.pools.find(a.pool);
+      Add(pool != state_.pools.end() ? "none: tag " + pool->second.tag
+                                     : CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site),
+          0, a);
+    }
+  }
+  // The pools, and beside them what NCCL and the program (ncclMemAlloc) hold.
+  void RunByTag() {
+    for (const auto& [id, pool] : state_.pools) groups_[pool.tag];
+    for (const auto& [address, l] : state_.legacy) {
+      if (!l.backing) Add(l.why == ToText(KeepReason::kUser) ? "user" : "nccl", 0, l.bytes, true);
+    }
+    for (const auto& [id, a] : state_.allocations) {
+      if (!a.own() || a.multicast || state_.slabs.contains(id)) continue;
+      const auto pool = state_.pools.find(a.pool);
+      Add(pool != state_.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user", 0, a);
     }
   }
   // The same in all ranks of a communicator, so that the journals of a job add up.
@@ -102,6 +118,7 @@ class Grouper {
   }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
+    if (by_ == "site" && a.pool) return {"amem_alloc", 0};
     if (by_ == "site") return {symbols_.Name(a.site), 0};
     const auto created = times_.created.find(a.created);
     if (created == times_.created.end()) return {"older than the journal goes back", ~std::uint64_t{0}};
@@ -146,6 +163,7 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   out << "BYTES         SHARE  COUNT    ON THE DEVICE  "
       << (by == "site"           ? "CALL SITE, INNERMOST FIRST"
           : by == "communicator" ? "COMMUNICATOR"
+          : by == "tag"          ? "TAG"
           : by == "peer"         ? "PEER"
           : by == "age"          ? "AGE"
                                  : "SIZE")
@@ -179,7 +197,8 @@ int RunTop(const TopOptions& options, Output& out) {
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    const Result<State> state = reader.StateAt(at, &damage);
                    if (!state) return state.status();
-                   held += Measure(*state).own_device_resident;
+                   const Holdings holdings = Measure(*state);
+                   held += holdings.own_device_resident + holdings.pools_resident;
                    const Result<Times> times = options.by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
                    if (!times) return times.status();
                    Grouper grouper(options.by, *state, *times, groups);
@@ -208,7 +227,7 @@ int RunTop(const TopOptions& options, Output& out) {
 void AddOptions(Arguments& arguments, TopOptions& options) {
   AddDirectories(arguments, options.directories);
   arguments.Add("--by", "WHAT", options.by, "What to group by; site, the place in libnccl, is the default")
-      .OneOf({"site", "communicator", "peer", "size", "age"});
+      .OneOf({"site", "communicator", "tag", "peer", "size", "age"});
   arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
   arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
   AddJson(arguments, options.json, "One JSON array");
@@ -217,9 +236,10 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
 }  // namespace
 
 Command TopCommand() {
-  return {"top", "What holds the most memory, by call site, communicator, peer, size or age",
+  return {"top", "What holds the most memory, by call site, communicator, tag, peer, size or age",
           "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
           "  amem-replay top DIR --by communicator\n"
+          "  amem-replay top DIR --by tag         NCCL's memory, and tensors under tags\n"
           "  amem-replay top DIR --by peer --at 1200\n",
           [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
 }

@@ -18,6 +18,7 @@ class Input {
   AllocationId Allocation() { return AllocationId{Take(8)}; }
   Address Place() { return Address{0x7f0000000000 + Take(12) * kUnit}; }
   Bytes Size() { return Take(4) * kUnit; }
+  PoolId Pool() { return PoolId{static_cast<std::uint32_t>(Take(4) < 2 ? 0 : 1 + Take(2))}; }
   SessionId Session() { return SessionId{1 + Take(3)}; }
   AllocationProperties Properties() {
     AllocationProperties properties;
@@ -33,7 +34,8 @@ class Input {
 
 Step AnyStep(Input& in, const State& state) {
   if (in.Take(4) != 0) {  // one that is planned
-    for (const Plan& plan : {PlanPause(state), PlanResume(state)}) {
+    const PoolId pool = in.Pool();
+    for (const Plan& plan : {PlanPause(state, pool), PlanResume(state, pool)}) {
       if (in.Take(2) == 0) continue;
       std::vector<Step> steps;
       for (const auto& phase : plan.phases) steps.insert(steps.end(), phase.steps.begin(), phase.steps.end());
@@ -52,16 +54,28 @@ Step InOrder(const Step& step, const State& state) {
   return step;
 }
 
+Cycle CycleOf(PoolId id, const State& state) {
+  const auto pool = state.pools.find(id);
+  return pool == state.pools.end() ? state.cycle : pool->second.cycle;
+}
+EventBody StepDoneOf(PoolId pool, const State& state) {
+  return StepDone{CycleOf(pool, state).open_step.value_or(Step{}), pool};
+}
+EventBody CycleDoneOf(PoolId pool, const State& state) {
+  const Cycle cycle = CycleOf(pool, state);
+  return CycleDone{cycle.kind, cycle.number, 0, pool};
+}
+
 EventBody AnyEvent(Input& in, const State& state) {
   const AllocationId fresh{state.next_allocation};
-  switch (in.Take(27)) {
+  switch (in.Take(29)) {
     case 0:
       return RangeReserved{in.Place(), in.Size(), 0, {}, 0, {}, in.Take(4) == 0 ? in.Allocation() : AllocationId{}};
     case 1:
       return RangeFreed{in.Place(), in.Size(), in.Take(4) == 0 ? in.Allocation() : AllocationId{}};
     case 2:
     case 3:
-      return AllocationCreated{fresh, in.Size(), in.Properties(), 0, {}, {}, {}};
+      return AllocationCreated{fresh, in.Size(), in.Properties(), 0, {}, {}, {}, {}, {}, in.Pool()};
     case 4:
       return AllocationRetained{in.Allocation(), in.Place()};
     case 5:
@@ -90,19 +104,25 @@ EventBody AnyEvent(Input& in, const State& state) {
     case 17:
       return Deregistered{in.Place(), in.Size()};
     case 18:
-      return CycleBegun{static_cast<CycleKind>(in.Take(2)), in.Take(4), {}};
+      return CycleBegun{.kind = static_cast<CycleKind>(in.Take(2)), .cycle = in.Take(4), .pool = in.Pool()};
     case 19:
     case 20:
-      return StepBegun{InOrder(AnyStep(in, state), state)};
+      return StepBegun{InOrder(AnyStep(in, state), state), in.Pool()};
     case 21:
     case 22:
-      return StepDone{state.cycle.open_step.value_or(Step{})};
+      return StepDoneOf(in.Pool(), state);
     case 23:
-      return PhaseBegun{static_cast<PhaseKind>(in.Take(10))};
+      return PhaseBegun{static_cast<PhaseKind>(in.Take(10)), in.Pool()};
     case 24:
-      return CycleDone{state.cycle.kind, state.cycle.number, 0};
+      return CycleDoneOf(in.Pool(), state);
     case 25:
-      return CycleFailed{state.cycle.kind, state.cycle.number, in.Take(2) == 0, "f"};
+      return CycleFailed{
+          .kind = state.cycle.kind, .cycle = state.cycle.number, .undone = in.Take(2) == 0, .message = "f", .pool = in.Pool()};
+    case 26:
+      return PoolOpened{in.Pool(), std::string(1, static_cast<char>('a' + in.Take(2))), static_cast<PoolPolicy>(in.Take(2)), 0};
+    case 27:
+      return in.Take(2) == 0 ? EventBody{PoolAllocated{in.Place(), in.Size(), DeviceOrdinal{0}, in.Allocation(), 0}}
+                             : EventBody{PoolFreed{in.Place()}};
     default:
       return in.Take(2) == 0 ? EventBody{SlabOpened{in.Allocation(), in.Place(), {}}}
                              : EventBody{Placed{in.Allocation(), in.Allocation(), in.Size(), false}};
@@ -137,6 +157,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static_cast<void>(Digest(state));
   static_cast<void>(PlanPause(state));
   static_cast<void>(PlanResume(state));
+  for (const auto& [pool, holdings] : MeasurePools(state)) {
+    static_cast<void>(PlanPause(state, pool));
+    static_cast<void>(PlanResume(state, pool));
+  }
   static_cast<void>(Measure(state));
   static_cast<void>(ToSnapshotEvents(state));
   return 0;

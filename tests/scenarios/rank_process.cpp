@@ -61,11 +61,13 @@ class TriggeredJournal final : public JournalWriter {
 
 class RankSession {
  public:
-  RankSession(int rank, int ranks, Layout layout, bool multicast, std::filesystem::path directory, std::uint32_t timeout_ms)
+  RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, std::filesystem::path directory,
+              std::uint32_t timeout_ms)
       : rank_(rank),
         ranks_(ranks),
         layout_(layout),
         multicast_(multicast),
+        tag_(tag),
         directory_(std::move(directory)),
         timeout_ms_(timeout_ms) {}
 
@@ -99,7 +101,11 @@ class RankSession {
     reply.code = status.code();
     reply.driver_result = status.driver_result();
     std::snprintf(reply.text.data(), reply.text.size(), "%s", status.message().c_str());
-    reply.lifecycle = session_->CopyState().lifecycle;
+    session_->Inspect([&](const State& state) {
+      reply.lifecycle = state.lifecycle;
+      reply.tag = state.LifecycleOf(pool_);
+      return 0;
+    });
     reply.calls = trigger_.calls;
     reply.appends = trigger_.appends;
     reply.fired = trigger_.fired;
@@ -133,6 +139,10 @@ class RankSession {
         return session_->Pause();
       case Op::kResume:
         return session_->Resume();
+      case Op::kPauseTag:
+        return session_->pools().Pause(pool_, {});
+      case Op::kResumeTag:
+        return session_->pools().Resume(pool_, {});
       case Op::kFree:
         return Free();
       case Op::kHog:
@@ -183,7 +193,20 @@ class RankSession {
     bare_ = *bare;
     AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
     AMEM_TRY(Token(left_.allocation, reply.tokens[1]));
+    if (tag_) AMEM_TRY(BuildPool());
     return multicast_ ? BuildMulticast(reply) : Status{};
+  }
+  Status BuildPool() {
+    auto pool = session_->pools().Open("weights", PoolPolicy::kPreserve);
+    if (!pool.ok()) return pool.status();
+    pool_ = *pool;
+    for (Buffer* part : {&first_part_, &second_part_}) {
+      part->bytes = part == &first_part_ ? kFirstPart : kSecondPart;
+      auto address = session_->pools().Allocate(pool_, part->bytes, DeviceOrdinal{rank_});
+      if (!address.ok()) return address.status();
+      part->address = *address;
+    }
+    return {};
   }
   Status BuildMulticast(Reply& reply) {
     auto bound = New(kBound), bound_at = New(kBoundAt);
@@ -246,6 +269,8 @@ class RankSession {
     Write(own_, rank_, 1, version);
     if (ranks_ > 1) static_cast<void>(FreeOne(left_));  // from now on only the next rank has it
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
+    if (tag_) Write(first_part_, rank_, 5, version);
+    if (tag_) Write(second_part_, rank_, 6, version);
     if (!multicast_) return;
     Write(bound_, rank_, 3, version);
     Write(bound_at_, rank_, 4, version);
@@ -294,6 +319,7 @@ class RankSession {
       return {};
     });
     AMEM_TRY(books);
+    if (tag_) AMEM_TRY(CheckPool(version));
     if (session_->paused()) return {};
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));
@@ -301,6 +327,20 @@ class RankSession {
     if (!from_ring_.allocation) return {};
     AMEM_TRY(Compare(from_ring_, "the other's ring", previous(), 0, version));
     return Compare(from_left_, "the other's left", previous(), 2, version);
+  }
+
+  // The contents of the pool's parts, unless it is paused, whatever NCCL's memory does.
+  Status CheckPool(std::uint64_t version) {
+    const Lifecycle lifecycle = session_->Inspect([&](const State& state) { return state.LifecycleOf(pool_); });
+    if (lifecycle != Lifecycle::kRunning || !first_part_.address) return {};
+    for (const Buffer* part : {&first_part_, &second_part_}) {
+      const auto* data = reinterpret_cast<const std::byte*>(part->address.value);  // NOLINT(performance-no-int-to-ptr)
+      for (Bytes i = 0; i < part->bytes; ++i) {
+        if (data[i] != Pattern(rank_, part == &first_part_ ? 5 : 6, version, i))
+          return {Code::kCorrupt, "the contents of the pool's part at " + Hex(part->address.value) + " differ"};
+      }
+    }
+    return {};
   }
 
   // As long as the state says that memory is bound, a store to the object reaches that memory of this rank.
@@ -350,6 +390,10 @@ class RankSession {
     }
     for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_, &bound_, &bound_at_, &object_})
       AMEM_TRY(FreeOne(*buffer));
+    for (Buffer* part : {&first_part_, &second_part_}) {
+      if (part->address) AMEM_TRY(session_->pools().Free(part->address, nullptr));
+      *part = {};
+    }
     if (bare_) AMEM_TRY(session_->Release(bare_));
     bare_ = {};
     return {};
@@ -380,7 +424,7 @@ class RankSession {
 
   const int rank_, ranks_;
   const Layout layout_;
-  const bool multicast_;
+  const bool multicast_, tag_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
   Trigger trigger_;
@@ -388,16 +432,18 @@ class RankSession {
   std::unique_ptr<Session> session_;
   std::optional<MulticastCalls> calls_;
   Buffer ring_, own_, left_, from_ring_, from_left_, bound_, bound_at_, object_;
+  PoolId pool_;
+  Buffer first_part_, second_part_;
   AllocationId bare_;
   DriverHandle hog_;
 };
 
-void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, const std::filesystem::path& directory,
+void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, const std::filesystem::path& directory,
            std::uint32_t timeout_ms) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, layout, multicast, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, multicast, tag, directory, timeout_ms);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -422,7 +468,7 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast)
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag)
     : layout_(layout), multicast_(multicast), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -434,7 +480,7 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms,
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, layout_, multicast_, directory_, timeout_ms);
+      Serve(ends[1], rank, ranks, layout_, multicast_, tag, directory_, timeout_ms);
       ::_exit(0);
     }
     ::close(ends[1]);

@@ -4,7 +4,8 @@
 // Every rank has a device to itself and four allocations: "ring" is exported to the next rank and mapped by both, "left" is
 // exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
 // from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its
-// device, binds two allocations of its own at different offsets, one by handle and one by address, and maps the object.
+// device, binds two allocations of its own at different offsets, one by handle and one by address, and maps the object. With a
+// tag, every rank has a pool "weights" with two parts in one chunk.
 #pragma once
 
 #include <sys/types.h>
@@ -30,13 +31,30 @@ namespace amem::test {
 inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn = 4 * kPage, kBare = 2 * kPage;
 inline constexpr Bytes kBound = 2 * kPage, kBoundAt = kPage, kObject = kBound + kBoundAt;  // bound by handle, by address
 inline constexpr Bytes kSlab = 16 * kPage;                                                 // all of a rank's fit into one
+inline constexpr Bytes kFirstPart = 2 * kPage, kSecondPart = 3 * kPage;
+inline constexpr Bytes kChunk = 32 * kPage;  // what a pool takes here: half as much as the device has, as little is left
 #ifdef AMEM_SANITIZED
 inline constexpr int kSlower = 5;
 #else
 inline constexpr int kSlower = 1;
 #endif
 
-enum class Op : std::uint32_t { kBuild, kImport, kBind, kFill, kCheck, kArm, kPause, kResume, kFree, kHog, kFork, kClose };
+enum class Op : std::uint32_t {
+  kBuild,
+  kImport,
+  kBind,
+  kFill,
+  kCheck,
+  kArm,
+  kPause,
+  kResume,
+  kPauseTag,  // of the pool; concerns this rank only
+  kResumeTag,
+  kFree,
+  kHog,
+  kFork,
+  kClose
+};
 // What happens at the nth driver call (or append to the journal) of one rank, counted from arming.
 enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend };
 
@@ -51,6 +69,7 @@ struct Reply {
   Code code{};
   int driver_result = 0;
   Lifecycle lifecycle{};
+  Lifecycle tag{};                       // of the pool
   std::uint64_t calls = 0, appends = 0;  // since arming
   std::uint64_t took_ms = 0;
   bool fired = false;         // the fault has happened
@@ -64,7 +83,7 @@ class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower,
-                         bool multicast = false);
+                         bool multicast = false, bool tag = false);
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;

@@ -1,7 +1,7 @@
 // The seeded world: random jobs. Communicators come and go, some with a multicast object, ranks write through each other's
-// memory, pause, resume, fail and die; every wait, time-out and order of messages follows from the seed, and nothing waits in
-// real time. After each cycle memory and contents must be what a model says that knows nothing of AMem; at the end all memory
-// is free and all journals verify.
+// memory, and have tensors under tags; they pause, resume, fail and die; every wait, time-out and order of messages follows
+// from the seed, and nothing waits in real time. After each cycle memory and contents must be what a model says that knows
+// nothing of AMem; at the end all memory is free and all journals verify.
 //
 // A failure prints its seed; AMEM_WORLD_SEED=seed runs that job alone, AMEM_WORLD_JOBS=count runs longer (a night: 10000000).
 #include <gtest/gtest.h>
@@ -110,6 +110,19 @@ struct Team {
   bool whole = true;  // no member has died or left
 };
 
+// A pool of one rank, with its parts.
+struct Tag {
+  int rank = 0;
+  PoolId pool;
+  bool preserves = true, paused = false;
+  Bytes held = 0;  // that the device had less when its parts were made: a pause gives back so much
+  struct Part {
+    Buffer memory;
+    std::uint64_t version = 0;  // 0: contents were discarded
+  };
+  std::vector<Part> parts;
+};
+
 class World {
  public:
   World(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(kTimeout, &baton) {
@@ -123,7 +136,11 @@ class World {
     Join();
     const int length = 3 + Pick(8);
     for (int i = 0; i < length && !::testing::Test::HasFailure(); ++i) {
-      switch (Pick(8)) {
+      switch (Pick(10)) {
+        case 8:
+        case 9:
+          UseTag();
+          break;
         case 0:
         case 1:
           Join();
@@ -144,7 +161,7 @@ class World {
     }
     if (!::testing::Test::HasFailure()) End();
   }
-  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0;
+  std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0, tag_cycles = 0, tag_failures = 0;
   bool had_multicast = false;
 
  private:
@@ -375,6 +392,7 @@ class World {
   }
   void CheckContents(const std::string& when) {
     CheckTeams(when);
+    for (const Tag& tag : tags_) CheckTag(tag, when);
     for (auto& communicator : communicators_) {
       for (Shared& s : communicator) {
         if (At(s.owner).alive && s.own.allocation) {
@@ -387,6 +405,123 @@ class World {
             << when << ": rank " << s.importer << " of rank " << s.owner << "'s";
       }
     }
+  }
+
+  // ---- tensors under tags ----
+
+  // What tags occupy of a device: of a rank that has died, nothing.
+  Bytes TagBytes(int device) {
+    Bytes bytes = 0;
+    for (const Tag& tag : tags_) bytes += tag.rank == device && At(tag.rank).alive && !tag.paused ? tag.held : 0;
+    return bytes;
+  }
+  void CheckTag(const Tag& tag, const std::string& when) {
+    if (!At(tag.rank).alive || tag.paused) return;
+    for (const Tag::Part& part : tag.parts) {
+      if (part.version == 0) continue;
+      EXPECT_TRUE(Holds(part.memory, part.version)) << when << ": a tensor of rank " << tag.rank;
+    }
+  }
+  void UseTag() {
+    const auto living = Living();
+    const int rank = living[static_cast<std::size_t>(Pick(static_cast<int>(living.size())))];
+    std::vector<Tag*> own;
+    for (Tag& tag : tags_) {
+      if (tag.rank == rank) own.push_back(&tag);
+    }
+    if (own.size() < 2 && (own.empty() || Pick(3) == 0)) {
+      const std::string name = own.empty() ? "weights" : "kv_cache";
+      const bool preserves = own.empty();
+      auto pool = At(rank).session->pools().Open(name, preserves ? PoolPolicy::kPreserve : PoolPolicy::kDiscard);
+      ASSERT_TRUE(pool.ok()) << pool.status().message();
+      tags_.push_back({.rank = rank, .pool = *pool, .preserves = preserves});
+      return AddPart(tags_.back());
+    }
+    Tag& tag = *own[static_cast<std::size_t>(Pick(static_cast<int>(own.size())))];
+    switch (Pick(6)) {
+      case 0:
+        return AddPart(tag);
+      case 1:
+        return FreePart(tag);
+      default:
+        return PauseOrResumeTag(tag);
+    }
+  }
+  void AddPart(Tag& tag) {
+    const Bytes before = InUse(tag.rank), bytes = kPage * static_cast<Bytes>(1 + Pick(6));
+    auto address = At(tag.rank).session->pools().Allocate(tag.pool, bytes, DeviceOrdinal{tag.rank});
+    if (tag.paused) {
+      EXPECT_EQ(address.status().code(), Code::kRefused) << "memory of a tag that is paused";
+      return;
+    }
+    ASSERT_TRUE(address.ok()) << address.status().message();
+    tag.held += InUse(tag.rank) - before;
+    Tag::Part part{{{}, reinterpret_cast<std::byte*>(address->value), bytes}, ++versions_};
+    Write(part.memory, part.version);
+    tag.parts.push_back(part);
+  }
+  // Also while it is paused.
+  void FreePart(Tag& tag) {
+    if (tag.parts.empty() || !At(tag.rank).alive) return;
+    const auto part = tag.parts.begin() + Pick(static_cast<int>(tag.parts.size()));
+    const Bytes before = InUse(tag.rank);
+    Ok(At(tag.rank).session->pools().Free(part->memory.address(), nullptr), "free a tensor");
+    tag.parts.erase(part);
+    if (!tag.paused) tag.held -= before - InUse(tag.rank);
+    if (tag.parts.empty()) tag.held = 0;
+    if (!tag.paused && tag.parts.empty()) {
+      EXPECT_NE(before, InUse(tag.rank)) << "the last chunk was not given back";
+    }
+  }
+  // What goes wrong, if anything.
+  std::string PlanFaultOfTag(const Tag& tag) {
+    static constexpr std::array kCalls = {"Create",         "Release",     "Map",    "Unmap",   "SetAccess",    "Memory",
+                                          "AllocatePinned", "FindNonZero", "Gather", "Scatter", "FinishCopies", "Synchronize"};
+    switch (Pick(5)) {
+      case 0: {
+        const char* call = kCalls[static_cast<std::size_t>(Pick(kCalls.size()))];
+        const auto nth = static_cast<std::uint64_t>(1 + Pick(3));
+        static_cast<void>(At(tag.rank).simulator->FailNext(call, nth, Pick(2) == 0 ? cuda::kOutOfMemory : 304));
+        return std::string(call) + " " + std::to_string(nth) + " fails";
+      }
+      case 1:
+        if (Living().size() < 2 || Pick(4) != 0) return {};
+        At(tag.rank).calls_left = static_cast<std::uint64_t>(1 + Pick(12));
+        return "it dies in a driver call";
+      default:
+        return {};
+    }
+  }
+  void PauseOrResumeTag(Tag& tag) {
+    Rank& r = At(tag.rank);
+    const bool pause = !tag.paused;
+    const std::string what = PlanFaultOfTag(tag);
+    SCOPED_TRACE(std::string(pause ? "pause" : "resume") + " of a tag of rank " + std::to_string(tag.rank) + ", " + what);
+    const Bytes others = InUse(tag.rank) - (tag.paused ? 0 : tag.held);
+    const auto run = [&] { return pause ? r.session->pools().Pause(tag.pool, {}) : r.session->pools().Resume(tag.pool, {}); };
+    Status status = run();
+    ++tag_cycles;
+    r.calls_left = 0;
+    if (!r.alive) return RemoveDead(static_cast<std::size_t>(tag.rank));
+    r.simulator->ForgetPlannedFailures();
+    if (!status.ok()) {
+      ++tag_failures;
+      EXPECT_FALSE(what.empty()) << "nothing went wrong: " << status.message();
+      const Lifecycle now = r.session->CopyState().LifecycleOf(tag.pool);
+      EXPECT_EQ(now, pause ? Lifecycle::kRunning : Lifecycle::kPaused) << status.message();
+      EXPECT_EQ(InUse(tag.rank), others + (pause ? tag.held : 0)) << status.message();
+      CheckTag(tag, "after a failure");
+      status = run();
+    }
+    EXPECT_TRUE(status.ok()) << "the second try: " << status.message();
+    tag.paused = pause;
+    EXPECT_EQ(InUse(tag.rank), others + (pause ? 0 : tag.held));
+    for (Tag::Part& part : tag.parts) {
+      if (tag.preserves || pause) continue;
+      Write(part.memory, part.version = ++versions_);  // what was there is gone
+    }
+    CheckTag(tag, "after a pause or resume of a tag");
+    CheckBooks(pause);
   }
 
   // ---- pause and resume ----
@@ -527,9 +662,11 @@ class World {
     for (const int rank : Living()) {
       EXPECT_EQ(LifecycleOf(rank), Lifecycle::kPaused);
     }
-    for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "paused, device " << device;
+    for (int device = 0; device < kMostRanks; ++device)
+      EXPECT_EQ(InUse(device), TagBytes(device)) << "paused, device " << device;
     MarkReplaced();
     if (Pick(6) == 0) Leave();  // also while paused
+    if (Pick(3) == 0) UseTag();
     PauseOrResume(false);
     for (const int rank : Living()) {
       EXPECT_EQ(LifecycleOf(rank), Lifecycle::kRunning);
@@ -569,6 +706,7 @@ class World {
       }
     }
     for (int device = 0; device < kMostRanks; ++device) {
+      expected[device] += TagBytes(device);
       if (exact) {
         EXPECT_EQ(InUse(device), expected[device]) << "device " << device;
       } else {
@@ -598,6 +736,9 @@ class World {
     for (Team& team : teams_) {
       for (Team::Member& m : team.members) LeaveTeam(team, m);
     }
+    for (Tag& tag : tags_) {
+      while (At(tag.rank).alive && !tag.parts.empty()) FreePart(tag);
+    }
     for (int device = 0; device < kMostRanks; ++device) EXPECT_EQ(InUse(device), 0U) << "all freed, device " << device;
     for (const int rank : Living()) {
       const State state = At(rank).session->CopyState();
@@ -624,6 +765,7 @@ class World {
   std::vector<Rank> ranks_;
   std::vector<std::vector<Shared>> communicators_;
   std::vector<Team> teams_;
+  std::vector<Tag> tags_;
   std::uint64_t versions_ = 0;
 };
 
@@ -644,6 +786,7 @@ void RunJobs(std::uint64_t first) {
   const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;
   std::uint64_t cycles = 0, failed = 0, deaths = 0, timeouts = 0, with_multicast = 0;
+  std::uint64_t tag_cycles = 0, tag_failures = 0;
   for (std::uint64_t i = 0; i < jobs; ++i) {
     const std::uint64_t seed = one != 0 ? one : first * 1'000'000'007 + i;
     if (std::getenv("AMEM_WORLD_PRINT") != nullptr) std::fprintf(stderr, "seed %lu\n", seed);
@@ -654,6 +797,8 @@ void RunJobs(std::uint64_t first) {
     deaths += world.deaths;
     timeouts += world.timeouts;
     with_multicast += world.had_multicast ? 1 : 0;
+    tag_cycles += world.tag_cycles;
+    tag_failures += world.tag_failures;
     ASSERT_FALSE(::testing::Test::HasFailure()) << "AMEM_WORLD_SEED=" << seed << " (job " << i << ")";
   }
   if (jobs >= 100) {  // so many have every kind of fault
@@ -661,11 +806,13 @@ void RunJobs(std::uint64_t first) {
     EXPECT_GT(timeouts, 0U);
     EXPECT_GT(deaths, 0U);
     EXPECT_GT(with_multicast, jobs / 2);
+    EXPECT_GT(tag_cycles, jobs / 4);
+    EXPECT_GT(tag_failures, 0U);
   }
   std::printf(
       "%lu jobs: %lu pauses and resumes, of whose calls %lu failed, %lu of them by time-out; %lu deaths; %lu jobs had "
-      "multicast objects\n",
-      jobs, cycles, failed, timeouts, deaths, with_multicast);
+      "multicast objects; %lu pauses and resumes of tags, of which %lu failed\n",
+      jobs, cycles, failed, timeouts, deaths, with_multicast, tag_cycles, tag_failures);
 }
 
 // Four, so that they can run side by side.

@@ -91,13 +91,15 @@ const CLASSES = [
   { name: 'host', label: 'Pinned host', hint: 'pinned host memory' },
   { name: 'pool', label: 'Pools', hint: 'memory of the driver\u2019s asynchronous pools' },
   { name: 'driver', label: 'cuMemAlloc', hint: 'cuMemAlloc memory that is the driver\u2019s own' },
+  { name: 'tagged', label: 'Tags', hint: 'the program\u2019s tensors under tags, such as weights and optimizer' },
 ];
-const ON_DEVICE = [0, 1, 4, 5];  // classes that occupy the rank's own device
-const STACK = [0, 1, 5, 4, 3, 2];  // from the bottom up
+const ON_DEVICE = [0, 1, 4, 5, 6];  // classes that occupy the rank's own device
+const STACK = [0, 1, 6, 5, 4, 3, 2];  // from the bottom up
 
 const nameOf = (index) => (index >= 0 && everybody[index] ? everybody[index].name : 'unknown');
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const cycleWord = (kind) => (kind === 0 ? 'Pause' : 'Resume');
+const ofTag = (cycle) => (cycle.tag ? ' of ' + cycle.tag : '');  // a pause of a tag concerns no other rank
 
 function running(deltas) {
   const out = new Float64Array(deltas.length);

@@ -10,7 +10,7 @@ const cycles = (() => {
   for (const cycle of data.cycles) cycle.kindLetter = cycle.kind === 0 ? 'P' : 'R';
 
   const began = (part) => (part.b === null ? part.a : part.b);
-  const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}`;
+  const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}${ofTag(cycle)}`;
   const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
   const openParts = (cycle) => cycle.parts.filter((part) => part.o === 3);
   const durationOf = (cycle) => Math.max(...cycle.parts.map((part) => part.e - began(part)));
@@ -218,7 +218,7 @@ const cycles = (() => {
     return true;
   }
   // The pause or resume of a kind at a time, by index; -1: its phases are not in the page.
-  const at = (kind, begin, end) => data.cycles.findIndex((cycle) => cycle.kind === kind && spanOf(cycle).begin <= end && spanOf(cycle).end >= begin);
+  const at = (kind, begin, end) => data.cycles.findIndex((cycle) => !cycle.tag && cycle.kind === kind && spanOf(cycle).begin <= end && spanOf(cycle).end >= begin);
   function select(index, move) {
     selected = index;
     marked = '';

@@ -12,7 +12,7 @@ const links = (() => {
   const cycleKeys = [];
   const seen = new Map();
   for (const cycle of data.cycles) {
-    const name = `${cycle.kind === 0 ? 'pause' : 'resume'}-${cycle.parts[0].n}`;
+    const name = `${cycle.kind === 0 ? 'pause' : 'resume'}-${cycle.parts[0].n}${cycle.tag ? '-of-' + cycle.tag.replace(/[^A-Za-z0-9]+/g, '-') : ''}`;
     const times = (seen.get(name) || 0) + 1;
     seen.set(name, times);
     cycleKeys.push(times === 1 ? name : `${name}.${times}`);

@@ -36,7 +36,7 @@ const allocations = (() => {
     return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (filters.kind === '' || c.kind[i] === Number(filters.kind)) &&
       (filters.state === '' || (filters.state === 'there' ? c.state[i] !== 2 : c.state[i] === Number(filters.state))) && (!filters.text || fits(haystack(i))));
   }
-  const isSlab = (i) => c.kind[i] >= 6;  // what lies in it is listed itself
+  const isSlab = (i) => c.kind[i] === 6 || c.kind[i] === 7;  // what lies in it is listed itself
   const total = (rows) => ', ' + bytes(rows.reduce((all, i) => all + (isSlab(i) ? 0 : c.bytes[i]), 0)) + (rows.some(isSlab) ? ' without slabs' : '');
 
   const columns = [

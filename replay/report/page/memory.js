@@ -95,7 +95,7 @@ const memory = (() => {
     // Failures that the rank with the most pauses has no record of.
     for (const cycle of data.cycles) {
       const { begin, end, failed } = cycles.spanOf(cycle);
-      if (failed && !records.some((r) => r.failed && r.begin <= end && r.end >= begin)) {
+      if (failed && !cycle.tag && !records.some((r) => r.failed && r.begin <= end && r.end >= begin)) {
         records.push({ begin, end, kind: cycle.kind, number: cycle.parts[0].n, count: 1, failed: 1 });
       }
     }

@@ -32,8 +32,8 @@ function drawVerdict() {
 
 function drawFacts() {
   const hosts = new Set(sessions.map((s) => s.host).filter(Boolean));
-  const done = (kind) => data.cycles.filter((cycle) => cycle.kind === kind && cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf);
-  const failed = (kind) => data.cycles.filter((cycle) => cycle.kind === kind && cycles.outcomeOf(cycle) !== 'done').length;
+  const done = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf);
+  const failed = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) !== 'done').length;
   const peaks = sessions.map((s) => s.peak[1]);
   const tile = (label, value, more) => el('div', { class: 'tile' }, el('dt', {}, label), el('dd', {}, el('strong', {}, value), more ? el('span', { class: 'muted' }, more) : ''));
   const cycleTile = (kind, word, known) => {

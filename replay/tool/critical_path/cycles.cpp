@@ -16,6 +16,7 @@ class CycleReader {
   explicit CycleReader(SessionCycles& out) : out_(out) {}
 
   void Take(const Event& event) {
+    if (PoolOfCycle(event.body)) return;  // which waits for nobody
     now_ns_ = event.time_ns;
     if (const auto* phase = std::get_if<PhaseBegun>(&event.body)) return Phase(phase->phase);
     if (const auto* begun = std::get_if<CycleBegun>(&event.body)) return Begin(*begun);

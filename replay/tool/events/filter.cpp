@@ -53,6 +53,8 @@ class AllocationFollower {
   bool About(const LegacyExported& e) { return e.backing == wanted_; }
   bool About(const LegacyImported& e) { return e.allocation == wanted_; }
   bool About(const LegacyClosed& e) { return Inside(e.address); }
+  bool About(const PoolAllocated& e) { return e.backing == wanted_; }
+  bool About(const PoolFreed& e) { return Inside(e.address); }
   bool About(const MulticastBound& e) { return e.multicast == wanted_ || e.allocation == wanted_ || Inside(e.address); }
   bool About(const MulticastUnbound& e) { return e.multicast == wanted_; }
   bool About(const Registered& e) { return Inside(e.address); }

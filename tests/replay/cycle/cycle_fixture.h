@@ -14,10 +14,11 @@
 #include "replay/cycle/executor.h"
 #include "replay/driver/simulator/simulator.h"
 #include "statemachine/plan.h"
+#include "tests/replay/sizes.h"
 
 namespace amem::test {
 
-inline constexpr Bytes kMiB = Bytes{1} << 20, k2M = 2 * kMiB;
+inline constexpr Bytes k2M = 2 * kMiB;
 inline constexpr SessionId kSelf{0x50}, kOwner{0x60}, kOther{0x70};
 
 // Keeps the events in memory.

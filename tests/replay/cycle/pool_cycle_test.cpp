@@ -66,6 +66,34 @@ TEST_F(PoolCycleTest, every_driver_call_belongs_to_an_open_step_of_the_pool) {
   EXPECT_TRUE(All<VoteCast>().empty());
 }
 
+TEST_F(PoolCycleTest, a_chunk_that_is_imported_while_it_is_being_saved_stays) {
+  Open(PoolPolicy::kPreserve);
+  std::byte* const chunk = Chunk();
+  std::memset(chunk, 0x5a, k2M);
+  const AllocationId id{ledger_.state().next_allocation - 1};
+  bool imported = false;
+  sim_->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "FindNonZero" || std::exchange(imported, true)) return 0;
+    Record(PeerConnected{test::kOther, "host", 3, 0, 2});
+    Record(Exported{id, 1});
+    Record(ReferenceAdded{id, test::kOther, AllocationId{4}});
+    return 0;
+  });
+  const Bytes before = InUse();
+  const Status paused = cycle_->Pause();
+  ASSERT_TRUE(paused.ok()) << paused.message();
+  ASSERT_TRUE(imported);
+  EXPECT_EQ(InUse(), before) << "the other process still uses it";
+  EXPECT_TRUE(ledger_.state().broken.empty()) << ledger_.state().broken;
+  Record(ReferenceDropped{id, test::kOther, AllocationId{4}});
+  ASSERT_TRUE(CheckInvariants(ledger_.state()).ok());
+  ASSERT_TRUE(cycle_->Resume().ok());
+  EXPECT_EQ(chunk[0], std::byte{0x5a});
+  ASSERT_TRUE(cycle_->Pause().ok());
+  EXPECT_EQ(InUse(), before - k2M);
+  ASSERT_TRUE(cycle_->Resume().ok());
+}
+
 TEST_F(PoolCycleTest, copies_are_queued_before_the_resume_is_done) {
   Open(PoolPolicy::kPreserve);
   std::byte* const chunk = Chunk();

@@ -13,9 +13,9 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 
 const std::vector<std::string> kFields = {
-    "healthy", "kind",          "headline", "summary",     "job",      "remedy_action", "remedy", "live",       "session",
-    "rank",    "ranks",         "process",  "cycle_kind",  "cycle",    "phase",         "step",   "allocation", "bytes",
-    "code",    "driver_result", "seq",      "realtime_ns", "evidence", "causes",        "notes",  "damage",     "totals"};
+    "healthy",       "kind",    "headline",    "summary",  "job",    "remedy_action", "remedy", "live",       "session", "rank",
+    "ranks",         "process", "cycle_kind",  "cycle",    "tag",    "phase",         "step",   "allocation", "bytes",   "code",
+    "driver_result", "seq",     "realtime_ns", "evidence", "causes", "notes",         "damage", "totals"};
 
 Verdict Full() {
   Verdict v;
@@ -115,8 +115,8 @@ TEST(VerdictJson, has_null_for_what_is_not_known) {
   EXPECT_EQ(json["kind"], "healthy");
   EXPECT_EQ(json["live"], false);
   EXPECT_EQ(json["remedy_action"], "none");
-  for (const char* field : {"job", "remedy", "session", "rank", "process", "cycle_kind", "cycle", "phase", "step", "allocation",
-                            "bytes", "code", "driver_result", "seq", "realtime_ns"}) {
+  for (const char* field : {"job", "remedy", "session", "rank", "process", "cycle_kind", "cycle", "tag", "phase", "step",
+                            "allocation", "bytes", "code", "driver_result", "seq", "realtime_ns"}) {
     EXPECT_TRUE(json[field].is_null()) << field;
   }
   for (const char* list : {"ranks", "evidence", "causes", "notes", "damage"}) EXPECT_EQ(json[list], Ordered::array()) << list;

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "statemachine/event.h"
+#include "tests/replay/sizes.h"
 
 namespace amem::test {
-
-inline constexpr Bytes kMiB = Bytes{1} << 20;
 
 // The events of one session, numbered and timed as they are added: a millisecond apart on one common clock.
 class Story {

@@ -3,6 +3,7 @@
 
 #include "replay/rerun/absent_owner.h"
 #include "tests/replay/cycle/cycle_fixture.h"
+#include "tests/replay/job/scripted_pool.h"
 
 namespace amem {
 namespace {
@@ -163,6 +164,79 @@ TEST_F(RerunSessionTest, verification_compares_the_driver_handles_with_the_state
   Take(replay, verify, verify + 2);
   EXPECT_NE(replay.last.mismatch.message().find("has a driver handle and should have none"), std::string::npos)
       << replay.last.mismatch.message();
+}
+
+// The steps of a plan as they are recorded: begun and done.
+std::vector<EventBody> EventsOf(const Plan& plan, PoolId pool) {
+  std::vector<EventBody> events;
+  for (const PlannedPhase& phase : plan.phases) {
+    events.emplace_back(PhaseBegun{.phase = phase.phase, .pool = pool});
+    for (const Step& step : phase.steps) {
+      events.emplace_back(StepBegun{.step = step, .pool = pool});
+      events.emplace_back(StepDone{.step = step, .pool = pool});
+    }
+  }
+  return events;
+}
+
+// NCCL and a pool resume at the same time. The pool is ahead by so many events, so that each step of one lies in each of the
+// other's.
+std::vector<Event> TwoResumes(std::size_t ahead) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  test::ScriptedPool weights(story, "weights");
+  weights.Chunk();
+  story.Map(story.Create());
+  weights.Run(CycleKind::kPause);
+  story.Then(CycleBegun{.kind = CycleKind::kPause, .cycle = 1});
+  for (const EventBody& body : EventsOf(PlanPause(test::FoldedState(story)), {})) story.Then(body);
+  story.Then(CycleDone{.kind = CycleKind::kPause, .cycle = 1});
+  story.Then(CycleBegun{.kind = CycleKind::kResume, .cycle = 1});
+  weights.Begin(CycleKind::kResume);
+  const State before = test::FoldedState(story);
+  const auto nccl = EventsOf(PlanResume(before), {}), pool = EventsOf(PlanResume(before, weights.id()), weights.id());
+  for (std::size_t i = 0; i < nccl.size() + ahead || i < pool.size(); ++i) {
+    if (i < pool.size()) story.Then(pool[i]);
+    if (i >= ahead && i - ahead < nccl.size()) story.Then(nccl[i - ahead]);
+  }
+  weights.Done(CycleKind::kResume);
+  story.Then(CycleDone{.kind = CycleKind::kResume, .cycle = 1});
+  return story.events();
+}
+
+TEST_F(RerunSessionTest, steps_of_nccl_and_of_a_pool_that_interleave_are_told_apart) {
+  const std::vector<Event> of_the_ledger = events_;
+  for (std::size_t ahead = 0; ahead < 20; ++ahead) {
+    events_ = TwoResumes(ahead);
+    Replay replay = NewReplay();
+    for (std::size_t i = 0; i < events_.size(); ++i) {
+      Take(replay, i, i + 1);
+      ASSERT_TRUE(replay.last.mismatch.ok()) << ahead << ": " << replay.last.what << ": " << replay.last.mismatch.message();
+      const Status same = replay.session->Compare();
+      ASSERT_TRUE(same.ok()) << ahead << ", after event " << i + 1 << ": " << same.message();
+    }
+    EXPECT_EQ(replay.driver->BytesInUse(DeviceOrdinal{0}), 2 * k2M);
+  }
+  events_ = of_the_ledger;
+}
+
+TEST_F(RerunSessionTest, a_step_of_a_pool_that_fails_only_in_the_replay_is_a_difference) {
+  const std::vector<Event> of_the_ledger = std::exchange(events_, TwoResumes(3));
+  Replay replay = NewReplay();
+  const std::size_t begins = static_cast<std::size_t>(
+      std::ranges::find_if(events_,
+                           [](const Event& e) {
+                             const auto* begun = std::get_if<CycleBegun>(&e.body);
+                             return begun != nullptr && begun->pool && begun->kind == CycleKind::kResume;
+                           }) -
+      events_.begin());
+  Take(replay, 0, begins);
+  ASSERT_TRUE(replay.last.mismatch.ok()) << replay.last.mismatch.message();
+  ASSERT_TRUE(replay.driver->FailNext("Create", 1, cuda::kOutOfMemory).ok());
+  Take(replay, begins, events_.size());
+  EXPECT_FALSE(replay.last.mismatch.ok());
+  EXPECT_NE(replay.last.what.find("create"), std::string::npos) << replay.last.what;
+  events_ = of_the_ledger;
 }
 
 }  // namespace

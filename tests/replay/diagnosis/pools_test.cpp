@@ -1,0 +1,140 @@
+// Verdicts on pauses and resumes of pools, which concern one process each.
+#include "tests/replay/diagnosis/scripted_cycles.h"
+#include "tests/replay/job/scripted_pool.h"
+
+namespace amem {
+namespace {
+
+using test::CycleJob;
+using test::History;
+using test::ScriptedPool;
+
+struct PoolJob : CycleJob {
+  ScriptedPool weights{owner, "weights"};
+  PoolJob() {
+    weights.Chunk();
+    weights.Chunk(test::kMiB * 6);
+  }
+  Verdict Judge(SessionStatus status = SessionStatus::kLive) {
+    std::vector<JournalHistory> journals;
+    journals.push_back(History(owner, status));
+    journals.push_back(History(importer, SessionStatus::kLive));
+    return Diagnose(journals);
+  }
+};
+
+TEST(PoolVerdict, a_pool_that_pauses_and_resumes_is_healthy) {
+  PoolJob job;
+  job.weights.Run(CycleKind::kPause);
+  EXPECT_TRUE(job.Judge().healthy());
+  job.weights.Run(CycleKind::kResume);
+  const Verdict verdict = job.Judge();
+  EXPECT_TRUE(verdict.healthy()) << verdict.headline;
+  EXPECT_EQ(verdict.totals.pauses, 0u) << "NCCL's only";
+}
+
+TEST(PoolVerdict, a_resume_that_failed_names_tag_rank_step_and_remedy) {
+  PoolJob job;
+  job.weights.Run(CycleKind::kPause);
+  job.weights.Begin(CycleKind::kResume);
+  const Step create = job.weights.Work(CycleKind::kResume, StepKind::kCreate, 2);
+  job.weights.Fail(CycleKind::kResume, create, Code::kOutOfMemory, "create allocation 3: out of memory");
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kOutOfMemory);
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_EQ(verdict.rank, 0);
+  ASSERT_TRUE(verdict.step.has_value());
+  EXPECT_EQ(verdict.step->kind, StepKind::kCreate);
+  EXPECT_EQ(verdict.bytes, 6 * test::kMiB);
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kFreeMemory);
+  EXPECT_EQ(verdict.remedy.bytes, 6 * test::kMiB) << "what had come back by then does not count";
+  EXPECT_HAS(verdict.headline, "Resume 1 of tag weights failed on rank 0");
+  EXPECT_HAS(verdict.summary, "Tag weights is paused there now, with its contents kept.");
+  EXPECT_HAS(ToText(verdict.remedy), "call amem_resume for weights again");
+  EXPECT_FALSE(test::Has(ToText(verdict.remedy), "all ranks")) << ToText(verdict.remedy);
+}
+
+TEST(PoolVerdict, a_try_that_worked_afterwards_is_no_longer_wrong) {
+  PoolJob job;
+  job.weights.Run(CycleKind::kPause);
+  job.weights.Begin(CycleKind::kResume);
+  const Step create = job.weights.Work(CycleKind::kResume, StepKind::kCreate);
+  job.weights.Fail(CycleKind::kResume, create, Code::kOutOfMemory, "out of memory");
+  job.weights.Run(CycleKind::kResume);
+  EXPECT_TRUE(job.Judge().healthy());
+}
+
+TEST(PoolVerdict, a_pause_that_lacks_host_memory_says_so) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  const Step scan = job.weights.Work(CycleKind::kPause, StepKind::kScan);
+  job.weights.Fail(CycleKind::kPause, scan, Code::kOutOfMemory, "pinned host memory: out of memory");
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kOutOfMemory);
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kFreeHostMemory);
+  EXPECT_HAS(verdict.summary, "Tag weights is running there now.");
+}
+
+TEST(PoolVerdict, a_failure_without_a_step_is_told_by_its_message) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  job.owner.Then(CycleFailed{.kind = CycleKind::kPause,
+                             .cycle = 1,
+                             .message = "the stream is being captured",
+                             .code = Code::kRefused,
+                             .pool = job.weights.id()});
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_HAS(verdict.summary, "the stream is being captured");
+}
+
+TEST(PoolVerdict, a_journal_that_ends_in_the_middle_of_a_resume_names_tag_and_step) {
+  PoolJob job;
+  job.weights.Run(CycleKind::kPause);
+  job.weights.Begin(CycleKind::kResume);
+  job.weights.Work(CycleKind::kResume, StepKind::kMap);
+  job.clock += test::kSecond;
+  job.importer.Then(PeerConnected{.peer = job.owner.id(), .host = "alpha", .pid = 1000, .group = 7, .rank = 0});
+  job.importer.Then(PeerLost{.peer = job.owner.id(), .reason = kPeerDied});
+  const Verdict verdict = job.Judge(SessionStatus::kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied);
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_EQ(verdict.rank, 0);
+  ASSERT_TRUE(verdict.step.has_value());
+  EXPECT_EQ(verdict.step->kind, StepKind::kMap);
+  EXPECT_HAS(verdict.headline, "in the middle of resume 1 of tag weights");
+  EXPECT_EQ(verdict.remedy.outlook, Remedy::Outlook::kUnsaid) << "the others do not need its tensors";
+}
+
+TEST(PoolVerdict, a_failure_of_nccls_own_is_more_than_one_of_a_pool) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  const Step scan = job.weights.Work(CycleKind::kPause, StepKind::kScan);
+  job.weights.Fail(CycleKind::kPause, scan, Code::kOutOfMemory, "pinned host memory: out of memory");
+  job.BeginAll(CycleKind::kPause);
+  job.PhaseOfAll(PhaseKind::kPauseArrive);
+  const Step save = job.WorkInto(job.owner, PhaseKind::kPauseSave, StepKind::kScan);
+  job.owner.Then(StepFailed{.step = save, .code = Code::kDriver, .driver_result = 700, .message = "illegal address"});
+  job.owner.Then(CycleFailed{.kind = CycleKind::kPause, .cycle = 1, .message = "illegal address", .code = Code::kDriver});
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.headline;
+  EXPECT_EQ(verdict.tag, "");
+  ASSERT_GE(verdict.causes.size(), 2u) << "the pool's is still told";
+}
+
+TEST(PoolVerdict, events_of_a_pool_do_not_count_for_a_pause_of_nccl_that_is_under_way) {
+  PoolJob job;
+  job.BeginAll(CycleKind::kPause);
+  job.PhaseOfAll(PhaseKind::kPauseArrive);
+  job.weights.Run(CycleKind::kPause);
+  const JournalHistory history = History(job.owner, SessionStatus::kLive);
+  ASSERT_EQ(history.attempts.size(), 1u);
+  EXPECT_EQ(history.attempts[0].end, Attempt::End::kOpen);
+  EXPECT_EQ(history.attempts[0].phases.size(), 1u);
+  ASSERT_EQ(history.pools.size(), 1u);
+  EXPECT_EQ(history.pools.begin()->second.end, Attempt::End::kDone);
+}
+
+}  // namespace
+}  // namespace amem

@@ -54,23 +54,25 @@ AMEM_EXPORT int amem_attach(void);
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
 /* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
- * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead, AMEM_POOL_PINNED_MB for all tags together. Waits for a pause or resume that is under way, and
- * may wait for running kernels, as CUDA does when it unpins memory. */
+ * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead, AMEM_POOL_PINNED_MB for all tags together. Waits
+ * for a pause or resume that is under way, and may wait for running kernels, as CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
-/* ---- Memory of the program under tags ----------------------------------------------------------------------------------------
- * A tag names memory that is paused and resumed together: "weights", "optimizer", "kv_cache". Each has a pool that amem_alloc
- * takes from. Addresses stay through a pause, so that tensors, CUDA graphs and registrations stay valid; touching memory of a
- * paused tag faults, as freed memory does. Tags are private to the process: no other rank takes part. What another process has
- * imported, or a network card has registered, stays where it is and is reported (amem_memory_json, kept_bytes).
- * "nccl" is a tag as well: what NCCL holds, as ncclPause and ncclResume take it.
- * With AMEM_ENABLE=0 amem_alloc hands out plain memory of the driver, and everything else does nothing and returns 0. */
+/* ---- Memory of the program under tags
+ * ---------------------------------------------------------------------------------------- A tag names memory that is paused
+ * and resumed together: "weights", "optimizer", "kv_cache". Each has a pool that amem_alloc takes from. Addresses stay through
+ * a pause, so that tensors, CUDA graphs and registrations stay valid; touching memory of a paused tag faults, as freed memory
+ * does. Tags are private to the process: no other rank takes part. What another process has imported, or a network card has
+ * registered, stays where it is and is reported (amem_memory_json, kept_bytes). "nccl" is a tag as well: what NCCL holds, as
+ * ncclPause and ncclResume take it. With AMEM_ENABLE=0 amem_alloc hands out plain memory of the driver, and everything else
+ * does nothing and returns 0. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
 #define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
 
-#define AMEM_NO_WAIT 1u   /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
-#define AMEM_ON_STREAM 2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is
-                             waited for; contents are copied whole, without kernels. Else the devices must become idle. */
+#define AMEM_NO_WAIT 1u /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
+#define AMEM_ON_STREAM                                                                                  \
+  2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
+        waited for; contents are copied whole, without kernels. Else the devices must become idle. */
 
 /* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
 AMEM_EXPORT int amem_pool(const char* tag, int policy);
@@ -91,8 +93,8 @@ AMEM_EXPORT void* amem_alloc(ssize_t size, int device, void* stream);
 AMEM_EXPORT void amem_free(void* ptr, ssize_t size, int device, void* stream);
 
 /* Pauses `count` tags in this order. Paused already: 0. When one fails, those that this call had paused are resumed again, and
- * the message names the tag that failed. "nccl" is always waited for. Unknown tag: 4, and nothing is paused. What was asked of a
- * tag before is waited for. */
+ * the message names the tag that failed. "nccl" is always waited for. Unknown tag: 4, and nothing is paused. What was asked of
+ * a tag before is waited for. */
 AMEM_EXPORT int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream);
 
 /* Resumes `count` tags in this order; those of AMEM_NO_WAIT in the order of their `priority`, higher first. When one fails, it

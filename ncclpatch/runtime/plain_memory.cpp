@@ -11,13 +11,13 @@
 namespace amem::plain_memory {
 namespace {
 
-#define AMEM_PLAIN_CALLS(X)                                     \
-  X(init, "cuInit", cuInit)                                     \
-  X(get, "cuDeviceGet", cuDeviceGet)                            \
+#define AMEM_PLAIN_CALLS(X)                                       \
+  X(init, "cuInit", cuInit)                                       \
+  X(get, "cuDeviceGet", cuDeviceGet)                              \
   X(retain, "cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain) \
-  X(push, "cuCtxPushCurrent_v2", cuCtxPushCurrent)              \
-  X(pop, "cuCtxPopCurrent_v2", cuCtxPopCurrent)                 \
-  X(alloc, "cuMemAlloc_v2", cuMemAlloc)                         \
+  X(push, "cuCtxPushCurrent_v2", cuCtxPushCurrent)                \
+  X(pop, "cuCtxPopCurrent_v2", cuCtxPopCurrent)                   \
+  X(alloc, "cuMemAlloc_v2", cuMemAlloc)                           \
   X(free, "cuMemFree_v2", cuMemFree)
 
 struct PlainDriver {
@@ -32,7 +32,7 @@ const PlainDriver& TheDriver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return found;
     found.complete = true;
-#define AMEM_PLAIN_FIND(member, name, type)                                     \
+#define AMEM_PLAIN_FIND(member, name, type)                               \
   found.member = reinterpret_cast<decltype(&type)>(dlsym(library, name)); \
   found.complete = found.complete && found.member != nullptr;
     AMEM_PLAIN_CALLS(AMEM_PLAIN_FIND)
@@ -82,13 +82,12 @@ Result<void*> Allocate(Bytes bytes, DeviceOrdinal device) {
   CUcontext context = nullptr;
   CUdeviceptr address = 0;
   CUresult result = Context(cu, device.value, context);
-  if (result == CUDA_SUCCESS)
-    result = Within(cu, context, [&] { return cu.alloc(&address, std::max<Bytes>(bytes, 1)); });
+  if (result == CUDA_SUCCESS) result = Within(cu, context, [&] { return cu.alloc(&address, std::max<Bytes>(bytes, 1)); });
   if (result != CUDA_SUCCESS)
-    return Status{result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
-                  fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value,
-                              static_cast<int>(result)),
-                  static_cast<int>(result)};
+    return Status{
+        result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
+        fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value, static_cast<int>(result)),
+        static_cast<int>(result)};
   void* const memory = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   Plain& plain = ThePlain();
   const std::lock_guard lock(plain.mutex);

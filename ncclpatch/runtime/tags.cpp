@@ -28,8 +28,7 @@ Result<Named> Resolve(Session& session, const char* name) {
 
 Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   const bool pausing = asked.kind == CycleKind::kPause;
-  if (!tag.pool)
-    return Runtime::Get().RunCycle(asked.kind).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
+  if (!tag.pool) return Runtime::Get().RunCycle(asked.kind).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
   if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority});
 }

@@ -74,8 +74,7 @@ void* Allocate(ssize_t size, DeviceOrdinal device) {
   const auto session = Runtime::Get().ForPools();
   if (!session.ok()) {
     static std::atomic<bool> said = false;
-    if (!said.exchange(true))
-      log::Warn("amem_alloc hands out memory that cannot be paused: " + session.status().message());
+    if (!said.exchange(true)) log::Warn("amem_alloc hands out memory that cannot be paused: " + session.status().message());
     return Plain(bytes, device);
   }
   if (*session == nullptr) return Plain(bytes, device);
@@ -96,8 +95,9 @@ void Free(void* memory, void* stream) {
   if (memory == nullptr || replacements::inert.load() || plain_memory::Free(memory)) return;
   Session* const session = Runtime::Get().started();
   const Address address{reinterpret_cast<std::uint64_t>(memory)};
-  const Status freed = session == nullptr ? Status{Code::kNotFound, fmt::format("amem_free {}: nothing was allocated yet", memory)}
-                                          : session->pools().Free(address, stream);
+  const Status freed = session == nullptr
+                           ? Status{Code::kNotFound, fmt::format("amem_free {}: nothing was allocated yet", memory)}
+                           : session->pools().Free(address, stream);
   static std::atomic<std::uint64_t> wrong = 0;
   if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
 }
@@ -105,7 +105,8 @@ void Free(void* memory, void* stream) {
 Status MemoryJson(std::string& json) {
   const auto session = Runtime::Get().ForPools();
   if (!session.ok()) return session.status();
-  const nlohmann::json off{{"schema", 1}, {"tags", nlohmann::json::array()}, {"reason", "AMem is switched off (AMEM_ENABLE=0)"}};
+  const nlohmann::json off{
+      {"schema", 1}, {"tags", nlohmann::json::array()}, {"reason", "AMem is switched off (AMEM_ENABLE=0)"}};
   json = *session == nullptr ? off.dump() : (*session)->MemoryJson();
   return {};
 }
@@ -128,7 +129,9 @@ int amem_pool_enter(const char* tag) {
   return amem::AtTagBorder("amem_pool_enter", [&] { return amem::EnterPool(tag); });
 }
 
-int amem_pool_leave() { return amem::AtTagBorder("amem_pool_leave", [] { return amem::LeavePool(); }); }
+int amem_pool_leave() {
+  return amem::AtTagBorder("amem_pool_leave", [] { return amem::LeavePool(); });
+}
 
 void* amem_alloc(ssize_t size, int device, void* /*stream*/) {
   try {

@@ -27,8 +27,8 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
   return restore ? backup_.Restore(items) : backup_.Save(items, looking_);
 }
 
-// What is copied of a chunk of a pool: what amem_alloc gave out, in as few pieces as it can be told apart from what is free. What
-// comes back is what was saved, even if some of it was freed since.
+// What is copied of a chunk of a pool: what amem_alloc gave out, in as few pieces as it can be told apart from what is free.
+// What comes back is what was saved, even if some of it was freed since.
 void CopyQueue::AddPartsOfChunk(const Step& step, PoolId pool, std::vector<Backup::Item>& items) const {
   constexpr Bytes kApart = Bytes{2} << 20;
   if (step.kind == StepKind::kRestore) {

@@ -114,8 +114,8 @@ Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
   if (memory->free >= step.bytes) return {};
   const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
   return {Code::kOutOfMemory,
-          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}",
-                      step.device.value, RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(step.bytes),
+          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}", step.device.value,
+                      RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(step.bytes),
                       RoundedUpBytes(step.bytes - memory->free),
                       holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders,
                       target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again"),

@@ -103,16 +103,15 @@ Status PoolCycle::Undo(CycleKind failed) {
 Status PoolCycle::GiveUp(CycleKind kind, const Begun& begun, const Status& why) {
   const Status undone = Undo(kind);
   const bool pausing = kind == CycleKind::kPause;
-  const std::string after = undone.ok() ? pausing ? "; the tag runs on as before" : "; the tag stays paused, with its contents kept"
-                                        : "; undoing it failed too: " + undone.message() +
-                                              "; contents are kept: resume the tag again once the cause is gone";
-  const std::string message =
-      std::string(pausing ? "pause" : "resume") + " of tag " + begun.tag + ": " + why.message() + after;
+  const std::string after =
+      undone.ok()
+          ? pausing ? "; the tag runs on as before" : "; the tag stays paused, with its contents kept"
+          : "; undoing it failed too: " + undone.message() + "; contents are kept: resume the tag again once the cause is gone";
+  const std::string message = std::string(pausing ? "pause" : "resume") + " of tag " + begun.tag + ": " + why.message() + after;
   const auto lock = ledger_.Lock();
   ledger_.Record(CycleFailed{kind, begun.number, undone.ok(), message, why.code(), why.driver_result(), pool_});
-  const bool saved = std::ranges::any_of(ledger_.state().allocations, [&](const auto& item) {
-    return item.second.pool == pool_ && item.second.saved;
-  });
+  const bool saved = std::ranges::any_of(ledger_.state().allocations,
+                                         [&](const auto& item) { return item.second.pool == pool_ && item.second.saved; });
   if (pausing && !saved) backup_.ForgetAll();
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }

@@ -14,7 +14,7 @@ namespace amem {
 // Not for several threads at once.
 class PoolSpace {
  public:
-  static constexpr Bytes kGranule = 512;             // sizes of parts, and distances between them
+  static constexpr Bytes kGranule = 512;                // sizes of parts, and distances between them
   static constexpr Bytes kOwnChunk = Bytes{128} << 20;  // a request from here on gets a chunk of its own
 
   struct Chunk {
@@ -41,15 +41,15 @@ class PoolSpace {
   };
   std::optional<Given> Give(Address part);
 
-  // The chunk that a request is worth which no place is left for: the request itself from kOwnChunk on; otherwise a power of two
-  // of 32 MiB to 1 GiB that grows with what is held, so that all chunks together are few and at most a quarter is unused in
+  // The chunk that a request is worth which no place is left for: the request itself from kOwnChunk on; otherwise a power of
+  // two of 32 MiB to 1 GiB that grows with what is held, so that all chunks together are few and at most a quarter is unused in
   // advance. A multiple of `granularity`. `attempt` counts from 0: where memory is short, each further one is half as large.
   // nullopt: the attempt before was for no more than was asked for.
   [[nodiscard]] std::optional<Bytes> ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt = 0) const;
   void Add(const Chunk& chunk);
 
   [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // that begins there
-  [[nodiscard]] Bytes held() const { return held_; }  // chunks, whole
+  [[nodiscard]] Bytes held() const { return held_; }                // chunks, whole
   [[nodiscard]] Bytes taken() const { return taken_; }
   [[nodiscard]] std::size_t parts() const { return parts_.size(); }
   [[nodiscard]] const std::map<Address, Chunk>& chunks() const { return chunks_; }
@@ -63,7 +63,7 @@ class PoolSpace {
 
   std::map<Address, Chunk> chunks_;
   std::map<Address, Bytes> parts_;
-  std::map<Address, Bytes> free_;               // no two are neighbours in one chunk
+  std::map<Address, Bytes> free_;                // no two are neighbours in one chunk
   std::set<std::pair<Bytes, Address>> by_size_;  // the same
   Bytes held_ = 0, taken_ = 0;
 };

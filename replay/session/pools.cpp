@@ -127,8 +127,8 @@ Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdina
     const auto ledger = ledger_.Lock();
     chunk.allocation = ledger_.TakeAllocationId();
     ledger_.SetHandle(chunk.allocation, handle);
-    ledger_.Record(AllocationCreated{
-        chunk.allocation, chunk.bytes, memory->properties, 0, handle, {}, {}, MemoryTag::kUser, {}, pool.id});
+    ledger_.Record(
+        AllocationCreated{chunk.allocation, chunk.bytes, memory->properties, 0, handle, {}, {}, MemoryTag::kUser, {}, pool.id});
     ledger_.Record(RangeReserved{chunk.address, chunk.bytes, 0, {}, 0, {}, {}, pool.id});
     ledger_.Record(Mapped{chunk.address, chunk.bytes, 0, chunk.allocation, 0});
     ledger_.Record(AccessSet{chunk.address, chunk.bytes, {access}, {}});

@@ -53,8 +53,8 @@ class Pools {
   Status Free(Address address, void* stream);
 
   // ---- pauses and resumes ------------------------------------------------------------------------------------------------
-  // With `wait` the result is that of the pause or resume, after what was asked for before. Without, a failure comes at the next
-  // Wait, or at the next Pause that finds the pool still paused; another Resume tries again.
+  // With `wait` the result is that of the pause or resume, after what was asked for before. Without, a failure comes at the
+  // next Wait, or at the next Pause that finds the pool still paused; another Resume tries again.
   struct HowToPause {
     bool wait = true;
     // Contents are saved, whole, after what this stream holds now, and no other stream is waited for: the program must not

@@ -151,9 +151,10 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   if (memory == nullptr) return ledger_.Broken();
   AMEM_TRY(RefuseImport(by, token.allocation));
   if (a.pool && state.LifecycleOf(a.pool) != Lifecycle::kRunning) {
-    return Status{Code::kRefused,
-                  fmt::format("{} belongs to a tag that is paused at its owner, {}; resume it there", ToText(token.allocation), self),
-                  cuda::kIllegalState};
+    return Status{
+        Code::kRefused,
+        fmt::format("{} belongs to a tag that is paused at its owner, {}; resume it there", ToText(token.allocation), self),
+        cuda::kIllegalState};
   }
   SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag, IncarnationOf(token.allocation)};
   GiveOwnHandle(token.allocation);

@@ -22,12 +22,12 @@ namespace {
 
 constexpr ssize_t kMiB = 1 << 20;
 
-#define EXPECT(condition)                                                                                            \
-  do {                                                                                                               \
-    if (!(condition)) {                                                                                              \
-      std::printf("line %d: %s is not so; last error: %s\n", __LINE__, #condition, amem_last_error());               \
-      std::exit(1);                                                                                                  \
-    }                                                                                                                \
+#define EXPECT(condition)                                                                              \
+  do {                                                                                                 \
+    if (!(condition)) {                                                                                \
+      std::printf("line %d: %s is not so; last error: %s\n", __LINE__, #condition, amem_last_error()); \
+      std::exit(1);                                                                                    \
+    }                                                                                                  \
   } while (false)
 
 template <class Function>
@@ -259,10 +259,15 @@ void DefaultTag() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> all{
-      {"cycles", Cycles},     {"off", Off},           {"wrong-use", WrongUse}, {"out-of-memory", OutOfMemory},
-      {"without-waiting", WithoutWaiting}, {"together", Together}, {"threads", Threads}, {"forked", Forked},
-      {"default-tag", DefaultTag}};
+  const std::map<std::string, std::function<void()>> all{{"cycles", Cycles},
+                                                         {"off", Off},
+                                                         {"wrong-use", WrongUse},
+                                                         {"out-of-memory", OutOfMemory},
+                                                         {"without-waiting", WithoutWaiting},
+                                                         {"together", Together},
+                                                         {"threads", Threads},
+                                                         {"forked", Forked},
+                                                         {"default-tag", DefaultTag}};
   const auto chosen = argc == 2 ? all.find(argv[1]) : all.end();
   if (chosen == all.end()) return 2;
   chosen->second();

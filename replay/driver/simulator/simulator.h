@@ -177,7 +177,7 @@ class Simulator final : public Driver {
   };
   [[nodiscard]] std::vector<Reached> Reach(Address multicast) const;  // by device
   [[nodiscard]] std::optional<SimulatorWorld::Key> MemoryAt(Address address) const;
-  [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;  // on that device, by all processes of the world
+  [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // on that device, by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // of all lanes
   // The devices on which calls needed a context, so that the real driver would hold one there from then on.
   [[nodiscard]] std::set<DeviceOrdinal> ContextsOpened() const;

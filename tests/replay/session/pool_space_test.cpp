@@ -11,9 +11,7 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20, kGranularity = 2 * kMiB;
 
-PoolSpace::Chunk ChunkOf(std::uint64_t number, Bytes bytes) {
-  return {AllocationId{number}, Address{number << 40}, bytes};
-}
+PoolSpace::Chunk ChunkOf(std::uint64_t number, Bytes bytes) { return {AllocationId{number}, Address{number << 40}, bytes}; }
 
 TEST(PoolSpace, the_smallest_free_place_that_fits_is_taken) {
   PoolSpace space;

@@ -242,7 +242,8 @@ TEST_F(PoolsTest, a_tag_keeps_its_policy_and_an_unknown_tag_names_the_known) {
   const PoolId weights = Open("weights");
   EXPECT_EQ(Open("weights"), weights);
   EXPECT_EQ(pools().Open("weights", PoolPolicy::kDiscard).status().code(), Code::kInvalid);
-  for (const char* own : {"nccl", "user", ""}) EXPECT_EQ(pools().Open(own, PoolPolicy::kPreserve).status().code(), Code::kInvalid);
+  for (const char* own : {"nccl", "user", ""})
+    EXPECT_EQ(pools().Open(own, PoolPolicy::kPreserve).status().code(), Code::kInvalid);
   const auto unknown = pools().Find("wieghts");
   EXPECT_EQ(unknown.status().code(), Code::kNotFound);
   EXPECT_NE(unknown.status().message().find("known: weights, nccl"), std::string::npos) << unknown.status().message();
@@ -546,8 +547,7 @@ TEST_F(PoolsTest, cycles_of_several_tags_and_of_nccl_run_side_by_side) {
   };
   std::thread threads[] = {repeat([&] { return Pause(one); }, [&] { return Resume(one); }),
                            repeat([&] { return Pause(two); }, [&] { return Resume(two); }),
-                           repeat([&] { return a.session->Pause(); }, [&] { return a.session->Resume(); }),
-                           std::thread([&] {
+                           repeat([&] { return a.session->Pause(); }, [&] { return a.session->Resume(); }), std::thread([&] {
                              for (int i = 0; i < 200; ++i) {
                                const auto part = pools().Allocate(two, 40 * kMiB, kSecond);
                                EXPECT_TRUE(!part.ok() || pools().Free(*part, nullptr).ok());

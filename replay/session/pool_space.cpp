@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kLeastChunk = Bytes{32} << 20, kMostChunk = Bytes{1} << 30;
+constexpr Bytes kMostChunk = Bytes{1} << 30;
 
 Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
@@ -61,7 +61,7 @@ std::optional<PoolSpace::Given> PoolSpace::Give(Address address) {
 std::optional<Bytes> PoolSpace::ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt) const {
   const Bytes least = UpTo(Rounded(bytes), granularity);
   if (least >= kOwnChunk) return attempt == 0 ? std::optional(least) : std::nullopt;
-  Bytes chunk = std::max(least, std::bit_floor(std::clamp(held_ / 4, kLeastChunk, kMostChunk)));
+  Bytes chunk = std::max(least, std::bit_floor(std::clamp(held_ / 2, kLeastChunk, kMostChunk)));
   for (; attempt > 0; --attempt) {
     if (chunk <= least) return std::nullopt;
     chunk = std::max(least, chunk / 2);

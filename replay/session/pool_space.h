@@ -17,6 +17,8 @@ class PoolSpace {
   static constexpr Bytes kGranule = 512;                // sizes of parts, and distances between them
   static constexpr Bytes kOwnChunk = Bytes{128} << 20;  // a request from here on gets a chunk of its own
 
+  static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // of requests that share
+
   struct Chunk {
     AllocationId allocation;
     Address address;
@@ -42,7 +44,7 @@ class PoolSpace {
   std::optional<Given> Give(Address part);
 
   // The chunk that a request is worth which no place is left for: the request itself from kOwnChunk on; otherwise a power of
-  // two of 32 MiB to 1 GiB that grows with what is held, so that all chunks together are few and at most a quarter is unused in
+  // two of 32 MiB to 1 GiB that grows with what is held, so that all chunks together are few and at most a third is unused in
   // advance. A multiple of `granularity`. `attempt` counts from 0: where memory is short, each further one is half as large.
   // nullopt: the attempt before was for no more than was asked for.
   [[nodiscard]] std::optional<Bytes> ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt = 0) const;

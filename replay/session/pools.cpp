@@ -100,18 +100,21 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   return *address;
 }
 
-// Where memory is short, smaller chunks do.
+// Where memory is short, smaller chunks do: what a pool has in advance, the program's other allocators do not have.
 Status Pools::AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
   const auto granularity = driver_.Granularity(PropertiesOn(device, 0));
   if (!granularity.ok()) return granularity.status();
+  const auto memory = driver_.Memory(device);
+  const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, PoolSpace::kLeastChunk);
   Status failure;
   for (std::size_t attempt = 0;; ++attempt) {
     const auto chunk = space.ChunkFor(bytes, *granularity, attempt);
     if (!chunk) break;
+    if (*chunk > std::max(most, bytes + *granularity)) continue;
     failure = MakeChunk(pool, space, *chunk, device);
     if (failure.code() != Code::kOutOfMemory) break;
   }
-  return failure.Within(fmt::format("tag {}: allocate {} bytes", pool.tag, bytes));
+  return failure.Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
 }
 
 Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
@@ -191,6 +194,12 @@ Pools::Entry* Pools::Holding(Address address, DeviceOrdinal& device) {
   return nullptr;
 }
 
+// Nothing that was submitted to the stream is under way any more. A stream that is gone says nothing of that; its device does.
+bool Pools::Idle(const Late& late) const {
+  const Status done = driver_.AwaitStream(late.device, late.stream);
+  return done.ok() || (done.code() != Code::kRefused && driver_.Synchronize(late.device).ok());
+}
+
 Status Pools::Free(Address address, void* stream) {
   Lock lock(mutex_);
   Late late{address, {}, stream};
@@ -202,7 +211,7 @@ Status Pools::Free(Address address, void* stream) {
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   if (!Busy(*pool) && LifecycleOf(*pool) == Lifecycle::kRunning) {
     lock.unlock();
-    const bool idle = driver_.AwaitStream(late.device, stream).ok();
+    const bool idle = Idle(late);
     lock.lock();
     if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
       return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
@@ -239,7 +248,7 @@ void Pools::GiveLate(Lock& lock, Entry& pool) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
   for (const Late& one : std::exchange(pool.late, {})) {
     lock.unlock();
-    const bool idle = !running || driver_.AwaitStream(one.device, one.stream).ok();
+    const bool idle = !running || Idle(one);
     lock.lock();
     if (idle) {
       static_cast<void>(GiveBack(lock, pool, one.address, one.device));

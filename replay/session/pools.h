@@ -127,6 +127,7 @@ class Pools {
   void LetInEverywhere(DeviceOrdinal device);
   void Prepare(Entry& pool);
   Entry* Holding(Address address, DeviceOrdinal& device);  // null: none
+  [[nodiscard]] bool Idle(const Late& late) const;
   Status GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal device);
   void GiveLate(Lock& lock, Entry& pool);
 

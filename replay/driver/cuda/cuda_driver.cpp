@@ -223,12 +223,20 @@ Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address addr
 }
 
 Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
+  if (is_lane_) {
+    Status queued = nonzero_->On(device).CopyWhole(to, {from, bytes}, true);
+    if (queued.code() != Code::kUnsupported) return queued;
+  }
   return OnStream(device, "cuMemcpyDtoHAsync", from, bytes, [&](void* stream) -> int {
     return core_->calls.copy_to_host(to, from.value, bytes, static_cast<CUstream>(stream));
   });
 }
 
 Status CudaDriver::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
+  if (is_lane_) {
+    Status queued = nonzero_->On(device).CopyWhole(const_cast<std::byte*>(from), {to, bytes}, false);
+    if (queued.code() != Code::kUnsupported) return queued;
+  }
   return OnStream(device, "cuMemcpyHtoDAsync", to, bytes, [&](void* stream) -> int {
     return core_->calls.copy_to_device(to.value, from, bytes, static_cast<CUstream>(stream));
   });

@@ -77,7 +77,8 @@ class CudaDriver final : public Driver {
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
   Status Lead(DeviceOrdinal device, void* stream) override;
   Status AwaitStream(DeviceOrdinal device, void* stream) override;
-  // With streams of its own, and without a buffer on the device: what it copies in parts goes there directly.
+  // With streams of its own, and without a buffer on the device: what it copies in parts goes there directly. Its FindNonZero
+  // does not wait for what its CopyToHost has queued.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
   // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on H200 with a gigabyte
@@ -119,6 +120,7 @@ class CudaDriver final : public Driver {
   std::shared_ptr<Core> core_;
   std::unique_ptr<IdleWait> idle_;
   std::unique_ptr<NonZeroCopier> nonzero_;
+  bool is_lane_ = false;
 };
 
 }  // namespace amem

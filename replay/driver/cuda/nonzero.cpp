@@ -224,6 +224,13 @@ Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<co
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 
+Status CudaDriver::NonZeroCopier::Device::CopyWhole(std::byte* host, const Extent& extent, bool to_host) {
+  const std::lock_guard lock(mutex_);
+  AMEM_TRY(Ready());
+  AMEM_TRY(FollowMain());
+  return MoveRuns(host, std::span(&extent, 1), to_host);
+}
+
 // ---- marks -----------------------------------------------------------------------------------------------------------------
 
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {

@@ -66,6 +66,9 @@ class CudaDriver::NonZeroCopier::Device {
   Result<std::uint64_t> Mark();
   Status Await(std::uint64_t mark);
   Status Lead(CUstream stream);
+  // By a copy engine, in one of the lanes, after what is queued on the device's own stream: so that looking at contents, there,
+  // waits for no copy. kUnsupported: there are no lanes.
+  Status CopyWhole(std::byte* host, const Extent& extent, bool to_host);
 
  private:
   struct Lane {

@@ -91,6 +91,7 @@ Status CudaDriver::AwaitStream(DeviceOrdinal device, void* stream) {
 
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   std::unique_ptr<CudaDriver> lane(new CudaDriver(core_->Sibling()));
+  lane->is_lane_ = true;
   lane->SetPatience(patience());
   Parts parts;
   parts.to_host = Parts::Way::kDirect;

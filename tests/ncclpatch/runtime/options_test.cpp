@@ -42,10 +42,12 @@ TEST(Options, values_are_taken) {
                               {"AMEM_LAYOUT", "direct"},
                               {"AMEM_SLAB_MB", "64"},
                               {"AMEM_PINNED_MB", "0"},
+                              {"AMEM_POOL_PINNED_MB", "100"},
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
   EXPECT_EQ(options->timeout_ms, 250U);
+  EXPECT_EQ(options->pool_pinned_bytes, Bytes{100} << 20);
   EXPECT_EQ(options->journal.directory, "/data/j");
   EXPECT_EQ(options->journal.sync, SyncMode::kFull);
   EXPECT_EQ(options->journal.keep_sessions, 7U);
@@ -66,6 +68,7 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_SLAB_MB", "100"},
                                              {"AMEM_SLAB_MB", "1"},
                                              {"AMEM_PINNED_MB", "-1"},
+                                             {"AMEM_POOL_PINNED_MB", "half"},
                                              {"AMEM_CONTENT", "none"},
                                              {"AMEM_LOG", "loud"},
                                              {"AMEM_JOURNAL_SYNC", "1"},
@@ -137,6 +140,12 @@ TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
   EXPECT_EQ(Parse({{"AMEM_NVLS", "release"}})->nvls, Nvls::kRelease);
   const Status unknown = Parse({{"AMEM_NVLS", "on"}}).status();
   EXPECT_EQ(unknown.message(), "AMEM_NVLS=on is not understood; known: keep, release");
+}
+
+TEST(Options, ranks_of_one_host_share_what_tags_may_pin) {
+  const Bytes alone = Parse({})->pool_pinned_bytes, of_eight = Parse({{"LOCAL_WORLD_SIZE", "8"}})->pool_pinned_bytes;
+  EXPECT_GT(of_eight, 0U);
+  EXPECT_LE(of_eight, alone / 4) << "what is available changes from one moment to the next";
 }
 
 TEST(Options, the_rank_comes_from_the_first_launcher_that_says_it) {

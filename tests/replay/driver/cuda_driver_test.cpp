@@ -472,6 +472,36 @@ TEST_P(Contract, a_copy_to_what_is_not_mapped_fails) {
   EXPECT_RESULT(driver_->CopyToHost(kGpu, pinned->data(), block.address, 8), cuda::kInvalidValue);
 }
 
+TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
+  const Block block = Keep(2);
+  auto opened = driver_->OpenLane();
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const std::unique_ptr<Copier> lane = *std::move(opened);
+  auto pattern = Pinned(page_), back = Pinned(page_);
+  std::memset(pattern->data(), 0x5a, page_);
+  std::memset(back->data(), 0, page_);
+  ASSERT_OK(lane->Clear(kGpu, block.address, block.bytes));
+  ASSERT_OK(lane->CopyToDevice(kGpu, block.address + page_, pattern->data(), page_));
+  ASSERT_OK(lane->FinishCopies(kGpu));
+  const Extent all{block.address, block.bytes};
+  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), 4096);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  if (found->unscanned.empty()) {
+    EXPECT_EQ(found->runs, (std::vector<Extent>{{block.address + page_, page_}}));
+  }
+  const auto moment = lane->MomentOf(kGpu, nullptr);
+  ASSERT_TRUE(moment.ok()) << moment.status().message();
+  ASSERT_OK(lane->Follow(kGpu, **moment));
+  ASSERT_OK(lane->CopyToHost(kGpu, back->data(), block.address + page_, page_));
+  const auto mark = lane->Mark(kGpu);
+  ASSERT_TRUE(mark.ok());
+  ASSERT_OK(lane->Await(kGpu, *mark));
+  ASSERT_OK(lane->Lead(kGpu, nullptr));
+  ASSERT_OK(driver_->AwaitStream(kGpu, nullptr));
+  ASSERT_OK(lane->FinishCopies(kGpu));
+  EXPECT_EQ(std::memcmp(pattern->data(), back->data(), page_), 0);
+}
+
 TEST_P(Contract, pinned_memory_may_outlive_the_driver) {
   const auto pinned = Pinned(4096);
   driver_.reset();

@@ -511,12 +511,22 @@ TEST_F(PoolsTest, memory_is_allocated_after_a_resume_that_is_under_way) {
 TEST_F(PoolsTest, memory_whose_stream_cannot_be_waited_for_is_given_back_later) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, kMiB);
-  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kCaptureUnsupported).ok());
+  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
+  a.simulator->SetCapturing(true);  // so that the device cannot be asked, either
   EXPECT_TRUE(Give(memory).ok());
   EXPECT_EQ(a.InUse(), kChunk);
+  a.simulator->SetCapturing(false);
   std::byte* const another = Take(pool, kMiB);
   EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U);
   EXPECT_TRUE(Give(another).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, of_a_stream_that_is_gone_the_device_is_asked) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, kMiB);
+  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
+  EXPECT_TRUE(Give(memory).ok());
   EXPECT_EQ(a.InUse(), 0U);
 }
 

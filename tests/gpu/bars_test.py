@@ -32,6 +32,10 @@ class Bars(unittest.TestCase):
             self.assertIn(word, found[0])
         self.assertEqual(bars.of_cycles(changed(median__votes_ms=50.0), timed=False), [])
         self.assertEqual(bars.of_cycles(FLOOR), [])
+        grown = changed(mode="native", memory_after_cycles__equal=False, environment={"AMEM_SUSPEND": "native"})
+        self.assertEqual(bars.of_cycles(grown), [])  # NCCL's own suspend
+        grown["environment"] = {}                    # the same program, served by AMem
+        self.assertEqual(len(bars.of_cycles(grown)), 1)
 
     def test_served_suspends_are_held_to_AMems_own_call_and_to_NCCLs(self):
         native = changed(held_mib=3600.0, median__pause_ms=8000.0, median__resume_ms=15000.0)

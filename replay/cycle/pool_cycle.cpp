@@ -50,7 +50,7 @@ std::optional<PoolCycle::Begun> PoolCycle::Begin(CycleKind kind) {
   if (now == (pausing ? Lifecycle::kPaused : Lifecycle::kRunning)) return std::nullopt;
   Begun begun{pool->second.cycles + (pausing && now == Lifecycle::kRunning ? 1 : 0), pool->second.tag};
   if (pausing) ledger_.RenewJournal();
-  ledger_.Record(CycleBegun{kind, begun.number, {}, {}, pool_});
+  ledger_.Record(CycleBegun{.kind = kind, .cycle = begun.number, .pool = pool_});
   return begun;
 }
 
@@ -63,7 +63,7 @@ Status PoolCycle::Run(CycleKind kind, const StreamMoment* after, const std::func
   const std::uint64_t took = MonotonicNs() - start;
   {
     const auto lock = ledger_.Lock();
-    ledger_.Record(CycleDone{kind, begun->number, took, pool_});
+    ledger_.Record(CycleDone{.kind = kind, .cycle = begun->number, .duration_ns = took, .pool = pool_});
   }
   if (kind == CycleKind::kResume) backup_.ForgetAll();
   (kind == CycleKind::kPause ? pause_ns_ : resume_ns_) = took;
@@ -109,7 +109,13 @@ Status PoolCycle::GiveUp(CycleKind kind, const Begun& begun, const Status& why) 
           : "; undoing it failed too: " + undone.message() + "; contents are kept: resume the tag again once the cause is gone";
   const std::string message = std::string(pausing ? "pause" : "resume") + " of tag " + begun.tag + ": " + why.message() + after;
   const auto lock = ledger_.Lock();
-  ledger_.Record(CycleFailed{kind, begun.number, undone.ok(), message, why.code(), why.driver_result(), pool_});
+  ledger_.Record(CycleFailed{.kind = kind,
+                             .cycle = begun.number,
+                             .undone = undone.ok(),
+                             .message = message,
+                             .code = why.code(),
+                             .driver_result = why.driver_result(),
+                             .pool = pool_});
   const bool saved = std::ranges::any_of(ledger_.state().allocations,
                                          [&](const auto& item) { return item.second.pool == pool_ && item.second.saved; });
   if (pausing && !saved) backup_.ForgetAll();

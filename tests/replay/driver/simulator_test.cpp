@@ -520,6 +520,11 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->Gather(kGpu0, pinned->data(), extents); },
       [&] { return sim->Scatter(kGpu0, extents, pinned->data()); },
       [&] { return sim->ClearAll(kGpu0, extents); },
+      [&] { return sim->MomentOf(kGpu0, nullptr).status(); },
+      [&] { return sim->Follow(kGpu0, StreamMoment()); },
+      [&] { return sim->Lead(kGpu0, nullptr); },
+      [&] { return sim->AwaitStream(kGpu0, nullptr); },
+      [&] { return sim->OpenLane().status(); },
   };
   ASSERT_EQ(calls.size(), Simulator::kCalls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {

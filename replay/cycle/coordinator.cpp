@@ -132,7 +132,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   const auto lock = ledger_.Lock();
   ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result()});
   const auto& allocations = ledger_.state().allocations;
-  const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved; });
+  const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved && !item.second.pool; });
   if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }

@@ -48,7 +48,7 @@ json ByCallSite(const State& state) {
   };
   std::map<std::string, Sum> sums;
   for (const auto& [id, a] : state.allocations) {
-    if (!a.own()) continue;
+    if (!a.own() || a.pool) continue;
     Sum& sum = sums[ToText(a.site)];
     ++sum.count;
     sum.bytes += a.bytes;
@@ -110,7 +110,7 @@ json ByCommunicator(const State& state) {
 json ByTag(const State& state, const Holdings& held) {
   Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
   for (const auto& [id, a] : state.allocations) {
-    if (!a.own() || !a.on_device() || a.multicast || a.placed() || WhyKept(a) == KeepReason::kNone) continue;
+    if (!a.own() || a.pool || !a.on_device() || a.multicast || a.placed() || WhyKept(a) == KeepReason::kNone) continue;
     all_kept += a.bytes;
     if (a.tag != MemoryTag::kNccl) user_kept += a.bytes;
   }

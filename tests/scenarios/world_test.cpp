@@ -128,7 +128,8 @@ class World {
   World(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(kTimeout, &baton) {
     ranks_.resize(static_cast<std::size_t>(1 + Pick(kMostRanks)));
     slab_ = Pick(2) == 0;
-    memory_ = *SimulatorWorld::InMemory(kMostRanks, Bytes{16} << 20);
+    // Room for two chunks of pools, which take 32 MiB at once, and for all else.
+    memory_ = *SimulatorWorld::InMemory(kMostRanks, Bytes{80} << 20);
     for (std::size_t i = 0; i < ranks_.size(); ++i) Start(i);
   }
 
@@ -139,7 +140,7 @@ class World {
       switch (Pick(10)) {
         case 8:
         case 9:
-          UseTag();
+          for (int times = 1 + Pick(6); times > 0 && !::testing::Test::HasFailure(); --times) UseTag();
           break;
         case 0:
         case 1:

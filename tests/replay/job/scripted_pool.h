@@ -62,8 +62,7 @@ class ScriptedPool {
     return {};
   }
   void Done(CycleKind kind) {
-    story_.Then(
-        CycleDone{.kind = kind, .cycle = FoldedState(story_).pools.at(id_).cycles, .duration_ns = 1000, .pool = id_});
+    story_.Then(CycleDone{.kind = kind, .cycle = FoldedState(story_).pools.at(id_).cycles, .duration_ns = 1000, .pool = id_});
   }
   void Run(CycleKind kind) {
     Begin(kind);

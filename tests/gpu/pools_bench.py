@@ -302,7 +302,10 @@ def rival(torch, options):
 
 def child(options):
     signal.alarm(options.limit)  # whatever hangs, this process ends
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        return {"skipped": f"PyTorch: {error}"}
     if not torch.cuda.is_available():
         return {"skipped": "PyTorch sees no GPU"}
     torch.cuda.init()

@@ -13,6 +13,7 @@
 
 #include "journal/journal.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/job/scripted_pool.h"
 #include "tests/replay/tool/run_tool.h"
 #include "tests/replay/tool/scenario.h"
 
@@ -183,6 +184,42 @@ TEST_F(Commands, refs_are_the_ring_that_the_job_made) {
   // Who closed first may be marked as lost by the others.
   EXPECT_HAS(dot.out, "\"5e55000000000001\" -> \"5e55000000000000\" [label=\"3, 6 MiB");
   EXPECT_HAS(Shell("$TOOL refs $(ls -d $OK/*1)").out, "not given");
+}
+
+TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 0, &clock);
+  test::ScriptedPool weights(story, "weights");
+  const AllocationId chunk = weights.Chunk(6 * test::kMiB);
+  story.Map(story.Create());
+  for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume, CycleKind::kPause}) weights.Run(kind);
+  story.Then(SessionClosed{.reason = "exit"});
+  JournalOptions options;
+  options.directory = scratch_ / "tags";
+  {
+    auto writer = JournalWriter::Open(options, story.id());
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const Json top = Shell("$TOOL top --by tag --json $S/tags").json();
+  ASSERT_EQ(top.size(), 2U) << top.dump();
+  EXPECT_EQ(top[0]["tag"], "weights");
+  EXPECT_EQ(top[0]["bytes"], 6 * test::kMiB);
+  EXPECT_EQ(top[0]["backed_bytes"], 0);
+  EXPECT_EQ(top[1]["tag"], "nccl");
+  EXPECT_EQ(top[1]["backed_bytes"], 2 * test::kMiB);
+  EXPECT_HAS(Shell("$TOOL state $S/tags").out,
+             "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB, on the device now 0 B");
+  const Ran state = Shell("$TOOL state --json $S/tags");
+  EXPECT_EQ(state.json()["pools"][0]["lifecycle"], "paused");
+  const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
+  EXPECT_EQ(schema.code, 0) << schema.out << schema.err;
+  EXPECT_HAS(Shell("$TOOL info $S/tags").out, "weights (preserve, paused) 6 MiB");
+  EXPECT_HAS(Shell("$TOOL log $S/tags --allocation " + std::to_string(chunk.value)).out, "amem_alloc");
+  EXPECT_EQ(Shell("$TOOL why --json $S/tags").json()["healthy"], true);
+  const Ran run = Shell("$TOOL run --json $S/tags");
+  EXPECT_EQ(run.json()["same"], true) << run.out << run.err;
 }
 
 TEST_F(Commands, top_sums_by_site_peer_size_and_age) {

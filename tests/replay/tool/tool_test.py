@@ -504,7 +504,7 @@ class Described(Scratch):
         script = ("source <(%s completion bash); COMP_WORDS=(amem-replay top --by ''); COMP_CWORD=3; _amem_replay; "
                   "printf '%%s ' \"${COMPREPLY[@]}\"" % TOOL)
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-        self.assertEqual(done.stdout.split(), ["site", "communicator", "peer", "size", "age"])
+        self.assertEqual(done.stdout.split(), ["site", "communicator", "tag", "peer", "size", "age"])
 
 
 class Install(Scratch):

@@ -51,10 +51,9 @@ class Cuda:
                 raise _calls.AmemError(5, "amem.pool needs PyTorch 2.5 or later, for torch.cuda.MemPool; this is " + self.torch.__version__)
             if self._allocator is None:
                 self._allocator = self.torch.cuda.memory.CUDAPluggableAllocator(_library.find(), ALLOCATE, FREE)
+                atexit.register(self._outlive_the_interpreter)
             with self.torch.cuda.device(device):  # a MemPool belongs to the device that is current when it is made
                 found = self.torch.cuda.MemPool(self._allocator.allocator())
-            if not self._pools:
-                atexit.register(self._outlive_the_interpreter)
             self._pools[(tag, device)] = found
             self._tags_of_ids[tuple(found.id)] = tag
         return found

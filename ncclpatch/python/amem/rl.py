@@ -164,6 +164,9 @@ class RolloutOffload:
         """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
         if not self.enabled or not self._paused:
             return
+        side = _pools.backend()
+        if side:
+            side.empty_cache()  # what the rollout's tensors left in PyTorch's cache is needed now
         if self._nccl_is_under_amem():
             _tags.resume(_tags.NCCL)
         order = self._resume_order()

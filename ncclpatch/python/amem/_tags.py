@@ -54,7 +54,7 @@ def pause(*tags, wait=True, stream=None):
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
     not come (6). Then no tag of this call is paused: those that were are resumed.
     """
-    if not tags and stream is None:
+    if set(tags) <= {NCCL} and stream is None:  # libraries before tags have it, too
         _calls.check(_calls.lib.ncclPause(None))
         return
     names, count = _array(tags or (NCCL,))
@@ -75,7 +75,7 @@ def resume(*tags, wait=True, priority=0):
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
-    if not tags:
+    if set(tags) <= {NCCL}:
         _calls.check(_calls.lib.ncclResume(None))
         return
     names, count = _array(tags)

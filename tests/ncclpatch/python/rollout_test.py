@@ -101,7 +101,7 @@ class Rollout(WithTheFake):
             self.assertEqual(self.library.named("pause")[-1][1:], ((OPTIMIZER, GRADIENTS, PARAMETERS, "nccl"), 0, None))
             self.library.calls.clear()
         self.assertEqual(self.library.calls, [
-            ("resume", ("nccl",), 0, 0), ("resume", (PARAMETERS,), 1, 3), ("resume", (GRADIENTS,), 1, 2), ("resume", (OPTIMIZER,), 1, 1),
+            ("ncclResume",), ("resume", (PARAMETERS,), 1, 3), ("resume", (GRADIENTS,), 1, 2), ("resume", (OPTIMIZER,), 1, 1),
             ("wait on", PARAMETERS, 77), ("wait on", GRADIENTS, 77)])
         self.assertTrue(next(iter(optimizer.state.values()))["exp_avg"].isnan().all())
         optimizer.step()
@@ -226,7 +226,7 @@ class Failures(WithTheFake):
         self.assertTrue(self.intact())
 
     def test_a_resume_that_fails_is_raised_and_can_be_tried_again(self):
-        for call, tag in (("amem_resume", "nccl"), ("amem_resume", PARAMETERS), ("amem_wait_stream", PARAMETERS)):
+        for call, tag in (("ncclResume", "nccl"), ("amem_resume", PARAMETERS), ("amem_wait_stream", PARAMETERS)):
             self.library.fail[call, tag] = (1, "256 MiB short")
             with self.assertRaisesRegex(amem.AmemError, "256 MiB short"), self.offload.rollout():
                 pass

@@ -21,9 +21,10 @@ class Tags(OnTheFake):
     def test_without_tags_it_is_nccls_memory_by_the_call_of_old(self):
         amem.pause()
         amem.resume()
-        with amem.paused():
-            self.assertEqual(self.library.states["nccl"], "paused")
-        self.assertEqual(self.library.calls, [("ncclPause",), ("ncclResume",)] * 2)
+        for tags in ((), ("nccl",)):
+            with amem.paused(*tags):
+                self.assertEqual(self.library.states["nccl"], "paused")
+        self.assertEqual(self.library.calls, [("ncclPause",), ("ncclResume",)] * 3)
 
     def test_tags_go_to_the_library_in_their_order_with_the_flags(self):
         with amem.pool("a"), amem.pool("b", "discard"):
@@ -55,7 +56,7 @@ class Tags(OnTheFake):
                 call("wieghts")
             self.assertEqual(caught.exception.code, 4)
             self.assertIn("nccl, user", str(caught.exception))
-        for wrong in (["a"], "", None):
+        for wrong in (b"a", "", None):
             with self.assertRaises(TypeError):
                 amem.pause(wrong)
 

@@ -195,7 +195,8 @@ class Cpu:
 
     def __init__(self, torch):
         self.torch = torch
-        self.entered, self.dropped, self.caches_emptied = [], [], 0
+        self.entered, self.dropped, self.when_emptied = [], [], []
+        self._state = lambda: None
         self.others = []  # (first address, end) of memory in MemPools of others
         self.lose = False  # whether allocations land elsewhere
 
@@ -214,8 +215,16 @@ class Cpu:
     def synchronize(self, devices):
         pass
 
+    @property
+    def caches_emptied(self):
+        return len(self.when_emptied)
+
+    def watch(self, state):
+        """`when_emptied` notes what state() is each time."""
+        self._state = state
+
     def empty_cache(self):
-        self.caches_emptied += 1
+        self.when_emptied.append(self._state())
 
     def drop(self, tag):
         self.dropped.append(tag)

@@ -47,6 +47,7 @@ class WithTheFake(unittest.TestCase):
     def setUp(self):
         context = fake_library.installed(torch)
         self.library, self.side = context.__enter__()
+        self.side.watch(lambda: self.library.states.get(PARAMETERS))
         self.library.nccl_libraries = [{"under_amem": True}]
         self.addCleanup(context.__exit__, None, None, None)
 
@@ -169,6 +170,16 @@ class Rollout(WithTheFake):
         self.assertEqual(self.library.calls, [])
         self.assertEqual([p.data_ptr() for p in model.parameters()], addresses)
         self.assertFalse(optimizer._optimizer_step_pre_hooks)
+
+    def test_pytorchs_caches_are_emptied_on_the_way_in_and_out_and_gradients_get_a_new_pool(self):
+        model = model_of()
+        model(torch.ones(2, 8)).sum().backward()
+        with amem.rl.RolloutOffload(model).rollout():
+            entered = self.side.caches_emptied
+            self.assertEqual(self.side.when_emptied[-1], "resident")
+            self.assertEqual(self.side.dropped, [])
+        self.assertEqual(self.side.when_emptied[entered:], ["paused"])
+        self.assertEqual(self.side.dropped, [GRADIENTS])
 
     def test_two_objects_with_names_of_their_own_do_not_meet(self):
         actor, critic = model_of(1), model_of(2)
@@ -351,6 +362,20 @@ class Megatron(WithTheFake):
             with offload.rollout():
                 self.assertEqual(buffer.grad_data.isnan().all().item(), "parameters" not in options)
             self.assertTrue(torch.equal(buffer.param_data, wanted))
+
+    def test_buffers_are_found_without_views_and_views_without_buffers(self):
+        for buffers, views in ((True, False), (False, True)):
+            model = model_of()
+            buffer = Buffer(list(model.parameters()))
+            if buffers:
+                model.buffers = [buffer]
+            if not views:
+                for parameter in model.parameters():
+                    del parameter.main_grad
+            offload = amem.rl.RolloutOffload(model)
+            with offload.rollout():
+                self.assertTrue(buffer.param_data.isnan().all() and buffer.grad_data.isnan().all())
+            self.assertFalse(buffer.param_data.isnan().any() or buffer.grad_data.isnan().any())
 
     def test_megatron_core_itself_has_these_attributes(self):
         try:

@@ -12,6 +12,7 @@ HERE = "in this pool already"
 ELSEWHERE = "in the pool of the tag %r"
 ANOTHERS = "in another memory pool of PyTorch, such as a CUDA graph's"
 FOREIGN = "memory that PyTorch did not allocate"
+BATCH_BYTES = 1 << 30  # moved before the old memory goes back to the driver
 
 
 class Skipped(NamedTuple):
@@ -146,37 +147,55 @@ def _reason_to_stay(storage, tag, torch_side, segments):
     return None if storage.resizable() else FOREIGN
 
 
-def _move(storages, tag, policy, torch_side):
+def _batches(storages, torch_side):
+    """(device, storages of at most BATCH_BYTES together, or a single larger one)."""
+    device, batch, size = None, [], 0
+    for storage in sorted(storages, key=lambda one: torch_side.device_index(one.device)):
+        if batch and (torch_side.device_index(storage.device) != device or size + storage.nbytes() > BATCH_BYTES):
+            yield device, batch
+            batch, size = [], 0
+        device = torch_side.device_index(storage.device)
+        batch.append(storage)
+        size += storage.nbytes()
+    if batch:
+        yield device, batch
+
+
+def _move_batch(device, batch, tag, policy, torch_side):
     """Moves storages, each to memory of the same size. resize_ takes new memory from the allocator in force, copies, and puts the
     new address into the storage itself, so that every view of it follows. When memory is short it has changed nothing."""
-    by_device = {}
-    for storage in storages:
-        by_device.setdefault(torch_side.device_index(storage.device), []).append(storage)
-    torch_side.synchronize(by_device)  # other streams may still write to the old memory
-    moved = 0
     try:
-        for device, group in by_device.items():
-            with _pools.pool(tag, policy, device):
-                for storage in group:
-                    storage.resize_(storage.nbytes())
-                    _homes.add(storage, tag, torch_side.torch)
-                    moved += 1
-    except torch_side.torch.cuda.OutOfMemoryError as error:
-        text = "amem.adopt: %d of %d storages are in the pool %r, and memory for the next one was short (%s); all contents are intact" % (
-            moved, len(storages), tag, _calls.last_error() or error)
-        raise _calls.AmemError(1, text) from error
+        with _pools.pool(tag, policy, device):
+            for storage in batch:
+                storage.resize_(storage.nbytes())
+                _homes.add(storage, tag, torch_side.torch)
     finally:
-        torch_side.synchronize(by_device)  # the old memory may be reused from here on
-        torch_side.empty_cache()
+        torch_side.synchronize([device])  # the old memory may be reused from here on
+        _pools.empty_cache()  # PyTorch does not do it by itself while it allocates from a pool
+
+
+def _move(storages, tag, policy, torch_side):
+    torch_side.synchronize({torch_side.device_index(storage.device) for storage in storages})  # who still writes to the old memory?
+    short = torch_side.torch.cuda.OutOfMemoryError
+    try:
+        for device, batch in _batches(storages, torch_side):
+            try:
+                _move_batch(device, batch, tag, policy, torch_side)
+            except short:  # PyTorch's caches are empty now
+                _move_batch(device, [one for one in batch if _homes.tag_of(one) != tag], tag, policy, torch_side)
+    except short as error:
+        text = "amem.adopt: %d of %d storages are in the pool %r, and memory for the next one was short (%s); all contents are intact" % (
+            sum(_homes.tag_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
+        raise _calls.AmemError(1, text) from error
 
 
 def _check_landed(storages, tag, torch_side):
-    segments = _Segments(torch_side)
-    for storage in storages:
-        if segments.of(storage.data_ptr()) != (True, tag):
-            text = ("amem.adopt: PyTorch took memory from elsewhere than the pool %r (is PYTORCH_NO_CUDA_MEMORY_CACHING set, or another "
-                    "allocator in force?); the tensors are intact, and a pause would not free them" % tag)
-            raise _calls.AmemError(5, text)
+    segments, row = _Segments(torch_side), _tags.row_of(tag)
+    if all(segments.of(storage.data_ptr()) == (True, tag) for storage in storages) and (row is None or row["bytes"] > 0):
+        return  # no row: AMem is switched off
+    text = ("amem.adopt: PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
+            "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?); the tensors are intact, and a pause would not free them" % tag)
+    raise _calls.AmemError(5, text)
 
 
 def move_storages(storages, tag, policy, count):
@@ -187,6 +206,9 @@ def move_storages(storages, tag, policy, count):
             count.skip(NOT_A_GPUS, tensors, storage.nbytes())
         return count.result(tag)
     state = _tags.state_of(tag)
+    if state in ("pausing", "resuming"):
+        _tags.wait(tag)
+        state = _tags.state_of(tag)
     if state not in (None, "resident"):
         raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
     segments, chosen = _Segments(torch_side), []
@@ -222,8 +244,8 @@ def adopt(tensors, tag, policy="preserve"):
     memory that PyTorch did not allocate.
 
     Addresses change here, once, and never again. So adopt before a CUDA graph is captured that reads the tensors, before NCCL or
-    another process is given their addresses, and while no other thread uses them. It waits for the devices; while it works, the
-    largest storage is there twice. torch.compile needs nothing: it asks for addresses in each call.
+    another process is given their addresses, and while no other thread uses them. It waits for the devices, and empties PyTorch's
+    caches; while it works, a gibibyte, or the largest storage if that is more, is there twice. torch.compile needs nothing: it asks for addresses in each call.
 
     AmemError: too little memory (1; what was moved is moved, everything is intact), the tag is paused (5), another policy (4).
     """

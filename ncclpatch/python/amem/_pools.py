@@ -149,6 +149,14 @@ def outside():
     return _innermost(None)
 
 
+def empty_cache():
+    """Gives what PyTorch has cached back to the driver. Within a pool PyTorch would refuse, or leave the cache outside of it alone."""
+    torch_side = backend()
+    if torch_side:
+        with outside():
+            torch_side.empty_cache()
+
+
 def _devices(torch_side, device):
     if isinstance(device, (list, tuple)):
         return list(dict.fromkeys(torch_side.device_index(one) for one in device))
@@ -167,8 +175,10 @@ def pool(tag, policy="preserve", device=None):
              holds anything; for caches. One policy for each tag.
     device:  a CUDA device, or a list of them, whose allocations go to the pool; None: the current one.
 
-    Nests: the innermost pool is allocated from. Threads that are started inside, autograd's among them, are outside of it.
-    PyTorch takes memory in multiples of 2 MiB, keeps what is freed for the same pool, and gives it back when the process ends.
+    Nests: the innermost pool is allocated from. Threads that are started inside, autograd's among them, are outside of it; two threads
+    cannot be in the pool of one tag and device at once (PyTorch raises RuntimeError).
+    PyTorch takes memory in multiples of 2 MiB, keeps what is freed for the same pool, and gives it back when the process ends. It does
+    not empty its other caches when memory for a pool is short: call torch.cuda.empty_cache() before a large allocation.
     Without PyTorch (or imported later), the pool is for C code of this thread that calls amem_alloc. Do not open one during the
     capture of a CUDA graph, whose allocations are the graph's.
 

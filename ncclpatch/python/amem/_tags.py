@@ -117,6 +117,12 @@ def memory():
     return _calls.read_json("amem_memory_json")
 
 
+def row_of(tag):
+    """What memory() says of a tag, or None if there is no such tag."""
+    return next((row for row in memory()["tags"] if row["tag"] == tag), None)
+
+
 def state_of(tag):
     """The "state" of a tag, or None if there is no such tag."""
-    return next((row["state"] for row in memory()["tags"] if row["tag"] == tag), None)
+    row = row_of(tag)
+    return row and row["state"]

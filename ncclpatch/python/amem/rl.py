@@ -152,9 +152,7 @@ class RolloutOffload:
         self._complain_if_paused("pause")
         self.adopt()
         self._check_discarded()
-        side = _pools.backend()
-        if side:
-            side.empty_cache()
+        _pools.empty_cache()
         tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if self._nccl_is_under_amem() else [])
         if tags:
             _tags.pause(*tags)
@@ -164,9 +162,7 @@ class RolloutOffload:
         """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
         if not self.enabled or not self._paused:
             return
-        side = _pools.backend()
-        if side:
-            side.empty_cache()  # what the rollout's tensors left in PyTorch's cache is needed now
+        _pools.empty_cache()  # what the rollout's tensors left there is needed now
         if self._nccl_is_under_amem():
             _tags.resume(_tags.NCCL)
         order = self._resume_order()

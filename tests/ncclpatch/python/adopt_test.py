@@ -119,6 +119,30 @@ class Adopt(unittest.TestCase):
         storage.resize_(4000)  # as FSDP does: it is elsewhere now
         self.assertEqual(amem.adopt(tensors, "a").storages, 1)
 
+    def test_old_memory_goes_back_as_it_is_left_not_at_the_end(self):
+        before = amem._adopt.BATCH_BYTES
+        amem._adopt.BATCH_BYTES = 100
+        self.addCleanup(setattr, amem._adopt, "BATCH_BYTES", before)
+        tensors = [torch.zeros(count) for count in (10, 15, 100, 5, 5)]  # 40 + 60, 400, and 20 + 20 bytes
+        self.assertEqual(amem.adopt(tensors, "a").storages, 5)
+        self.assertEqual(self.side.caches_emptied, 3)
+        self.assertEqual(amem.adopt(tensors, "a").storages, 0)
+
+    def test_memory_that_pytorch_had_cached_is_found(self):
+        tensors, real = [torch.full((10,), float(i)) for i in range(3)], torch.UntypedStorage.resize_
+
+        def short(storage, size):
+            if storage.data_ptr() == tensors[1].data_ptr() and not self.side.caches_emptied:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return real(storage, size)
+
+        torch.UntypedStorage.resize_ = short
+        try:
+            self.assertEqual(amem.adopt(tensors, "a").storages, 3)
+        finally:
+            torch.UntypedStorage.resize_ = real
+        self.assertEqual([tensor[0].item() for tensor in tensors], [0.0, 1.0, 2.0])
+
     def test_too_little_memory_half_way_leaves_everything_intact(self):
         tensors = [torch.full((10,), float(i)) for i in range(4)]
         real = torch.UntypedStorage.resize_
@@ -153,9 +177,22 @@ class Adopt(unittest.TestCase):
         with self.assertRaisesRegex(amem.AmemError, "another policy"):
             amem.adopt(torch.zeros(4), "a", policy="discard")
 
+    def test_a_tag_that_is_still_on_its_way_back_is_waited_for(self):
+        tensor = torch.ones(4)
+        amem.adopt(tensor, "a")
+        amem.pause("a")
+        amem.resume("a", wait=False)
+        amem.wait("a", stream=0)
+        self.assertEqual(self.library.states["a"], "resuming")
+        self.assertEqual(amem.adopt([tensor, torch.zeros(4)], "a").storages, 1)
+        self.assertEqual(self.library.states["a"], "resident")
+
     def test_memory_that_lands_elsewhere_is_said(self):
         self.side.lose = True
         with self.assertRaisesRegex(amem.AmemError, "memory from elsewhere than the pool 'a'"):
+            amem.adopt(torch.zeros(4), "a")
+        self.side.lose, self.library.bypassed = False, True
+        with self.assertRaisesRegex(amem.AmemError, "expandable_segments"):
             amem.adopt(torch.zeros(4), "a")
 
     def test_contents_are_lost_in_a_pause_unless_saved(self):

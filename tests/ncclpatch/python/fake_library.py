@@ -35,6 +35,7 @@ class Library:
         self.states = {"nccl": RESIDENT, "user": RESIDENT}
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
+        self.bypassed = False  # whether PyTorch takes memory without asking
         self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items() if name not in without}
         _library.declare_pools(self)
 
@@ -86,6 +87,8 @@ class Library:
                 for other in done:
                     self._bring_back(other)
                 return code
+            if self.states[tag] == RESUMING:
+                self._bring_back(tag)  # what is under way is waited for
             if self.states[tag] == RESIDENT:
                 self.states[tag] = PAUSED
                 done.append(tag)
@@ -120,6 +123,8 @@ class Library:
                 self.states[tag] = PAUSED
             else:
                 self._bring_back(tag)
+                if name == "amem_wait_stream":
+                    self.states[tag] = RESUMING  # the stream waits, the copies are under way
         return code
 
     def _amem_wait(self, tag):
@@ -141,8 +146,12 @@ class Library:
         return 0
 
     def _amem_memory_json(self, buffer, length):
-        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]]} for tag, state in self.states.items()]
+        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag)}
+                for tag, state in self.states.items()]
         return self._write({"schema": 1, "tags": rows}, buffer, length)
+
+    def _bytes(self, tag):
+        return sum(storage.nbytes() for storage in self.contents.storages(tag)) if self.contents and not self.bypassed else 0
 
     def _amem_stats_json(self, buffer, length):
         return self._write({"session": None, "nccl_libraries": self.nccl_libraries}, buffer, length)
@@ -224,6 +233,7 @@ class Cpu:
         self._state = state
 
     def empty_cache(self):
+        assert not self.entered, "PyTorch cannot empty its caches within a pool"
         self.when_emptied.append(self._state())
 
     def drop(self, tag):

@@ -181,6 +181,11 @@ class Rollout(WithTheFake):
         self.assertEqual(self.side.when_emptied[entered:], ["paused"])
         self.assertEqual(self.side.dropped, [GRADIENTS])
 
+    def test_a_rollout_within_a_pool_is_one(self):
+        with amem.pool("engine"), amem.rl.RolloutOffload(model_of()).rollout():
+            self.assertEqual(self.library.states[PARAMETERS], "paused")
+            self.assertEqual(self.side.entered, [("engine", 0)])
+
     def test_two_objects_with_names_of_their_own_do_not_meet(self):
         actor, critic = model_of(1), model_of(2)
         first = amem.rl.RolloutOffload(actor, name="actor")

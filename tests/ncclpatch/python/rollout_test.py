@@ -2,11 +2,13 @@
 
 import argparse
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import amem
 import amem.rl
@@ -322,11 +324,11 @@ class Chained:
 
 @unittest.skipIf(torch is None, "this python has no PyTorch")
 class Megatron(WithTheFake):
-    def run_with(self, enabled):
+    def run_with(self, enabled, make=Buffer):
         model = model_of()
         parameters = list(model.parameters())
-        model.buffers = [Buffer(parameters[:2])]  # hides Module.buffers, as Megatron's wrapper does
-        model.expert_parallel_buffers = [Buffer(parameters[2:])]
+        model.buffers = [make(parameters[:2])]  # hides Module.buffers, as Megatron's wrapper does
+        model.expert_parallel_buffers = [make(parameters[2:])]
         chained = Chained(MegatronOptimizer(parameters[:2]), MegatronOptimizer(parameters[2:]))
         offload = amem.rl.RolloutOffload([model], chained, enabled=enabled, name="megatron")
         buffers = model.buffers + model.expert_parallel_buffers
@@ -382,17 +384,26 @@ class Megatron(WithTheFake):
                 self.assertTrue(buffer.param_data.isnan().all() and buffer.grad_data.isnan().all())
             self.assertFalse(buffer.param_data.isnan().any() or buffer.grad_data.isnan().any())
 
-    def test_megatron_core_itself_has_these_attributes(self):
+    def test_megatron_cores_own_buffers_go_and_come_back(self):
         try:
-            from megatron.core.distributed import DistributedDataParallel, param_and_grad_buffer
+            from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+            from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
             from megatron.core.optimizer import optimizer
         except Exception as error:  # it imports much, and fails in many ways
             self.skipTest("no megatron-core: %s" % error)
-        import inspect
+        import torch.distributed as dist
 
-        source = inspect.getsource(param_and_grad_buffer._ParamAndGradBuffer)
-        for name in ("self.param_data", "self.grad_data", "param.main_grad = "):
-            self.assertIn(name, source)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        config, groups = DistributedDataParallelConfig(use_distributed_optimizer=True), argparse.Namespace(tp=dist.group.WORLD, dp_cp=dist.group.WORLD)
+
+        def make(parameters):
+            names = {parameter: str(number) for number, parameter in enumerate(parameters)}
+            with mock.patch("torch.cuda.current_device", lambda: "cpu"):
+                return _ParamAndGradBuffer(config, torch.float32, torch.float32, parameters, dist.group.WORLD, None, names, 1.0,
+                                           list(range(len(parameters))), False, groups)
+
+        self.assertEqual(self.run_with(True, make), self.run_with(False, make))
         for name in ("self.buffers", "self.expert_parallel_buffers"):
             self.assertIn(name, inspect.getsource(DistributedDataParallel.__init__))
         self.assertIn("self.chained_optimizers", inspect.getsource(optimizer.ChainedOptimizer.__init__))

@@ -82,26 +82,29 @@ class RolloutOffload:
         import torch
 
         self._complain_if_paused("adopt")
-        taken = set()
-        found = {}
-        for kind, values in (("parameters", _training.parameters_of(self._models)), ("gradients", self._gradients()),
-                             ("optimizer", _training.states_of(self._optimizers))):
-            storages = {key: row for key, row in self._storages(values, torch).items() if key not in taken}
-            taken.update(storages)  # what two classes share belongs to the first, also where the first one stays
+        taken, found = set(), {}
+        for kind, storages in self._storages_by_class(torch):
+            mine = {key: row for key, row in storages.items() if key not in taken}
+            taken.update(mine)  # what two classes share belongs to the first, also where the first one stays
             if kind in self._names:
-                found[kind] = self._adopt(kind, storages, torch)
+                found[kind] = self._adopt(kind, mine)
         return found
 
+    def _storages_by_class(self, torch):
+        yield "parameters", self._storages(_training.parameters_of(self._models), torch)
+        gradients = self._storages(self._gradients(), torch)
+        for key, storage in self._gradients_still_there(torch):
+            gradients.setdefault(key, [storage, 0])
+        yield "gradients", gradients
+        yield "optimizer", self._storages(_training.states_of(self._optimizers), torch)
+
     def _gradients(self):
-        yield from _training.gradients_of(self._models, self._optimizers)
+        return _training.gradients_of(self._models, self._optimizers)
 
     def _storages(self, values, torch):
         return _adopt.storages_of(values, torch)
 
-    def _adopt(self, kind, storages, torch):
-        if kind == "gradients":
-            for key, storage in self._gradients_still_there(torch):
-                storages.setdefault(key, [storage, 0])
+    def _adopt(self, kind, storages):
         result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], _adopt.Count())
         if result.storages:
             self.adopted[kind] = result

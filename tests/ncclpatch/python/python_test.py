@@ -288,6 +288,41 @@ amem.resume("weights")
 """
         )
 
+    def test_a_resume_that_fails_comes_with_the_wait_and_loses_nothing(self):
+        self.check_pools(
+            """
+pointer = take("weights", fill=6)
+for wait in (False, True):
+    amem.pause("weights")
+    assert cuda.stand_in_cuda_fail_next(b"Create", ctypes.c_uint64(1), 2) == 0
+    try:
+        amem.resume("weights", wait=wait)
+        amem.wait("weights")
+        raise SystemExit("it must fail")
+    except amem.AmemError as error:
+        assert error.code == 1 and "weights" in str(error), (error.code, str(error))
+    assert row("weights")["state"] == "paused" and in_use() == 0, row("weights")
+    amem.resume("weights")
+    assert contents(pointer) == b"\\x06" * SIZE
+"""
+        )
+
+    def test_switched_off_nothing_is_paused_and_nothing_fails(self):
+        self.check_pools(
+            """
+pointer = take("weights", fill=8)
+before = in_use()
+with amem.paused("weights"):
+    assert in_use() == before
+amem.wait("weights")
+amem.wait("weights", stream=0)
+assert contents(pointer) == b"\\x08" * SIZE and amem.memory()["tags"] == [], amem.memory()
+lib.amem_free(pointer, SIZE, 0, None)
+assert in_use() < before
+""",
+            AMEM_ENABLE="0",
+        )
+
     def test_pools_nest_and_are_a_threads_own(self):
         self.check_pools(
             """

@@ -1,5 +1,7 @@
 """Pools, pause, resume and wait by tag, and torch_memory_saver's calls, on a stand-in for the library. No PyTorch is needed."""
 
+import contextlib
+import sys
 import threading
 import types
 import unittest
@@ -160,6 +162,94 @@ class FakeTorchSide(OnTheFake):
             thread.start()
             thread.join()
         self.assertEqual(seen, [[]])
+
+
+class PyTorch:
+    """The functions of torch.cuda that pools use, with what they were given."""
+
+    __version__ = "2.11.0"
+
+    class MemPool:
+        made = []
+
+        def __init__(self, allocator):
+            self.id = (0, 1 + len(self.made))
+            self.made.append((allocator, PyTorch.current[-1]))
+
+    class CUDAPluggableAllocator:
+        def __init__(self, path, allocate, free):
+            self.functions = path, allocate, free
+
+        def allocator(self):
+            return self.functions
+
+    current = [0]
+    log = []
+
+    def __init__(self):
+        self.MemPool.made, self.log = [], []
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True, MemPool=self.MemPool, memory=self, use_mem_pool=self.use_mem_pool, device=self.device,
+            _utils=types.SimpleNamespace(_get_device_index=lambda device, optional: 0 if device is None else device),
+            memory_snapshot=lambda: self.snapshot)
+        self.snapshot = []
+
+    @contextlib.contextmanager
+    def device(self, index):
+        self.current.append(index)
+        yield
+        self.current.pop()
+
+    @contextlib.contextmanager
+    def use_mem_pool(self, pool, device):
+        self.log.append(("use", pool.id, device))
+        yield
+        self.log.append(("leave", pool.id, device))
+
+
+class MemPools(OnTheFake):
+    """What amem._pools.Cuda asks of PyTorch."""
+
+    def setUp(self):
+        super().setUp()
+        self.torch = PyTorch()
+        self.side = amem._pools._backend = amem._pools.Cuda(self.torch)
+        amem._pools.backend = lambda: self.side
+
+    def test_there_is_one_for_each_tag_and_device_on_amems_allocator(self):
+        for tag, device in (("a", 0), ("a", 1), ("b", None), ("a", 1)):
+            with amem.pool(tag, device=device):
+                pass
+        functions = (amem._library.find(), "amem_alloc", "amem_free")
+        self.assertEqual(self.torch.MemPool.made, [(functions, 0), (functions, 1), (functions, 0)])
+        self.assertEqual([entry for entry in self.torch.log if entry[0] == "use"],
+                         [("use", (0, 1), 0), ("use", (0, 2), 1), ("use", (0, 3), 0), ("use", (0, 2), 1)])
+
+    def test_memory_is_known_by_its_mempool_also_after_that_is_dropped(self):
+        with amem.pool("a"), amem.pool("b"):
+            pass
+        self.side.drop("a")
+        with amem.pool("a"):
+            pass
+        self.assertEqual(len(self.torch.MemPool.made), 3)
+        self.torch.snapshot = [{"address": 100 * number, "total_size": 50, "segment_pool_id": pool}
+                               for number, pool in enumerate(((0, 0), (0, 1), (0, 2), (0, 3), (7, 0)))]
+        self.assertEqual(self.side.segments(), [(100, 150, "a"), (200, 250, "b"), (300, 350, "a"), (400, 450, None)])
+
+    def test_pools_outlive_the_interpreter(self):
+        with amem.pool("a"):
+            pass
+        (pool,) = self.side._pools.values()
+        before = sys.getrefcount(pool)
+        self.side._outlive_the_interpreter()
+        self.assertEqual(sys.getrefcount(pool), before)  # the dict's is gone, and one that nobody gives back is there
+        self.assertEqual(self.side._pools, {})
+
+    def test_an_older_pytorch_is_an_error_in_words(self):
+        del self.torch.cuda.MemPool
+        with self.assertRaisesRegex(amem.AmemError, "PyTorch 2.5 or later"), amem.pool("a"):
+            self.fail("must not run")
+        self.assertEqual(self.library.stack, [])
 
 
 class Saver(OnTheFake):

@@ -109,10 +109,11 @@ def paused(*tags):
 def memory():
     """What each tag of this process holds: {"schema": 1, "tags": [{...}, ...]}, sizes in bytes, times in milliseconds.
 
-    Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (of the
-    driver's memory, with what is unused in it), "resident_bytes" (on the GPU now), "kept_bytes" and "kept" (what a pause has to leave,
-    by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host), "last_pause_ms", "last_resume_ms", "failure".
-    The tags "nccl" and "user" (memory of ncclMemAlloc) are among them.
+    Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
+    driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
+    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host), "last_pause_ms",
+    "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
+    where AMem is switched off (AMEM_ENABLE=0).
     """
     return _calls.read_json("amem_memory_json")
 

@@ -48,7 +48,9 @@ class RolloutOffload:
 
     Activations, CUDA graphs' memory, an engine's caches and all other tensors are never touched. Tensors move into AMem's pools at
     the begin of the first rollout that they exist in; call adopt() before a CUDA graph is captured that reads them, because that is
-    when addresses change, once. A compiled optimizer.step must not be fullgraph, as the wait is a break in it. DDP keeps the memory of its buckets for itself unless it has gradient_as_bucket_view=True.
+    when addresses change, once. A compiled optimizer.step must not be fullgraph, as the wait is a break in it. DDP keeps the memory
+    of its buckets for itself unless it has gradient_as_bucket_view=True. Work on other streams than the current one must wait for
+    that one after a rollout, as after any other operation.
     """
 
     def __init__(self, model, optimizer=None, parameters=True, optimizer_states=True, gradients=True, nccl=True, wait=False,

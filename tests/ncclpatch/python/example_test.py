@@ -59,6 +59,11 @@ class Grpo(unittest.TestCase):
                 tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], 1)
         self.assertTrue(torch.equal(answers, tokens[:, 5:]))
 
+    def test_losses_that_are_all_zero_prove_nothing(self):
+        zeros, others = ({"iterations": [{"loss": loss.hex()} for loss in losses]} for losses in ((-0.0, -0.0), (0.5, -0.0)))
+        self.assertGreater(grpo.compare(zeros, zeros), 0)
+        self.assertEqual(grpo.compare(others, others), 0)
+
     def test_two_runs_have_equal_losses_and_another_seed_has_others(self):
         small = ["--device", "cpu", "--iterations", "2", "--layers", "1", "--width", "32", "--heads", "2", "--prompts", "2", "--group", "4"]
         with tempfile.TemporaryDirectory() as folder:

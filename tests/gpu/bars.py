@@ -13,6 +13,8 @@ SERVED_FASTER = 40.0    # than NCCL's own, where that much is held
 SERVED_HELD_MIB = 3500.0
 REGISTERED_PERCENT = 5.0  # collectives on registered memory that the GPU is busy with, slower than stock
 GPU_BOUND_US = 200.0    # shorter ones are launched by PyTorch more slowly than they run, and vary by half between runs of one library
+ROLLOUT_SHARE = 0.95    # of parameters, gradients, optimizer states and NCCL's memory that is free in a rollout
+ROLLOUT_TIMES = 1.15    # a GiB with all GPUs of a host at once, against one GPU alone
 LEFT_MIB = 4.0          # more memory held than with stock, once communicators and registrations are gone
 
 
@@ -122,6 +124,33 @@ def registration(data, stock):
     own, other = (sum(kind["left_mib"] for kind in job["kinds"].values()) for job in (data, stock))
     if own > other + LEFT_MIB:
         wrong.append(f"{own:.0f} MiB are left at the end, and without AMem {other:.0f}")
+    return wrong
+
+
+def rollout(data, timed=True):
+    """What rollout_job.py wrote: training with rollouts is the training without, and its memory is free meanwhile."""
+    wrong = []
+    for name, row in data["strategies"].items():
+        for key, what in (("losses_differ", "losses"), ("parameters_differ", "parameters"), ("graph_differs", "replays of a CUDA graph")):
+            if row[key]:
+                wrong.append(f"{name}: {row[key]} {what} are not those without the offload")
+        if data["device"] == "cuda" and row["graph_replays"] != row["cycles"]:
+            wrong.append(f"{name}: a CUDA graph was replayed {row['graph_replays']} times in {row['cycles']} rollouts")
+        if timed and data["device"] == "cuda" and row["share"] < ROLLOUT_SHARE:
+            wrong.append(f"{name}: {100 * row['share']:.1f} % of the memory of training is free in a rollout (bar: {100 * ROLLOUT_SHARE:g} %)")
+    return wrong
+
+
+def rollout_alone(data, alone):
+    """All GPUs of a host at once against one, for each GiB that one of them moves."""
+    wrong = []
+    for name, row in data["strategies"].items():
+        other = alone["strategies"].get(name)
+        for key in ("pause_ms", "complete_ms"):
+            if other and key in row and key in other:
+                times = (row[key] / row["gib"]) / (other[key] / other["gib"])
+                if times > ROLLOUT_TIMES:
+                    wrong.append(f"{name}: {key} of a GiB is {times:.2f} times that of one GPU alone (bar: {ROLLOUT_TIMES:g})")
     return wrong
 
 

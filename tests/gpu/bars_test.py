@@ -77,6 +77,21 @@ class Bars(unittest.TestCase):
             self.assertEqual(len(found), 1, found)
             self.assertIn(word, found[0])
 
+    def test_rollouts_are_held_to_the_training_without_and_to_what_is_free(self):
+        row = {"cycles": 20, "losses_differ": 0, "parameters_differ": 0, "graph_differs": 0, "graph_replays": 20, "share": 0.97, "gib": 16.0,
+               "pause_ms": 330.0, "complete_ms": 340.0}
+        job = lambda **values: {"device": "cuda", "strategies": {"ddp": dict(row, **values)}}  # noqa: E731
+        self.assertEqual(bars.rollout(job()), [])
+        for bad, word in ((job(losses_differ=1), "1 losses"), (job(parameters_differ=3), "3 parameters"), (job(graph_differs=2), "2 replays"),
+                          (job(graph_replays=19), "19 times in 20"), (job(share=0.94), "94.0 % of the memory")):
+            found = bars.rollout(bad)
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(word, found[0])
+        self.assertEqual(bars.rollout(job(share=0.1), timed=False), [])
+        self.assertEqual(bars.rollout_alone(job(gib=8.0, pause_ms=180.0, complete_ms=190.0), job()), [])
+        self.assertIn("1.21 times", bars.rollout_alone(job(pause_ms=400.0), job())[0])
+        self.assertIn("complete_ms", bars.rollout_alone(job(complete_ms=400.0), job())[0])
+
     def test_a_run_without_a_result_is_none(self):
         self.assertEqual(bars.of_run({"pass": 1, "FAIL": 0, "SKIPPED": 3}, ""), [])
         self.assertEqual(bars.of_run({"pass": 0, "FAIL": 1, "SKIPPED": 3}, ""), [])

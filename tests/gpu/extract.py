@@ -10,9 +10,10 @@ import argparse
 import json
 import sys
 
-MEASURED = ("bench", "startup", "torch", "scale", "steady", "suspend", "first")
+MEASURED = ("bench", "startup", "torch", "scale", "steady", "suspend", "first", "rollout")
 KEEP = ("program", "mode", "layout", "label", "gpus", "gpu", "driver", "nccl_version", "version", "held_mib", "freed_mib", "startup", "first",
-        "median", "identical", "figures", "suspend_ms", "first_suspend_ms", "resume_ms", "first_pause_ms", "pause_ms")
+        "median", "identical", "figures", "suspend_ms", "first_suspend_ms", "resume_ms", "first_pause_ms", "pause_ms",
+        "strategies")
 OF_A_CYCLE = ("cycle", "pause_ms", "resume_ms", "freed_mib", "votes_ms", "identical")
 
 

@@ -86,4 +86,23 @@ def load():
     library.amem_trim_pinned.restype = ctypes.c_int
     library.ncclSetGroupID.argtypes = [ctypes.c_int]
     library.ncclSetGroupID.restype = ctypes.c_int
+    declare_pools(library)
     return library
+
+
+def declare_pools(library):
+    """Types of what libraries have since tags and pools; an older one works for NCCL's memory."""
+    tags = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
+    for name, arguments in {
+        "amem_pool": [ctypes.c_char_p, ctypes.c_int],
+        "amem_pool_enter": [ctypes.c_char_p],
+        "amem_pool_leave": [],
+        "amem_pause": tags + [ctypes.c_void_p],
+        "amem_resume": tags + [ctypes.c_int],
+        "amem_wait": [ctypes.c_char_p],
+        "amem_wait_stream": [ctypes.c_char_p, ctypes.c_void_p],
+        "amem_memory_json": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)],
+    }.items():
+        if hasattr(library, name):
+            getattr(library, name).argtypes = arguments
+            getattr(library, name).restype = ctypes.c_int

@@ -186,6 +186,172 @@ amem.pause(); amem.resume()
         self.assertIn("NCCL 2.29.7", result.stderr)
 
 
+def library_has(name):
+    try:
+        with open(os.environ.get("AMEM_LIBRARY", ""), "rb") as file:
+            return name in file.read()
+    except OSError:
+        return False
+
+
+@unittest.skipUnless(library_has(b"amem_pool_enter"), "this libamem_nccl.so has no pools")
+class TagsAndPools(Scripts):
+    """amem.pool and its pauses on the library and the stand-in driver; memory by amem_alloc, as PyTorch would ask for it."""
+
+    BEGIN = """
+import amem
+lib = amem._calls.lib
+lib.amem_alloc.restype = ctypes.c_void_p
+lib.amem_alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+lib.amem_free.restype = None
+lib.amem_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+SIZE = 4 << 20
+def take(tag, policy="preserve", fill=None):
+    with amem.pool(tag, policy):
+        pointer = lib.amem_alloc(SIZE, 0, None)
+    assert pointer, amem._calls.last_error()
+    if fill is not None:
+        assert cuda.cuMemsetD8_v2(ctypes.c_uint64(pointer), ctypes.c_ubyte(fill), ctypes.c_size_t(SIZE)) == 0
+    return pointer
+def contents(pointer):
+    buffer = ctypes.create_string_buffer(SIZE)
+    assert cuda.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(SIZE)) == 0
+    return buffer.raw
+def row(tag):
+    return next(one for one in amem.memory()["tags"] if one["tag"] == tag)
+"""
+
+    def check_pools(self, script, **more):
+        return self.check(self.BEGIN + script, **more)
+
+    def test_a_tag_gives_its_memory_back_and_brings_addresses_and_contents_back(self):
+        self.check_pools(
+            """
+first, second = take("weights", fill=7), take("cache", "discard", fill=9)
+before = in_use()
+assert before >= 2 * SIZE
+with amem.paused("weights"):
+    assert in_use() < before
+    assert row("weights")["state"] == "paused" and row("weights")["resident_bytes"] == 0, row("weights")
+    assert row("cache")["state"] == "resident" and contents(second) == b"\\x09" * SIZE
+assert in_use() == before and contents(first) == b"\\x07" * SIZE
+with amem.paused("weights", "cache"):
+    assert in_use() == 0, in_use()
+assert in_use() == before and contents(first) == b"\\x07" * SIZE
+assert row("weights")["policy"] == "preserve" and row("cache")["policy"] == "discard"
+assert row("weights")["parts"] == 1 and row("weights")["devices"] == [0], row("weights")
+lib.amem_free(first, SIZE, 0, None)
+lib.amem_free(second, SIZE, 0, None)
+assert in_use() == 0, in_use()
+"""
+        )
+
+    def test_without_waiting_the_wait_brings_it_back(self):
+        self.check_pools(
+            """
+pointer = take("weights", fill=5)
+for stream in (None, 0):
+    amem.pause("weights", wait=False, stream=0)
+    amem.wait("weights")
+    assert in_use() == 0, in_use()
+    amem.resume("weights", wait=False, priority=3)
+    amem.wait("weights", stream)
+    amem.wait("weights")
+    assert contents(pointer) == b"\\x05" * SIZE and row("weights")["state"] == "resident"
+"""
+        )
+
+    def test_wrong_uses_are_errors_with_their_codes(self):
+        self.check_pools(
+            """
+take("weights")
+def code_of(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except amem.AmemError as error:
+        return error.code, str(error)
+    raise SystemExit("%s%s must raise" % (call.__name__, arguments))
+def enter(tag, policy):
+    with amem.pool(tag, policy):
+        pass
+for call in (amem.pause, amem.resume, amem.wait):
+    code, text = code_of(call, "wieghts")
+    assert code == 4 and "weights" in text and "nccl" in text, text
+assert code_of(amem.wait, "wieghts", stream=0)[0] == 4
+assert code_of(enter, "weights", "discard")[0] == 4
+assert code_of(enter, "nccl", "preserve")[0] == 4
+amem.pause("weights")
+with amem.pool("weights"):
+    assert lib.amem_alloc(SIZE, 0, None) is None
+    assert "paused" in amem._calls.last_error(), amem._calls.last_error()
+amem.resume("weights")
+"""
+        )
+
+    def test_a_resume_that_fails_comes_with_the_wait_and_loses_nothing(self):
+        self.check_pools(
+            """
+pointer = take("weights", fill=6)
+for wait in (False, True):
+    amem.pause("weights")
+    assert cuda.stand_in_cuda_fail_next(b"Create", ctypes.c_uint64(1), 2) == 0
+    try:
+        amem.resume("weights", wait=wait)
+        amem.wait("weights")
+        raise SystemExit("it must fail")
+    except amem.AmemError as error:
+        assert error.code == 1 and "weights" in str(error), (error.code, str(error))
+    assert row("weights")["state"] == "paused" and in_use() == 0, row("weights")
+    amem.resume("weights")
+    assert contents(pointer) == b"\\x06" * SIZE
+"""
+        )
+
+    def test_switched_off_nothing_is_paused_and_nothing_fails(self):
+        self.check_pools(
+            """
+pointer = take("weights", fill=8)
+before = in_use()
+with amem.paused("weights"):
+    assert in_use() == before
+amem.wait("weights")
+amem.wait("weights", stream=0)
+assert contents(pointer) == b"\\x08" * SIZE and amem.memory()["tags"] == [], amem.memory()
+lib.amem_free(pointer, SIZE, 0, None)
+assert in_use() < before
+""",
+            AMEM_ENABLE="0",
+        )
+
+    def test_pools_nest_and_are_a_threads_own(self):
+        self.check_pools(
+            """
+import threading
+with amem.pool("outer"):
+    with amem.pool("inner"):
+        lib.amem_alloc(SIZE, 0, None)
+    lib.amem_alloc(SIZE, 0, None)
+    thread = threading.Thread(target=lambda: lib.amem_alloc(SIZE, 0, None))
+    thread.start(); thread.join()
+assert [row(tag)["parts"] for tag in ("outer", "inner", "default")] == [1, 1, 1], amem.memory()
+"""
+        )
+
+    def test_nccl_and_a_tag_are_paused_together(self):
+        self.check_pools(
+            """
+load_nccl()
+amem.attach()
+allocate()
+pointer = take("weights", fill=3)
+with amem.paused("weights", "nccl"):
+    assert in_use() == 0, in_use()
+    assert row("nccl")["state"] == "paused", row("nccl")
+assert contents(pointer) == b"\\x03" * SIZE
+"""
+        )
+
+
 class ExitCode(unittest.TestCase):
     REPLAY = os.path.join(os.path.dirname(os.environ.get("AMEM_LIBRARY", "")), "..", "bin", "amem-replay")
 

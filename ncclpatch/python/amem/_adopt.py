@@ -1,0 +1,255 @@
+"""amem.adopt: moves the memory of tensors into a pool while everything that refers to them stays as it is."""
+
+import bisect
+from typing import Dict, List, NamedTuple
+
+from . import _calls, _pools, _tags
+
+NOT_A_GPUS = "not on a CUDA device"
+NOT_STRIDED = "not strided"
+EMPTY = "empty"
+HERE = "in this pool already"
+ELSEWHERE = "in the pool of the tag %r"
+ANOTHERS = "in another memory pool of PyTorch, such as a CUDA graph's"
+FOREIGN = "memory that PyTorch did not allocate"
+BATCH_BYTES = 1 << 30  # moved before the old memory goes back to the driver
+
+
+class Skipped(NamedTuple):
+    """Tensors that stay where they are for one reason; `bytes` of their storages, each counted once."""
+
+    reason: str
+    tensors: int
+    bytes: int
+
+
+class Adopted(NamedTuple):
+    """What adopt() did. `storages` were moved, which `tensors` of those given share; `bytes` of them, before rounding."""
+
+    tag: str
+    storages: int
+    tensors: int
+    bytes: int
+    skipped: List[Skipped]
+
+
+class Count:
+    """Moved and skipped, while adopt() is at work."""
+
+    def __init__(self):
+        self.storages = self.tensors = self.bytes = 0
+        self.reasons: Dict[str, list] = {}
+
+    def skip(self, reason, tensors, size):
+        row = self.reasons.setdefault(reason, [0, 0])
+        row[0] += tensors
+        row[1] += size
+
+    def result(self, tag):
+        skipped = [Skipped(reason, tensors, size) for reason, (tensors, size) in self.reasons.items()]
+        return Adopted(tag, self.storages, self.tensors, self.bytes, skipped)
+
+
+def tensors_in(values, torch):
+    """Every tensor in a tensor, or in nested mappings and iterables; numbers, strings and None are passed over."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from tensors_in(value, torch)
+    elif values is not None and not isinstance(values, (str, bytes)) and hasattr(values, "__iter__"):
+        for value in values:
+            yield from tensors_in(value, torch)
+
+
+def plain_tensors(tensor, torch):
+    """The tensors with memory of their own behind a tensor: itself, or the parts of a wrapper such as FSDP2's DTensor."""
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name), torch)
+    else:
+        yield tensor
+
+
+def storages_of(values, torch, count=None):
+    """{identity: [storage, number of tensors]} of nested tensors, in their order."""
+    found = {}
+    for outer in tensors_in(values, torch):
+        for tensor in plain_tensors(outer, torch):
+            if tensor.layout is not torch.strided:
+                if count:
+                    count.skip(NOT_STRIDED, 1, 0)
+                continue
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, [storage, 0])[1] += 1
+    return found
+
+
+class _Homes:
+    """Which pool the storages are in that adopt() moved. Each is held weakly: it neither lives longer for it, nor is its identity
+    given to another one."""
+
+    def __init__(self):
+        self._known = {}  # identity -> (weak reference, address, tag)
+
+    def forget_the_dead(self):
+        self._known = {key: row for key, row in self._known.items() if not row[0].expired()}
+
+    def add(self, storage, tag, torch):
+        weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
+        self._known[storage._cdata] = (weak, storage.data_ptr(), tag)
+
+    def tag_of(self, storage):
+        row = self._known.get(storage._cdata)
+        return row[2] if row and not row[0].expired() and row[1] == storage.data_ptr() else None
+
+
+_homes = _Homes()
+
+
+def home_of(storage):
+    """The tag of the pool that a storage is in, as far as adopt() has seen it; None otherwise."""
+    return _homes.tag_of(storage)
+
+
+class _Segments:
+    """Which MemPool an address is in; looked up once, when first asked."""
+
+    def __init__(self, torch_side):
+        self._torch_side = torch_side
+        self._rows = None
+
+    def of(self, address):
+        """(whether a MemPool has it, its tag or None)."""
+        if self._rows is None:
+            self._rows = sorted(self._torch_side.segments(), key=lambda row: row[0])
+        place = bisect.bisect_right([row[0] for row in self._rows], address) - 1
+        if place >= 0 and address < self._rows[place][1]:
+            return True, self._rows[place][2]
+        return False, None
+
+
+def _reason_to_stay(storage, tag, torch_side, segments):
+    """Why a storage is not moved into the pool of a tag, or None."""
+    if not torch_side.holds(storage):
+        return NOT_A_GPUS
+    if storage.nbytes() == 0:
+        return EMPTY
+    home = _homes.tag_of(storage)
+    if home is None:
+        pooled, home = segments.of(storage.data_ptr())
+        if pooled and home is None:
+            return ANOTHERS
+        if pooled:
+            _homes.add(storage, home, torch_side.torch)
+    if home is not None:
+        return HERE if home == tag else ELSEWHERE % home
+    return None if storage.resizable() else FOREIGN
+
+
+def _batches(storages, torch_side):
+    """(device, storages of at most BATCH_BYTES together, or a single larger one)."""
+    device, batch, size = None, [], 0
+    for storage in sorted(storages, key=lambda one: torch_side.device_index(one.device)):
+        if batch and (torch_side.device_index(storage.device) != device or size + storage.nbytes() > BATCH_BYTES):
+            yield device, batch
+            batch, size = [], 0
+        device = torch_side.device_index(storage.device)
+        batch.append(storage)
+        size += storage.nbytes()
+    if batch:
+        yield device, batch
+
+
+def _move_batch(device, batch, tag, policy, torch_side):
+    """Moves storages, each to memory of the same size. resize_ takes new memory from the allocator in force, copies, and puts the
+    new address into the storage itself, so that every view of it follows. When memory is short it has changed nothing."""
+    try:
+        with _pools.pool(tag, policy, device):
+            for storage in batch:
+                storage.resize_(storage.nbytes())
+                _homes.add(storage, tag, torch_side.torch)
+    finally:
+        torch_side.synchronize([device])  # the old memory may be reused from here on
+        _pools.empty_cache()  # PyTorch does not do it by itself while it allocates from a pool
+
+
+def _move(storages, tag, policy, torch_side):
+    torch_side.synchronize({torch_side.device_index(storage.device) for storage in storages})  # who still writes to the old memory?
+    short = torch_side.torch.cuda.OutOfMemoryError
+    try:
+        for device, batch in _batches(storages, torch_side):
+            try:
+                _move_batch(device, batch, tag, policy, torch_side)
+            except short:  # PyTorch's caches are empty now
+                _move_batch(device, [one for one in batch if _homes.tag_of(one) != tag], tag, policy, torch_side)
+    except short as error:
+        text = "amem.adopt: %d of %d storages are in the pool %r, and memory for the next one was short (%s); all contents are intact" % (
+            sum(_homes.tag_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
+        raise _calls.AmemError(1, text) from error
+
+
+def _check_landed(storages, tag, torch_side):
+    segments, row = _Segments(torch_side), _tags.row_of(tag)
+    if all(segments.of(storage.data_ptr()) == (True, tag) for storage in storages) and (row is None or row["bytes"] > 0):
+        return  # no row: AMem is switched off
+    text = ("amem.adopt: PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
+            "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?); the tensors are intact, and a pause would not free them" % tag)
+    raise _calls.AmemError(5, text)
+
+
+def move_storages(storages, tag, policy, count):
+    """adopt() of {identity: [storage, number of tensors]}."""
+    torch_side = _pools.backend()
+    if torch_side is None:
+        for storage, tensors in storages.values():
+            count.skip(NOT_A_GPUS, tensors, storage.nbytes())
+        return count.result(tag)
+    state = _tags.state_of(tag)
+    if state in ("pausing", "resuming"):
+        _tags.wait(tag)
+        state = _tags.state_of(tag)
+    if state not in (None, "resident"):
+        raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
+    segments, chosen = _Segments(torch_side), []
+    for storage, tensors in storages.values():
+        reason = _reason_to_stay(storage, tag, torch_side, segments)
+        if reason:
+            count.skip(reason, tensors, storage.nbytes())
+        else:
+            chosen.append(storage)
+            count.storages += 1
+            count.tensors += tensors
+            count.bytes += storage.nbytes()
+    _homes.forget_the_dead()
+    if chosen:
+        _move(chosen, tag, policy, torch_side)
+        _check_landed(chosen, tag, torch_side)
+    return count.result(tag)
+
+
+def adopt(tensors, tag, policy="preserve"):
+    """Moves existing tensors into the pool `tag`; nothing that refers to them changes.
+
+        amem.adopt(model.parameters(), "weights")
+        amem.adopt(optimizer.state, "optimizer")
+
+    tensors:  a tensor, or nested dicts, lists and iterators of tensors, of any shape. Parameters, gradients, optimizer states, views of
+              flat buffers and FSDP2's DTensors are all right: what moves is the memory of the storage that they share, once, as a
+              whole, so that Parameter objects, keys of optimizer.state, param.grad and views stay what they are.
+    policy:   as for amem.pool.
+
+    Returns Adopted(tag, storages, tensors, bytes, skipped); `skipped` has a row (reason, tensors, bytes) for each reason to leave
+    tensors where they are: on the CPU, in this pool already, in another pool (amem.pool, or a CUDA graph's), empty, not strided,
+    memory that PyTorch did not allocate.
+
+    Addresses change here, once, and never again. So adopt before a CUDA graph is captured that reads the tensors, before NCCL or
+    another process is given their addresses, and while no other thread uses them. It waits for the devices, and empties PyTorch's
+    caches; while it works, a gibibyte, or the largest storage if that is more, is there twice. torch.compile needs nothing: it asks for addresses in each call.
+
+    AmemError: too little memory (1; what was moved is moved, everything is intact), the tag is paused (5), another policy (4).
+    """
+    import torch
+
+    count = Count()
+    return move_storages(storages_of(tensors, torch, count), tag, policy, count)

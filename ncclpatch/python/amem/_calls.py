@@ -1,0 +1,63 @@
+"""The loaded library, its errors, and what its callers share. Standard library only."""
+
+import ctypes
+import json
+
+from . import _library, _why
+
+
+class AmemError(RuntimeError):
+    """A call that failed. `code` is an ncclResult_t; the text says what happened and what to do.
+
+    `why` is the first line of `amem-replay why` about a pause or resume that failed: which rank did what, of all ranks whose
+    journals can be read here. None where it could not be had in a few seconds, or without amem-replay.
+    """
+
+    __module__ = "amem"  # where programs catch it
+
+    def __init__(self, code, text, why=None):
+        super().__init__(text)
+        self.code = code
+        self.why = why
+
+    def __str__(self):
+        text = super().__str__()
+        return "%s\n%s" % (text, self.why) if self.why else text
+
+
+lib = _library.load_or_defer()
+
+
+def last_error():
+    return lib.amem_last_error().decode(errors="replace")
+
+
+def check(code):
+    """Raises AmemError unless `code`, an ncclResult_t, is 0."""
+    if code != 0:
+        text = last_error()
+        raise AmemError(code, text, _why.first_line(text, _library.find()))
+
+
+def function(name):
+    """A function that libraries before tags and pools do not have; AmemError in words where it is missing."""
+    try:
+        return getattr(lib, name)
+    except AttributeError:
+        text = "this %s has no %s: it is older than the Python package; build both from one tree" % (_library.find(), name)
+        raise AmemError(5, text) from None
+
+
+def read_json(name):
+    """What a function of the library writes as JSON, parsed."""
+    write = function(name)
+    length = ctypes.c_size_t(0)
+    check(write(None, ctypes.byref(length)))
+    while True:
+        buffer = ctypes.create_string_buffer(length.value + 1024)  # it may grow between the two calls
+        length.value = len(buffer)
+        code = write(buffer, ctypes.byref(length))
+        if code == 0:
+            return json.loads(buffer.value)
+        if length.value <= len(buffer):
+            check(code)

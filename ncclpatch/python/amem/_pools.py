@@ -1,0 +1,197 @@
+"""PyTorch's memory from AMem's pools: one torch.cuda.MemPool for each tag and device. PyTorch is imported by the program, not here."""
+
+import atexit
+import contextlib
+import ctypes
+import sys
+import threading
+
+from . import _calls, _library, _tags
+
+ALLOCATE, FREE = "amem_alloc", "amem_free"
+
+
+class Cuda:
+    """PyTorch on CUDA as pools and adopt() use it. Tests put another one in its place."""
+
+    def __init__(self, torch):
+        self.torch = torch
+        self._allocator = None
+        self._pools = {}  # (tag, device) -> MemPool
+        self._tags_of_ids = {}  # of all MemPools that ever were: their memory may outlive them
+
+    def is_here(self):
+        return self.torch.cuda.is_available()
+
+    def holds(self, storage):
+        """Whether a storage is memory of a kind that pools have."""
+        return storage.device.type == "cuda"
+
+    def device_index(self, device):
+        return self.torch.cuda._utils._get_device_index(device, optional=True)
+
+    def current_stream(self, device):
+        return self.torch.cuda.current_stream(device)
+
+    def synchronize(self, devices):
+        for device in devices:
+            self.torch.cuda.synchronize(device)
+
+    def empty_cache(self):
+        self.torch.cuda.empty_cache()
+
+    def routed(self, tag, device):
+        """A context in which this thread's allocations on the device come from the tag's MemPool."""
+        return self.torch.cuda.use_mem_pool(self._mem_pool(tag, device), device)
+
+    def _mem_pool(self, tag, device):
+        found = self._pools.get((tag, device))
+        if found is None:
+            if not hasattr(self.torch.cuda, "MemPool"):
+                raise _calls.AmemError(5, "amem.pool needs PyTorch 2.5 or later, for torch.cuda.MemPool; this is " + self.torch.__version__)
+            if self._allocator is None:
+                self._allocator = self.torch.cuda.memory.CUDAPluggableAllocator(_library.find(), ALLOCATE, FREE)
+                atexit.register(self._outlive_the_interpreter)
+            with self.torch.cuda.device(device):  # a MemPool belongs to the device that is current when it is made
+                found = self.torch.cuda.MemPool(self._allocator.allocator())
+            self._pools[(tag, device)] = found
+            self._tags_of_ids[tuple(found.id)] = tag
+        return found
+
+    def _outlive_the_interpreter(self):
+        """A MemPool that is destroyed while the process ends would call a driver that may be gone."""
+        for one in [*self._pools.values(), self._allocator]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        self._pools.clear()
+
+    def drop(self, tag):
+        """Lets go of the tag's MemPools; the next use makes new ones. Memory in use stays where it is, and what is freed of it goes
+        back to AMem when PyTorch empties its caches, which it does not do for a MemPool that can still be used."""
+        for key in [key for key in self._pools if key[0] == tag]:
+            del self._pools[key]
+
+    def segments(self):
+        """(first address, end, tag) of memory that a MemPool has; the tag is None for a MemPool that is not AMem's, such as a CUDA
+        graph's."""
+        found = []
+        for segment in self.torch.cuda.memory_snapshot():
+            pool = tuple(segment.get("segment_pool_id", (0, 0)))
+            if pool != (0, 0):
+                found.append((segment["address"], segment["address"] + segment["total_size"], self._tags_of_ids.get(pool)))
+        return found
+
+
+_backend = None
+
+
+def backend():
+    """PyTorch's CUDA, or None where the program has not imported PyTorch or there is no GPU."""
+    global _backend
+    torch = sys.modules.get("torch")
+    if _backend is None and hasattr(torch, "cuda"):
+        _backend = Cuda(torch)
+    return _backend if _backend is not None and _backend.is_here() else None
+
+
+class _Routing(threading.local):
+    """The pools that this thread is in, the innermost last."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = []
+
+
+class _Entry:
+    """One pool that a thread is in. Only the innermost one has its MemPools in use: which of two nested ones PyTorch takes memory
+    from is not documented."""
+
+    def __init__(self, tag, devices):
+        self._tag, self._devices = tag, devices
+        self._open = contextlib.ExitStack()
+
+    def open(self):
+        with contextlib.ExitStack() as opening:
+            for device in self._devices:
+                opening.enter_context(_backend.routed(self._tag, device))
+            self._open = opening.pop_all()
+
+    def close(self):
+        self._open.close()
+
+
+_routing = _Routing()
+
+
+@contextlib.contextmanager
+def _innermost(entry):
+    """Makes an entry the only one in use; None: none is, and PyTorch allocates as it does outside of pools."""
+    entries = _routing.entries
+    outer = entries[-1] if entries else None
+    if outer:
+        outer.close()
+    try:
+        if entry:
+            entry.open()
+        entries.append(entry)
+        try:
+            yield
+        finally:
+            entries.pop()
+            if entry:
+                entry.close()
+    finally:
+        if outer:
+            outer.open()
+
+
+def outside():
+    """A context in which this thread allocates as it does outside of pools."""
+    return _innermost(None)
+
+
+def empty_cache():
+    """Gives what PyTorch has cached back to the driver. Within a pool PyTorch would refuse, or leave the cache outside of it alone."""
+    torch_side = backend()
+    if torch_side:
+        with outside():
+            torch_side.empty_cache()
+
+
+def _devices(torch_side, device):
+    if isinstance(device, (list, tuple)):
+        return list(dict.fromkeys(torch_side.device_index(one) for one in device))
+    return [torch_side.device_index(device)]
+
+
+@contextlib.contextmanager
+def pool(tag, policy="preserve", device=None):
+    """What this thread allocates inside comes from the pool `tag`, which amem.pause(tag) and amem.resume(tag) take away and bring back.
+
+        with amem.pool("weights"):
+            model = Model().cuda()          # tensors of any shape; they stay in the pool wherever they are passed to
+
+    tag:     any name but "nccl" and "user". The pool is made by the first use, and all later ones are the same pool.
+    policy:  "preserve": contents are saved to pinned host memory in a pause. "discard": they are not, and after a resume the memory
+             holds anything; for caches. One policy for each tag.
+    device:  a CUDA device, or a list of them, whose allocations go to the pool; None: the current one.
+
+    Nests: the innermost pool is allocated from. Threads that are started inside, autograd's among them, are outside of it; two threads
+    cannot be in the pool of one tag and device at once (PyTorch raises RuntimeError).
+    PyTorch takes memory in multiples of 2 MiB, keeps what is freed for the same pool, and gives it back when the process ends. It does
+    not empty its other caches when memory for a pool is short: call torch.cuda.empty_cache() before a large allocation.
+    Without PyTorch (or imported later), the pool is for C code of this thread that calls amem_alloc. Do not open one during the
+    capture of a CUDA graph, whose allocations are the graph's.
+
+    AmemError: another policy than before, or a reserved name (4); AMem cannot work here (5). When memory is short, or the pool is
+    paused, the allocation fails with PyTorch's own out of memory error; amem.memory() tells which.
+    """
+    torch_side = backend()
+    devices = _devices(torch_side, device) if torch_side else []
+    _tags.open_pool(tag, policy)
+    enter, leave = _calls.function("amem_pool_enter"), _calls.function("amem_pool_leave")
+    _calls.check(enter(_tags.encode(tag)))
+    try:
+        with _innermost(_Entry(tag, devices)):
+            yield
+    finally:
+        _calls.check(leave())

@@ -1,0 +1,129 @@
+"""Pause, resume and wait by tag. Standard library only; streams may be PyTorch's."""
+
+import contextlib
+import ctypes
+
+from . import _calls
+
+PRESERVE, DISCARD = 0, 1
+POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
+NO_WAIT, ON_STREAM = 1, 2
+NCCL = "nccl"
+
+
+def encode(tag):
+    if not isinstance(tag, str) or not tag:
+        raise TypeError("a tag is a string that is not empty, not %r" % (tag,))
+    return tag.encode()
+
+
+def stream_pointer(stream):
+    """CUDA's handle of a stream: a torch.cuda.Stream, or the handle as a number, where 0 is the default stream."""
+    pointer = getattr(stream, "cuda_stream", stream)
+    if isinstance(pointer, bool) or not isinstance(pointer, int):
+        raise TypeError("a stream is a torch.cuda.Stream or its handle as a number, not %r" % (stream,))
+    return ctypes.c_void_p(pointer)
+
+
+def _array(tags):
+    names = [encode(tag) for tag in tags]
+    return (ctypes.c_char_p * len(names))(*names), len(names)
+
+
+def open_pool(tag, policy):
+    """Makes the pool of a tag; it may exist already, with the same policy."""
+    if policy not in POLICIES:
+        raise ValueError("policy is %s, not %r" % (" or ".join(map(repr, POLICIES)), policy))
+    _calls.check(_calls.function("amem_pool")(encode(tag), POLICIES[policy]))
+
+
+def pause(*tags, wait=True, stream=None):
+    """Gives GPU memory back to the driver; addresses stay, and contents are saved in pinned host memory (policy "preserve").
+
+    pause()                               NCCL's memory, as pause("nccl")
+    pause("weights", "nccl")              the pool "weights" first, NCCL's memory then
+    pause("weights", wait=False, stream=s)   returns at once: contents are saved after what stream `s` holds now, beside what other
+                                          streams compute, and the memory goes when they are saved; amem.wait("weights") waits
+
+    tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is.
+    wait:    whether to return only when the memory is given back. "nccl" is always waited for, and is collective: every rank that
+             shares NCCL memory with this one pauses it too. Pools are not collective.
+    stream:  a torch.cuda.Stream or its handle. Only its work is waited for. None: the pool's devices are waited for to be idle.
+
+    Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
+    AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
+    not come (6). Then no tag of this call is paused: those that were are resumed.
+    """
+    if set(tags) <= {NCCL} and stream is None:  # libraries before tags have it, too
+        _calls.check(_calls.lib.ncclPause(None))
+        return
+    names, count = _array(tags or (NCCL,))
+    flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
+    pointer = None if stream is None else stream_pointer(stream)
+    _calls.check(_calls.function("amem_pause")(names, count, flags, pointer))
+
+
+def resume(*tags, wait=True, priority=0):
+    """Brings GPU memory back at the same addresses, with the same contents (policy "preserve") or as it comes (policy "discard").
+
+    resume()                              NCCL's memory, as resume("nccl")
+    resume("weights", wait=False)         returns at once; amem.wait("weights", stream) before the first use
+
+    tags, wait:  as for pause. A tag that is not paused is left as it is.
+    priority:    of those that are resumed without waiting the highest is brought back first; equal ones in the order of the calls.
+
+    AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
+    paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
+    """
+    if set(tags) <= {NCCL}:
+        _calls.check(_calls.lib.ncclResume(None))
+        return
+    names, count = _array(tags)
+    _calls.check(_calls.function("amem_resume")(names, count, 0 if wait else NO_WAIT, priority))
+
+
+def wait(tag, stream=None):
+    """Waits for what is under way for a tag: a pause or a resume that was called with wait=False.
+
+    stream None: the host waits for its end. A torch.cuda.Stream or a handle: that stream waits for the contents; the host waits only
+    until memory is mapped and copies are queued, and what is queued on the stream afterwards may use the memory.
+
+    AmemError: the failure of what was under way (the tag is as before it, contents kept), or an unknown tag (4).
+    """
+    if stream is None:
+        _calls.check(_calls.function("amem_wait")(encode(tag)))
+    else:
+        _calls.check(_calls.function("amem_wait_stream")(encode(tag), stream_pointer(stream)))
+
+
+@contextlib.contextmanager
+def paused(*tags):
+    """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory."""
+    pause(*tags)
+    try:
+        yield
+    finally:
+        resume(*tags)
+
+
+def memory():
+    """What each tag of this process holds: {"schema": 1, "tags": [{...}, ...]}, sizes in bytes, times in milliseconds.
+
+    Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
+    driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
+    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host), "last_pause_ms",
+    "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
+    where AMem is switched off (AMEM_ENABLE=0).
+    """
+    return _calls.read_json("amem_memory_json")
+
+
+def row_of(tag):
+    """What memory() says of a tag, or None if there is no such tag."""
+    return next((row for row in memory()["tags"] if row["tag"] == tag), None)
+
+
+def state_of(tag):
+    """The "state" of a tag, or None if there is no such tag."""
+    row = row_of(tag)
+    return row and row["state"]

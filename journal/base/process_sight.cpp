@@ -1,6 +1,7 @@
 #include "journal/base/process_sight.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <sys/syscall.h>
@@ -227,8 +228,8 @@ std::string Hexadecimal(std::uintptr_t value) {
   return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
 }
 
-// _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers. It takes no
-// lock.
+// _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers and runs with
+// older ones. It takes no lock; looking it up does, so that is done while this is being loaded.
 struct LoadedObject {
   unsigned long long flags;
   void* begin;
@@ -236,11 +237,12 @@ struct LoadedObject {
   link_map* map;
   std::array<void*, 16> rest;  // its layout differs between processors, and nothing of it is used
 };
-extern "C" int FindLoadedObject(void* address, LoadedObject* found) __asm__("_dl_find_object") __attribute__((weak));
+using FindLoadedObject = int(void* address, LoadedObject* found);
+FindLoadedObject* const kFindLoadedObject = reinterpret_cast<FindLoadedObject*>(::dlsym(RTLD_DEFAULT, "_dl_find_object"));
 
 const link_map* ObjectAt(std::uintptr_t address) {
   LoadedObject found{};
-  if (FindLoadedObject == nullptr || FindLoadedObject(reinterpret_cast<void*>(address), &found) != 0) return nullptr;
+  if (kFindLoadedObject == nullptr || kFindLoadedObject(reinterpret_cast<void*>(address), &found) != 0) return nullptr;
   return found.map;
 }
 

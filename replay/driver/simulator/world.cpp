@@ -15,7 +15,6 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <set>
 #include <string>
 
@@ -90,7 +89,7 @@ namespace {
 
 // The file appears under its name only when it is whole, so that no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
-  const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(std::random_device{}());
+  const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(RandomNumber());
   const UniqueFd fd(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd) return {Code::kIo, Errno("create the file of a simulated world " + temporary)};
   Status status;

@@ -3,13 +3,13 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <optional>
-#include <random>
 #include <set>
 
 #include "replay/driver/simulator/world.h"
@@ -53,6 +53,13 @@ bool IsAlive(const WorldMember& member);
 // The ids of this world's memory to which a process has descriptors open.
 void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
 
+// In place of std::random_device, which would bind the tools to glibc 2.36.
+inline std::uint64_t RandomNumber() {
+  std::uint64_t number = 0;
+  static_cast<void>(getrandom(&number, sizeof number, 0));  // so few bytes are never refused
+  return number;
+}
+
 struct SimulatorWorld::Table {
   std::uint64_t magic, version, id;
   std::int32_t devices;
@@ -78,10 +85,9 @@ struct SimulatorWorld::Table {
   }
 
   void Initialise(std::int32_t device_count, Bytes device_capacity, bool between_processes) {
-    std::random_device random;
     magic = kWorldMagic;
     version = kWorldVersion;
-    id = (std::uint64_t{random()} << 32) | random();
+    id = RandomNumber();
     devices = device_count;
     shared = between_processes;
     capacity = device_capacity;

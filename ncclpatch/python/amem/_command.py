@@ -1,0 +1,152 @@
+"""The command `amem`, also as `python -m amem`: starts jobs under AMem, says what a machine means for it, and reads journals.
+
+    amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
+    amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 1 if AMem cannot work
+    amem demo                             four processes share memory, pause, resume and compare, on the simulator
+    amem version
+
+Every other word is a command of amem-replay (ls, why, top, report, log, watch, ...): `amem help` lists them.
+"""
+
+import glob
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+
+from . import _doctor, _library, _machine, _why
+
+USAGE = 2
+
+
+def fail(text):
+    print("amem: " + text, file=sys.stderr)
+    return USAGE
+
+
+# ---- run --------------------------------------------------------------------------------------------------------------------
+
+
+def environment_with(library, environment):
+    """A copy of `environment` in which `library` is preloaded, once and first, beside what is preloaded already."""
+    others = [name for name in re.split(r"[ :]+", environment.get("LD_PRELOAD", ""))
+              if name and os.path.basename(name) != _library.NAME]
+    return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
+
+
+def run(arguments):
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    if not arguments:
+        return fail("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`")
+    if os.environ.get("AMEM_ENABLE") == "0":
+        print("amem: AMEM_ENABLE=0, so the command is started without AMem", file=sys.stderr)
+        environment = dict(os.environ)
+    else:
+        library = os.path.abspath(_library.find())
+        if not os.path.exists(library):
+            return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
+        environment = environment_with(library, os.environ)
+    try:
+        os.execvpe(arguments[0], arguments, environment)
+    except OSError as error:
+        print("amem: cannot start %s: %s" % (arguments[0], error.strerror), file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+# ---- doctor -----------------------------------------------------------------------------------------------------------------
+
+
+def nccl_version(path):
+    """(2, 28, 9) as the library says of itself in its text; None if it does not."""
+    try:
+        with open(path, "rb") as file:
+            found = re.search(rb"NCCL version (\d+)\.(\d+)\.(\d+)", file.read())
+    except OSError:
+        return None
+    return tuple(map(int, found.groups())) if found else None
+
+
+def nccl_libraries(more=()):
+    """(path, version) of each libnccl that this Python would load: of NVIDIA's wheels, and those named."""
+    paths = list(more)
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except (ImportError, ValueError):
+        spec = None
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        paths += glob.glob(os.path.join(folder, "lib", "libnccl.so.*"))
+    return [(path, nccl_version(path)) for path in dict.fromkeys(paths)]
+
+
+def doctor(arguments):
+    named = []
+    as_json = False
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--json":
+            as_json = True
+        elif word == "--nccl" and rest:
+            named.append(rest.pop(0))
+        else:
+            return fail("doctor: unknown argument %s; known: --json, --nccl PATH" % word)
+    missing = [path for path in named if not os.path.exists(path)]
+    if missing:
+        return fail("doctor: %s is not there" % missing[0])
+    library = os.path.abspath(_library.find())
+    findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
+    problems = sum(finding.level == "problem" for finding in findings)
+    if as_json:
+        print(json.dumps({"schema": 1, "works": problems == 0, "findings": [finding._asdict() for finding in findings]}, indent=1))
+    else:
+        for finding in findings:
+            print("%-8s %s: %s" % (finding.level, finding.subject, finding.text))
+            if finding.remedy:
+                print("%-8s   -> %s" % ("", finding.remedy))
+        print("Nothing stands in AMem's way here." if problems == 0 else "AMem cannot work here: %d problem%s." % (problems, "s" if problems > 1 else ""))
+    return 1 if problems else 0
+
+
+# ---- the rest ---------------------------------------------------------------------------------------------------------------
+
+
+def replay(arguments):
+    program = _why.find(_library.find())
+    if not program:
+        return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % arguments[0])
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    sys.stdout.flush()
+    os.execve(program, [program, *arguments], environment)
+
+
+def demo(arguments):
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem-demo")
+    if not os.path.exists(program):
+        return fail("demo: it is a part of the wheel; in the source tree: ./run demo")
+    sys.stdout.flush()
+    os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0 if arguments else USAGE
+    if arguments[0] == "run":
+        return run(arguments[1:])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `amem doctor | head` ends quietly
+    if arguments[0] == "doctor":
+        return doctor(arguments[1:])
+    if arguments[0] == "demo":
+        return demo(arguments[1:])
+    if arguments[0] in ("version", "--version"):
+        from importlib import metadata
+        try:
+            print(metadata.version("amem-nccl"))
+        except metadata.PackageNotFoundError:
+            print(_library.load().amem_version().decode())
+        return 0
+    return replay(arguments)

@@ -1,0 +1,237 @@
+"""The checks of `amem doctor`: what a machine, its settings and its NCCL mean for AMem, in words, each problem with its remedy."""
+
+import collections
+import os
+import re
+
+Finding = collections.namedtuple("Finding", "level subject text remedy")
+Finding.__doc__ = """One thing that was looked at. `level`: "ok"; "note", which is good to know; "warning": less memory is freed than could
+be, or a thing may fail; "problem": AMem cannot work like this."""
+
+TESTED = ((2, 18), (2, 32))   # versions of NCCL that were run, the oldest and the newest
+DESCRIPTORS = 1024            # enough for a rank of a host with eight GPUs, several times over
+JOURNAL_BYTES = 256 << 20     # a long job's journal and what is kept of the one before
+SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicators
+SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
+
+
+def ok(subject, text):
+    return Finding("ok", subject, text, "")
+
+
+def note(subject, text, remedy=""):
+    return Finding("note", subject, text, remedy)
+
+
+def warning(subject, text, remedy):
+    return Finding("warning", subject, text, remedy)
+
+
+def problem(subject, text, remedy):
+    return Finding("problem", subject, text, remedy)
+
+
+def mib(count):
+    return "%d MiB" % (count >> 20)
+
+
+# ---- AMem itself ------------------------------------------------------------------------------------------------------------
+
+
+def library(machine, path):
+    """The library can be loaded, and understands the settings. A process of its own tries, so that a crash is only a finding."""
+    if not os.path.isabs(path) or not machine.exists(path):
+        return [problem("library", "libamem_nccl.so was not found", "set AMEM_LIBRARY to its path, or install the package amem-nccl")]
+    code, _, said = machine.run(["/bin/true"], {"LD_PRELOAD": path, "AMEM_LOG": machine.variable("AMEM_LOG") or "warn"})
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    missing = next((line for line in lines if "version `GLIBC" in line or "cannot be preloaded" in line), None)
+    if missing and "GLIBC" in missing:
+        return [problem("library", "%s needs a newer C library than this machine has (%s)" % (path, missing.split(": ")[-1]),
+                        "use a newer image (glibc 2.34 or later), or build AMem on this one")]
+    if missing:
+        return [problem("library", "%s cannot be loaded: %s" % (path, missing), "install the package amem-nccl for this kind of CPU")]
+    if code != 0:
+        return [problem("library", "a process with %s preloaded ended with %s" % (path, code), "report this, with the output of `amem doctor --json`")]
+    about = [line for line in lines if "AMEM_" in line]
+    if about:
+        return [problem("settings", line, "correct or unset the variable") for line in about]
+    return [ok("library", path)]
+
+
+def replay(machine, path):
+    if not path:
+        return [warning("amem-replay", "amem-replay was not found: journals are written, and nothing here can read them",
+                        "set AMEM_REPLAY to its path, or install the package amem-nccl")]
+    code, out, said = machine.run([path, "--version"], {"LD_PRELOAD": ""})
+    if code != 0:
+        return [warning("amem-replay", "%s does not run: %s" % (path, (said or "exit code %s" % code).strip().splitlines()[0]),
+                        "install the package amem-nccl for this machine, or copy journals to one that has it")]
+    return [ok("amem-replay", "%s %s" % (path, out.strip().split()[-1] if out.strip() else ""))]
+
+
+def activation(machine):
+    """How AMem gets into the job, and what is in its way."""
+    if machine.variable("AMEM_ENABLE") == "0":
+        return [problem("activation", "AMEM_ENABLE=0: AMem is switched off", "unset AMEM_ENABLE")]
+    preloads = [name for name in re.split(r"[ :]+", machine.variable("LD_PRELOAD")) if name]
+    found = []
+    nccls = [name for name in preloads if os.path.basename(name).startswith("libnccl.so")]
+    if nccls:
+        found.append(problem("activation", "LD_PRELOAD has an NCCL (%s): its functions become those of every NCCL of the process" % nccls[0],
+                             "take it out of LD_PRELOAD; name it in VLLM_NCCL_SO_PATH or the like where an engine asks for one"))
+    own = [name for name in preloads if os.path.basename(name) == "libamem_nccl.so"]
+    for name in own:
+        if not machine.exists(name):
+            found.append(problem("activation", "LD_PRELOAD names %s, which is not there" % name, "start with `amem run -- COMMAND`"))
+    others = [name for name in preloads if name not in own and name not in nccls]
+    for name in others:
+        if "torch_memory_saver" in os.path.basename(name):
+            found.append(note("activation", "torch_memory_saver is preloaded as well: it manages its own allocations, AMem NCCL's and its pools'"))
+        elif not machine.exists(name) and "/" in name:
+            found.append(warning("activation", "LD_PRELOAD names %s, which is not there" % name, "correct LD_PRELOAD; the loader goes on without it"))
+    if not own and machine.variable("AMEM_ENABLE") == "1":
+        found.append(note("activation", "LD_PRELOAD does not have AMem: processes that import torch attach by themselves, because AMEM_ENABLE=1",
+                          "`amem run -- COMMAND` covers engines that load NCCL by themselves, too"))
+    elif not own:
+        found.append(note("activation", "nothing is preloaded in this shell", "start jobs with `amem run -- COMMAND`"))
+    else:
+        found.append(ok("activation", "preloaded by LD_PRELOAD"))
+    return found
+
+
+# ---- GPU and NCCL -----------------------------------------------------------------------------------------------------------
+
+
+def driver(machine):
+    text = machine.read("/proc/driver/nvidia/version")
+    version = re.search(r"Kernel Module\D*([0-9]+[0-9.]*)", text)
+    devices = machine.find("/dev/nvidia[0-9]*")
+    if not devices and not version:
+        return [note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",
+                     "in a container: start it with the GPUs (--gpus all)")]
+    if not devices:
+        return [problem("GPU", "the driver %s is loaded, and no GPU is visible here" % version.group(1), "start the container with the GPUs (--gpus all)")]
+    found = [ok("GPU", "%d visible, driver %s" % (len(devices), version.group(1) if version else "unknown"))]
+    if version and int(version.group(1).split(".")[0]) < 525:
+        found.append(problem("GPU", "driver %s is older than those that AMem knows (525 and later)" % version.group(1), "update the driver"))
+    return found
+
+
+def nccl(machine, libraries):
+    """`libraries`: (path, version as a tuple or None) of each libnccl that Python would load."""
+    if not libraries:
+        return [note("NCCL", "no libnccl was found from this Python; one may be linked into another library, which AMem cannot reach",
+                     "run doctor with the Python that has PyTorch, or name the library: `amem doctor --nccl PATH`")]
+    found = []
+    for path, version in libraries:
+        text = ".".join(map(str, version)) if version else "of unknown version"
+        if not version:
+            found.append(warning("NCCL", "%s: its version cannot be read" % path, "it is taken as it is; look at `nccl_libraries` of amem.stats()"))
+        elif version[:2] < TESTED[0]:
+            found.append(problem("NCCL", "%s is %s; the oldest that was run is %d.%d" % ((path, text) + TESTED[0]), "update nvidia-nccl"))
+        elif version[:2] > TESTED[1]:
+            found.append(warning("NCCL", "%s is %s; the newest that was run is %d.%d" % ((path, text) + TESTED[1]),
+                                 "it will probably work; compare results of a short job, and look for passed-through calls in amem.stats()"))
+        else:
+            found.append(ok("NCCL", "%s, version %s" % (path, text)))
+    if len({version for _, version in libraries}) > 1:
+        found.append(note("NCCL", "there are several versions; a process may load more than one, and AMem takes in all of them"))
+    return found
+
+
+def nccl_settings(machine, value):
+    """`value(name)`: an NCCL setting, from the environment or from NCCL's own files; "" if unset."""
+    found = []
+    if value("NCCL_CUMEM_ENABLE") == "0":
+        found.append(note("NCCL_CUMEM_ENABLE", "0: NCCL allocates by cuMemAlloc, and AMem backs that; freed and as fast as the default",
+                          "unset it where nothing else needs it: NCCL holds less with it unset (5 756 in place of 6 270 MiB in the reference workload)"))
+    if value("NCCL_NVLS_ENABLE") not in ("", "0") or (value("NCCL_NVLS_ENABLE") == "" and machine.find("/dev/nvidia-nvswitch*")):
+        found.append(warning("NVLS", "multicast objects may be used here: memory that is bound to them stays in a pause",
+                             "NCCL_NVLS_ENABLE=0 frees it; AMEM_NVLS=release is simulated only, and never ran on hardware"))
+    for name, what in (("NCCL_GRAPH_REGISTER", "buffers of CUDA graphs"), ("NCCL_LOCAL_REGISTER", "user buffers")):
+        if value(name) == "1" and machine.find("/sys/class/infiniband/*"):
+            found.append(warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name))
+    plugin = value("NCCL_NET_PLUGIN")
+    if plugin not in ("", "none"):
+        found.append(note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; of versions other than 5 to 12, all NCCL memory stays" % plugin,
+                          "amem.stats() says how much; NCCL_NET_PLUGIN=none where no other host takes part"))
+    if machine.exists("/dev/gdrdrv") and value("NCCL_GDRCOPY_ENABLE") == "1":
+        found.append(note("GDRCopy", "memory that GDRCopy pins stays in a pause", "NCCL_GDRCOPY_ENABLE=0 frees it"))
+    return found or [ok("NCCL's settings", "nothing that keeps memory")]
+
+
+# ---- limits of the machine --------------------------------------------------------------------------------------------------
+
+
+def limits(machine):
+    found = []
+    descriptors = machine.descriptors()
+    if 0 <= descriptors < DESCRIPTORS:
+        found.append(problem("descriptors", "a process may hold %d open; NCCL and AMem need several hundred" % descriptors, "ulimit -n 65536"))
+    why = machine.why_no_memfd()
+    if why:
+        found.append(problem("memfd", "memory files cannot be made (%s): ranks could not share memory" % why, "allow memfd_create in the container's seccomp profile"))
+    shm = machine.free_bytes("/dev/shm")
+    if shm is not None and shm < SHM_BYTES:
+        found.append(warning("/dev/shm", "%s are free; NCCL may fail to start" % mib(shm), "start the container with --shm-size=1g or --ipc=host"))
+    available = re.search(r"MemAvailable:\s*(\d+) kB", machine.read("/proc/meminfo"))
+    pinned = machine.variable("AMEM_PINNED_MB") or "4096"
+    if available and pinned.isdigit() and int(pinned) << 10 > int(available.group(1)):
+        found.append(warning("host memory", "%d MiB are available, and up to %s MiB are pinned ahead for contents" % (int(available.group(1)) >> 10, pinned),
+                             "give the job more memory, or lower AMEM_PINNED_MB (a pause then takes longer)"))
+    if machine.read("/sys/fs/selinux/enforce").strip() == "1":
+        found.append(note("SELinux", "where it forbids execmod, NCCL's own names (ncclCommSuspend) are not redirected; ncclPause works",
+                          "setsebool -P selinuxuser_execmod on"))
+    return found or [ok("limits", "%d descriptors, enough shared memory" % descriptors)]
+
+
+def places(machine):
+    """The directories of journals and of sockets."""
+    home = "/tmp/amem-%d" % machine.user()
+    found = []
+    for name, default, purpose in (("AMEM_JOURNAL_DIR", home + "/journal", "journals"), ("AMEM_SOCKET_DIR", home + "/sockets", "sockets for peers")):
+        path = machine.variable(name) or default
+        if not os.path.isabs(path):
+            found.append(problem(name, "%s is not an absolute path" % path, "ranks may have different working directories: name it from /"))
+            continue
+        why = machine.why_not_writable(path)
+        if why:
+            found.append(problem(purpose, "%s cannot be written: %s" % (path, why), "set %s to a directory of this user's" % name))
+            continue
+        if name == "AMEM_SOCKET_DIR" and len(path) > SOCKET_PATH:
+            found.append(problem(purpose, "%s is too long for the path of a Unix socket" % path, "set AMEM_SOCKET_DIR to a shorter one"))
+        free = machine.free_bytes(path)
+        if name == "AMEM_JOURNAL_DIR" and free is not None and free < JOURNAL_BYTES:
+            found.append(warning(purpose, "%s are free in %s; a pause without a journal is refused" % (mib(free), path),
+                                 "free some, or set AMEM_JOURNAL_DIR to another file system"))
+    return found or [ok("directories", "journals and sockets can be written")]
+
+
+def container(machine):
+    inside = machine.exists("/.dockerenv") or machine.exists("/run/.containerenv") or "kubepods" in machine.read("/proc/1/cgroup")
+    if not inside:
+        return []
+    found = [note("container", "journals under /tmp are lost with it", "set AMEM_JOURNAL_DIR to a volume")] if not machine.variable("AMEM_JOURNAL_DIR") else []
+    if not machine.variable("AMEM_SOCKET_DIR"):
+        found.append(note("container", "ranks of one host in several containers find each other only if those share /tmp or the network",
+                          "else set AMEM_SOCKET_DIR to a volume that they share"))
+    return found
+
+
+def nccl_setting_reader(machine):
+    """NCCL reads its settings from the environment, then from NCCL_CONF_FILE or ~/.nccl.conf, then from /etc/nccl.conf."""
+    values = {}
+    files = [machine.variable("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"]
+    for path in files:
+        for line in machine.read(path).splitlines():
+            name, mark, value = line.partition("=")
+            if mark and not name.strip().startswith("#"):
+                values.setdefault(name.strip(), value.strip())
+    return lambda name: machine.variable(name) or values.get(name, "")
+
+
+def examine(machine, library_path, replay_path, libraries):
+    """All findings, in the order in which a person would look."""
+    return (library(machine, library_path) + replay(machine, replay_path) + activation(machine) + driver(machine)
+            + nccl(machine, libraries) + nccl_settings(machine, nccl_setting_reader(machine)) + limits(machine) + places(machine)
+            + container(machine))

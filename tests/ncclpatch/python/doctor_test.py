@@ -1,0 +1,209 @@
+"""`amem doctor` on machines that are broken in one way each: that is named, with its remedy, and nothing else is called a problem."""
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+os.environ.pop("LD_PRELOAD", None)
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
+sys.path.insert(0, PACKAGE)
+sys.dont_write_bytecode = True
+from amem import _autoload, _command, _doctor  # noqa: E402
+
+LIBRARY, REPLAY = "/opt/amem/libamem_nccl.so", "/opt/amem/amem-replay"
+NCCL = [("/site/nvidia/nccl/lib/libnccl.so.2", (2, 28, 9))]
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue\n"
+
+
+class FakeMachine:
+    """A machine on which everything is well, but for what the test changes."""
+
+    def __init__(self):
+        self.environment = {"LD_PRELOAD": LIBRARY, "NCCL_NVLS_ENABLE": "0", "AMEM_JOURNAL_DIR": "/data/journal", "AMEM_SOCKET_DIR": "/data/s"}
+        self.files = {"/proc/driver/nvidia/version": VERSION, "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  200000000 kB\n"}
+        self.there = {LIBRARY, REPLAY, "/dev/nvidia0", "/dev/nvidia1"}
+        self.answers = {"/bin/true": (0, "", ""), REPLAY: (0, "amem-replay 0.1.0\n", "")}
+        self.may_open = 65536
+        self.free = {"/dev/shm": 1 << 30, "/data/journal": 1 << 40}
+        self.not_writable = {}
+        self.no_memfd = ""
+
+    def variable(self, name):
+        return self.environment.get(name, "")
+
+    def read(self, path):
+        return self.files.get(path, "")
+
+    def exists(self, path):
+        return path in self.there
+
+    def find(self, pattern):
+        stem = pattern.split("[")[0].split("*")[0]
+        return sorted(path for path in self.there if path.startswith(stem) and (not stem.endswith("nvidia") or path[-1].isdigit()))
+
+    def run(self, command, environment=None, limit=20):
+        return self.answers[command[0]]
+
+    def descriptors(self):
+        return self.may_open
+
+    def free_bytes(self, directory):
+        return self.free.get(directory)
+
+    def why_not_writable(self, directory):
+        return self.not_writable.get(directory, "")
+
+    def user(self):
+        return 1000
+
+    def why_no_memfd(self):
+        return self.no_memfd
+
+
+def examined(change=None, libraries=NCCL, library=LIBRARY, replay=REPLAY):
+    machine = FakeMachine()
+    if change:
+        change(machine)
+    return _doctor.examine(machine, library, replay, libraries)
+
+
+def environment(**variables):
+    return lambda machine: machine.environment.update(variables)
+
+
+def preload_says(text):
+    return lambda machine: machine.answers.update({"/bin/true": (0, "", text)})
+
+
+# name: (what is changed, level, words of the text, words of the remedy)
+BROKEN = {
+    "the library is not there": (lambda m: (m.there.discard(LIBRARY), m.environment.pop("LD_PRELOAD")), "problem", "not found", "AMEM_LIBRARY"),
+    "the C library is too old": (preload_says("ERROR: ld.so: %s: version `GLIBC_2.34' not found\n" % LIBRARY), "problem", "GLIBC_2.34", "newer image"),
+    "the library is for another kind of CPU": (preload_says("ERROR: ld.so: object '%s' from LD_PRELOAD cannot be preloaded (wrong ELF class): ignored.\n" % LIBRARY),
+                                               "problem", "wrong ELF class", "kind of CPU"),
+    "a process under AMem crashes": (lambda m: m.answers.update({"/bin/true": (-11, "", "")}), "problem", "-11", "report"),
+    "a setting is not understood": (preload_says("AMem: AMEM_LAYOUT=slap is not understood; known: slab, direct\n"), "problem", "AMEM_LAYOUT=slap", "correct"),
+    "amem-replay does not run": (lambda m: m.answers.update({REPLAY: (127, "", "libzstd.so.1: cannot open")}), "warning", "libzstd", "amem-nccl"),
+    "AMem is switched off": (environment(AMEM_ENABLE="0"), "problem", "switched off", "unset AMEM_ENABLE"),
+    "an NCCL is preloaded": (environment(LD_PRELOAD="/opt/libnccl.so.2:" + LIBRARY), "problem", "libnccl.so.2", "take it out"),
+    "the preload names what is gone": (environment(LD_PRELOAD="/old/libamem_nccl.so"), "problem", "/old/libamem_nccl.so", "amem run"),
+    "a framework overwrote the preload": (environment(LD_PRELOAD="", AMEM_ENABLE="1"), "note", "attach by themselves", "amem run"),
+    "another preload is not there": (environment(LD_PRELOAD=LIBRARY + ":/gone/other.so"), "warning", "/gone/other.so", "correct LD_PRELOAD"),
+    "no GPU": (lambda m: (m.files.pop("/proc/driver/nvidia/version"), m.there.difference_update({"/dev/nvidia0", "/dev/nvidia1"})), "note", "no NVIDIA GPU", "--gpus"),
+    "the container has no GPU": (lambda m: m.there.difference_update({"/dev/nvidia0", "/dev/nvidia1"}), "problem", "no GPU is visible", "--gpus"),
+    "the driver is old": (lambda m: m.files.update({"/proc/driver/nvidia/version": VERSION.replace("580.159.04", "470.82")}), "problem", "470.82", "update"),
+    "NVLS is on": (environment(NCCL_NVLS_ENABLE="1"), "warning", "multicast", "NCCL_NVLS_ENABLE=0"),
+    "NVLS is on by default": (lambda m: (m.environment.pop("NCCL_NVLS_ENABLE"), m.there.add("/dev/nvidia-nvswitchctl")), "warning", "multicast", "NCCL_NVLS_ENABLE=0"),
+    "NVLS is on in NCCL's file": (lambda m: (m.environment.pop("NCCL_NVLS_ENABLE"), m.files.update({"/etc/nccl.conf": "# site\nNCCL_NVLS_ENABLE=2\n"})),
+                                  "warning", "multicast", "NCCL_NVLS_ENABLE=0"),
+    "graphs register with cards": (lambda m: (m.environment.update(NCCL_GRAPH_REGISTER="1"), m.there.add("/sys/class/infiniband/mlx5_0")),
+                                   "warning", "network cards", "NCCL_GRAPH_REGISTER=0"),
+    "a network plugin": (environment(NCCL_NET_PLUGIN="ofi"), "note", "NCCL_NET_PLUGIN=ofi", "amem.stats()"),
+    "cuMem is off": (environment(NCCL_CUMEM_ENABLE="0"), "note", "cuMemAlloc", "unset"),
+    "GDRCopy": (lambda m: (m.environment.update(NCCL_GDRCOPY_ENABLE="1"), m.there.add("/dev/gdrdrv")), "note", "GDRCopy", "NCCL_GDRCOPY_ENABLE=0"),
+    "few descriptors": (lambda m: setattr(m, "may_open", 64), "problem", "64", "ulimit -n"),
+    "no memory files": (lambda m: setattr(m, "no_memfd", "Operation not permitted"), "problem", "not permitted", "seccomp"),
+    "little shared memory": (lambda m: m.free.update({"/dev/shm": 1 << 20}), "warning", "1 MiB", "--shm-size"),
+    "little host memory": (lambda m: m.files.update({"/proc/meminfo": "MemAvailable: 1048576 kB\n"}), "warning", "1024 MiB", "AMEM_PINNED_MB"),
+    "SELinux": (lambda m: m.files.update({"/sys/fs/selinux/enforce": "1"}), "note", "execmod", "setsebool"),
+    "journals cannot be written": (lambda m: m.not_writable.update({"/data/journal": "Read-only file system"}), "problem", "Read-only", "AMEM_JOURNAL_DIR"),
+    "/tmp cannot be written": (lambda m: (m.environment.pop("AMEM_JOURNAL_DIR"), m.not_writable.update({"/tmp/amem-1000/journal": "Permission denied"})),
+                               "problem", "/tmp/amem-1000/journal", "AMEM_JOURNAL_DIR"),
+    "the disk is full": (lambda m: m.free.update({"/data/journal": 1 << 20}), "warning", "1 MiB are free", "another file system"),
+    "a relative directory": (environment(AMEM_JOURNAL_DIR="journals"), "problem", "not an absolute path", "from /"),
+    "a path too long for a socket": (environment(AMEM_SOCKET_DIR="/data/" + "s" * 90), "problem", "too long", "shorter"),
+    "a container": (lambda m: (m.there.add("/.dockerenv"), m.environment.pop("AMEM_SOCKET_DIR")), "note", "several containers", "AMEM_SOCKET_DIR"),
+}
+
+
+class Doctor(unittest.TestCase):
+    def test_a_machine_on_which_everything_is_well(self):
+        self.assertEqual({finding.level for finding in examined()}, {"ok"}, examined())
+
+    def test_each_broken_machine_is_named_with_its_remedy(self):
+        for name, (change, level, text, remedy) in BROKEN.items():
+            with self.subTest(name):
+                bad = [finding for finding in examined(change) if finding.level != "ok"]
+                self.assertTrue(any(f.level == level and text in f.text and remedy in f.remedy for f in bad), bad)
+                self.assertLessEqual(len([f for f in bad if f.level in ("problem", "warning")]), 1, bad)
+
+    def test_nccls(self):
+        for libraries, level, text in (([], "note", "no libnccl"), ([("/n", (2, 17, 1))], "problem", "2.17.1"), ([("/n", (2, 40, 0))], "warning", "2.40.0"),
+                                       ([("/n", None)], "warning", "cannot be read"), ([("/a", (2, 20, 5)), ("/b", (2, 28, 9))], "note", "several versions")):
+            bad = [finding for finding in examined(libraries=libraries) if finding.level != "ok"]
+            self.assertEqual([(f.level, text in f.text, bool(f.remedy) or level == "note") for f in bad], [(level, True, True)], bad)
+
+    def test_without_amem_replay_journals_cannot_be_read_here(self):
+        bad = [finding for finding in examined(replay=None) if finding.level != "ok"]
+        self.assertEqual([(f.level, f.subject) for f in bad], [("warning", "amem-replay")])
+
+
+class Command(unittest.TestCase):
+    def test_run_preloads_once_and_keeps_other_preloads(self):
+        made = _command.environment_with("/new/libamem_nccl.so", {"LD_PRELOAD": "/x/tms.so /old/libamem_nccl.so:/y/jemalloc.so", "HOME": "/h"})
+        self.assertEqual(made["LD_PRELOAD"], "/new/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
+        self.assertEqual((made["AMEM_ENABLE"], made["HOME"]), ("1", "/h"))
+        self.assertEqual(_command.environment_with("/a/libamem_nccl.so", made)["LD_PRELOAD"], "/a/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
+
+    def amem(self, *arguments, **variables):
+        environment_ = {**os.environ, "PYTHONPATH": PACKAGE, **variables}
+        done = subprocess.run([sys.executable, "-B", "-m", "amem", *arguments], env=environment_, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_run_starts_the_command_under_the_library_and_passes_its_exit_code(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = os.path.join(folder, "libamem_nccl.so")
+            names = ("ncclPause", "ncclResume", "amem_attach", "amem_last_error", "amem_version", "amem_stats_json", "amem_trim_pinned", "ncclSetGroupID")
+            source = "".join("int %s(void) { return 0; }\n" % name for name in names)
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+            code, out, err = self.amem("run", "--", "sh", "-c", 'echo "$LD_PRELOAD|$AMEM_ENABLE|$0|$1"; exit 7', "a b", "c", AMEM_LIBRARY=library)
+            self.assertEqual((code, out), (7, "%s|1|a b|c\n" % library), err)
+            code, out, err = self.amem("run", "sh", "-c", 'echo "$LD_PRELOAD"', AMEM_LIBRARY=library, AMEM_ENABLE="0")
+            self.assertEqual((code, out), (0, "\n"), err)
+            self.assertIn("without AMem", err)
+            code, out, err = self.amem("run", "no-such-program", AMEM_LIBRARY=library)
+            self.assertEqual((code, out), (127, ""), err)
+            self.assertIn("no-such-program", err)
+
+    def test_wrong_use_says_what_to_do(self):
+        for arguments, word in ((["run"], "which command"), (["doctor", "--jsno"], "--jsno"), (["doctor", "--nccl", "/no/such"], "/no/such")):
+            code, out, err = self.amem(*arguments)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(word, err)
+
+    def test_doctor_as_json_has_a_schema_and_an_exit_code(self):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            code = _command.doctor(["--json"])
+        answer = json.loads(shown.getvalue())
+        self.assertEqual((answer["schema"], answer["works"]), (1, code == 0))
+        for finding in answer["findings"]:
+            self.assertEqual(set(finding), {"level", "subject", "text", "remedy"})
+            self.assertIn(finding["level"], ("ok", "note", "warning", "problem"))
+            self.assertTrue(finding["level"] in ("ok", "note") or finding["remedy"], finding)
+
+    def test_the_version_of_an_nccl_is_read_from_its_file(self):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"\0" * 5000 + b"NCCL version 2.28.9+cuda13.0\0" + b"\0" * 100)
+            file.flush()
+            self.assertEqual(_command.nccl_version(file.name), (2, 28, 9))
+        self.assertIsNone(_command.nccl_version("/dev/null"))
+
+
+class Autoload(unittest.TestCase):
+    def test_it_attaches_only_where_it_was_asked_to_and_never_fails(self):
+        code = ("import sys; sys.path.insert(0, %r); sys.modules['amem'] = None if len(sys.argv) > 1 else None\n"
+                "import importlib.util as u; s = u.spec_from_file_location('a', %r); m = u.module_from_spec(s); s.loader.exec_module(m)\n"
+                "import warnings; warnings.simplefilter('always'); m.attach(); print('ran')" % (PACKAGE, _autoload.__file__))
+        for value, warned in (("", False), ("0", False), ("1", True)):  # an `amem` that cannot be imported
+            done = subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "AMEM_ENABLE": value}, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout.strip()), (0, "ran"), done.stderr)
+            self.assertEqual("runs without it" in done.stderr, warned, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

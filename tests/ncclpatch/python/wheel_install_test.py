@@ -1,0 +1,83 @@
+"""The wheel in a fresh virtual environment, with nothing else of AMem's in sight: the command, the tool, the demo, the journals.
+
+    wheel_install_test.py WHEEL
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zipfile
+
+WHEEL = os.path.abspath(sys.argv.pop(1))
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
+C_INTERFACE = re.compile(r"^(nccl(Pause|Resume|MemStats|SetGroupID|GetGroupID|Comm(Suspend|Resume|MemStats|Init\w+|Grow)|GetUniqueId)|amem_\w+|dlsym|dlvsym)$")
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "venv", cls.folder.name + "/venv"], check=True)
+        cls.python = cls.folder.name + "/venv/bin/python"
+        subprocess.run([cls.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", WHEEL], check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def amem(self, *arguments, **variables):
+        """Runs the command with no compiler, no package manager and nothing of this tree in PATH."""
+        environment = {"PATH": self.folder.name + "/venv/bin", "HOME": self.folder.name, "AMEM_JOURNAL_DIR": self.folder.name + "/journal", **variables}
+        done = subprocess.run([self.folder.name + "/venv/bin/amem", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_the_demo_on_the_simulator(self):
+        code, out, err = self.amem("demo")
+        self.assertEqual(code, 0, out + err)
+        self.assertLess(time.monotonic() - self.began, 60, "from the installation to the end of the demo")
+
+    def test_why_explains_a_golden_journal(self):
+        code, out, err = self.amem("why", os.path.abspath(GOLDEN))
+        self.assertIn("Resume 1 failed on rank 1", out, err)
+        self.assertNotEqual(code, 0)
+
+    def test_doctor_finds_what_it_needs(self):
+        code, out, err = self.amem("doctor", "--json")
+        answer = json.loads(out)
+        levels = {finding["subject"]: finding["level"] for finding in answer["findings"]}
+        self.assertEqual((levels["library"], levels["amem-replay"]), ("ok", "ok"), out + err)
+
+    def test_run_has_the_library_in_the_command(self):
+        code, out, err = self.amem("run", "--", self.python, "-c", "print('libamem_nccl.so' in open('/proc/self/maps').read())")
+        self.assertEqual((code, out.strip()), (0, "True"), err)
+
+    def test_it_can_be_imported_and_says_its_version(self):
+        done = subprocess.run([self.python, "-c", "import amem; print(amem.version())"], capture_output=True, text=True, check=False)
+        self.assertRegex(done.stdout, r"^\d+\.\d+\.\d+\n$", done.stderr)
+
+    def test_torch_would_find_the_entry_point(self):
+        code = "from importlib.metadata import entry_points as e; print([p.value for p in (e(group='torch.backends') if hasattr(e(), 'select') else e()['torch.backends'])])"
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
+        self.assertIn("amem._autoload:attach", done.stdout, done.stderr)
+
+    def test_only_the_C_interface_shows(self):
+        with zipfile.ZipFile(WHEEL) as wheel, tempfile.TemporaryDirectory() as folder:
+            path = wheel.extract("amem/libamem_nccl.so", folder)
+            shown = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+        names = [line.split()[-1] for line in shown.splitlines()]
+        self.assertTrue(names)
+        self.assertEqual([name for name in names if not C_INTERFACE.match(name)], [])
+
+    def test_the_tag_names_an_old_enough_C_library(self):
+        found = re.search(r"manylinux_(\d+)_(\d+)_", os.path.basename(WHEEL))
+        self.assertTrue(found, WHEEL)
+        self.assertLessEqual((int(found.group(1)), int(found.group(2))), (2, 34), WHEEL)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -16,28 +16,28 @@ Status Fold::operator()(const CycleBegun& e) {
   return {};
 }
 
-Status Fold::operator()(const StepBegun& e) {
-  const std::string doing = "begin step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step)
-    return Bad(doing + ": the step before it (" + ToText(*s_.cycle.open_step) + ") is neither done nor failed");
-  s_.cycle.open_step = e.step;
+Status Fold::operator()(const StepBegun& e) { return Worded("begin step ", e.step, BeginStep(e.step)); }
+Status Fold::operator()(const StepDone& e) { return Worded("finish step ", e.step, FinishStep(e.step)); }
+Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.step, FailStep(e)); }
+
+Status Fold::BeginStep(const Step& step) {
+  AMEM_TRY(InCycle({}));
+  if (s_.cycle.open_step) return Bad(": the step before it (" + ToText(*s_.cycle.open_step) + ") is neither done nor failed");
+  s_.cycle.open_step = step;
   return {};
 }
 
-Status Fold::operator()(const StepDone& e) {
-  const std::string doing = "finish step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
-  AMEM_TRY(DoStep(doing, e.step));
+Status Fold::FinishStep(const Step& step) {
+  AMEM_TRY(InCycle({}));
+  if (s_.cycle.open_step != step) return Bad(": that step was not begun");
+  AMEM_TRY(DoStep({}, step));
   s_.cycle.open_step.reset();
   return {};
 }
 
-Status Fold::operator()(const StepFailed& e) {
-  const std::string doing = "fail step " + ToText(e.step);
-  AMEM_TRY(InCycle(doing));
-  if (s_.cycle.open_step != e.step) return Bad(doing + ": that step was not begun");
+Status Fold::FailStep(const StepFailed& e) {
+  AMEM_TRY(InCycle({}));
+  if (s_.cycle.open_step != e.step) return Bad(": that step was not begun");
   s_.cycle.open_step.reset();
   s_.cycle.failure = e.message;
   return {};

@@ -114,6 +114,13 @@ class Fold {
   [[nodiscard]] Status InCycle(const std::string& doing) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase) const;
+  // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has millions.
+  Status BeginStep(const Step& step);
+  Status FinishStep(const Step& step);
+  Status FailStep(const StepFailed& e);
+  [[nodiscard]] static Status Worded(const char* doing, const Step& step, const Status& checked) {
+    return checked.ok() ? Status{} : Bad(doing + ToText(step) + checked.message());
+  }
   Status DoStep(const std::string& doing, const Step& step);
   Status DoMappingStep(const std::string& doing, const Step& step);
   Status DoAllocationStep(const std::string& doing, const Step& step);

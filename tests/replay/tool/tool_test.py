@@ -134,6 +134,25 @@ class Schemas(Scratch):
         self.assertNotEqual(self.schemas["why"].problems(verdict), [])
 
 
+class Quotes(unittest.TestCase):
+    """What a README says that a command prints about journals of the tree is what it prints; " ..." cuts a line short."""
+
+    def test_readmes_quote_what_is_printed(self):
+        quotes = []
+        for readme in ("README.md", "replay/README.md"):
+            with open(os.path.join(ROOT, readme), encoding="utf-8") as file:
+                blocks = re.findall(r"^```\n\$ (?:build/bin/)?amem-replay (.*)\n((?s:.*?))^```$", file.read(), re.M)
+            quotes += [(readme, command.split(), text) for command, text in blocks if "tests/replay/golden/" in command]
+        self.assertEqual([(readme, command[0]) for readme, command, _ in quotes], [("README.md", "why"), ("replay/README.md", "why")])
+        for readme, command, text in quotes:
+            ran = run(command[0], *(os.path.join(ROOT, word) for word in command[1:]))
+            for quoted, printed in zip(text.splitlines(), ran.stdout.splitlines(), strict=True):
+                if quoted.endswith(" ..."):
+                    self.assertTrue(printed.startswith(quoted.removesuffix("...")), f"{readme}: {quoted}")
+                else:
+                    self.assertEqual(quoted, printed, readme)
+
+
 class Module(Scratch):
     """amem.journal, in this process, without libamem_nccl.so."""
 

@@ -114,7 +114,8 @@ class Fold {
   [[nodiscard]] Status InCycle(const std::string& doing) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase) const;
-  // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has millions.
+  // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has
+  // millions.
   Status BeginStep(const Step& step);
   Status FinishStep(const Step& step);
   Status FailStep(const StepFailed& e);

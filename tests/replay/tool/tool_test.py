@@ -116,11 +116,12 @@ class Schemas(Scratch):
         self.check(json.loads(tailed.stdout.splitlines()[0]), "event")
 
     def test_errors_are_json_too(self):
-        for arguments, code in ((["why", "--json", "/nowhere"], 2), (["info", "--json", "/nowhere"], 2), (["log", "--json", "/nowhere"], 2),
-                                (["refs", "--json", "/nowhere"], 2), (["why", "--json", "--al"], 1), (["nonsense", "--json"], 1),
-                                (["top", "--json", "/nowhere"], 2), (["state", "--json", "/nowhere"], 2)):
+        more = {"watch": ["--once"], "diff": ["/nowhere"]}
+        nowhere = [[command, "--json", *more.get(command, []), "/nowhere"] for command in self.COMMANDS]
+        wrong = [["why", "--json", "--al"], ["nonsense", "--json"], *([c, "--json"] for c in ("collect", "pack", "report", "trace", "unpack"))]
+        for arguments, code in [(a, 2) for a in nowhere] + [(a, 1) for a in wrong]:
             ran = run(*arguments)
-            self.assertEqual(ran.returncode, code)
+            self.assertEqual(ran.returncode, code, arguments)
             error = json.loads(ran.stdout)
             self.check(error, "error")
             self.assertEqual((error["command"], error["exit"]), (arguments[0], code))

@@ -78,7 +78,7 @@ class Reader final : public JournalReader {
   };
   Result<View> Look() const;
   Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const;
-  Result<Batch> ReadBatch(std::uint64_t from, std::uint64_t to) const;
+  Status ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const;
   bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
   static void NoteDamagedTail(const View& view, Losses& losses);
   Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
@@ -103,8 +103,11 @@ Result<Reader::View> Reader::Look() const {
   return view;
 }
 
-Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
-  Batch batch;
+// `batch` is one that was read before, or empty; its storage is used again, because the system clears each new one.
+Status Reader::ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const {
+  batch.bytes.clear();
+  batch.entries.clear();
+  batch.beyond = batch.more = false;
   AMEM_TRY(source_->Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
     if (seq > to) {
       batch.beyond = true;
@@ -122,7 +125,7 @@ Result<Batch> Reader::ReadBatch(std::uint64_t from, std::uint64_t to) const {
       source_->FirstKey(Table::kEvents);  // asked afterwards, so that events removed meanwhile do not count as lost
   if (!first) return first.status();
   batch.first_kept = first->value_or(0);
-  return batch;
+  return {};
 }
 
 // nullopt: the event is damaged, which is noted.
@@ -155,18 +158,18 @@ Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, Sequ
   if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
   const std::uint64_t to = std::min(last.value, view.last);
   std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
+  Batch batch;
   for (bool more = true; more && next <= to;) {
-    const auto batch = ReadBatch(next, to);
-    if (!batch) return batch.status();
-    more = batch->more;
-    for (const Entry& entry : batch->entries) {
-      if (entry.seq > next && next > batch->first_kept) losses.Gap(next, entry.seq - 1);
+    AMEM_TRY(ReadBatch(next, to, batch));
+    more = batch.more;
+    for (const Entry& entry : batch.entries) {
+      if (entry.seq > next && next > batch.first_kept) losses.Gap(next, entry.seq - 1);
       next = entry.seq + 1;
-      const auto event = DecodeStored(batch->Frame(entry), entry.seq, losses);
+      const auto event = DecodeStored(batch.Frame(entry), entry.seq, losses);
       if (event && !visit(*event)) return report;
     }
-    if (batch->beyond && next <= to && next > batch->first_kept) losses.Gap(next, to);
-    if (batch->beyond) return report;
+    if (batch.beyond && next <= to && next > batch.first_kept) losses.Gap(next, to);
+    if (batch.beyond) return report;
   }
   if (!ReadFromTail(view, next, to, losses, visit)) return report;
   if (last.value > view.last) NoteDamagedTail(view, losses);

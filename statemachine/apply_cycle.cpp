@@ -25,31 +25,32 @@ Status Fold::operator()(const CycleBegun& e) {
   return {};
 }
 
-Status Fold::operator()(const StepBegun& e) {
-  const std::string doing = "begin step " + ToText(e.step);
+Status Fold::operator()(const StepBegun& e) { return Worded("begin step ", e.step, BeginStep(e)); }
+Status Fold::operator()(const StepDone& e) { return Worded("finish step ", e.step, FinishStep(e)); }
+Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.step, FailStep(e)); }
+
+Status Fold::BeginStep(const StepBegun& e) {
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(doing, owner));
+  AMEM_TRY(InCycle({}, owner));
   if (owner.cycle->open_step)
-    return Bad(doing + ": the step before it (" + ToText(*owner.cycle->open_step) + ") is neither done nor failed");
+    return Bad(": the step before it (" + ToText(*owner.cycle->open_step) + ") is neither done nor failed");
   owner.cycle->open_step = e.step;
   return {};
 }
 
-Status Fold::operator()(const StepDone& e) {
-  const std::string doing = "finish step " + ToText(e.step);
+Status Fold::FinishStep(const StepDone& e) {
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(doing, owner));
-  if (owner.cycle->open_step != e.step) return Bad(doing + ": that step was not begun");
-  AMEM_TRY(DoStep(doing, e.step, e.pool));
+  AMEM_TRY(InCycle({}, owner));
+  if (owner.cycle->open_step != e.step) return Bad(": that step was not begun");
+  AMEM_TRY(DoStep({}, e.step, e.pool));
   owner.cycle->open_step.reset();
   return {};
 }
 
-Status Fold::operator()(const StepFailed& e) {
-  const std::string doing = "fail step " + ToText(e.step);
+Status Fold::FailStep(const StepFailed& e) {
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(doing, owner));
-  if (owner.cycle->open_step != e.step) return Bad(doing + ": that step was not begun");
+  AMEM_TRY(InCycle({}, owner));
+  if (owner.cycle->open_step != e.step) return Bad(": that step was not begun");
   owner.cycle->open_step.reset();
   owner.cycle->failure = e.message;
   return {};

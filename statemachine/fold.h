@@ -129,6 +129,14 @@ class Fold {
   [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet. A pool waits for nobody.
   [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;
+  // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has
+  // millions.
+  Status BeginStep(const StepBegun& e);
+  Status FinishStep(const StepDone& e);
+  Status FailStep(const StepFailed& e);
+  [[nodiscard]] static Status Worded(const char* doing, const Step& step, const Status& checked) {
+    return checked.ok() ? Status{} : Bad(doing + ToText(step) + checked.message());
+  }
   Status DoStep(const std::string& doing, const Step& step, PoolId pool);
   Status DoMappingStep(const std::string& doing, const Step& step, PoolId pool);
   Status DoAllocationStep(const std::string& doing, const Step& step, PoolId pool);

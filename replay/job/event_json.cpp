@@ -63,13 +63,16 @@ Json Show(const T& value) {
   }
 }
 
+// Not inlined into the hundreds of fields that events have, which would take long to compile.
+[[gnu::noinline]] void Set(Json& j, const char* name, Json value) { j[name] = std::move(value); }
+
 template <class T>
 void PutField(Json& j, const char* name, const T& field) {
-  j[name] = Show(field);
+  Set(j, name, Show(field));
 }
 template <class T>
 void PutField(Json& j, const char* name, const IfAny<T>& value) {
-  if (value.field != T{}) j[name] = Show(value.field);
+  if (value.field != T{}) Set(j, name, Show(value.field));
 }
 template <class T>
 void PutField(Json&, const char*, const Unlisted<T>&) {}

@@ -92,9 +92,10 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   };
   std::stable_sort(job.violations.begin(), job.violations.end(), order);
   std::stable_sort(job.notes.begin(), job.notes.end(), order);
+  if (journals.empty()) return kCannotRead;  // nothing is well of which nothing is known
   if (options.json) {
     PrintJson(out, ToJson(journals, job));
-  } else if (!journals.empty()) {
+  } else {
     PrintText(out, journals, job);
   }
   return !job.violations.empty() ? kViolationFound : failed ? kCannotRead : kFine;

@@ -14,6 +14,7 @@
 #include "journal/base/clock.h"
 #include "journal/journal.h"
 #include "replay/diagnosis/diagnosis.h"
+#include "tests/journal/memory_journal.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/scenarios/baton.h"
 #include "tests/scenarios/start_session.h"
@@ -30,26 +31,6 @@ namespace {
 constexpr Bytes kDoomedPage = 4096;
 constexpr int kDoomedRanks = 8;  // at most
 constexpr std::uint32_t kDoomedTimeout = 200;
-
-// Appends to a vector until its process is dead.
-class RecordingJournal final : public JournalWriter {
- public:
-  RecordingJournal(std::vector<Event>& events, const bool& dead) : events_(events), dead_(dead) {}
-  Status Append(const Event& event) override {
-    if (!dead_) events_.push_back(event);
-    return {};
-  }
-  Status Flush() override { return {}; }
-  bool SnapshotDue() const override { return false; }
-  Status Snapshot(const State&) override { return {}; }
-  Status Close() override { return {}; }
-  std::filesystem::path Directory() const override { return "memory"; }
-  Bytes TailBytesUsed() const override { return 0; }
-
- private:
-  std::vector<Event>& events_;
-  const bool& dead_;
-};
 
 struct DoomedRank {
   std::unique_ptr<Simulator> simulator;
@@ -115,7 +96,7 @@ class DoomedJob {
     SessionOptions options;
     options.layout = slab ? Layout::kSlab : Layout::kDirect;
     options.slab_bytes = 32 * kDoomedPage;
-    auto started = StartInMemory(simulated, who, options, std::make_unique<RecordingJournal>(r.events, r.silent), network_);
+    auto started = StartInMemory(simulated, who, options, std::make_unique<test::MemoryJournal>(r.events, r.silent), network_);
     r.simulator = std::move(started.simulator);
     r.session = std::move(started.session);
     r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });

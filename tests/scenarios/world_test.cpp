@@ -14,6 +14,8 @@
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
 #include "replay/peers/token.h"
+#include "tests/journal/memory_journal.h"
+#include "tests/replay/job/memory_reader.h"
 #include "tests/scenarios/baton.h"
 #include "tests/scenarios/multicast_calls.h"
 #include "tests/scenarios/start_session.h"
@@ -30,48 +32,6 @@ namespace {
 constexpr Bytes kPage = 4096;
 constexpr int kMostRanks = 4;
 constexpr std::uint32_t kTimeout = 200;
-
-class MemoryJournal final : public JournalWriter {
- public:
-  MemoryJournal(std::vector<Event>& events, const bool& dead) : events_(events), dead_(dead) {}
-  Status Append(const Event& event) override {
-    if (!dead_) events_.push_back(event);
-    return {};
-  }
-  Status Flush() override { return {}; }
-  bool SnapshotDue() const override { return false; }
-  Status Snapshot(const State&) override { return {}; }
-  Status Close() override { return {}; }
-  std::filesystem::path Directory() const override { return "memory"; }
-  Bytes TailBytesUsed() const override { return 0; }
-
- private:
-  std::vector<Event>& events_;
-  const bool& dead_;
-};
-
-class MemoryReader final : public JournalReader {
- public:
-  MemoryReader(const std::vector<Event>& events, SessionId session, bool crashed) : events_(events) {
-    info_.session = session;
-    info_.status = crashed ? SessionStatus::kCrashed : SessionStatus::kClosed;
-    info_.first = SequenceNumber{1};
-    info_.last = SequenceNumber{events.size()};
-    info_.events = events.size();
-  }
-  Result<JournalInfo> Info() override { return info_; }
-  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
-    for (const Event& event : events_) {
-      if (event.seq >= first && event.seq <= last && !visit(event)) break;
-    }
-    return ReadReport{};
-  }
-  Result<State> StateAt(std::optional<SequenceNumber>, ReadReport*) override { return State{}; }
-
- private:
-  const std::vector<Event>& events_;
-  JournalInfo info_;
-};
 
 struct Buffer {  // a place in one rank's address space
   AllocationId allocation;
@@ -180,7 +140,8 @@ class World {
     options.layout = slab_ ? Layout::kSlab : Layout::kDirect;
     options.slab_bytes = 32 * kPage;
     options.nvls = Nvls::kRelease;
-    auto started = test::StartInMemory(simulated, who, options, std::make_unique<MemoryJournal>(r.events, r.silent), network_);
+    auto started =
+        test::StartInMemory(simulated, who, options, std::make_unique<test::MemoryJournal>(r.events, r.silent), network_);
     r.simulator = std::move(started.simulator);
     r.session = std::move(started.session);
     r.simulator->SetHook([this, i](std::string_view, std::uint64_t) { return Driver(i); });
@@ -748,7 +709,8 @@ class World {
     for (const int rank : Living()) EXPECT_TRUE(At(rank).session->Close("exit").ok());
     std::vector<JournalFindings> findings;
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      MemoryReader reader(ranks_[i].events, SessionId{i + 1}, !ranks_[i].alive);
+      test::MemoryReader reader(ranks_[i].events, SessionId{i + 1},
+                                ranks_[i].alive ? SessionStatus::kClosed : SessionStatus::kCrashed);
       auto found = VerifyJournal(reader);
       ASSERT_TRUE(found.ok()) << found.status().message();
       for (const Violation& v : found->violations) ADD_FAILURE() << "rank " << i << ", event " << v.seq.value << ": " << v.text;
@@ -782,7 +744,7 @@ void RunJobs(std::uint64_t first) {
 #elif defined(AMEM_BY_NIGHT)
   constexpr std::uint64_t kJobs = 10'000;
 #else
-  constexpr std::uint64_t kJobs = 1'000;
+  constexpr std::uint64_t kJobs = 600;
 #endif
   const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;

@@ -14,31 +14,13 @@
 #include "replay/cycle/executor.h"
 #include "replay/driver/simulator/simulator.h"
 #include "statemachine/plan.h"
+#include "tests/journal/memory_journal.h"
 #include "tests/replay/sizes.h"
 
 namespace amem::test {
 
 inline constexpr Bytes k2M = 2 * kMiB;
 inline constexpr SessionId kSelf{0x50}, kOwner{0x60}, kOther{0x70};
-
-// Keeps the events in memory.
-class EventList final : public JournalWriter {
- public:
-  explicit EventList(std::vector<Event>& events) : events_(events) {}
-  Status Append(const Event& event) override {
-    events_.push_back(event);
-    return {};
-  }
-  Status Flush() override { return {}; }
-  bool SnapshotDue() const override { return false; }
-  Status Snapshot(const State&) override { return {}; }
-  Status Close() override { return {}; }
-  std::filesystem::path Directory() const override { return "memory"; }
-  Bytes TailBytesUsed() const override { return 0; }
-
- private:
-  std::vector<Event>& events_;
-};
 
 // Votes and gathers as the test says; by default everybody is content.
 class ScriptedRound final : public Round {
@@ -102,7 +84,7 @@ class CycleFixture : public ::testing::Test {
       : world_(*SimulatorWorld::InMemory(2, 512 * kMiB)),
         sim_(*Simulator::Open({.in_memory = world_})),
         owner_(*Simulator::Open({.in_memory = world_})),
-        ledger_(std::make_unique<EventList>(events_)) {
+        ledger_(std::make_unique<MemoryJournal>(events_)) {
     SessionOpened opened;
     opened.session = kSelf;
     opened.host = "host";

@@ -84,8 +84,10 @@ TEST_F(Report, of_8_ranks_and_a_million_events_is_small) {
   const auto bytes = fs::file_size(page());
   std::printf("%s%.2f s, %.0f MB at most\n", ran.out.c_str(), ran.seconds, static_cast<double>(ran.peak_kib) / 1024);
   EXPECT_LT(bytes, 5'000'000U);
+#ifndef AMEM_SANITIZED  // which takes its own memory and time
   EXPECT_LT(ran.peak_kib, 500 * 1024);
   EXPECT_LT(ran.processor_seconds, 10) << "some 2 s";
+#endif
 }
 
 TEST_F(Report, of_a_recorded_shortage_names_the_device_and_what_was_held) {
@@ -134,8 +136,10 @@ TEST_F(TraceTool, takes_no_more_memory_for_a_longer_journal) {
   }
   std::printf("trace of 60 000 events: %ld KiB, in a window %ld KiB; of 900 000 events: %ld KiB, in a window %ld KiB\n",
               peak_kib[0], peak_kib[1], peak_kib[2], peak_kib[3]);
+#ifndef AMEM_SANITIZED  // AddressSanitizer keeps what is freed, for a while
   EXPECT_LT(peak_kib[2], peak_kib[0] + 6 * 1024);
   EXPECT_LT(peak_kib[3], peak_kib[1] + 6 * 1024);
+#endif
 }
 
 TEST_F(TraceTool, window_is_given_in_seconds_or_by_the_wall_clock) {

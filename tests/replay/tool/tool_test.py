@@ -116,11 +116,12 @@ class Schemas(Scratch):
         self.check(json.loads(tailed.stdout.splitlines()[0]), "event")
 
     def test_errors_are_json_too(self):
-        for arguments, code in ((["why", "--json", "/nowhere"], 2), (["info", "--json", "/nowhere"], 2), (["log", "--json", "/nowhere"], 2),
-                                (["refs", "--json", "/nowhere"], 2), (["why", "--json", "--al"], 1), (["nonsense", "--json"], 1),
-                                (["top", "--json", "/nowhere"], 2), (["state", "--json", "/nowhere"], 2)):
+        more = {"watch": ["--once"], "diff": ["/nowhere"]}
+        nowhere = [[command, "--json", *more.get(command, []), "/nowhere"] for command in self.COMMANDS]
+        wrong = [["why", "--json", "--al"], ["nonsense", "--json"], *([c, "--json"] for c in ("collect", "pack", "report", "trace", "unpack"))]
+        for arguments, code in [(a, 2) for a in nowhere] + [(a, 1) for a in wrong]:
             ran = run(*arguments)
-            self.assertEqual(ran.returncode, code)
+            self.assertEqual(ran.returncode, code, arguments)
             error = json.loads(ran.stdout)
             self.check(error, "error")
             self.assertEqual((error["command"], error["exit"]), (arguments[0], code))
@@ -132,6 +133,25 @@ class Schemas(Scratch):
             self.assertNotEqual(self.schemas["why"].problems({**verdict, **change}), [], change)
         del verdict["kind"]
         self.assertNotEqual(self.schemas["why"].problems(verdict), [])
+
+
+class Quotes(unittest.TestCase):
+    """What a README says that a command prints about journals of the tree is what it prints; " ..." cuts a line short."""
+
+    def test_readmes_quote_what_is_printed(self):
+        quotes = []
+        for readme in ("README.md", "replay/README.md"):
+            with open(os.path.join(ROOT, readme), encoding="utf-8") as file:
+                blocks = re.findall(r"^```\n\$ (?:build/bin/)?amem-replay (.*)\n((?s:.*?))^```$", file.read(), re.M)
+            quotes += [(readme, command.split(), text) for command, text in blocks if "tests/replay/golden/" in command]
+        self.assertEqual([(readme, command[0]) for readme, command, _ in quotes], [("README.md", "why"), ("replay/README.md", "why")])
+        for readme, command, text in quotes:
+            ran = run(command[0], *(os.path.join(ROOT, word) for word in command[1:]))
+            for quoted, printed in zip(text.splitlines(), ran.stdout.splitlines(), strict=True):
+                if quoted.endswith(" ..."):
+                    self.assertTrue(printed.startswith(quoted.removesuffix("...")), f"{readme}: {quoted}")
+                else:
+                    self.assertEqual(quoted, printed, readme)
 
 
 class Module(Scratch):

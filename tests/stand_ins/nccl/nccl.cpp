@@ -7,10 +7,6 @@
 #include <cstdio>
 #include <cstring>
 
-#ifndef STAND_IN_VERSION
-#define STAND_IN_VERSION 22809
-#endif
-
 namespace stand_in {
 namespace {
 
@@ -40,7 +36,7 @@ struct UniqueId {
 
 EXPORT int ncclGetVersion(int* version) {
   if (version == nullptr) return kInvalidArgument;
-  *version = STAND_IN_VERSION;
+  *version = Version();
   return kSuccess;
 }
 

@@ -160,6 +160,8 @@ Result Submit(Comm& comm, Operation operation);
 
 Result RingAllReduce(Comm& comm, const float* input, float* output, size_t count, CUstream stream);
 
+int Version();  // as ncclGetVersion has it: version.cpp
+
 Result MakeExchange(Comm& comm);  // on rank 0; the others map its descriptor
 Result MapExchange(Comm& comm, int descriptor);
 void UnmapExchange(Comm& comm);

@@ -386,6 +386,7 @@ struct CycleFailed {
   message @3 :Text;
   code @4 :Code;
   driverResult @5 :Int32;
+  culprits @6 :List(CycleMember);
 }
 struct Condensed {
   through @0 :UInt64;
@@ -462,6 +463,7 @@ struct MemberHeard {
   ok @4 :Bool = true;
   rank @5 :Int32 = -1;
   pid @6 :Int32;
+  asks @7 :Bool;
 }
 struct ProcessSeen {
   session @0 :UInt64;

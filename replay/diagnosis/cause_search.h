@@ -61,6 +61,7 @@ class CauseSearch {
   // ---- search_absences.cpp: who was waited for ----
   void FailedArrival(const JournalHistory& j);
   void LongArrival(const JournalHistory& j);
+  void Awaited(const JournalHistory& j);
   // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
   void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
   [[nodiscard]] std::vector<SessionId> Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
@@ -89,7 +90,9 @@ class CauseSearch {
     const JournalHistory* by = nullptr;
     std::uint64_t wall_ns = 0;
   };
-  std::map<SessionId, Sight> sights_;  // the last look at each that could see something
+  std::map<SessionId, Sight> sights_;      // the last look at each while it lived
+  std::map<SessionId, Sight> end_sights_;  // and when it had ended
+  [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
   std::uint64_t first_end_ = UINT64_MAX, job_end_ = 0;
   bool torn_down_ = false;
   std::vector<CandidateCause> candidates_;

@@ -6,6 +6,9 @@
 namespace amem {
 namespace {
 
+// How long the others have waited when a session that they ask records it.
+constexpr std::uint64_t kAskedFor_ns = 500'000'000;
+
 // How far a session came in an attempt. Members go through the same phases, in the same order, also in an undo.
 struct Position {
   std::size_t phases = 0;
@@ -100,6 +103,25 @@ void CauseSearch::LongArrival(const JournalHistory& j) {
   Absent(j, attempt, roster_.Wall(j, attempt.begun.time_ns), attempt.begun.seq);
 }
 
+// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals is
+// given, that tells of it.
+void CauseSearch::Awaited(const JournalHistory& j) {
+  if (!j.awaited) return;
+  const Attempt& attempt = *j.awaited;
+  if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return roster_.Find(session) != nullptr; })) return;
+  const std::uint64_t noted = roster_.Wall(j, attempt.arrived.time_ns), from = noted - std::min(noted, kAskedFor_ns);
+  if (IsLive(j) && job_end_ - std::min(job_end_, from) < kPatience_ns) return;  // it may come yet
+  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived.seq);
+  candidate.attempt = &attempt;
+  candidate.wall_ns = from;
+  const std::uint64_t until = std::min(first_end_, job_end_);
+  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
+  candidate.missing = {j.session()};
+  candidate.waited_ns = until - std::min(until, from);
+  candidate.live = IsLive(j);
+  candidate.code = Code::kTimeout;
+}
+
 // Those that did not come, as far as their journals tell; of a session without a journal this is not known, and it is blamed
 // when all others did come, unless the session that counts arrivals has heard it.
 std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
@@ -109,6 +131,7 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const bool now = at.time_ns >= ArrivalOf(attempt) && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
     if (now) waited_for.insert(seen.session);
   }
+  for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
   std::set<SessionId> set = roster_.SharingWith(j.session(), from);
   set.insert(waited_for.begin(), waited_for.end());
   for (const SessionId session : set) {
@@ -118,7 +141,7 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const JournalHistory* other = roster_.Find(session);
     if (other != nullptr) {
       if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);
-    } else if (!gone && !attempt.heard.contains(session)) {
+    } else if (!gone && !attempt.heard.contains(session) && !attempt.asking.contains(session)) {
       silent.insert(session);
     }
   }

@@ -41,7 +41,7 @@ void CauseSearch::Death(const JournalHistory& j) {
   candidate.witness = end.witness;
   candidate.witness_seq = end.witness_seq;
   candidate.wall_ns = end.wall_ns;
-  if (const auto sight = sights_.find(j.session()); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+  candidate.exit_code = SeenExitCode(j.session());
   if (!in_cycle) candidate.attempt = nullptr;
 }
 
@@ -109,7 +109,7 @@ void CauseSearch::EndsOfAbsent() {
     candidate.wall_ns = end.wall_ns;
     candidate.attempt = failed ? during : nullptr;
     candidate.reported = true;
-    if (const auto sight = sights_.find(session); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+    candidate.exit_code = SeenExitCode(session);
     if (failed && during->decided && during->decided->culprit == session) candidate.message = during->decided->message;
   }
 }

@@ -77,13 +77,25 @@ class HistoryBuilder final : public FoldObserver {
     if (!attempt.phases.empty() && attempt.phases.back().phase == e.phase) attempt.phases.back().voted = now_;
     if (!e.ok && !attempt.failed_vote) attempt.failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now_};
   }
-  void On(const MemberHeard& e, const State&) {
+  void On(const MemberHeard& e, const State& before) {
     if (e.rank >= 0 || e.pid != 0)
       history_.met.try_emplace(e.member, CycleMember{.session = e.member, .rank = e.rank, .pid = e.pid, .host = {}});
+    if (e.asks) return Asked(e, before);
     if (!Open()) return;
     Attempt::Heard& heard = Last().heard[e.member];
     heard.at = now_;
     heard.votes += e.voted ? 1 : 0;
+  }
+  void Asked(const MemberHeard& e, const State& before) {
+    if (Open()) {
+      if (Last().kind == e.kind && !Last().begun) Last().asking.insert(e.member);
+      return;
+    }
+    std::optional<Attempt>& awaited = history_.awaited;
+    if (!awaited || awaited->kind != e.kind) {
+      awaited = Attempt{.kind = e.kind, .cycle = before.cycles + (e.kind == CycleKind::kPause ? 1 : 0), .arrived = now_};
+    }
+    awaited->asking.insert(e.member);
   }
   void On(const SessionBroken&, const State&) {
     if (!history_.broken_at) history_.broken_at = now_;
@@ -95,6 +107,7 @@ class HistoryBuilder final : public FoldObserver {
       const std::uint64_t cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
       Forget();
       history_.attempts.push_back({.kind = kind, .cycle = cycle, .arrived = now_});
+      TakeAwaited();
       return;
     }
     if (!Open()) return;
@@ -158,7 +171,16 @@ class HistoryBuilder final : public FoldObserver {
     Last().failure = e.message;
     Last().code = e.code;
     Last().undone = e.undone;
+    Last().culprits = e.culprits;
+    for (const CycleMember& who : e.culprits) history_.met.try_emplace(who.session, who);
     Finish(Attempt::End::kFailed);
+  }
+
+  // It has come after all.
+  void TakeAwaited() {
+    std::optional<Attempt>& awaited = history_.awaited;
+    if (awaited && awaited->kind == Last().kind) Last().asking = std::move(awaited->asking);
+    awaited.reset();
   }
 
   // A session may pause and resume for weeks. What counts is how that ended.

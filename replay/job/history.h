@@ -74,6 +74,8 @@ struct Attempt {
     std::uint64_t votes = 0;
   };
   std::map<SessionId, Heard> heard;
+  std::set<SessionId> asking;         // have come to it, because they asked this session whether it comes
+  std::vector<CycleMember> culprits;  // because of whom it failed, as this session was told
 
   struct OpenStep {
     Step step;
@@ -120,6 +122,8 @@ struct JournalHistory {
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
   std::map<SessionId, CycleMember> met;                 // who others are, as cycles and arrivals name them
   std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
+  // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
+  std::optional<Attempt> awaited;
   std::optional<Moment> broken_at;
   struct Closing {
     SessionClosed event;

@@ -323,7 +323,19 @@ class Case {
   Result Finish() {
     if (!job_.processes().empty()) job_.Finish(milliseconds(0));
     neighbour_.reset();
+    Keep();
     return std::move(result_);
+  }
+  // AMEM_FAILURE_KEEP=DIR: the job's directory goes there, with a list of its looks, so that a verdict can be worked on
+  // without running the job again. It is moved: a journal that was copied is known as a copy.
+  void Keep() const {
+    const char* keep = std::getenv("AMEM_FAILURE_KEEP");
+    if (keep == nullptr) return;
+    const fs::path to = fs::path(keep) / job_.directory().filename();
+    std::error_code error;
+    fs::create_directories(keep, error);
+    fs::rename(job_.directory(), to, error);
+    if (!error) std::ofstream(to / "looks.json") << Json{{"name", result_.name}, {"looks", kept_}}.dump(1);
   }
 
   // ---- looking ----
@@ -406,6 +418,12 @@ class Case {
     for (const int rank : said.ranks) text += " " + std::to_string(rank);
     return text + ": " + said.headline + " TO DO [" + said.action + "]: " + said.remedy;
   }
+  void RememberForKeeping(const std::string& name, const Directories_& directories, const Expected& expected) {
+    Json look{{"name", name}, {"kinds", expected.kinds}, {"ranks", expected.ranks}, {"remedy", expected.remedy}};
+    for (const fs::path& directory : directories)
+      look["directories"].push_back(fs::relative(directory, job_.directory()).string());
+    kept_.push_back(std::move(look));
+  }
   void Add(std::string name, std::string wrong, const Said& said) {
     Look look{std::move(name), std::move(wrong), "", Text(said)};
     for (const Gap& gap : failure_.gaps)
@@ -415,6 +433,7 @@ class Case {
 
   void Judge(const std::string& name, Directories_ directories, const Expected& expected) {
     directories = WithDamage(std::move(directories));
+    RememberForKeeping(name, directories, expected);
     const Said said = Ask(directories);
     std::string wrong = said.trouble.empty() ? "" : "no verdict";
     if (std::ranges::find(expected.kinds, said.kind) == expected.kinds.end()) wrong += "kind; ";
@@ -430,6 +449,7 @@ class Case {
   }
   // What cannot be known must not be guessed: nobody may be accused in place of the rank at fault.
   void JudgeModesty(const std::string& name, const Directories_& directories) {
+    RememberForKeeping(name, directories, {.kinds = {}, .ranks = failure_.expected.ranks});
     const Said said = Ask(directories);
     std::string wrong = said.trouble.empty() ? "" : "no verdict";
     for (const int rank : said.ranks) {
@@ -480,6 +500,7 @@ class Case {
   std::unique_ptr<job::Job> neighbour_;
   std::vector<pid_t> processes_;
   Result result_;
+  Json kept_ = Json::array();  // see Keep
 };
 
 }  // namespace

@@ -60,6 +60,7 @@ class CauseSearch {
 
   // ---- search_absences.cpp: who was waited for ----
   void FailedArrival(const JournalHistory& j);
+  [[nodiscard]] bool GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const;
   void LongArrival(const JournalHistory& j);
   void Awaited(const JournalHistory& j);
   // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
@@ -79,6 +80,7 @@ class CauseSearch {
   void Death(const JournalHistory& j);
   void Leaving(const JournalHistory& j);
   void EndsOfAbsent();
+  [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;
   [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;
 
   const Roster& roster_;
@@ -90,8 +92,8 @@ class CauseSearch {
     const JournalHistory* by = nullptr;
     std::uint64_t wall_ns = 0;
   };
-  std::map<SessionId, Sight> sights_;      // the last look at each while it lived
-  std::map<SessionId, Sight> end_sights_;  // and when it had ended
+  std::map<SessionId, Sight> sights_;                                // the last look at each while it lived
+  std::map<SessionId, Sight> end_sights_;                            // and when it had ended
   [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
   std::uint64_t first_end_ = UINT64_MAX, job_end_ = 0;
   bool torn_down_ = false;

@@ -58,14 +58,32 @@ void CauseSearch::FailedArrival(const JournalHistory& j) {
     }
   }
   if (attempt.code == Code::kOk || attempt.code == Code::kTimeout) return Absent(j, attempt, until, attempt.ended.seq);
-  CandidateCause& candidate = AddWitnessed(attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause,
-                                           VerdictKind::kRefused, j.session(), j, attempt.ended.seq);
-  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt));
+  if (attempt.code == Code::kPeerLost && GaveUpBefore(j, attempt)) return Absent(j, attempt, until, attempt.ended.seq);
+  // One that was asked said why it cannot answer. Its own journal tells more, where it is given.
+  const bool told = attempt.code != Code::kPeerLost && !attempt.culprits.empty();
+  const SessionId about = told ? attempt.culprits.front().session : j.session();
+  const Weight weight = attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause;
+  CandidateCause& candidate = AddWitnessed(weight, VerdictKind::kRefused, about, j, attempt.ended.seq);
+  candidate.attempt = &attempt;
   candidate.wall_ns = until;
-  candidate.waited_ns = until - std::min(until, from);
+  candidate.waited_ns = until - std::min(until, came);
   candidate.message = attempt.failure;
   candidate.code = attempt.code;
   candidate.live = IsLive(j);
+}
+
+// Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
+bool CauseSearch::GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const {
+  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt)), until = roster_.Wall(j, attempt.ended.time_ns);
+  if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
+  for (const CycleMember& culprit : attempt.culprits) {
+    const SessionEnd* end = EndOf(culprit.session);
+    if (end == nullptr || !end->in_order) return false;
+    if (!attempt.asking.contains(culprit.session) && !attempt.heard.contains(culprit.session)) return false;
+  }
+  const std::vector<SessionId> missing = Missing(j, attempt, from, until);
+  return std::ranges::any_of(missing,
+                             [&](SessionId session) { return EndOf(session) == nullptr || EndOf(session)->wall_ns > until; });
 }
 
 std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t wall_ns) const {
@@ -103,8 +121,8 @@ void CauseSearch::LongArrival(const JournalHistory& j) {
   Absent(j, attempt, roster_.Wall(j, attempt.begun.time_ns), attempt.begun.seq);
 }
 
-// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals is
-// given, that tells of it.
+// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
+// is given, that tells of it.
 void CauseSearch::Awaited(const JournalHistory& j) {
   if (!j.awaited) return;
   const Attempt& attempt = *j.awaited;
@@ -131,7 +149,8 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const bool now = at.time_ns >= ArrivalOf(attempt) && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
     if (now) waited_for.insert(seen.session);
   }
-  for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
+  if (attempt.code == Code::kTimeout)
+    for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
   std::set<SessionId> set = roster_.SharingWith(j.session(), from);
   set.insert(waited_for.begin(), waited_for.end());
   for (const SessionId session : set) {
@@ -249,6 +268,9 @@ void CauseSearch::Waiting(const JournalHistory& j) {
 void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {
   const Position own = PositionOf(j, progress);
   bool behind = false, ahead = false, stopped = false, unknown = false, dead = false, others_work = false;
+  const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
+  const bool counts = counter == j.session();
+  bool counter_ahead = false, others_wait = true;  // all but the one that counts have voted, and were not told the decision
   SessionId lowest = j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
@@ -265,11 +287,18 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
     const Position position = PositionOf(*other, ProgressOfSession(*other));
     behind = behind || position < own;
     ahead = ahead || position > own;
+    if (position > own && session == counter) {
+      counter_ahead = true;
+    } else {
+      others_wait = others_wait && position.within == 1 && (counts ? position < own : position == own);
+    }
     others_work = others_work || (position == own && position.within == 0 && !WaitsForOwner(*other));
   }
   const bool own_stopped = SeenState(j.session()) == "stopped";
   if (own_stopped) return Stalled(j, nullptr, progress.since.time_ns);
-  if (stopped || behind) return;  // another one is told of
+  if (stopped) return;  // another one is told of
+  if (behind && others_wait && !unknown && counts) return Stalled(j, nullptr, progress.since.time_ns);
+  if (behind || (own.within == 1 && counter_ahead && others_wait)) return;
   if (own.within == 0 && WaitsForOwner(j) && others_work) return;
   if (own.within == 0 || ahead) return Stalled(j, nullptr, progress.since.time_ns);
   if (unknown) return AbsentVoters(j, attempt, progress);

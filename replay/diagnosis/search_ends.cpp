@@ -10,6 +10,9 @@ namespace {
 // cause.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
+// Whoever ends a job ends one process after the other: the next one's end follows within this time.
+constexpr std::uint64_t kNextEnd_ns = 100'000'000;
+
 }  // namespace
 
 void CauseSearch::Death(const JournalHistory& j) {
@@ -31,9 +34,10 @@ void CauseSearch::Death(const JournalHistory& j) {
            (!attempt.ended || roster_.Wall(other, attempt.ended.time_ns) >= end.wall_ns);
   });
   const bool alone = roster_.journals().size() == 1;
+  const bool awaited = alone && j.awaited.has_value();  // others waited for it when it ended
   const bool first = end.witness != nullptr || others_lived || alone;
   const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
-  const bool needed = in_cycle || half || (waited_for && end.witnessed);
+  const bool needed = in_cycle || half || awaited || (waited_for && end.witnessed);
   const bool matters = needed && first && !was_stuck;
   CandidateCause& candidate =
       Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
@@ -71,14 +75,29 @@ void CauseSearch::Leaving(const JournalHistory& j) {
                      return member != j.session() && EndOf(member) == nullptr;
                    }));
   const bool alone = roster_.journals().size() == 1 && met;
+  const bool awaited = roster_.journals().size() == 1 && j.awaited.has_value();
   const bool needed = alone || OthersNeeded(j, at);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
   CandidateCause& candidate =
-      Add(half || (needed && !alone) ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+      Add(half || awaited || (needed && !alone) ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
+}
+
+// Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.
+bool CauseSearch::EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const {
+  std::vector<std::uint64_t> ends;
+  for (const auto& [lost, at] : j.lost) ends.push_back(roster_.Wall(j, at.time_ns));
+  if (j.closed) ends.push_back(roster_.Wall(j, j.closed->at.time_ns));
+  std::ranges::sort(ends);
+  for (const std::uint64_t next : ends) {
+    if (next <= wall_ns) continue;
+    if (next - wall_ns > kNextEnd_ns) return false;
+    wall_ns = next;
+  }
+  return true;
 }
 
 // Sessions without a journal that others lost.
@@ -93,14 +112,17 @@ void CauseSearch::EndsOfAbsent() {
       const bool from = came && roster_.Wall(witness, came.time_ns) <= end.wall_ns;
       if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
     }
-    const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back();
+    // It failed because of another one, where that is recorded. Of several ends it may name one that followed from the first.
+    const bool blamed = during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost ||
+                        std::ranges::find(during->culprits, session, &CycleMember::session) != during->culprits.end();
+    const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back() && blamed;
     const bool half = IsHalfWay(witness.findings.state.lifecycle);
     constexpr std::int32_t kBySignal = 128;
     const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
     if (end.in_order && !failed && !half && !torn_down) continue;
     // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
-    const bool with_it = witness.closed && witness.closed->event.exit_code > kBySignal && WasTornDown();
-    if (end.in_order && with_it) continue;
+    const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
+    if (end.in_order && by_signal && EndedTogether(witness, end.wall_ns)) continue;
     CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
                                              end.in_order     ? VerdictKind::kLeft
                                              : failed || half ? VerdictKind::kDied

@@ -81,7 +81,8 @@ class HistoryBuilder final : public FoldObserver {
     if (e.rank >= 0 || e.pid != 0)
       history_.met.try_emplace(e.member, CycleMember{.session = e.member, .rank = e.rank, .pid = e.pid, .host = {}});
     if (e.asks) return Asked(e, before);
-    if (!Open()) return;
+    // What was heard is recorded later, on another thread: the last vote of a pause may come behind the arrival at its resume.
+    if (!Open() || Last().kind != e.kind) return;
     Attempt::Heard& heard = Last().heard[e.member];
     heard.at = now_;
     heard.votes += e.voted ? 1 : 0;

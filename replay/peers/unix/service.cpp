@@ -20,11 +20,11 @@ constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr std::size_t kUnauthenticatedMax = 64;  // connections that have not said hello
 constexpr std::size_t kConnectionsMax = 1024;
-constexpr std::size_t kQueueMax = 64;    // messages that wait for a slow peer
-constexpr int kMessagesATurn = 16;       // from one peer, before the others have theirs
-constexpr std::size_t kFactsMax = 8192;  // that wait for the journal; more are let go
-constexpr auto kAsksForLong = std::chrono::milliseconds(500);    // in a pause or resume that goes well all come sooner
-constexpr auto kFullForLong = std::chrono::milliseconds(1000);   // descriptors may be had again before that
+constexpr std::size_t kQueueMax = 64;                           // messages that wait for a slow peer
+constexpr int kMessagesATurn = 16;                              // from one peer, before the others have theirs
+constexpr std::size_t kFactsMax = 8192;                         // that wait for the journal; more are let go
+constexpr auto kAsksForLong = std::chrono::milliseconds(500);   // in a pause or resume that goes well all come sooner
+constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
 
 UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -222,9 +222,10 @@ void PeerService::RefuseForWantOfDescriptors(const UniqueFd& listener) {
 }
 
 void PeerService::TellWantOfDescriptors(const UniqueFd& socket) {
-  const auto bytes = EncodeMessage(
-      {0, FailureMessage{{Code::kNoDescriptors, "it has no descriptor left to answer with: raise its limit of open files "
-                                                "(ulimit -n)"}}});
+  const auto bytes =
+      EncodeMessage({0, FailureMessage{{Code::kNoDescriptors,
+                                        "it has no descriptor left to answer with: raise its limit of open files "
+                                        "(ulimit -n)"}}});
   if (!bytes) return;
   (void)SendPacket(socket.get(), *bytes, {});
   // What has come and was not read would make the kernel drop the answer.

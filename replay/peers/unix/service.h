@@ -64,11 +64,11 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
     std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;              // the events that epoll watches
-    std::optional<Clock::time_point> retry;  // of a send that the kernel refused for now
-    std::optional<std::string> marked;       // why it will be closed at the end of this turn
-    std::optional<ProcessSeen> seen;         // of its process, if that is why
-    bool asked = false;                      // with whom this session shares memory
+    std::uint32_t interest = 0;                   // the events that epoll watches
+    std::optional<Clock::time_point> retry;       // of a send that the kernel refused for now
+    std::optional<std::string> marked;            // why it will be closed at the end of this turn
+    std::optional<ProcessSeen> seen;              // of its process, if that is why
+    bool asked = false;                           // with whom this session shares memory
     std::optional<Clock::time_point> asks_since;  // and that is not noted yet
   };
 

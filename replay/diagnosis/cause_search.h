@@ -80,6 +80,8 @@ class CauseSearch {
   void Death(const JournalHistory& j);
   void Leaving(const JournalHistory& j);
   void EndsOfAbsent();
+  [[nodiscard]] bool FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const;
+  [[nodiscard]] bool OneDiedIn(const JournalHistory& j, const Attempt& attempt) const;
   [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;
   [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;
 

@@ -149,6 +149,7 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const bool now = at.time_ns >= ArrivalOf(attempt) && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
     if (now) waited_for.insert(seen.session);
   }
+  const auto came = [&](SessionId session) { return attempt.heard.contains(session) || attempt.asking.contains(session); };
   if (attempt.code == Code::kTimeout)
     for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
   std::set<SessionId> set = roster_.SharingWith(j.session(), from);
@@ -160,10 +161,11 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const JournalHistory* other = roster_.Find(session);
     if (other != nullptr) {
       if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);
-    } else if (!gone && !attempt.heard.contains(session) && !attempt.asking.contains(session)) {
+    } else if (!gone && !came(session)) {
       silent.insert(session);
     }
   }
+  std::erase_if(waited_for, came);  // as the one that counts and does not answer
   if (missing.empty()) {
     std::erase_if(silent, [&](SessionId s) { return !waited_for.empty() && !waited_for.contains(s); });
     missing = silent;

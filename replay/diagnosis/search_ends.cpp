@@ -100,6 +100,26 @@ bool CauseSearch::EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) 
   return true;
 }
 
+// The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
+bool CauseSearch::FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const {
+  if (LastAttemptDone(j) || j.attempts.back().end != Attempt::End::kFailed) return false;
+  const Attempt& attempt = j.attempts.back();
+  const std::uint64_t failed = roster_.Wall(j, attempt.ended.time_ns);
+  if (attempt.code != Code::kPeerLost || end.wall_ns < failed || end.wall_ns > failed + kPatience_ns) return false;
+  return (attempt.decided && attempt.decided->culprit == session) ||
+         std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
+}
+
+bool CauseSearch::OneDiedIn(const JournalHistory& j, const Attempt& attempt) const {
+  const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
+  const std::uint64_t from = roster_.Wall(j, came.time_ns);
+  const std::uint64_t until = attempt.ended ? roster_.Wall(j, attempt.ended.time_ns) : UINT64_MAX;
+  return std::ranges::any_of(ends_, [&](const auto& item) {
+    const SessionEnd& end = item.second;
+    return item.first != j.session() && !end.in_order && end.witnessed && end.wall_ns >= from && end.wall_ns <= until;
+  });
+}
+
 // Sessions without a journal that others lost.
 void CauseSearch::EndsOfAbsent() {
   for (const auto& [session, end] : ends_) {
@@ -112,6 +132,7 @@ void CauseSearch::EndsOfAbsent() {
       const bool from = came && roster_.Wall(witness, came.time_ns) <= end.wall_ns;
       if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
     }
+    if (during == nullptr && FailedBecauseOf(witness, session, end)) during = &witness.attempts.back();
     // It failed because of another one, where that is recorded. Of several ends it may name one that followed from the first.
     const bool blamed = during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost ||
                         std::ranges::find(during->culprits, session, &CycleMember::session) != during->culprits.end();
@@ -120,6 +141,7 @@ void CauseSearch::EndsOfAbsent() {
     constexpr std::int32_t kBySignal = 128;
     const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
     if (end.in_order && !failed && !half && !torn_down) continue;
+    if (end.in_order && failed && OneDiedIn(witness, *during)) continue;  // it left because of that
     // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
     const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
     if (end.in_order && by_signal && EndedTogether(witness, end.wall_ns)) continue;

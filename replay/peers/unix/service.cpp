@@ -23,7 +23,6 @@ constexpr std::size_t kConnectionsMax = 1024;
 constexpr std::size_t kQueueMax = 64;                           // messages that wait for a slow peer
 constexpr int kMessagesATurn = 16;                              // from one peer, before the others have theirs
 constexpr std::size_t kFactsMax = 8192;                         // that wait for the journal; more are let go
-constexpr auto kAsksForLong = std::chrono::milliseconds(500);   // in a pause or resume that goes well all come sooner
 constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
 
@@ -88,7 +87,7 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
   for (const auto& [id, connection] : inbound_) {
     if (!connection->welcome) consider(connection->accepted + kHelloPatience);
     if (connection->retry) consider(*connection->retry);
-    if (connection->asks_since) consider(*connection->asks_since + kAsksForLong);
+    if (connection->note_asking) consider(*connection->note_asking);
   }
   if (listen_again_) consider(*listen_again_);
   if (tell_again_) consider(*tell_again_);
@@ -99,7 +98,7 @@ void PeerService::Timers(Clock::time_point now) {
   for (auto& [id, connection] : inbound_) {
     if (!connection->welcome && now >= connection->accepted + kHelloPatience) MarkForClose(*connection, "said nothing");
     if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
-    if (connection->asks_since && now >= *connection->asks_since + kAsksForLong) NoteWaiting(*connection);
+    if (connection->note_asking && now >= *connection->note_asking) NoteWaiting(*connection, now);
   }
   if (listen_again_ && now >= *listen_again_) {
     listen_again_.reset();
@@ -108,9 +107,11 @@ void PeerService::Timers(Clock::time_point now) {
   votes_.Tick(now);
 }
 
-// Its journal is the only one that tells what the others wait for, if this process is the one that does not come.
-void PeerService::NoteWaiting(Inbound& connection) {
-  connection.asks_since.reset();
+// Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
+// recorded again, ever more seldom, because nothing else in that journal would tell how long they have waited.
+void PeerService::NoteWaiting(Inbound& connection, Clock::time_point now) {
+  connection.note_asking = now + connection.asks_for;
+  connection.asks_for *= 2;
   const Lifecycle lifecycle = delegate_.Progress().lifecycle;
   const bool pause = lifecycle == Lifecycle::kRunning;
   if (connection.marked || (!pause && lifecycle != Lifecycle::kPaused)) return;
@@ -399,7 +400,7 @@ NeighbourhoodMessage PeerService::Neighbourhood() {
 
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
   if (std::holds_alternative<AskNeighboursMessage>(message.body)) {
-    if (!std::exchange(connection.asked, true)) connection.asks_since = Clock::now();
+    if (!std::exchange(connection.asked, true)) connection.note_asking = Clock::now() + connection.asks_for;
     return Reply(connection, message.request, Neighbourhood());
   }
   if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))

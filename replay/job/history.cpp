@@ -42,6 +42,7 @@ class HistoryBuilder final : public FoldObserver {
     now_ = {event.seq, event.time_ns};
     if (!history_.first) history_.first = now_;
     history_.last = now_;
+    history_.for_clock.Take(event);
     history_.times.Add(event.seq, event.time_ns, event.body.index());
     if (Open() && Last().begun) NoteSilence(before_it);
     std::visit([&](const auto& body) { On(body, *state_); }, event.body);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
 #include "replay/job/event_times.h"
 #include "replay/job/postmortem.h"
 #include "statemachine/event.h"
@@ -120,8 +121,9 @@ struct JournalHistory {
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
   std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
-  std::map<SessionId, CycleMember> met;                 // who others are, as cycles and arrivals name them
-  std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
+  ReadyCommunicators for_clock;
+  std::map<SessionId, CycleMember> met;         // who others are, as cycles and arrivals name them
+  std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all
   // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
   std::optional<Attempt> awaited;
   std::optional<Moment> broken_at;

@@ -136,8 +136,11 @@ Status Arrival::Take(const MessageBody& body) {
     state_ = State::kBegun;
   }
   if (const auto* failure = std::get_if<FailureMessage>(&body)) {
+    const PeerIdentity leader = discovery_.IdentityOf(leader_->to());
     leader_.reset();  // it has forgotten this arrival
-    return failure->status;
+    if (failure->status.code() != Code::kNoDescriptors) return failure->status;
+    culprits_ = {leader};
+    return failure->status.Within(ToText(leader));
   }
   if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing_ = withdrawn->missing;
   return {};

@@ -272,7 +272,8 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
   bool behind = false, ahead = false, stopped = false, unknown = false, dead = false, others_work = false;
   const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
   const bool counts = counter == j.session();
-  bool counter_ahead = false, others_wait = true;  // all but the one that counts have voted, and were not told the decision
+  // The one that counts has gone on and is at work; all others have voted and were not told the decision.
+  bool counter_ahead = false, others_wait = true;
   SessionId lowest = j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
@@ -289,7 +290,7 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
     const Position position = PositionOf(*other, ProgressOfSession(*other));
     behind = behind || position < own;
     ahead = ahead || position > own;
-    if (position > own && session == counter) {
+    if (position > own && position.within == 0 && session == counter) {
       counter_ahead = true;
     } else {
       others_wait = others_wait && position.within == 1 && (counts ? position < own : position == own);
@@ -299,7 +300,7 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
   const bool own_stopped = SeenState(j.session()) == "stopped";
   if (own_stopped) return Stalled(j, nullptr, progress.since.time_ns);
   if (stopped) return;  // another one is told of
-  if (behind && others_wait && !unknown && counts) return Stalled(j, nullptr, progress.since.time_ns);
+  if (behind && others_wait && !unknown && counts && own.within == 0) return Stalled(j, nullptr, progress.since.time_ns);
   if (behind || (own.within == 1 && counter_ahead && others_wait)) return;
   if (own.within == 0 && WaitsForOwner(j) && others_work) return;
   if (own.within == 0 || ahead) return Stalled(j, nullptr, progress.since.time_ns);

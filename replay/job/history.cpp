@@ -88,11 +88,20 @@ class HistoryBuilder final : public FoldObserver {
     heard.at = now_;
     heard.votes += e.voted ? 1 : 0;
   }
+  // This session had come as well and has run out of patience first, and the other one will within as long again.
+  [[nodiscard]] bool HasGivenUpWith(const MemberHeard& e) const {
+    if (history_.attempts.empty()) return false;
+    const Attempt& last = history_.attempts.back();
+    if (last.kind != e.kind || last.begun || last.end != Attempt::End::kFailed) return false;
+    const bool together = last.asking.contains(e.member) || last.heard.contains(e.member);
+    return together && now_.time_ns - last.ended.time_ns <= last.ended.time_ns - last.arrived.time_ns;
+  }
   void Asked(const MemberHeard& e, const State& before) {
     if (Open()) {
       if (Last().kind == e.kind && !Last().begun) Last().asking.insert(e.member);
       return;
     }
+    if (HasGivenUpWith(e)) return;
     std::optional<Attempt>& awaited = history_.awaited;
     if (!awaited || awaited->kind != e.kind) {
       awaited = Attempt{.kind = e.kind, .cycle = before.cycles + (e.kind == CycleKind::kPause ? 1 : 0), .arrived = now_};

@@ -81,6 +81,7 @@ class CauseSearch {
   void Leaving(const JournalHistory& j);
   void EndsOfAbsent();
   [[nodiscard]] bool FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const;
+  [[nodiscard]] bool CalledOffBecauseOf(const JournalHistory& j) const;
   [[nodiscard]] bool OneDiedIn(const JournalHistory& j, const Attempt& attempt) const;
   [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;
   [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;

@@ -76,7 +76,7 @@ void CauseSearch::Leaving(const JournalHistory& j) {
                    }));
   const bool alone = roster_.journals().size() == 1 && met;
   const bool awaited = roster_.journals().size() == 1 && j.awaited.has_value();
-  const bool needed = alone || OthersNeeded(j, at);
+  const bool needed = alone || OthersNeeded(j, at) || CalledOffBecauseOf(j);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
   CandidateCause& candidate =
@@ -84,6 +84,16 @@ void CauseSearch::Leaving(const JournalHistory& j) {
   candidate.live = false;
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
+}
+
+// The last pause or resume of another session did not begin because this one was gone. A process that ends lets go of its
+// connections before it writes so into its journal.
+bool CauseSearch::CalledOffBecauseOf(const JournalHistory& j) const {
+  return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+    if (&other == &j || LastAttemptDone(other) || other.attempts.back().code != Code::kPeerLost) return false;
+    const std::vector<CycleMember>& culprits = other.attempts.back().culprits;
+    return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
+  });
 }
 
 // Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.

@@ -385,6 +385,8 @@ class Case {
   [[nodiscard]] const Expected& ExpectedAlone(int rank, bool at_fault) const {
     const auto own = failure_.alone_of.find(rank);
     if (own != failure_.alone_of.end()) return own->second;
+    const Expected& chain = failure_.alone_after_exceptions;
+    if (!at_fault && teardown_ == Teardown::kExceptions && !chain.kinds.empty()) return chain;
     return at_fault || failure_.alone.kinds.empty() ? failure_.expected : failure_.alone;
   }
 

@@ -63,8 +63,11 @@ struct Failure {
   bool silent = true;  // the job hangs until the deadline, so that it can be looked at before
   bool lives = false;  // nothing is wrong, or no more after the failure: what is expected holds only as long as it runs
   Expected expected = {};
-  Expected in_hang = {};                  // where less can be known before the deadline; no kinds: as `expected`
-  Expected alone = {};                    // with one survivor's journal; no kinds: as `expected`
+  Expected in_hang = {};  // where less can be known before the deadline; no kinds: as `expected`
+  Expected alone = {};    // with one survivor's journal; no kinds: as `expected`
+  // The same where exceptions ended the ranks one because of the other, and one that is not connected with the first one, or
+  // ended before it was told, has seen another one leave. No kinds: as `alone`.
+  Expected alone_after_exceptions = {};
   std::map<int, Expected> alone_of = {};  // with that of this survivor
   bool culprit_knows = false;             // the journal of the rank at fault tells it, too, without the others'
   Damage damage = Damage::kNone;

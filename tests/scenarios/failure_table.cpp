@@ -294,6 +294,7 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .silent = false,
                  .expected = {{"step-failed", "refused"}, {1}, kDescriptors},
                  .alone = kOfOneWithoutDescriptors,
+                 .alone_after_exceptions = {.kinds = kOfOneWithoutDescriptors.kinds, .whoever = true},
                  .culprit_knows = true});
   all.push_back({.name = "descriptors run out within a resume",
                  .commands = {"pause", "barrier", "1:descriptors=1", "resume"},
@@ -301,6 +302,7 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .silent = false,
                  .expected = {{"step-failed", "refused"}, {1}, kDescriptors},
                  .alone = kOfOneWithoutDescriptors,
+                 .alone_after_exceptions = {.kinds = kOfOneWithoutDescriptors.kinds, .whoever = true},
                  .culprit_knows = true});
   all.push_back(
       {.name = "the disk of a journal is full",
@@ -334,8 +336,9 @@ void AddDriverErrors(std::vector<Failure>& all) {
   with("not supported in a resume, and in its undo", {"pause", "1:at=SetAccess,1,fail-all=801", "resume"}, {});
 }
 
-// Where an exception ends the rank that is refused first, the others may have seen no more than that it left.
-const Expected kOfOneOfAnotherGroup = {{"refused", "rank-left"}, {1}, {"one-group", "stay-until-resumed"}};
+const Expected kOfOneOfAnotherGroup = {{"refused"}, {1}, kGroups};
+// Where an exception ends the ranks that are refused first, the others may have seen no more than that these left.
+const Expected kOfThoseThatLeft = {.kinds = {"refused", "rank-left"}, .whoever = true};
 
 void AddSettings(std::vector<Failure>& all) {
   all.push_back({.name = "groups that differ",
@@ -345,13 +348,15 @@ void AddSettings(std::vector<Failure>& all) {
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {{"refused"}, {1}, kGroups},
-                 .alone = kOfOneOfAnotherGroup});
+                 .alone = kOfOneOfAnotherGroup,
+                 .alone_after_exceptions = kOfThoseThatLeft});
   all.push_back({.name = "a rank changes its group",
                  .commands = {"1:group=3", "barrier", "pause"},
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {{"refused"}, {1}, kGroups},
                  .alone = kOfOneOfAnotherGroup,
+                 .alone_after_exceptions = kOfThoseThatLeft,
                  .culprit_knows = false});
   all.push_back({.name = "a launch while paused",
                  .commands = {"pause", "barrier", "1:reduce"},

@@ -72,6 +72,7 @@ class CauseSearch {
   // Of the sessions that share memory with it, those whose group is not that of most.
   [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
   void Waiting(const JournalHistory& j);
+  bool CounterStalled(const Attempt& attempt);
   void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
   void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
   void AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
@@ -81,6 +82,7 @@ class CauseSearch {
   void Leaving(const JournalHistory& j);
   void EndsOfAbsent();
   [[nodiscard]] bool FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const;
+  [[nodiscard]] std::uint64_t MissedSince(const JournalHistory& j) const;
   [[nodiscard]] bool CalledOffBecauseOf(const JournalHistory& j) const;
   [[nodiscard]] bool OneDiedIn(const JournalHistory& j, const Attempt& attempt) const;
   [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;

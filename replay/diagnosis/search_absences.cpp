@@ -264,7 +264,30 @@ void CauseSearch::Waiting(const JournalHistory& j) {
            SameAttempt(other->attempts.back(), attempt) &&
            std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
   });
+  if (left_behind && CounterStalled(attempt)) return;
   left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
+}
+
+// The one that counts says to each member that the cycle has begun. If several have not heard so and it has gone on, it was
+// stopped while it told them.
+bool CauseSearch::CounterStalled(const Attempt& attempt) {
+  std::size_t untold = 0;
+  const Attempt* begun = nullptr;
+  for (const JournalHistory& other : roster_.journals()) {
+    if (!HasOpenAttempt(other) || !SameAttempt(other.attempts.back(), attempt)) continue;
+    if (other.attempts.back().begun) {
+      begun = &other.attempts.back();
+    } else {
+      ++untold;
+    }
+  }
+  if (begun == nullptr || begun->members.empty() || untold < 2) return false;
+  const JournalHistory* counter = roster_.Find(*std::ranges::min_element(begun->members));
+  if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->attempts.back().begun) return false;
+  const bool told = std::ranges::any_of(
+      candidates_, [&](const CandidateCause& c) { return c.session == counter->session() && c.kind == VerdictKind::kStalled; });
+  if (!told) Stalled(*counter, nullptr, ProgressOfSession(*counter).since.time_ns);
+  return true;
 }
 
 void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {

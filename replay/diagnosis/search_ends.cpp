@@ -79,9 +79,12 @@ void CauseSearch::Leaving(const JournalHistory& j) {
   const bool needed = alone || OthersNeeded(j, at) || CalledOffBecauseOf(j);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
-  CandidateCause& candidate =
-      Add(half || awaited || (needed && !alone) ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+  // It left because another one was gone when it needed that.
+  const bool followed = !LastAttemptDone(j) && j.attempts.back().code == Code::kPeerLost && !j.attempts.back().culprits.empty();
+  CandidateCause& candidate = Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
+                                  VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
+  candidate.wall_ns = std::min(candidate.wall_ns, MissedSince(j));
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
 }
@@ -94,6 +97,21 @@ bool CauseSearch::CalledOffBecauseOf(const JournalHistory& j) const {
     const std::vector<CycleMember>& culprits = other.attempts.back().culprits;
     return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
   });
+}
+
+// When others noticed its end, or failed because of it; UINT64_MAX: none did.
+std::uint64_t CauseSearch::MissedSince(const JournalHistory& j) const {
+  std::uint64_t since = UINT64_MAX;
+  for (const JournalHistory& other : roster_.journals()) {
+    for (const auto& [lost, at] : other.lost) {
+      if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
+    }
+    if (other.attempts.empty() || other.attempts.back().code != Code::kPeerLost) continue;
+    for (const CycleMember& culprit : other.attempts.back().culprits) {
+      if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.attempts.back().ended.time_ns));
+    }
+  }
+  return since;
 }
 
 // Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.

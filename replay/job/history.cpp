@@ -88,13 +88,13 @@ class HistoryBuilder final : public FoldObserver {
     heard.at = now_;
     heard.votes += e.voted ? 1 : 0;
   }
-  // This session had come as well and has run out of patience first, and the other one will within as long again.
+  // This session had come as well and has run out of patience first. The other one will, too, within as long again, or twice as
+  // long where it was in a round that lost the member that counts.
   [[nodiscard]] bool HasGivenUpWith(const MemberHeard& e) const {
     if (history_.attempts.empty()) return false;
     const Attempt& last = history_.attempts.back();
     if (last.kind != e.kind || last.begun || last.end != Attempt::End::kFailed) return false;
-    const bool together = last.asking.contains(e.member) || last.heard.contains(e.member);
-    return together && now_.time_ns - last.ended.time_ns <= last.ended.time_ns - last.arrived.time_ns;
+    return now_.time_ns - last.ended.time_ns <= 2 * (last.ended.time_ns - last.arrived.time_ns);
   }
   void Asked(const MemberHeard& e, const State& before) {
     if (Open()) {

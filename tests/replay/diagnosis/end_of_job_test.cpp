@@ -235,7 +235,7 @@ TEST(EndOfJob, a_rank_that_came_is_not_called_absent_because_it_was_asked) {
   CycleJob job;
   Story third = ThirdOf(job);
   MemberHeard asks{.member = third.id(), .kind = CycleKind::kPause, .phase = PhaseKind::kPauseArrive, .asks = true};
-  job.owner.Then(asks);
+  job.owner.Then(asks);  // it is late
   job.Arrive(job.owner, CycleKind::kPause);
   job.clock += kSecond / 2;
   job.owner.Then(asks);

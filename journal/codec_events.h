@@ -66,7 +66,7 @@ AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy, Pool)
 AMEM_CARRY(PhaseBegun, Phase, Pool)
 AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult)
 AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs, Pool)
-AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult, Pool)
+AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult, Culprits, Pool)
 AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
 
 // ---- slabs ---------------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ AMEM_CARRY(CommunicatorSuspended, Communicator, Suspended)
 // ---- what was seen -------------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(VoteCast, Phase, Ok, Code, Message)
-AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok, Rank, Pid)
+AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok, Rank, Pid, Asks)
 AMEM_CARRY(ProcessSeen, Session, Pid, State, Where, Answer, ExitCode, WaitedNs)
 AMEM_CARRY(ThreadSeen, Thread, Name, State, Where, Stack)
 AMEM_CARRY(LaunchRefused, Call, Count)

@@ -381,7 +381,8 @@ struct CycleFailed {
   message @3 :Text;
   code @4 :Code;
   driverResult @5 :Int32;
-  pool @6 :UInt32;
+  culprits @6 :List(CycleMember);
+  pool @7 :UInt32;
 }
 struct Condensed {
   through @0 :UInt64;
@@ -455,6 +456,7 @@ struct MemberHeard {
   ok @4 :Bool = true;
   rank @5 :Int32 = -1;
   pid @6 :Int32;
+  asks @7 :Bool;
 }
 struct ProcessSeen {
   session @0 :UInt64;

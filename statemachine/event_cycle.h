@@ -117,6 +117,9 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::string message;
   Code code{};  // as in PhaseDecided
   std::int32_t driver_result = 0;
+  // Those because of whom it failed, as this session was told: they did not come, died, or are of another group. Empty: it was
+  // this session itself, or it is not known.
+  std::vector<CycleMember> culprits;
   PoolId pool;
   friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
 };
@@ -131,7 +134,8 @@ struct VoteCast {  // this session's own vote on a phase, recorded before it wai
   std::string message;
   friend bool operator==(const VoteCast&, const VoteCast&) = default;
 };
-struct MemberHeard {  // by the session that counts the votes: what a member said. `voted` false: that it has arrived
+// By the session that counts the votes: what a member said. `voted` false: that it has arrived.
+struct MemberHeard {
   SessionId member;
   CycleKind kind{};
   PhaseKind phase{};
@@ -139,6 +143,9 @@ struct MemberHeard {  // by the session that counts the votes: what a member sai
   bool ok = true;
   std::int32_t rank = -1;
   std::int32_t pid = 0;  // 0 in journals of builds that did not record it
+  // By any session: a member that has called ncclPause or ncclResume has been asking it for a while with whom it shares memory,
+  // and so waits for others to come. The kind of cycle is the one that this session could join.
+  bool asks = false;
   friend bool operator==(const MemberHeard&, const MemberHeard&) = default;
 };
 struct ProcessSeen {  // of another session's process: at a deadline, or when the connection to it was lost

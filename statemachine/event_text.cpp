@@ -292,6 +292,7 @@ struct Describe {
   std::string operator()(const MemberHeard& e) const {
     const std::string rank = e.rank >= 0 ? " (rank " + to_string(e.rank) + ")" : "";
     const std::string who = ToText(e.member) + rank;
+    if (e.asks) return who + " waits for others to come to the " + std::string(amem::ToText(e.kind));
     if (!e.voted) return who + " has come to the " + std::string(amem::ToText(e.kind));
     return who + " voted " + (e.ok ? "for " : "against ") + std::string(amem::ToText(e.phase));
   }

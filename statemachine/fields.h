@@ -168,7 +168,7 @@ inline auto Fields(const CycleDone& e) {
 }
 inline auto Fields(const CycleFailed& e) {
   return Named("cycle_kind", e.kind, "cycle", e.cycle, "undone", e.undone, "message", e.message, "code", e.code,
-               "driver_result", e.driver_result, "pool", IfAny{e.pool});
+               "driver_result", e.driver_result, "culprits", e.culprits, "pool", IfAny{e.pool});
 }
 inline auto Fields(const Condensed& e) {
   return Named("through", e.through, "next_allocation", e.next_allocation, "cycles", e.cycles, "totals", e.totals);
@@ -193,7 +193,7 @@ inline auto Fields(const CommunicatorSuspended& e) { return Named("communicator"
 inline auto Fields(const VoteCast& e) { return Named("phase", e.phase, "ok", e.ok, "code", e.code, "message", e.message); }
 inline auto Fields(const MemberHeard& e) {
   return Named("member", e.member, "cycle_kind", e.kind, "phase", e.phase, "voted", e.voted, "ok", e.ok, "rank", e.rank, "pid",
-               e.pid);
+               e.pid, "asks", e.asks);
 }
 inline auto Fields(const ProcessSeen& e) {
   return Named("session", e.session, "pid", e.pid, "state", e.state, "where", e.where, "answer", e.answer, "exit_code",

@@ -89,7 +89,7 @@ class PoolCycleEvents {
     const Cycle& c = pool_.cycle;
     if (pool_.lifecycle == Lifecycle::kRunning) {
       if (!c.failure.empty()) Begin(c.kind, c.number);
-      if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, true, c.failure, {}, 0, id_});
+      if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, true, c.failure, {}, 0, {}, id_});
       return;
     }
     const bool paused = pool_.lifecycle == Lifecycle::kPaused;
@@ -104,7 +104,7 @@ class PoolCycleEvents {
     for (const auto& [id, a] : s_.allocations) {
       if (a.pool == id_) Return(id, a);
     }
-    if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, id_});
+    if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, {}, id_});
     if (c.phase) out_.emplace_back(PhaseBegun{*c.phase, id_});
     if (c.open_step) out_.emplace_back(StepBegun{*c.open_step, id_});
   }

@@ -11,6 +11,8 @@ namespace amem {
 // Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
+static CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
+
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit)
     : ledger_(ledger),
       driver_(driver),
@@ -33,6 +35,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
   const std::uint64_t cycle = CycleNumber(kind);
   threads_recorded_ = false;
   speaks_ = true;
+  culprits_.clear();
   {
     const auto lock = ledger_.Lock();
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
@@ -40,7 +43,9 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
   }
   auto round = peers_.Arrive(kind, cycle);
   if (round.status().code() == Code::kTimeout) RecordThreads();
-  if (!round.ok()) RecordNotBegun(kind, cycle, round.status());
+  if (round.ok()) return round;
+  for (const PeerIdentity& who : peers_.Culprits()) culprits_.push_back(AsMember(who));
+  RecordNotBegun(kind, cycle, round.status());
   return round;
 }
 
@@ -49,7 +54,7 @@ void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Stat
   const Lifecycle now = ledger_.state().lifecycle;
   // After a failure that could not be undone there is still something left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result()});
+  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_});
 }
 
 void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
@@ -57,10 +62,12 @@ void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
   ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message()});
 }
 
-void Coordinator::ChooseSpeaker(const Round& round, SessionId culprit) {
+void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
   const std::vector<PeerIdentity> members = round.Members();  // sorted
   const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
   speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
+  const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
+  if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
 }
 
 // Of the process as it was when a wait ended without what was waited for.
@@ -84,7 +91,7 @@ Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const S
   RecordThreads();  // one of them is inside the call that has not returned
   RecordVote(phase, why);
   const Status told = round->Vote(phase, why, &culprit);
-  ChooseSpeaker(*round, culprit);
+  NoteFailure(*round, culprit);
   const std::string message =
       (told.ok() ? why : told).message() +
       (pausing ? "; the session runs on as before" : "; the session stays paused, with its contents kept");
@@ -101,7 +108,7 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
   std::vector<CycleMember> processes;
   for (const PeerIdentity& member : round.Members()) {
     members.push_back(member.session);
-    processes.push_back({member.session, member.rank, member.pid, member.host});
+    processes.push_back(AsMember(member));
   }
   report.members = members.size();
   {
@@ -130,7 +137,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
                                    : "; undoing it failed too: " + undone.message() +
                                          "; contents are kept: call ncclResume on all ranks once the cause is gone");
   const auto lock = ledger_.Lock();
-  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result()});
+  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_});
   const auto& allocations = ledger_.state().allocations;
   const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved && !item.second.pool; });
   if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
@@ -253,7 +260,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
     // The member that counted the votes has died after it told another one that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere && !all.status.ok()) {
-      ChooseSpeaker(round, all.culprit);
+      NoteFailure(round, all.culprit);
       return all.status;
     }
   }

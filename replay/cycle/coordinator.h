@@ -74,7 +74,8 @@ class Coordinator {
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   void RecordVote(PhaseKind phase, const Status& mine);
-  void ChooseSpeaker(const Round& round, SessionId culprit);
+  // Which member speaks for all, and because of whom the cycle fails.
+  void NoteFailure(const Round& round, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
   [[nodiscard]] Status TeamsAreWhole() const;
@@ -93,6 +94,7 @@ class Coordinator {
   CycleReport pause_, resume_;
   bool threads_recorded_ = false;
   std::atomic<bool> speaks_ = true;
+  std::vector<CycleMember> culprits_;  // of the cycle that fails, other than this session
 };
 
 }  // namespace amem

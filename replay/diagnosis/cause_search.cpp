@@ -57,6 +57,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
     FailedVote(j);
     FailedArrival(j);
     LongArrival(j);
+    Awaited(j);
     Waiting(j);
     Broken(j);
     Death(j);
@@ -103,8 +104,8 @@ bool CauseSearch::AllEnded() const {
   return ended.size() > 1 && std::ranges::includes(ended, sharing);
 }
 
-// It gave up an arrival because another one was gone, before it had noted whose connection that was: the one that is dead and
-// has not said so itself.
+// It gave up an arrival because another one was gone, before it had noted whose connection that was. Journals of older builds
+// do not name it: then it is the one that is dead and has not said so itself.
 void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
   const auto gave_up = [](const JournalHistory& one) {
     return !one.attempts.empty() && !one.attempts.back().begun && one.attempts.back().end == Attempt::End::kFailed &&
@@ -113,6 +114,14 @@ void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
   if (!gave_up(j)) return;
   const Moment& at = j.attempts.back().ended;
   const std::uint64_t wall = roster_.Wall(j, at.time_ns);
+  for (const CycleMember& culprit : j.attempts.back().culprits) {
+    const JournalHistory* other = roster_.Find(culprit.session);
+    if (other != nullptr && !IsDead(*other)) continue;
+    SessionEnd& end = ends_[culprit.session];
+    if (!end.witnessed || end.wall_ns > wall)
+      end = {.wall_ns = wall, .in_order = end.in_order, .witnessed = true, .witness = &j, .witness_seq = at.seq};
+  }
+  if (!j.attempts.back().culprits.empty()) return;
   for (const SessionId session : roster_.SharingWith(j.session(), wall)) {
     const JournalHistory* other = roster_.Find(session);
     if (other == nullptr || !IsDead(*other) || gave_up(*other) || roster_.Wall(*other, other->last.time_ns) > wall) continue;
@@ -138,7 +147,8 @@ void CauseSearch::FindEnds() {
     }
     for (const auto& [seen, at] : j.seen) {
       if (seen.state.empty() || seen.state == "unknown") continue;
-      Sight& sight = sights_[seen.session];
+      const bool ended = seen.state == "zombie" || seen.state == "gone";
+      Sight& sight = (ended ? end_sights_ : sights_)[seen.session];
       const std::uint64_t wall = roster_.Wall(j, at.time_ns);
       if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, &j, wall};
     }
@@ -173,6 +183,11 @@ std::string CauseSearch::SeenState(SessionId session) const {
   if (j != nullptr && !j->process_now.empty()) return j->process_now;
   const auto sight = sights_.find(session);
   return sight == sights_.end() ? "" : sight->second.seen->state;
+}
+
+std::int32_t CauseSearch::SeenExitCode(SessionId session) const {
+  const auto sight = end_sights_.find(session);
+  return sight == end_sights_.end() ? -1 : sight->second.seen->exit_code;
 }
 
 const Progress& CauseSearch::ProgressOfSession(const JournalHistory& j) {
@@ -213,7 +228,8 @@ void CauseSearch::Order() {
   std::ranges::stable_sort(candidates_, {}, key);
   if (candidates_.empty()) return;
   for (CandidateCause& c : candidates_) {
-    if (const auto sight = sights_.find(c.session); sight != sights_.end()) c.seen = sight->second.seen;
+    const auto& sights = IsEnd(c.kind) ? end_sights_ : sights_;
+    if (const auto sight = sights.find(c.session); sight != sights.end()) c.seen = sight->second.seen;
     c.seen_state = SeenState(c.session);
   }
   CandidateCause& first = candidates_.front();

@@ -62,7 +62,9 @@ class CauseSearch {
 
   // ---- search_absences.cpp: who was waited for ----
   void FailedArrival(const JournalHistory& j);
+  [[nodiscard]] bool GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const;
   void LongArrival(const JournalHistory& j);
+  void Awaited(const JournalHistory& j);
   // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
   void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
   [[nodiscard]] std::vector<SessionId> Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
@@ -72,6 +74,7 @@ class CauseSearch {
   // Of the sessions that share memory with it, those whose group is not that of most.
   [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
   void Waiting(const JournalHistory& j);
+  bool CounterStalled(const Attempt& attempt);
   void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
   void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
   void AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
@@ -80,6 +83,11 @@ class CauseSearch {
   void Death(const JournalHistory& j);
   void Leaving(const JournalHistory& j);
   void EndsOfAbsent();
+  [[nodiscard]] bool FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const;
+  [[nodiscard]] std::uint64_t MissedSince(const JournalHistory& j) const;
+  [[nodiscard]] bool CalledOffBecauseOf(const JournalHistory& j) const;
+  [[nodiscard]] bool OneDiedIn(const JournalHistory& j, const Attempt& attempt) const;
+  [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;
   [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;
 
   const Roster& roster_;
@@ -91,7 +99,9 @@ class CauseSearch {
     const JournalHistory* by = nullptr;
     std::uint64_t wall_ns = 0;
   };
-  std::map<SessionId, Sight> sights_;  // the last look at each that could see something
+  std::map<SessionId, Sight> sights_;                                // the last look at each while it lived
+  std::map<SessionId, Sight> end_sights_;                            // and when it had ended
+  [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
   std::uint64_t first_end_ = UINT64_MAX, job_end_ = 0;
   bool torn_down_ = false;
   std::vector<CandidateCause> candidates_;

@@ -129,7 +129,12 @@ void ExplainNeverArrived(Explanation& e) {
   e.verdict.code = Code::kTimeout;
   const std::string missing = e.roster.names().Names(e.cause.missing);
   e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
-  const std::vector<SessionId> waiting = AddWaiting(e);
+  std::vector<SessionId> waiting = AddWaiting(e);
+  if (waiting.empty()) {  // only the missing rank's own journal tells of them
+    waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
+    e.AddEvidence(*e.cause.witness, e.cause.attempt->arrived, Role::kContext,
+                  e.roster.names().Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
+  }
   e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.names().Names(waiting)),
                     !e.cause.live         ? "waited"
                     : waiting.size() == 1 ? "has been waiting"

@@ -128,6 +128,10 @@ void ExplainReported(Explanation& e) {
   Moment at{e.cause.witness_seq, 0};
   if (ended) {
     at.time_ns = TimeOfLoss(witness, e.cause.session);
+    if (at.time_ns == 0 && !witness.attempts.empty() && witness.attempts.back().decided) {  // it was told of it
+      v.phase = witness.attempts.back().decided->phase;
+      at.time_ns = witness.attempts.back().decided->at.time_ns;
+    }
     v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
     e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
                       EventText(e.cause.witness_seq), v.process, when));

@@ -7,10 +7,7 @@ namespace {
 
 std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals) {
   std::vector<JobClock::Journal> all;
-  for (const JournalHistory& j : journals) {
-    JobClock::Journal& one = all.emplace_back(JobClock::Journal{&j.who(), j.first.time_ns, {}});
-    for (const auto& [ready, at] : j.communicators) one.communicators.emplace_back(ready.hash, at.time_ns);
-  }
+  for (const JournalHistory& j : journals) all.push_back({&j.who(), j.first.time_ns, j.for_clock});
   return all;
 }
 

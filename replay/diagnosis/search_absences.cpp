@@ -6,6 +6,9 @@
 namespace amem {
 namespace {
 
+// How long the others have waited when a session that they ask records it.
+constexpr std::uint64_t kAskedFor_ns = 500'000'000;
+
 // How far a session came in an attempt. Members go through the same phases, in the same order, also in an undo.
 struct Position {
   std::size_t phases = 0;
@@ -55,14 +58,32 @@ void CauseSearch::FailedArrival(const JournalHistory& j) {
     }
   }
   if (attempt.code == Code::kOk || attempt.code == Code::kTimeout) return Absent(j, attempt, until, attempt.ended.seq);
-  CandidateCause& candidate = AddWitnessed(attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause,
-                                           VerdictKind::kRefused, j.session(), j, attempt.ended.seq);
-  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt));
+  if (attempt.code == Code::kPeerLost && GaveUpBefore(j, attempt)) return Absent(j, attempt, until, attempt.ended.seq);
+  // One that was asked said why it cannot answer. Its own journal tells more, where it is given.
+  const bool told = attempt.code != Code::kPeerLost && !attempt.culprits.empty();
+  const SessionId about = told ? attempt.culprits.front().session : j.session();
+  const Weight weight = attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause;
+  CandidateCause& candidate = AddWitnessed(weight, VerdictKind::kRefused, about, j, attempt.ended.seq);
+  candidate.attempt = &attempt;
   candidate.wall_ns = until;
-  candidate.waited_ns = until - std::min(until, from);
+  candidate.waited_ns = until - std::min(until, came);
   candidate.message = attempt.failure;
   candidate.code = attempt.code;
   candidate.live = IsLive(j);
+}
+
+// Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
+bool CauseSearch::GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const {
+  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt)), until = roster_.Wall(j, attempt.ended.time_ns);
+  if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
+  for (const CycleMember& culprit : attempt.culprits) {
+    const SessionEnd* end = EndOf(culprit.session);
+    if (end == nullptr || !end->in_order) return false;
+    if (!attempt.asking.contains(culprit.session) && !attempt.heard.contains(culprit.session)) return false;
+  }
+  const std::vector<SessionId> missing = Missing(j, attempt, from, until);
+  return std::ranges::any_of(missing,
+                             [&](SessionId session) { return EndOf(session) == nullptr || EndOf(session)->wall_ns > until; });
 }
 
 std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t wall_ns) const {
@@ -100,6 +121,25 @@ void CauseSearch::LongArrival(const JournalHistory& j) {
   Absent(j, attempt, roster_.Wall(j, attempt.begun.time_ns), attempt.begun.seq);
 }
 
+// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
+// is given, that tells of it.
+void CauseSearch::Awaited(const JournalHistory& j) {
+  if (!j.awaited) return;
+  const Attempt& attempt = *j.awaited;
+  if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return roster_.Find(session) != nullptr; })) return;
+  const std::uint64_t noted = roster_.Wall(j, attempt.arrived.time_ns), from = noted - std::min(noted, kAskedFor_ns);
+  if (IsLive(j) && job_end_ - std::min(job_end_, from) < kPatience_ns) return;  // it may come yet
+  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived.seq);
+  candidate.attempt = &attempt;
+  candidate.wall_ns = from;
+  const std::uint64_t until = std::min(first_end_, job_end_);
+  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
+  candidate.missing = {j.session()};
+  candidate.waited_ns = until - std::min(until, from);
+  candidate.live = IsLive(j);
+  candidate.code = Code::kTimeout;
+}
+
 // Those that did not come, as far as their journals tell; of a session without a journal this is not known, and it is blamed
 // when all others did come, unless the session that counts arrivals has heard it.
 std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
@@ -109,6 +149,9 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const bool now = at.time_ns >= ArrivalOf(attempt) && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
     if (now) waited_for.insert(seen.session);
   }
+  const auto came = [&](SessionId session) { return attempt.heard.contains(session) || attempt.asking.contains(session); };
+  if (attempt.code == Code::kTimeout)
+    for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
   std::set<SessionId> set = roster_.SharingWith(j.session(), from);
   set.insert(waited_for.begin(), waited_for.end());
   for (const SessionId session : set) {
@@ -118,10 +161,11 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     const JournalHistory* other = roster_.Find(session);
     if (other != nullptr) {
       if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);
-    } else if (!gone && !attempt.heard.contains(session)) {
+    } else if (!gone && !came(session)) {
       silent.insert(session);
     }
   }
+  std::erase_if(waited_for, came);  // as the one that counts and does not answer
   if (missing.empty()) {
     std::erase_if(silent, [&](SessionId s) { return !waited_for.empty() && !waited_for.contains(s); });
     missing = silent;
@@ -220,12 +264,39 @@ void CauseSearch::Waiting(const JournalHistory& j) {
            SameAttempt(other->attempts.back(), attempt) &&
            std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
   });
+  if (left_behind && CounterStalled(attempt)) return;
   left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
+}
+
+// The one that counts says to each member that the cycle has begun. If several have not heard so and it has gone on, it was
+// stopped while it told them.
+bool CauseSearch::CounterStalled(const Attempt& attempt) {
+  std::size_t untold = 0;
+  const Attempt* begun = nullptr;
+  for (const JournalHistory& other : roster_.journals()) {
+    if (!HasOpenAttempt(other) || !SameAttempt(other.attempts.back(), attempt)) continue;
+    if (other.attempts.back().begun) {
+      begun = &other.attempts.back();
+    } else {
+      ++untold;
+    }
+  }
+  if (begun == nullptr || begun->members.empty() || untold < 2) return false;
+  const JournalHistory* counter = roster_.Find(*std::ranges::min_element(begun->members));
+  if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->attempts.back().begun) return false;
+  const bool told = std::ranges::any_of(
+      candidates_, [&](const CandidateCause& c) { return c.session == counter->session() && c.kind == VerdictKind::kStalled; });
+  if (!told) Stalled(*counter, nullptr, ProgressOfSession(*counter).since.time_ns);
+  return true;
 }
 
 void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {
   const Position own = PositionOf(j, progress);
   bool behind = false, ahead = false, stopped = false, unknown = false, dead = false, others_work = false;
+  const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
+  const bool counts = counter == j.session();
+  // The one that counts has gone on and is at work; all others have voted and were not told the decision.
+  bool counter_ahead = false, others_wait = true;
   SessionId lowest = j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
@@ -242,11 +313,18 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
     const Position position = PositionOf(*other, ProgressOfSession(*other));
     behind = behind || position < own;
     ahead = ahead || position > own;
+    if (position > own && position.within == 0 && session == counter) {
+      counter_ahead = true;
+    } else {
+      others_wait = others_wait && position.within == 1 && (counts ? position < own : position == own);
+    }
     others_work = others_work || (position == own && position.within == 0 && !WaitsForOwner(*other));
   }
   const bool own_stopped = SeenState(j.session()) == "stopped";
   if (own_stopped) return Stalled(j, nullptr, progress.since.time_ns);
-  if (stopped || behind) return;  // another one is told of
+  if (stopped) return;  // another one is told of
+  if (behind && others_wait && !unknown && counts && own.within == 0) return Stalled(j, nullptr, progress.since.time_ns);
+  if (behind || (own.within == 1 && counter_ahead && others_wait)) return;
   if (own.within == 0 && WaitsForOwner(j) && others_work) return;
   if (own.within == 0 || ahead) return Stalled(j, nullptr, progress.since.time_ns);
   if (unknown) return AbsentVoters(j, attempt, progress);

@@ -18,6 +18,9 @@ const Attempt* OpenPoolAttempt(const JournalHistory& j) {
 // cause.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
+// Whoever ends a job ends one process after the other: the next one's end follows within this time.
+constexpr std::uint64_t kNextEnd_ns = 100'000'000;
+
 }  // namespace
 
 void CauseSearch::Death(const JournalHistory& j) {
@@ -39,10 +42,11 @@ void CauseSearch::Death(const JournalHistory& j) {
            (!attempt.ended || roster_.Wall(other, attempt.ended.time_ns) >= end.wall_ns);
   });
   const bool alone = roster_.journals().size() == 1;
+  const bool awaited = alone && j.awaited.has_value();  // others waited for it when it ended
   const bool first = end.witness != nullptr || others_lived || alone;
   const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
   const Attempt* of_pool = in_cycle ? nullptr : OpenPoolAttempt(j);
-  const bool needed = in_cycle || half || of_pool != nullptr || (waited_for && end.witnessed);
+  const bool needed = in_cycle || half || awaited || of_pool != nullptr || (waited_for && end.witnessed);
   const bool matters = needed && first && !was_stuck;
   CandidateCause& candidate =
       Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
@@ -50,7 +54,7 @@ void CauseSearch::Death(const JournalHistory& j) {
   candidate.witness = end.witness;
   candidate.witness_seq = end.witness_seq;
   candidate.wall_ns = end.wall_ns;
-  if (const auto sight = sights_.find(j.session()); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+  candidate.exit_code = SeenExitCode(j.session());
   if (!in_cycle) candidate.attempt = of_pool;
 }
 
@@ -80,14 +84,77 @@ void CauseSearch::Leaving(const JournalHistory& j) {
                      return member != j.session() && EndOf(member) == nullptr;
                    }));
   const bool alone = roster_.journals().size() == 1 && met;
-  const bool needed = alone || OthersNeeded(j, at);
+  const bool awaited = roster_.journals().size() == 1 && j.awaited.has_value();
+  const bool needed = alone || OthersNeeded(j, at) || CalledOffBecauseOf(j);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
-  CandidateCause& candidate =
-      Add(half || (needed && !alone) ? Weight::kCause : Weight::kEnd, VerdictKind::kLeft, j, j.closed->at.time_ns);
+  // It left because another one was gone when it needed that.
+  const bool followed = !LastAttemptDone(j) && j.attempts.back().code == Code::kPeerLost && !j.attempts.back().culprits.empty();
+  CandidateCause& candidate = Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
+                                  VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
+  candidate.wall_ns = std::min(candidate.wall_ns, MissedSince(j));
   candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
+}
+
+// The last pause or resume of another session did not begin because this one was gone. A process that ends lets go of its
+// connections before it writes so into its journal.
+bool CauseSearch::CalledOffBecauseOf(const JournalHistory& j) const {
+  return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+    if (&other == &j || LastAttemptDone(other) || other.attempts.back().code != Code::kPeerLost) return false;
+    const std::vector<CycleMember>& culprits = other.attempts.back().culprits;
+    return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
+  });
+}
+
+// When others noticed its end, or failed because of it; UINT64_MAX: none did.
+std::uint64_t CauseSearch::MissedSince(const JournalHistory& j) const {
+  std::uint64_t since = UINT64_MAX;
+  for (const JournalHistory& other : roster_.journals()) {
+    for (const auto& [lost, at] : other.lost) {
+      if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
+    }
+    if (other.attempts.empty() || other.attempts.back().code != Code::kPeerLost) continue;
+    for (const CycleMember& culprit : other.attempts.back().culprits) {
+      if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.attempts.back().ended.time_ns));
+    }
+  }
+  return since;
+}
+
+// Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.
+bool CauseSearch::EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const {
+  std::vector<std::uint64_t> ends;
+  for (const auto& [lost, at] : j.lost) ends.push_back(roster_.Wall(j, at.time_ns));
+  if (j.closed) ends.push_back(roster_.Wall(j, j.closed->at.time_ns));
+  std::ranges::sort(ends);
+  for (const std::uint64_t next : ends) {
+    if (next <= wall_ns) continue;
+    if (next - wall_ns > kNextEnd_ns) return false;
+    wall_ns = next;
+  }
+  return true;
+}
+
+// The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
+bool CauseSearch::FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const {
+  if (LastAttemptDone(j) || j.attempts.back().end != Attempt::End::kFailed) return false;
+  const Attempt& attempt = j.attempts.back();
+  const std::uint64_t failed = roster_.Wall(j, attempt.ended.time_ns);
+  if (attempt.code != Code::kPeerLost || end.wall_ns < failed || end.wall_ns > failed + kPatience_ns) return false;
+  return (attempt.decided && attempt.decided->culprit == session) ||
+         std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
+}
+
+bool CauseSearch::OneDiedIn(const JournalHistory& j, const Attempt& attempt) const {
+  const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
+  const std::uint64_t from = roster_.Wall(j, came.time_ns);
+  const std::uint64_t until = attempt.ended ? roster_.Wall(j, attempt.ended.time_ns) : UINT64_MAX;
+  return std::ranges::any_of(ends_, [&](const auto& item) {
+    const SessionEnd& end = item.second;
+    return item.first != j.session() && !end.in_order && end.witnessed && end.wall_ns >= from && end.wall_ns <= until;
+  });
 }
 
 // Sessions without a journal that others lost.
@@ -102,14 +169,19 @@ void CauseSearch::EndsOfAbsent() {
       const bool from = came && roster_.Wall(witness, came.time_ns) <= end.wall_ns;
       if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
     }
-    const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back();
+    if (during == nullptr && FailedBecauseOf(witness, session, end)) during = &witness.attempts.back();
+    // It failed because of another one, where that is recorded. Of several ends it may name one that followed from the first.
+    const bool blamed = during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost ||
+                        std::ranges::find(during->culprits, session, &CycleMember::session) != during->culprits.end();
+    const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back() && blamed;
     const bool half = IsHalfWay(witness.findings.state.lifecycle);
     constexpr std::int32_t kBySignal = 128;
     const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
     if (end.in_order && !failed && !half && !torn_down) continue;
+    if (end.in_order && failed && OneDiedIn(witness, *during)) continue;  // it left because of that
     // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
-    const bool with_it = witness.closed && witness.closed->event.exit_code > kBySignal && WasTornDown();
-    if (end.in_order && with_it) continue;
+    const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
+    if (end.in_order && by_signal && EndedTogether(witness, end.wall_ns)) continue;
     CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
                                              end.in_order     ? VerdictKind::kLeft
                                              : failed || half ? VerdictKind::kDied
@@ -118,7 +190,7 @@ void CauseSearch::EndsOfAbsent() {
     candidate.wall_ns = end.wall_ns;
     candidate.attempt = failed ? during : nullptr;
     candidate.reported = true;
-    if (const auto sight = sights_.find(session); sight != sights_.end()) candidate.exit_code = sight->second.seen->exit_code;
+    candidate.exit_code = SeenExitCode(session);
     if (failed && during->decided && during->decided->culprit == session) candidate.message = during->decided->message;
   }
 }

@@ -105,6 +105,16 @@ void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision
   const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
                       (unrecorded && (culprit != nullptr || WaitedForVotes(j.attempts.back()) >= kPatience_ns));
   if (unrecorded && culprit != nullptr && HasOpenAttempt(*culprit) && IsDead(*culprit)) return;
+  // Lost by the one that counts the votes, and not connected with this session.
+  const bool died = decision.code == Code::kPeerLost && culprit == nullptr && EndOf(decision.culprit) == nullptr;
+  if (died) {
+    CandidateCause& candidate = AddWitnessed(Weight::kCause, VerdictKind::kDied, decision.culprit, j, decision.at.seq);
+    candidate.wall_ns = roster_.Wall(j, decision.at.time_ns);
+    candidate.reported = true;
+    candidate.message = decision.message;
+    candidate.code = decision.code;
+    return;
+  }
   CandidateCause& candidate =
       AddWitnessed(silent ? Weight::kAbsence : Weight::kCause, silent ? VerdictKind::kStalled : KindOfCode(decision.code),
                    decision.culprit, j, decision.at.seq);

@@ -24,6 +24,13 @@ bool OpenedBefore(const SessionOpened& a, const SessionOpened& b) {
 
 }  // namespace
 
+void ReadyCommunicators::Take(const Event& event) {
+  if (!first_) first_ = event.seq;
+  if (event.seq.value - first_.value >= kEvents) return;
+  const auto* ready = std::get_if<CommunicatorReady>(&event.body);
+  if (ready != nullptr && ready->hash != 0) all_.emplace_back(ready->hash, event.time_ns);
+}
+
 JobClock::JobClock(std::span<const Journal> journals) {
   for (const auto& [opened, first_ns, communicators] : journals) {
     Boot& boot = boots_[BootOf(*opened)];
@@ -58,7 +65,7 @@ void JobClock::Align(std::span<const Journal> journals) {
   // When the last rank of a boot had each communicator: no rank has it before all of them came.
   std::map<std::string, std::map<std::uint64_t, std::uint64_t>> ready;
   for (const Journal& journal : journals) {
-    for (const auto& [hash, time_ns] : journal.communicators) {
+    for (const auto& [hash, time_ns] : journal.communicators.all()) {
       std::uint64_t& last = ready[BootOf(*journal.opened)][hash];
       last = std::max(last, time_ns);
     }
@@ -81,6 +88,7 @@ void JobClock::Align(std::span<const Journal> journals) {
     std::ranges::nth_element(differences, middle);
     boot.offset_ns = *middle;
     boot.wall_known = true;
+    ++aligned_;
     return true;
   };
   while (settled.size() < boots_.size()) {

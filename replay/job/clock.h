@@ -28,13 +28,27 @@ constexpr std::int64_t WrappedDifference(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
 }
 
+// Communicators that a session had ready, by their hashes, and when: what its clock is compared with others' by. Whoever reads
+// a journal collects them here, so that all commands show the same times.
+class ReadyCommunicators {
+ public:
+  // Takes the events of a journal in their order, from its first one. Communicators are made early, so that those behind the
+  // first kEvents events do not count, and nobody need read a long journal twice.
+  static constexpr std::uint64_t kEvents = 65'536;
+  void Take(const Event& event);
+  [[nodiscard]] const std::vector<std::pair<std::uint64_t, std::uint64_t>>& all() const { return all_; }
+
+ private:
+  SequenceNumber first_;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> all_;
+};
+
 class JobClock {
  public:
   struct Journal {
     const SessionOpened* opened = nullptr;  // used by the constructor only
     std::uint64_t first_ns = 0;             // time of its first event; 0: it has none
-    // Communicators that were ready, by their hashes, and when; used by the constructor only.
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> communicators = {};
+    ReadyCommunicators communicators = {};  // used by the constructor only
   };
   explicit JobClock(std::span<const Journal> journals);
 
@@ -48,6 +62,8 @@ class JobClock {
 
   [[nodiscard]] std::size_t boots() const { return boots_.size(); }
   [[nodiscard]] std::size_t boots_without_wall_clock() const;
+  // All boots share communicators, so that none of them rests on its wall clock.
+  [[nodiscard]] bool by_communicators() const { return aligned_ + 1 == boots_.size(); }
 
  private:
   // Puts boots that made communicators together where these coincide with those of the boot whose wall clock counts.
@@ -61,6 +77,7 @@ class JobClock {
   };
   std::map<std::string, Boot> boots_;
   std::int64_t began_ns_ = 0;
+  std::size_t aligned_ = 0;  // boots that follow another one
 };
 
 // Surely one clock: both sessions ran on one boot of one host.

@@ -42,6 +42,7 @@ class HistoryBuilder final : public FoldObserver {
     now_ = {event.seq, event.time_ns};
     if (!history_.first) history_.first = now_;
     history_.last = now_;
+    history_.for_clock.Take(event);
     history_.times.Add(event.seq, event.time_ns, event.body.index());
     if (Open() && Last().begun) NoteSilence(before_it);
     std::visit([&](const auto& body) { On(body, *state_); }, event.body);
@@ -77,13 +78,35 @@ class HistoryBuilder final : public FoldObserver {
     if (!attempt.phases.empty() && attempt.phases.back().phase == e.phase) attempt.phases.back().voted = now_;
     if (!e.ok && !attempt.failed_vote) attempt.failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now_};
   }
-  void On(const MemberHeard& e, const State&) {
+  void On(const MemberHeard& e, const State& before) {
     if (e.rank >= 0 || e.pid != 0)
       history_.met.try_emplace(e.member, CycleMember{.session = e.member, .rank = e.rank, .pid = e.pid, .host = {}});
-    if (!Open()) return;
+    if (e.asks) return Asked(e, before);
+    // What was heard is recorded later, on another thread: the last vote of a pause may come behind the arrival at its resume.
+    if (!Open() || Last().kind != e.kind) return;
     Attempt::Heard& heard = Last().heard[e.member];
     heard.at = now_;
     heard.votes += e.voted ? 1 : 0;
+  }
+  // This session had come as well and has run out of patience first. The other one will, too, within as long again, or twice as
+  // long where it was in a round that lost the member that counts.
+  [[nodiscard]] bool HasGivenUpWith(const MemberHeard& e) const {
+    if (history_.attempts.empty()) return false;
+    const Attempt& last = history_.attempts.back();
+    if (last.kind != e.kind || last.begun || last.end != Attempt::End::kFailed) return false;
+    return now_.time_ns - last.ended.time_ns <= 2 * (last.ended.time_ns - last.arrived.time_ns);
+  }
+  void Asked(const MemberHeard& e, const State& before) {
+    if (Open()) {
+      if (Last().kind == e.kind && !Last().begun) Last().asking.insert(e.member);
+      return;
+    }
+    if (HasGivenUpWith(e)) return;
+    std::optional<Attempt>& awaited = history_.awaited;
+    if (!awaited || awaited->kind != e.kind) {
+      awaited = Attempt{.kind = e.kind, .cycle = before.cycles + (e.kind == CycleKind::kPause ? 1 : 0), .arrived = now_};
+    }
+    awaited->asking.insert(e.member);
   }
   void On(const SessionBroken&, const State&) {
     if (!history_.broken_at) history_.broken_at = now_;
@@ -99,6 +122,7 @@ class HistoryBuilder final : public FoldObserver {
       const std::uint64_t cycle = before.cycles + (kind == CycleKind::kPause ? 1 : 0);
       Forget();
       history_.attempts.push_back({.kind = kind, .cycle = cycle, .arrived = now_});
+      TakeAwaited();
       return;
     }
     if (!Open()) return;
@@ -173,7 +197,16 @@ class HistoryBuilder final : public FoldObserver {
     attempt.failure = e.message;
     attempt.code = e.code;
     attempt.undone = e.undone;
+    attempt.culprits = e.culprits;
+    for (const CycleMember& who : e.culprits) history_.met.try_emplace(who.session, who);
     Finish(attempt, Attempt::End::kFailed);
+  }
+
+  // It has come after all.
+  void TakeAwaited() {
+    std::optional<Attempt>& awaited = history_.awaited;
+    if (awaited && awaited->kind == Last().kind) Last().asking = std::move(awaited->asking);
+    awaited.reset();
   }
 
   // A session may pause and resume for weeks. What counts is how that ended.

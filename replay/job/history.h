@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
 #include "replay/job/event_times.h"
 #include "replay/job/postmortem.h"
 #include "statemachine/event.h"
@@ -75,6 +76,8 @@ struct Attempt {
     std::uint64_t votes = 0;
   };
   std::map<SessionId, Heard> heard;
+  std::set<SessionId> asking;         // have come to it, because they asked this session whether it comes
+  std::vector<CycleMember> culprits;  // because of whom it failed, as this session was told
 
   struct OpenStep {
     Step step;
@@ -120,8 +123,11 @@ struct JournalHistory {
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
   std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
-  std::map<SessionId, CycleMember> met;                 // who others are, as cycles and arrivals name them
-  std::optional<Dated<LaunchRefused>> refused;          // the first refused since it was paused last, with the count of all
+  ReadyCommunicators for_clock;
+  std::map<SessionId, CycleMember> met;         // who others are, as cycles and arrivals name them
+  std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all
+  // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
+  std::optional<Attempt> awaited;
   std::optional<Moment> broken_at;
   struct Closing {
     SessionClosed event;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace amem {
 
 Result<State> StateBefore(JournalReader& reader, const JournalInfo& info) {
@@ -17,6 +19,16 @@ SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint
   if (opened.pid == 0) opened.pid = info.pid;
   if (opened.monotonic_ns == 0) opened.monotonic_ns = first_ns;
   return opened;
+}
+
+ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info) {
+  ReadyCommunicators ready;
+  const SequenceNumber last{info.first.value + ReadyCommunicators::kEvents - 1};
+  static_cast<void>(reader.Read(info.first, std::min(last, info.last), [&](const Event& event) {
+    ready.Take(event);
+    return true;
+  }));
+  return ready;
 }
 
 Result<Opening> ReadOpening(JournalReader& reader) {

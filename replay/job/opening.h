@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -18,6 +19,9 @@ struct Opening {
   std::uint64_t first_ns = 0, last_ns = 0;  // times of the first and the last event; 0: not readable
 };
 Result<Opening> ReadOpening(JournalReader& reader);
+
+// For JobClock, by a reader that does not read all events anyway. What cannot be read is left out.
+ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info);
 
 // Opening::before alone. A failure says that the journal has lost its beginning.
 Result<State> StateBefore(JournalReader& reader, const JournalInfo& info);

@@ -135,6 +135,9 @@ class Peers {
   // set any more; kPeerLost names one that died, or closed, while this session waited for it - or while others did, which were
   // told and have given up.
   virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
+  // After a call of Arrive has failed, for the thread that made it: the sessions because of which it did, that did not come,
+  // ended, refused, or are of another group. Empty: this session itself, or not known.
+  [[nodiscard]] virtual std::vector<PeerIdentity> Culprits() const { return {}; }
 
   // Stops serving; no delegate call comes after this returns, but for one that hangs in the driver: nobody waits for that for
   // ever, because the process may be exiting.

@@ -72,6 +72,7 @@ class TimelineBuilder final : public FoldObserver {
  private:
   void Count(const Event& event) {
     if (out_.events++ == 0) Start(event);
+    out_.for_clock.Take(event);
     out_.last_ns = std::max(out_.last_ns, event.time_ns);
     ++out_.kinds[event.body.index()];
     rows_.Add(event);

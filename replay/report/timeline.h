@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
 #include "replay/report/timeline_rows.h"
 #include "replay/report/timeline_series.h"
 #include "statemachine/event.h"
@@ -145,6 +146,7 @@ struct SessionTimeline {
   bool beginning_dropped = false;
   std::uint64_t events = 0;
   std::uint64_t first_ns = 0, last_ns = 0;
+  ReadyCommunicators for_clock;
   std::array<std::uint64_t, kEventKinds> kinds{};
   State state;  // after the last event that could be applied
 

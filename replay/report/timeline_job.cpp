@@ -15,7 +15,7 @@ constexpr std::int64_t kSkew_ns = 2'000'000'000;
 
 void SetClocks(JobTimeline& job) {
   std::vector<JobClock::Journal> journals;
-  for (const SessionTimeline& s : job.sessions) journals.push_back({&s.who, s.first_ns});
+  for (const SessionTimeline& s : job.sessions) journals.push_back({&s.who, s.first_ns, s.for_clock});
   const JobClock clock(journals);
   std::int64_t end = clock.began_ns();
   for (const SessionTimeline& s : job.sessions) {
@@ -26,10 +26,11 @@ void SetClocks(JobTimeline& job) {
   job.began_ns = static_cast<std::uint64_t>(clock.began_ns());
   job.wall_known = clock.boots_without_wall_clock() < clock.boots();
   if (clock.boots() < 2) return;
-  job.notes.push_back(
-      fmt::format("The journals come from {} clocks (hosts or boots), put together by their wall clocks: times of "
-                  "different hosts may be off by as much as those differ.",
-                  clock.boots()));
+  job.notes.push_back(fmt::format("The journals come from {} clocks (hosts or boots), put together by {}", clock.boots(),
+                                  clock.by_communicators()
+                                      ? "the communicators that they made: times of different hosts may be off by a few "
+                                        "milliseconds."
+                                      : "their wall clocks: times of different hosts may be off by as much as those differ."));
   if (const std::size_t unknown = clock.boots_without_wall_clock(); unknown != 0)
     job.notes.push_back(
         fmt::format("{} of them did not note the wall clock; there, times count from the job's first event.", unknown));

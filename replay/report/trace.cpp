@@ -464,7 +464,9 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
   const Result<std::vector<Part>> parts = PartsOf(journals);
   if (!parts) return parts.status();
   std::vector<JobClock::Journal> times;
-  for (const Part& part : *parts) times.push_back({&part.opening.who, part.opening.first_ns});
+  for (const Part& part : *parts) {
+    times.push_back({&part.opening.who, part.opening.first_ns, ReadCommunicators(*part.reader, part.opening.info)});
+  }
   const JobClock clock(times);
   const Result<Extent> extent = ExtentOf(window, clock);
   if (!extent) return extent.status();

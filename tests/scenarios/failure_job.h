@@ -17,9 +17,10 @@ using Words = std::vector<std::string>;
 
 // What must be said of it.
 struct Expected {
-  Words kinds;             // one of them: they are equally right
-  std::vector<int> ranks;  // just these are at fault
-  Words remedy = {};       // one of these words is in the remedy; empty: any remedy
+  Words kinds;                  // one of them: they are equally right
+  std::vector<int> ranks = {};  // just these are at fault
+  Words remedy = {};            // one of these words is in the remedy; empty: any remedy
+  bool whoever = false;         // any rank may be named: what was recorded does not tell which one is at fault
 };
 
 // What has become of the first of `ranks` when the job is looked at. If it is something else, the failure did not happen, and
@@ -62,10 +63,13 @@ struct Failure {
   bool silent = true;  // the job hangs until the deadline, so that it can be looked at before
   bool lives = false;  // nothing is wrong, or no more after the failure: what is expected holds only as long as it runs
   Expected expected = {};
-  Expected in_hang = {};       // where less can be known before the deadline; no kinds: as `expected`
-  Expected alone = {};         // with one survivor's journal; no kinds: as `expected`
-  bool others_know = true;     // the survivors' journals say something of it
-  bool culprit_knows = false;  // the journal of the rank at fault tells it, too, without the others'
+  Expected in_hang = {};  // where less can be known before the deadline; no kinds: as `expected`
+  Expected alone = {};    // with one survivor's journal; no kinds: as `expected`
+  // The same where exceptions ended the ranks one because of the other, and one that is not connected with the first one, or
+  // ended before it was told, has seen another one leave. No kinds: as `alone`.
+  Expected alone_after_exceptions = {};
+  std::map<int, Expected> alone_of = {};  // with that of this survivor
+  bool culprit_knows = false;             // the journal of the rank at fault tells it, too, without the others'
   Damage damage = Damage::kNone;
   Neighbour neighbour = {};
   std::vector<Gap> gaps = {};

@@ -84,8 +84,6 @@ std::vector<Result> RunAll(const std::vector<PlannedJob>& plan, bool every_rank)
   return results;
 }
 
-// One rank's journal alone does not always tell who ended first, or who did not come: what is wrong there is counted and shown,
-// and bounded as a whole. That such a job is healthy is always wrong.
 struct Count {
   std::size_t looks = 0, right = 0, gaps = 0, alone = 0, alone_right = 0;
 };
@@ -94,7 +92,6 @@ bool IsAlone(const Look& look) { return look.name.starts_with("alone"); }
 
 void Judge(const Result& result, const Look& look, bool verbose, Count& count) {
   const std::string what = result.name + ", " + look.name + ": " + look.said;
-  const bool called_healthy = look.said.find("healthy") != std::string::npos;
   ++count.looks;
   count.alone += IsAlone(look) ? 1 : 0;
   if (look.wrong.empty()) {
@@ -104,8 +101,6 @@ void Judge(const Result& result, const Look& look, bool verbose, Count& count) {
   } else if (!look.gap.empty()) {
     ++count.gaps;
     std::printf("GAP    %s\n       known: %s\n", what.c_str(), look.gap.c_str());
-  } else if (IsAlone(look) && !called_healthy) {
-    std::printf("ALONE  %s %s\n", look.wrong.c_str(), what.c_str());
   } else {
     ADD_FAILURE() << "WRONG " << look.wrong << " " << what;
   }
@@ -123,7 +118,6 @@ TEST(FailureMatrix, cause_ranks_and_remedy_are_right_in_every_look) {
   }
   std::printf("%zu failed jobs, %zu looks: %zu right, %zu known gaps; from one journal alone %zu of %zu right\n",
               results.size(), count.looks, count.right, count.gaps, count.alone_right, count.alone);
-  EXPECT_GE(count.alone_right * 10, count.alone * 7);
 }
 
 TEST(FailureMatrix, a_directory_without_journals_is_not_a_healthy_job) {

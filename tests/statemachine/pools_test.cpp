@@ -248,7 +248,7 @@ TEST(Pools, a_failed_resume_leaves_the_pool_paused_with_its_reason) {
   ExpectSnapshot(f.state);
   f.Ok(StepFailed{creates[1], Code::kOutOfMemory, 2, "out of memory", {}, weights});
   f.Run(PlanPause(f.state, weights), weights);
-  f.Ok(CycleFailed{CycleKind::kResume, 1, true, "out of memory", Code::kOutOfMemory, 2, weights});
+  f.Ok(CycleFailed{CycleKind::kResume, 1, true, "out of memory", Code::kOutOfMemory, 2, {}, weights});
   EXPECT_EQ(f.state.LifecycleOf(weights), Lifecycle::kPaused);
   EXPECT_EQ(f.state.pools.at(weights).cycle.failure, "out of memory");
   EXPECT_TRUE(f.state.cycle.failure.empty());
@@ -306,7 +306,7 @@ class Actor {
         todo_.emplace_back(StepDone{step, pool_});
       }
     }
-    if (undo) todo_.emplace_back(CycleFailed{kind, cycle, true, "so the seed wants it", Code::kDriver, 999, pool_});
+    if (undo) todo_.emplace_back(CycleFailed{kind, cycle, true, "so the seed wants it", Code::kDriver, 999, {}, pool_});
     if (!undo) todo_.emplace_back(CycleDone{kind, cycle, 1, pool_});
   }
 

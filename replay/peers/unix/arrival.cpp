@@ -28,8 +28,11 @@ Result<RoundBegun> Arrival::Run() {
   auto begun = Wait();
   if (!begun && begun.status().code() == Code::kPeerLost) {
     if (!lost_) lost_ = discovery_.lost();
-    sessions.SetLoss(lost_ ? *lost_ : discovery_.IdentityOf(last_leader_));  // it must have been one of them
+    if (!lost_) lost_ = discovery_.IdentityOf(last_leader_);  // it must have been one of them
+    sessions.SetLoss(*lost_);
+    culprits_ = {*lost_};
   }
+  if (!begun && discovery_.refusing()) culprits_ = {*discovery_.refusing()};
   return begun;
 }
 
@@ -133,8 +136,11 @@ Status Arrival::Take(const MessageBody& body) {
     state_ = State::kBegun;
   }
   if (const auto* failure = std::get_if<FailureMessage>(&body)) {
+    const PeerIdentity leader = discovery_.IdentityOf(leader_->to());
     leader_.reset();  // it has forgotten this arrival
-    return failure->status;
+    if (failure->status.code() != Code::kNoDescriptors) return failure->status;
+    culprits_ = {leader};
+    return failure->status.Within(ToText(leader));
   }
   if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing_ = withdrawn->missing;
   return {};
@@ -216,6 +222,7 @@ Status Arrival::GiveUp(const Status& why) {
 Status Arrival::Unanswered(const Status& why) {
   std::vector<PeerIdentity> silent;
   for (const SessionId session : discovery_.silent()) silent.push_back(discovery_.IdentityOf(session));
+  culprits_ = silent;
   std::string text = why.message();
   for (const auto& [session, seen] : Witness(silent)) {
     if (const std::string what = WhyLate(seen); !what.empty())
@@ -248,6 +255,7 @@ Status Arrival::TimedOut(const Status& withdrawn) {
   if (!withdrawn.ok() && leader_ != nullptr) {
     const auto leader = std::ranges::find(announced_, leader_->to(), &PeerIdentity::session);
     std::string what;
+    culprits_ = {discovery_.IdentityOf(leader_->to())};
     if (leader != announced_.end()) {
       const auto seen = Witness({*leader});
       if (const std::string why = WhyLate(seen.at(leader->session)); !why.empty()) what = ", which " + why;
@@ -256,6 +264,8 @@ Status Arrival::TimedOut(const Status& withdrawn) {
                                         NameOf(leader_->to()), what, kAdvice)};
   }
   const auto missing = missing_.value_or(announced_);
+  culprits_ = missing;
+  std::erase(culprits_, context_.service->sessions().Self());
   const auto seen = Witness(missing);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", context_.timeout_ms, ToText(missing),
                                       WhatTheyDo(kind_, missing, discovery_.progress(), discovery_.silent(), seen), kAdvice)};

@@ -46,6 +46,8 @@ class Arrival {
         discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms, again) {}
 
   Result<RoundBegun> Run();
+  // See Peers::Culprits.
+  [[nodiscard]] const std::vector<PeerIdentity>& culprits() const { return culprits_; }
 
  private:
   enum class State {
@@ -75,8 +77,8 @@ class Arrival {
   // Ending the wait.
   Status Withdraw();
   Status GiveUp(const Status& why);
-  [[nodiscard]] Status TimedOut(const Status& withdrawn);
-  [[nodiscard]] Status Unanswered(const Status& why);
+  Status TimedOut(const Status& withdrawn);
+  Status Unanswered(const Status& why);
   // Looks at the processes of members that did not come, and tells the journal.
   std::map<SessionId, ProcessSeen> Witness(const std::vector<PeerIdentity>& late);
 
@@ -99,6 +101,7 @@ class Arrival {
   SessionId last_leader_;                             // to which this session has come
   SessionId closed_leader_;                           // whose connection has ended
   std::optional<PeerIdentity> lost_;                  // whose end failed this call
+  std::vector<PeerIdentity> culprits_;                // of a failure
   int closings_ = 0;
   std::chrono::milliseconds pause_{};
 };

@@ -81,7 +81,8 @@ Status Discovery::Unreachable(SessionId session, const Status& why) const {
   return {why.code(), fmt::format("asking {} with whom it shares memory: {}", name, reason)};
 }
 
-Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) const {
+Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) {
+  refusing_ = other;
   const PeerIdentity self = service_.sessions().Self();
   const auto at = known_.find(by);
   const PeerIdentity& sharer = at == known_.end() ? self : at->second;
@@ -135,6 +136,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
     if (LeaveOut(session, why)) return;
     const Status named = Unreachable(session, why);
     if (why.code() == Code::kPeerLost) lost_ = IdentityOf(session);
+    if (why.reported_by()) refusing_ = IdentityOf(session);
     failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
     deadline = std::min(deadline, In(kAfterFailure));
   };
@@ -154,6 +156,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
 }
 
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
+  refusing_.reset();
   auto frontier = OwnNeighbours();
   if (!frontier) return frontier.status();
   const PeerIdentity self = service_.sessions().Self();

@@ -39,6 +39,8 @@ class Discovery {
   [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
   // Whose end made the last look fail with kPeerLost.
   [[nodiscard]] const std::optional<PeerIdentity>& lost() const { return lost_; }
+  // Which made the last look fail because it is of another group, or said why it cannot answer.
+  [[nodiscard]] const std::optional<PeerIdentity>& refusing() const { return refusing_; }
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
@@ -51,7 +53,7 @@ class Discovery {
   [[nodiscard]] bool FailedWithoutUs(const NeighbourhoodMessage& other) const;
   Status FailAs(const NeighbourhoodMessage& other);
   [[nodiscard]] Status Unreachable(SessionId session, const Status& why) const;
-  [[nodiscard]] Status OtherGroup(SessionId by, const PeerIdentity& other) const;
+  Status OtherGroup(SessionId by, const PeerIdentity& other);
 
   ConnectionContext context_;
   PeerService& service_;
@@ -62,7 +64,7 @@ class Discovery {
   std::map<SessionId, CycleProgress> progress_;  // of all that ever answered
   std::set<SessionId> silent_;                   // have not answered the last question
   std::set<SessionId> gone_;                     // left out for ever
-  std::optional<PeerIdentity> lost_;
+  std::optional<PeerIdentity> lost_, refusing_;
   std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that
   const bool without_the_dead_;
 };

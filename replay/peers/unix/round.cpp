@@ -131,9 +131,13 @@ class UnixRound final : public Round {
 
 }  // namespace
 
-Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle) {
-  auto begun = Arrival(context, kind, cycle, false).Run();
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle,
+                                             std::vector<PeerIdentity>& culprits) {
+  Arrival arrival(context, kind, cycle, false);
+  auto begun = arrival.Run();
+  culprits.clear();
   if (!begun) {
+    culprits = arrival.culprits();
     *context.busy = false;
     return begun.status();
   }

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/arrival.h"
 
 namespace amem {
 
-Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle);
+// `culprits`: of a failure, as Peers::Culprits has them.
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle,
+                                             std::vector<PeerIdentity>& culprits);
 
 }  // namespace amem

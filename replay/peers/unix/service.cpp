@@ -1,5 +1,6 @@
 #include "replay/peers/unix/service.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -19,10 +20,13 @@ constexpr auto kSendRetry = std::chrono::milliseconds(1);
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr std::size_t kUnauthenticatedMax = 64;  // connections that have not said hello
 constexpr std::size_t kConnectionsMax = 1024;
-constexpr std::size_t kQueueMax = 64;    // messages that wait for a slow peer
-constexpr int kMessagesATurn = 16;       // from one peer, before the others have theirs
-constexpr std::size_t kFactsMax = 8192;  // that wait for the journal; more are let go
+constexpr std::size_t kQueueMax = 64;                           // messages that wait for a slow peer
+constexpr int kMessagesATurn = 16;                              // from one peer, before the others have theirs
+constexpr std::size_t kFactsMax = 8192;                         // that wait for the journal; more are let go
+constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
+
+UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
 
@@ -51,6 +55,7 @@ PeerService::PeerService(const ConnectionContext& context, Listeners listeners, 
 PeerService::~PeerService() { Stop(); }
 
 Status PeerService::Start() {
+  spare_ = SpareDescriptor();
   AMEM_TRY(loop_.Open());
   AMEM_TRY(sessions_.Open());
   for (const UniqueFd* listener : {&listeners_.in_directory, &listeners_.by_name}) {
@@ -82,6 +87,7 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
   for (const auto& [id, connection] : inbound_) {
     if (!connection->welcome) consider(connection->accepted + kHelloPatience);
     if (connection->retry) consider(*connection->retry);
+    if (connection->note_asking) consider(*connection->note_asking);
   }
   if (listen_again_) consider(*listen_again_);
   if (tell_again_) consider(*tell_again_);
@@ -92,12 +98,30 @@ void PeerService::Timers(Clock::time_point now) {
   for (auto& [id, connection] : inbound_) {
     if (!connection->welcome && now >= connection->accepted + kHelloPatience) MarkForClose(*connection, "said nothing");
     if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
+    if (connection->note_asking && now >= *connection->note_asking) NoteWaiting(*connection, now);
   }
   if (listen_again_ && now >= *listen_again_) {
     listen_again_.reset();
     Listen(EPOLLIN);
   }
   votes_.Tick(now);
+}
+
+// Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
+// recorded again, ever more seldom, because nothing else in that journal would tell how long they have waited.
+void PeerService::NoteWaiting(Inbound& connection, Clock::time_point now) {
+  connection.note_asking = now + connection.asks_for;
+  connection.asks_for *= 2;
+  const Lifecycle lifecycle = delegate_.Progress().lifecycle;
+  const bool pause = lifecycle == Lifecycle::kRunning;
+  if (connection.marked || (!pause && lifecycle != Lifecycle::kPaused)) return;
+  const PeerIdentity& who = connection.peer;
+  Witness(MemberHeard{.member = who.session,
+                      .kind = pause ? CycleKind::kPause : CycleKind::kResume,
+                      .phase = pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive,
+                      .rank = who.rank,
+                      .pid = who.pid,
+                      .asks = true});
 }
 
 // ---- facts -----------------------------------------------------------------------------------------------------------------
@@ -155,12 +179,16 @@ void PeerService::Accept(const UniqueFd& listener) {
   for (int i = 0; i < kMessagesATurn; ++i) {
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      const bool no_descriptor = errno == EMFILE || errno == ENFILE;
+      if (no_descriptor || errno == ENOMEM || errno == ENOBUFS) {
         Listen(0);  // or the loop would spin on it
         listen_again_ = Clock::now() + kAcceptRetry;
       }
+      if (no_descriptor) RefuseForWantOfDescriptors(listener);
+      if (!no_descriptor) full_since_.reset();
       return;
     }
+    full_since_.reset();
     const auto peer = CredentialsOf(socket.get());
     if (!peer || peer->uid != context_.uid) continue;  // closed: another user is none of ours
     MakeRoom();
@@ -175,6 +203,35 @@ void PeerService::Accept(const UniqueFd& listener) {
     connection->key =
         loop_.Add(connection->socket.get(), EPOLLIN, [this, id](ServiceLoop::Key, std::uint32_t events) { Ready(id, events); });
     if (connection->key != 0) inbound_.emplace(id, std::move(connection));
+  }
+}
+
+// Peers would wait for an answer until their deadline, and learn nothing. One descriptor is kept to tell them.
+void PeerService::RefuseForWantOfDescriptors(const UniqueFd& listener) {
+  if (!full_since_) full_since_ = Clock::now();
+  if (Clock::now() < *full_since_ + kFullForLong) return;
+  for (int i = 0; i < kMessagesATurn && spare_; ++i) {
+    spare_.Reset();
+    {
+      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) i = kMessagesATurn;  // there is none any more; one is opened again all the same
+      const auto peer = CredentialsOf(socket.get());
+      if (peer && peer->uid == context_.uid) TellWantOfDescriptors(socket);
+    }
+    spare_ = SpareDescriptor();
+  }
+}
+
+void PeerService::TellWantOfDescriptors(const UniqueFd& socket) {
+  const auto bytes =
+      EncodeMessage({0, FailureMessage{{Code::kNoDescriptors,
+                                        "it has no descriptor left to answer with: raise its limit of open files "
+                                        "(ulimit -n)"}}});
+  if (!bytes) return;
+  (void)SendPacket(socket.get(), *bytes, {});
+  // What has come and was not read would make the kernel drop the answer.
+  (void)::shutdown(socket.get(), SHUT_RD);
+  while (ReceivePacket(socket.get(), {buffer_.get(), kMessageBytesMax}, false).state == Packet::State::kMessage) {
   }
 }
 
@@ -342,7 +399,10 @@ NeighbourhoodMessage PeerService::Neighbourhood() {
 }
 
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
-  if (std::holds_alternative<AskNeighboursMessage>(message.body)) return Reply(connection, message.request, Neighbourhood());
+  if (std::holds_alternative<AskNeighboursMessage>(message.body)) {
+    if (!std::exchange(connection.asked, true)) connection.note_asking = Clock::now() + connection.asks_for;
+    return Reply(connection, message.request, Neighbourhood());
+  }
   if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))
     return votes_.Arrived(connection.id, connection.peer, *arrival);
   if (std::holds_alternative<WithdrawMessage>(message.body)) return votes_.Withdrew(connection.id);

@@ -52,6 +52,9 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
     std::vector<std::byte> bytes;
     std::vector<UniqueFd> descriptors;
   };
+  // In a pause or resume that goes well all have come sooner.
+  static constexpr std::chrono::milliseconds kAsksForLong{500};
+
   struct Inbound {
     std::uint64_t id = 0;  // for the vote counter; never used again
     ServiceLoop::Key key = 0;
@@ -64,10 +67,13 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
     std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;              // the events that epoll watches
-    std::optional<Clock::time_point> retry;  // of a send that the kernel refused for now
-    std::optional<std::string> marked;       // why it will be closed at the end of this turn
-    std::optional<ProcessSeen> seen;         // of its process, if that is why
+    std::uint32_t interest = 0;                         // the events that epoll watches
+    std::optional<Clock::time_point> retry;             // of a send that the kernel refused for now
+    std::optional<std::string> marked;                  // why it will be closed at the end of this turn
+    std::optional<ProcessSeen> seen;                    // of its process, if that is why
+    bool asked = false;                                 // with whom this session shares memory
+    std::optional<Clock::time_point> note_asking;       // when that will be recorded
+    std::chrono::milliseconds asks_for = kAsksForLong;  // since it was recorded last, or since the first question
   };
 
   // ServiceLoop::Client
@@ -83,6 +89,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void TellFacts();
 
   void Accept(const UniqueFd& listener);
+  void RefuseForWantOfDescriptors(const UniqueFd& listener);
+  void TellWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
   void MakeRoom();
   void Ready(std::uint64_t id, std::uint32_t events);
@@ -94,6 +102,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Greet(Inbound& connection, const Message& message);
   void HandleData(Inbound& connection, const Message& message);
   void HandleRound(Inbound& connection, const Message& message);
+  void NoteWaiting(Inbound& connection, Clock::time_point now);
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
   void Dropped(Inbound& connection, const DroppedMessage& dropped);
@@ -112,6 +121,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   // The service thread's own.
   std::vector<ServiceLoop::Key> listener_keys_;
   std::optional<Clock::time_point> listen_again_;
+  UniqueFd spare_;                               // given up to tell a peer that there is no other
+  std::optional<Clock::time_point> full_since_;  // no connection could be taken since then, for want of descriptors
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
   std::unique_ptr<std::byte[]> buffer_;

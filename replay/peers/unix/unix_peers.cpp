@@ -72,7 +72,15 @@ class UnixPeers::Impl {
 
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) {
     if (busy_->exchange(true)) return Status{Code::kRefused, "another pause or resume of this session is under way"};
-    return ArriveAtRound({context_, service_.get(), &delegate_, options_.timeout_ms, busy_}, kind, cycle);
+    std::vector<PeerIdentity> culprits;
+    auto round = ArriveAtRound({context_, service_.get(), &delegate_, options_.timeout_ms, busy_}, kind, cycle, culprits);
+    const std::lock_guard lock(culprits_mutex_);
+    culprits_ = std::move(culprits);
+    return round;
+  }
+  [[nodiscard]] std::vector<PeerIdentity> Culprits() const {
+    const std::lock_guard lock(culprits_mutex_);
+    return culprits_;
   }
 
  private:
@@ -109,6 +117,8 @@ class UnixPeers::Impl {
   std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
   std::shared_ptr<std::atomic<bool>> busy_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> stopped_{false};
+  mutable std::mutex culprits_mutex_;
+  std::vector<PeerIdentity> culprits_;  // of the last call of Arrive
 };
 
 UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -170,5 +180,7 @@ void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
 bool UnixPeers::AwaitLoss(SessionId session) { return impl_->AwaitLoss(session); }
 
 Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }
+
+std::vector<PeerIdentity> UnixPeers::Culprits() const { return impl_->Culprits(); }
 
 }  // namespace amem

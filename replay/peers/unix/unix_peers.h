@@ -54,6 +54,7 @@ class UnixPeers final : public Peers {
   bool AwaitLoss(SessionId session) override;
   // One at a time: kRefused while a round of this session is not destroyed. The round must not outlive this object.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override;
+  [[nodiscard]] std::vector<PeerIdentity> Culprits() const override;
   void Stop() override;
 
  private:

@@ -18,6 +18,7 @@ class CycleReader {
   void Take(const Event& event) {
     if (PoolOfCycle(event.body)) return;  // which waits for nobody
     now_ns_ = event.time_ns;
+    out_.for_clock.Take(event);
     if (const auto* phase = std::get_if<PhaseBegun>(&event.body)) return Phase(phase->phase);
     if (const auto* begun = std::get_if<CycleBegun>(&event.body)) return Begin(*begun);
     if (!open_) return;
@@ -179,7 +180,7 @@ Result<SessionCycles> ReadCycles(JournalReader& reader, ReadReport& damage) {
 
 std::vector<JobCycle> JoinCycles(const std::vector<SessionCycles>& sessions) {
   std::vector<JobClock::Journal> journals;
-  for (const SessionCycles& s : sessions) journals.push_back({&s.who, s.first_ns});
+  for (const SessionCycles& s : sessions) journals.push_back({&s.who, s.first_ns, s.for_clock});
   const JobClock clock(journals);
   std::vector<Try> tries;
   for (const SessionCycles& s : sessions) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "journal/journal.h"
+#include "replay/job/clock.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {
@@ -32,6 +33,7 @@ struct SessionCycle {
 struct SessionCycles {
   SessionOpened who;
   std::uint64_t first_ns = 0;
+  ReadyCommunicators for_clock = {};
   std::vector<SessionCycle> cycles;  // oldest first
 };
 // Damage is reported, and the rest is used.

@@ -115,19 +115,21 @@ struct Source {
   std::filesystem::path directory;
   SessionOpened who;
   std::uint64_t first_ns = 0;
+  ReadyCommunicators for_clock = {};
 };
 
 std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wishes, bool& failed) {
   std::vector<Source> sources;
-  ForEachJournal(FindSessions(options.directories, failed), failed,
-                 [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
-                   Result<Opening> opening = ReadOpening(reader);
-                   if (!opening) return opening.status();
-                   const bool wanted =
-                       wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
-                   if (wanted) sources.push_back({directory, std::move(opening->who), opening->first_ns});
-                   return Status{};
-                 });
+  ForEachJournal(
+      FindSessions(options.directories, failed), failed,
+      [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
+        Result<Opening> opening = ReadOpening(reader);
+        if (!opening) return opening.status();
+        const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
+        if (!wanted) return Status{};
+        sources.push_back({directory, std::move(opening->who), opening->first_ns, ReadCommunicators(reader, opening->info)});
+        return Status{};
+      });
   if (sources.empty() && !failed && !wishes.ranks.empty()) {
     Complain("--rank: no session here has such a rank; `amem-replay ls` lists them");
     failed = true;
@@ -165,7 +167,7 @@ class Logger {
  private:
   static JobClock Journals(const std::vector<Source>& sources) {
     std::vector<JobClock::Journal> journals;
-    for (const Source& source : sources) journals.push_back({&source.who, source.first_ns});
+    for (const Source& source : sources) journals.push_back({&source.who, source.first_ns, source.for_clock});
     return JobClock(journals);
   }
   // What "seconds since the opening" count from: of merged journals the first opening of all.

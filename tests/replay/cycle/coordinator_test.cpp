@@ -43,6 +43,45 @@ class CoordinatorTest : public test::CycleFixture {
   Coordinator coordinator_{ledger_, *sim_, peers_, 0};
 };
 
+TEST_F(CoordinatorTest, the_processes_of_all_members_are_in_the_journal_of_each) {
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  const auto begun = All<CycleBegun>();
+  ASSERT_EQ(begun.size(), 1U);
+  EXPECT_EQ(begun[0].processes, (std::vector<CycleMember>{{kSelf, 0, 1, "host"}, {kOwner, 1, 2, "host"}}));
+}
+
+TEST_F(CoordinatorTest, a_cycle_that_fails_because_of_a_member_names_its_process) {
+  round_.vote = [](PhaseKind phase, const Status&, SessionId* culprit) {
+    if (phase != PhaseKind::kPauseSave) return Status{};
+    *culprit = kOwner;
+    return Status{Code::kPeerLost, "rank 1 died"};
+  };
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  auto failed = All<CycleFailed>();
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].culprits, (std::vector<CycleMember>{{kOwner, 1, 2, "host"}}));
+  round_.vote = [](PhaseKind phase, const Status&, SessionId* culprit) {
+    if (phase != PhaseKind::kPauseSave) return Status{};
+    *culprit = kSelf;
+    return Status{Code::kTimeout, "too late"};
+  };
+  peers_.arrive = [] { return Result<std::unique_ptr<Round>>(std::make_unique<ScriptedRound>()); };
+  ASSERT_TRUE(coordinator_.Arrive(CycleKind::kPause));
+  EXPECT_FALSE(Run(CycleKind::kPause).ok());
+  failed = All<CycleFailed>();
+  ASSERT_EQ(failed.size(), 2U);
+  EXPECT_TRUE(failed[1].culprits.empty()) << "it was this session, and not the one of last time";
+}
+
+TEST_F(CoordinatorTest, a_cycle_that_does_not_begin_names_those_because_of_whom) {
+  peers_.arrive = [] { return Result<std::unique_ptr<Round>>(Status{Code::kTimeout, "waited for rank 1 to come"}); };
+  peers_.culprits = {{kOwner, "host", 2, 0, 1}};
+  EXPECT_FALSE(coordinator_.Arrive(CycleKind::kPause));
+  const auto failed = All<CycleFailed>();
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].culprits, (std::vector<CycleMember>{{kOwner, 1, 2, "host"}}));
+}
+
 TEST_F(CoordinatorTest, votes_after_every_phase_and_reports_them) {
   Create();
   ASSERT_TRUE(Run(CycleKind::kPause).ok());

@@ -71,11 +71,13 @@ class ScriptedPeers final : public Peers {
     return true;
   }
   Result<std::unique_ptr<Round>> Arrive(CycleKind, std::uint64_t) override { return arrive(); }
+  [[nodiscard]] std::vector<PeerIdentity> Culprits() const override { return culprits; }
   void Stop() override {}
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
   std::function<void(SessionId)> await_loss;
   std::function<Result<std::unique_ptr<Round>>()> arrive;
+  std::vector<PeerIdentity> culprits;
 };
 
 class CycleFixture : public ::testing::Test {

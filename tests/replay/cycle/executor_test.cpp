@@ -328,6 +328,16 @@ TEST_F(ExecutorTest, imports_are_asked_for_batch_by_batch_under_the_names_of_the
   EXPECT_EQ(sizes, (std::vector<std::size_t>{2, 4, 1}));
 }
 
+TEST_F(ExecutorTest, an_import_that_its_owner_refuses_names_the_owner) {
+  Import();
+  ASSERT_TRUE(Pause().ok());
+  peers_.reimport = [](SessionId owner, const auto&) { return Status{Code::kRefused, "no such reference"}.ReportedBy(owner); };
+  BeginResume();
+  EXPECT_EQ(FinishResume().code(), Code::kRefused);
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].reported_by, kOwner);
+}
+
 TEST_F(ExecutorTest, an_owner_that_is_lost_fails_the_first_import_of_the_batch_and_is_known_to_be_lost) {
   const AllocationId import = Import();
   ASSERT_TRUE(Pause().ok());

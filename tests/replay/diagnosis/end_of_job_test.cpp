@@ -200,6 +200,131 @@ TEST(EndOfJob, a_rank_that_was_gone_when_it_was_asked_to_come_is_the_cause) {
   }
 }
 
+// ---- one journal alone -----------------------------------------------------------------------------------------------------
+
+// Rank 1 waits for rank 0, which is asked after half a second, and again and again, and never comes.
+TEST(EndOfJob, the_journal_of_a_rank_that_never_came_tells_so_alone) {
+  for (const bool long_enough : {true, false}) {
+    CycleJob job;
+    job.Pause();
+    MemberHeard asks{.member = job.importer.id(), .kind = CycleKind::kResume, .phase = PhaseKind::kResumeArrive};
+    asks.rank = 1;
+    asks.pid = 1001;
+    asks.asks = true;
+    job.owner.Then(asks);
+    if (long_enough) {
+      job.clock += kSecond;
+      job.owner.Then(asks);
+    }
+    const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+    const Verdict verdict = Diagnose(alone);
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{0});
+    if (!long_enough) {  // it ended while it was waited for, and nobody had waited for long
+      EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+      continue;
+    }
+    EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+    EXPECT_EQ(verdict.remedy.action, Action::kCallOnEveryRank);
+    EXPECT_HAS(verdict.summary, "Rank 1 ");
+    EXPECT_HAS(verdict.headline, "Rank 0 did not join resume 1");
+  }
+}
+
+// It was late for the first question, and is asked by one that still waits after this one has given up.
+TEST(EndOfJob, a_rank_that_came_is_not_called_absent_because_it_was_asked) {
+  CycleJob job;
+  Story third = ThirdOf(job);
+  MemberHeard asks{.member = third.id(), .kind = CycleKind::kPause, .phase = PhaseKind::kPauseArrive, .asks = true};
+  job.owner.Then(asks);  // it is late
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += kSecond / 2;
+  job.owner.Then(asks);
+  job.clock += 2 * kSecond;
+  CycleFailed failed{CycleKind::kPause, 1, true, "waited 3000 ms for rank 1 to come", Code::kTimeout};
+  failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
+  job.owner.Then(failed);
+  job.clock += kSecond / 2;
+  job.owner.Then(asks);
+  const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+  const Verdict verdict = Diagnose(alone);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1}) << "neither itself, nor the one that asked";
+}
+
+// The one whose end is recorded as the reason is named, also where nothing was shared with it.
+TEST(EndOfJob, a_member_that_one_journal_was_told_of_is_named_by_it_alone) {
+  CycleJob job;
+  const SessionId stranger{0x9999};
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.owner.Then(
+      CycleBegun{CycleKind::kPause, 1, {job.importer.id(), job.owner.id(), stranger}, {{stranger, 9, 1009, "alpha"}}});
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  job.owner.Then(PhaseDecided{PhaseKind::kPauseArrive, false, stranger, "rank 9 died in phase pause: arrive", Code::kPeerLost});
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 9 died", Code::kPeerLost});
+  const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+  const Verdict verdict = Diagnose(alone);
+  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{9});
+  EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfDeath);
+}
+
+TEST(EndOfJob, a_rank_that_cannot_answer_is_named_by_the_one_that_it_told) {
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  CycleFailed failed{CycleKind::kPause, 1, true, "rank 1 has no descriptor left", Code::kNoDescriptors};
+  failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
+  job.owner.Then(failed);
+  const std::vector<JournalHistory> alone = {History(job.owner, kAlive, job.clock)};
+  const Verdict verdict = Diagnose(alone);
+  EXPECT_EQ(verdict.kind, VerdictKind::kRefused) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  EXPECT_EQ(verdict.remedy.action, Action::kRaiseDescriptors);
+}
+
+// Its connection ends before its journal's last word is written.
+TEST(EndOfJob, a_rank_that_left_while_it_was_waited_for_is_the_cause_although_it_closed_later) {
+  CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  CycleFailed failed{CycleKind::kPause, 1, true, "rank 1 has closed while it was waited for", Code::kPeerLost};
+  failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
+  job.owner.Then(failed);
+  job.importer.Then(SessionClosed{.reason = "exit", .exit_code = 1});
+  const Verdict verdict = job.Judge(kAlive, SessionStatus::kClosed, 2 * kSecond);
+  EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+}
+
+// Ctrl-C ends one process after the other, each in order. One that had left long before that is the first.
+TEST(EndOfJob, of_a_job_that_was_ended_the_rank_that_left_before_is_named_by_one_journal_alone) {
+  for (const bool before : {true, false}) {
+    CycleJob job;
+    job.Pause();
+    job.Resume();
+    job.owner.Then(PeerLost{job.importer.id(), "has closed"});
+    if (before) job.clock += kSecond / 2;
+    job.owner.Then(SessionClosed{.reason = "exit", .exit_code = 130});
+    const std::vector<JournalHistory> alone = {History(job.owner, SessionStatus::kClosed)};
+    EXPECT_EQ(Diagnose(alone).ranks, std::vector<std::int32_t>{before ? 1 : 0}) << Diagnose(alone).summary;
+  }
+}
+
+// A look while it lived says why it hung; a later one only that the launcher has ended it.
+TEST(EndOfJob, a_rank_that_was_stopped_is_to_be_continued_also_when_its_end_was_seen) {
+  CycleJob job;
+  job.Pause();
+  job.Arrive(job.owner, CycleKind::kResume);
+  job.clock += 3 * kSecond;
+  job.owner.Then(ProcessSeen{.session = job.importer.id(), .pid = 1001, .state = "stopped"});
+  job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "waited 3000 ms for rank 1 to come", Code::kTimeout});
+  job.clock += kSecond;
+  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+  job.owner.Then(ProcessSeen{.session = job.importer.id(), .pid = 1001, .state = "zombie", .exit_code = 137});
+  const Verdict verdict = job.Judge(kGone, kGone);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  EXPECT_EQ(verdict.remedy.action, Action::kContinueProcess);
+}
+
 TEST(EndOfJob, a_stopped_rank_needs_no_second_to_be_noticed) {
   CycleJob job;
   job.BeginAll(CycleKind::kPause);

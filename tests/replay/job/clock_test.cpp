@@ -103,17 +103,36 @@ SessionOpened OnBoot(const std::string& boot, std::uint64_t realtime_ns) {
   return {.session = SessionId{boot.size()}, .host = boot, .boot_id = boot, .realtime_ns = realtime_ns, .monotonic_ns = 1'000};
 }
 
+// Communicators by their hashes, and when they were ready.
+ReadyCommunicators Ready(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& all, std::uint64_t first_seq = 1) {
+  ReadyCommunicators ready;
+  std::uint64_t seq = 1;
+  ready.Take({.seq = SequenceNumber{seq}, .time_ns = 1, .body = SessionOpened{}});
+  for (const auto& [hash, time_ns] : all) {
+    ready.Take({.seq = SequenceNumber{first_seq + ++seq}, .time_ns = time_ns, .body = CommunicatorReady{.hash = hash}});
+  }
+  return ready;
+}
+
+TEST(JobClock, communicators_count_that_are_among_the_first_events_of_a_journal) {
+  EXPECT_EQ(Ready({{1, 10}, {2, 20}}).all().size(), 2U);
+  EXPECT_EQ(Ready({{0, 10}}).all().size(), 0U) << "without a hash it is not known in other journals";
+  EXPECT_EQ(Ready({{1, 10}}, ReadyCommunicators::kEvents).all().size(), 0U);
+}
+
 // The second host's clock is an hour ahead. Three communicators tell how its events lie.
 TEST(JobClock, hosts_are_put_together_by_the_communicators_that_they_made) {
   constexpr std::uint64_t kHour = 3'600'000'000'000;
   const SessionOpened a = OnBoot("a", kHour), bb = OnBoot("bb", 2 * kHour + 5'000), other = OnBoot("ccc", 7 * kHour);
-  const std::vector<JobClock::Journal> journals = {{&a, 1'000, {{1, 10'000}, {2, 20'000}, {3, 30'000}}},
-                                                   {&bb, 1'000, {{1, 5'000}, {2, 15'000}, {3, 900'000}}},
-                                                   {&other, 1'000, {{9, 5'000}}}};
+  const std::vector<JobClock::Journal> journals = {{&a, 1'000, Ready({{1, 10'000}, {2, 20'000}, {3, 30'000}})},
+                                                   {&bb, 1'000, Ready({{1, 5'000}, {2, 15'000}, {3, 900'000}})},
+                                                   {&other, 1'000, Ready({{9, 5'000}})}};
   const JobClock clock(journals);
   EXPECT_EQ(clock.Wall(bb, 5'000), clock.Wall(a, 10'000));
   EXPECT_EQ(clock.Wall(a, 1'000), kHour);
   EXPECT_EQ(clock.Wall(other, 1'000), 7 * kHour) << "it shares none: its wall clock counts";
+  EXPECT_FALSE(clock.by_communicators()) << "of the third one";
+  EXPECT_TRUE(JobClock(std::span(journals).first(2)).by_communicators());
 }
 
 }  // namespace

@@ -243,6 +243,38 @@ TEST_F(ProcessTest, too_few_descriptors_are_an_error_that_says_so) {
   EXPECT_EQ(owner.Wait(), 0);
 }
 
+// It cannot take their connections, and would leave them waiting until their deadline.
+TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
+  Child poor([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    come_[0].Await();  // memory is shared
+    const rlimit none{OpenDescriptors() - 1, OpenDescriptors() - 1};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    go_[0].Pass();
+    never_.Await();
+    return 0;
+  });
+  ready_.Await();
+  {
+    Rank other(directory_, 1, 8'000);
+    ASSERT_TRUE(other.peers->Import(desk_->tokens[0], AllocationId{500}));
+    other.session.Add(desk_->tokens[0].session);
+    come_[0].Pass();
+    go_[0].Await();
+    const auto begun = std::chrono::steady_clock::now();
+    const auto round = other.peers->Arrive(CycleKind::kPause, 1);
+    EXPECT_EQ(round.status().code(), Code::kNoDescriptors) << round.status().message();
+    EXPECT_NE(round.status().message().find("rank 0"), std::string::npos) << round.status().message();
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(6)) << "before the deadline";
+    ASSERT_EQ(other.peers->Culprits().size(), 1U);
+    EXPECT_EQ(other.peers->Culprits()[0].rank, 0);
+  }
+  never_.Pass();
+  EXPECT_EQ(poor.Wait(), 0);
+}
+
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
 TEST_F(ProcessTest, a_member_killed_while_others_wait_for_it_is_named_at_once) {

@@ -156,6 +156,71 @@ TEST_F(RoundTest, sharing_over_groups_is_refused_and_both_are_named) {
   Everybody([](Rank& rank, std::size_t) { EXPECT_TRUE(rank.peers->Arrive(CycleKind::kPause, 1)); });
 }
 
+TEST_F(RoundTest, another_group_is_told_to_the_session_when_it_is_seen_and_is_the_culprit) {
+  Rank& a = Join(0);
+  Rank& b = Join(1);
+  Share(b, a);
+  const auto times = [&] {
+    std::vector<std::int64_t> groups;
+    for (const PeerIdentity& peer : a.session.connected()) {
+      if (peer.session == b.identity.session) groups.push_back(peer.group);
+    }
+    return groups;
+  };
+  EXPECT_EQ(times(), std::vector<std::int64_t>{0});
+  b.peers->SetGroup(5);
+  EXPECT_EQ(a.peers->Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
+  EXPECT_EQ(times(), (std::vector<std::int64_t>{0, 5})) << "its journal has the other's new group";
+  ASSERT_EQ(a.peers->Culprits().size(), 1U);
+  EXPECT_EQ(a.peers->Culprits()[0].session, b.identity.session);
+  EXPECT_EQ(a.peers->Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
+  EXPECT_EQ(times().size(), 2U) << "once for each change";
+}
+
+TEST_F(RoundTest, a_refused_import_names_the_owner_that_refused) {
+  Rank& a = Join(0);
+  Rank& b = Join(1);
+  const auto refused = b.peers->Import({a.identity.session, AllocationId{77}, {}, 0}, AllocationId{5});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status().reported_by(), a.identity.session);
+}
+
+TEST_F(RoundTest, who_is_waited_for_is_told_by_whom_again_and_again) {
+  JoinRing(3, 1'800);
+  ranks_[1]->session.lifecycle = Lifecycle::kPaused;
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) return;
+    EXPECT_EQ(rank.peers->Arrive(CycleKind::kResume, 1).status().code(), Code::kTimeout);
+    ASSERT_EQ(rank.peers->Culprits().size(), 1U);
+    EXPECT_EQ(rank.peers->Culprits()[0].rank, 1);
+  });
+  std::map<std::int32_t, int> asked;
+  for (const MemberHeard& heard : ranks_[1]->session.AwaitFacts<MemberHeard>(4)) {
+    EXPECT_TRUE(heard.asks);
+    EXPECT_EQ(heard.kind, CycleKind::kResume) << "this session is paused";
+    EXPECT_EQ(heard.pid, ::getpid());
+    ++asked[heard.rank];
+  }
+  EXPECT_EQ(asked.size(), 2U) << "both others";
+  for (const auto& [rank, times] : asked)
+    EXPECT_GE(times, 2) << "so that the journal tells how long they waited: rank " << rank;
+}
+
+TEST_F(RoundTest, a_round_that_begins_at_once_leaves_no_word_of_waiting) {
+  JoinRing(3);
+  for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kRunning;
+  Everybody([&](Rank& rank, std::size_t) {
+    auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round);
+    SessionId culprit;
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, &culprit).ok());
+  });
+  std::this_thread::sleep_for(milliseconds(700));
+  for (auto& rank : ranks_) {
+    for (const MemberHeard& heard : rank->session.Facts<MemberHeard>()) EXPECT_FALSE(heard.asks);
+  }
+}
+
 TEST_F(RoundTest, whoever_does_not_come_is_named) {
   JoinRing(3, 200 * kFew);
   std::vector<Status> statuses(3);

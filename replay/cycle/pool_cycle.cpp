@@ -143,7 +143,8 @@ Status PoolCycle::Lead(void* stream) {
 
 Result<std::unique_ptr<StreamMoment>> PoolCycle::MomentOf(void* stream) {
   const auto devices = Devices();
-  return lane_->MomentOf(devices.empty() ? DeviceOrdinal{0} : devices.front(), stream);
+  if (devices.empty()) return std::make_unique<StreamMoment>();  // no device is to get a context because of this
+  return lane_->MomentOf(devices.front(), stream);
 }
 
 }  // namespace amem

@@ -32,7 +32,8 @@ class PoolCycle {
   Status Resume(const std::function<void()>& queued = {});
   // Lets a stream wait for the copies that are queued now.
   Status Lead(void* stream);
-  // What the stream holds now. On the pool's first device, if the thread has no current context.
+  // What the stream holds now. On the pool's first device, if the thread has no current context. Of a pool that holds nothing
+  // it stands for nothing.
   Result<std::unique_ptr<StreamMoment>> MomentOf(void* stream);
 
   // Host memory, as of Backup.

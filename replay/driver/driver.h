@@ -78,7 +78,7 @@ struct MulticastProperties {
   std::uint64_t flags = 0;
 };
 
-// All that a stream held at one moment; given back by its destructor.
+// All that a stream held at one moment; given back by its destructor. One that no driver made stands for nothing.
 class StreamMoment {
  public:
   virtual ~StreamMoment() = default;

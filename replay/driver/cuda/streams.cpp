@@ -65,8 +65,10 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
 }
 
 Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
+  const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
+  if (held == nullptr) return {};  // it stands for nothing
   return OnStream(device, "cuStreamWaitEvent", {}, 0, [&](void* stream) -> int {
-    return core_->calls.stream_wait(static_cast<CUstream>(stream), static_cast<const CudaStreamMoment&>(moment).event(), 0);
+    return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event(), 0);
   });
 }
 

@@ -418,6 +418,14 @@ TEST_F(PoolsTest, a_pause_without_waiting_follows_one_stream_and_runs_no_kernels
   EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
 }
 
+TEST_F(PoolsTest, a_pool_that_holds_nothing_opens_no_context) {
+  const PoolId pool = Open("weights");
+  ASSERT_TRUE(pools().Pause(pool, {.wait = true, .after = nullptr}).ok());
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(a.simulator->ContextsOpened().empty());
+  EXPECT_EQ(a.simulator->Calls("MomentOf"), 0U);
+}
+
 TEST_F(PoolsTest, a_failure_without_waiting_comes_at_the_wait_once) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, 4 * kMiB);

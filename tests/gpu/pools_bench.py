@@ -6,7 +6,7 @@
 Each part is a process of its own and prints one JSON line, with "ok" where a bar is set:
   preserve   --gib of tensors that are not zero: pause and resume, medians of --cycles after the first, each at most --preserve-ms;
              the first pause, after --life seconds of life, at most 1.2 times a later one; every byte is compared
-  discard    --discard-gib in tensors of 8 MiB (PyTorch takes segments of 20 MiB for them): at most --discard-pause-ms and
+  discard    --discard-gib in tensors of 20 MiB, which are segments of PyTorch's: at most --discard-pause-ms and
              --discard-resume-ms
   sparse     --gib of which one byte in a mebibyte is not zero
   prefetch   resume without waiting of --prefetch-gib beside a matrix product: the product slows by at most 10 %, the copy is
@@ -171,7 +171,7 @@ def preserve(torch, options, sparse=False):
 
 def discard(torch, options):
     library = Library(options.library)
-    tensors = Tensors(torch, library, "cache", options.discard_gib, 8, discard=True)
+    tensors = Tensors(torch, library, "cache", options.discard_gib, 20, discard=True)
 
     def usable():
         for tensor in tensors.all:
@@ -209,6 +209,12 @@ class Product:
             end.record()
         return begin, end
 
+    def warm(self):
+        """Runs for as long as a timed run, twice: a GPU that has rested is faster for a while, and neither of two runs that are compared may be."""
+        self.run()
+        self.run()
+        return self
+
     def run(self, beside=None):
         self.torch.cuda.synchronize()
         begin, end = self.submit()
@@ -230,7 +236,7 @@ def prefetch(torch, options):
         library.pause("weights")
         copies.append(timed(torch, lambda: library.resume("weights")))
         library.pause("weights")
-        alone.append(product.run())
+        alone.append(product.warm().run())
 
         def ask():
             began = time.monotonic()
@@ -258,7 +264,7 @@ def behind(torch, options):
     writer = torch.cuda.Stream()
     alone, beside, identical, freed = [], [], True, 0
     for number in range(options.cycles):
-        alone.append(product.run())
+        alone.append(product.warm().run())
         before = free_mib(torch)
 
         def save():
@@ -288,7 +294,7 @@ def rival(torch, options):
     except Exception as error:  # noqa: BLE001
         print(f"torch_memory_saver: hook mode: {error}", file=sys.stderr)
     told = {"version": getattr(package, "__version__", "unknown")}
-    for tag, gib, mib, backup in (("weights", options.gib, options.tensor_mib, True), ("cache", options.discard_gib, 8, False)):
+    for tag, gib, mib, backup in (("weights", options.gib, options.tensor_mib, True), ("cache", options.discard_gib, 20, False)):
         with saver.region(tag=tag, enable_cpu_backup=backup):
             tensors = [torch.full((mib * MIB // 8,), number + 1, dtype=torch.int64, device="cuda") for number in range(int(gib * GIB / (mib * MIB)))]
         torch.cuda.synchronize()

@@ -268,8 +268,8 @@ void CauseSearch::Waiting(const JournalHistory& j) {
   left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
 }
 
-// The one that counts says to each member that the cycle has begun. If several have not heard so and it has gone on, it was
-// stopped while it told them.
+// The one that counts says to each member that the cycle has begun. If several have not heard so, or one has not and it
+// did not finish its own next work either, it was stopped while it told them.
 bool CauseSearch::CounterStalled(const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
@@ -281,9 +281,11 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
       ++untold;
     }
   }
-  if (begun == nullptr || begun->members.empty() || untold < 2) return false;
+  if (begun == nullptr || begun->members.empty()) return false;
   const JournalHistory* counter = roster_.Find(*std::ranges::min_element(begun->members));
   if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->attempts.back().begun) return false;
+  const bool at_work = PositionOf(*counter, ProgressOfSession(*counter)).within == 0;
+  if (untold < 2 && !at_work) return false;
   const bool told = std::ranges::any_of(
       candidates_, [&](const CandidateCause& c) { return c.session == counter->session() && c.kind == VerdictKind::kStalled; });
   if (!told) Stalled(*counter, nullptr, ProgressOfSession(*counter).since.time_ns);

@@ -175,17 +175,15 @@ std::vector<std::string> ParseLauncher(const Lookup& get) {
   return set;
 }
 
-// Half of what the host has, shared with the other ranks of the host as far as the launcher tells how many there are.
-Bytes ShareOfHost(const Lookup& get, Bytes otherwise) {
-  const auto available = HostMemoryAvailable();
-  if (!available) return otherwise;
-  Bytes ranks = 1;
+// As far as the launcher tells.
+std::uint32_t ParseRanksOfHost(const Lookup& get) {
+  std::uint32_t ranks = 1;
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
     const char* text = get(name);
     const auto number = text == nullptr ? std::nullopt : ParseNumber<std::uint32_t>(text);
-    if (number && *number > 0) ranks = std::max<Bytes>(ranks, *number);
+    if (number) ranks = std::max(ranks, *number);
   }
-  return *available / 2 / ranks;
+  return ranks;
 }
 
 Status ParsePinned(const Lookup& get, Options& options) {
@@ -193,8 +191,10 @@ Status ParsePinned(const Lookup& get, Options& options) {
   std::uint32_t mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", kSizes, 0, mib));
   options.pinned_bytes = Bytes{mib} << 20;
-  options.pool_pinned_bytes = ShareOfHost(get, options.pool_pinned_bytes);
-  mib = static_cast<std::uint32_t>(std::min<Bytes>(options.pool_pinned_bytes >> 20, ~std::uint32_t{0}));
+  options.ranks_of_host = ParseRanksOfHost(get);
+  const char* for_pools = get("AMEM_POOL_PINNED_MB");
+  options.shares_host = for_pools == nullptr || *for_pools == '\0';
+  mib = static_cast<std::uint32_t>(options.pool_pinned_bytes >> 20);
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_POOL_PINNED_MB", kSizes, 0, mib));
   options.pool_pinned_bytes = Bytes{mib} << 20;
   return Status::Ok();
@@ -207,6 +207,11 @@ std::int32_t ParseRank(const Lookup& get) {
 }
 
 }  // namespace
+
+Bytes PinnedForPools(const Options& options) {
+  const auto available = options.shares_host ? HostMemoryAvailable() : std::nullopt;
+  return available ? *available / 2 / std::max(options.ranks_of_host, 1U) : options.pool_pinned_bytes;
+}
 
 std::vector<std::string> UnknownVariables(const char* const* environment) {
   std::vector<std::string> warnings;

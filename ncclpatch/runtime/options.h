@@ -29,12 +29,19 @@ struct Options : SessionOptions {
   std::string on_failure;                  // AMEM_ON_FAILURE: a command for /bin/sh; empty: none
   std::string replay;                      // AMEM_REPLAY: the path of amem-replay; empty: it is looked for
   std::vector<std::string> launcher;       // NAME=VALUE of the launcher's variables that are set (SessionOpened::launcher)
-  std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
+  // Without AMEM_POOL_PINNED_MB, PinnedForPools() says what takes the place of pool_pinned_bytes.
+  bool shares_host = true;
+  std::uint32_t ranks_of_host = 1;  // LOCAL_WORLD_SIZE or the like
+  std::string log_level = "warn";   // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
 };
 
 // `get` is getenv or a test's map (nullptr: not set). kInvalid: a value is not understood; the message names the variable, the
 // value and the known values. kUnsupported: the value is known, and this build does not offer it.
 Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
+
+// What all pools of this process together may pin ahead: as set, or this process's share of half of what the host has free now.
+// Reads some small files, so not while the library is being loaded.
+Bytes PinnedForPools(const Options& options);
 
 // Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and that AMem does not have, each with the
 // variable that was probably meant.

@@ -96,7 +96,9 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   };
   SessionOpened who = Describe(options, **driver, *session);
   // The driver must outlive the session, which is never destroyed.
-  return Session::Start(options, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
+  SessionOptions settings = options;
+  settings.pool_pinned_bytes = PinnedForPools(options);
+  return Session::Start(settings, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
 }
 
 }  // namespace amem

@@ -20,8 +20,7 @@ struct SessionOptions {
   Nvls nvls = Nvls::kKeep;
   std::uint32_t timeout_ms = 60'000;    // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
   Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
-  // AMEM_POOL_PINNED_MB: the same for all pools together; of a process by default its share of half of what the host has free
-  Bytes pool_pinned_bytes = Bytes{4} << 30;
+  Bytes pool_pinned_bytes = Bytes{4} << 30;  // AMEM_POOL_PINNED_MB: the same for all pools together
 };
 
 }  // namespace amem

@@ -143,7 +143,8 @@ TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
 }
 
 TEST(Options, ranks_of_one_host_share_what_tags_may_pin) {
-  const Bytes alone = Parse({})->pool_pinned_bytes, of_eight = Parse({{"LOCAL_WORLD_SIZE", "8"}})->pool_pinned_bytes;
+  const Bytes alone = PinnedForPools(*Parse({})), of_eight = PinnedForPools(*Parse({{"LOCAL_WORLD_SIZE", "8"}}));
+  EXPECT_EQ(PinnedForPools(*Parse({{"LOCAL_WORLD_SIZE", "8"}, {"AMEM_POOL_PINNED_MB", "100"}})), Bytes{100} << 20);
   EXPECT_GT(of_eight, 0U);
   EXPECT_LE(of_eight, alone / 4) << "what is available changes from one moment to the next";
 }

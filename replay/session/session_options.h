@@ -18,8 +18,8 @@ struct SessionOptions {
   // AMEM_NVLS=keep|release: what a pause does with multicast objects that this session makes, and with what is bound to them.
   // Who imports one does as its owner. kRelease was never run on hardware.
   Nvls nvls = Nvls::kKeep;
-  std::uint32_t timeout_ms = 60'000;    // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
-  Bytes pinned_bytes = Bytes{4} << 30;  // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
+  std::uint32_t timeout_ms = 60'000;         // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
+  Bytes pinned_bytes = Bytes{4} << 30;       // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // AMEM_POOL_PINNED_MB: the same for all pools together
 };
 

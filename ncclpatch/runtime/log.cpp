@@ -1,13 +1,11 @@
 #include "ncclpatch/runtime/log.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
+#include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "journal/base/clock.h"
@@ -15,44 +13,51 @@
 namespace amem::log {
 namespace {
 
-struct Settings {
-  std::mutex mutex;
-  Level least = Level::kWarn;
-  bool off = false;
-  std::string who;  // " rank R"
-};
-
-// Leaked, so that they outlive every thread and every destructor that may still log.
-Settings& TheSettings() {
-  static auto* settings = new Settings;
-  return *settings;
+// Leaked, so that it outlives every thread and every destructor that may still log.
+spdlog::logger& Logger() {
+  static auto* logger = [] {
+    auto made = std::make_shared<spdlog::logger>("amem", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("[amem %P] %l %v");
+    made->set_level(spdlog::level::warn);
+    made->flush_on(spdlog::level::warn);
+    return new std::shared_ptr<spdlog::logger>(std::move(made));
+  }();
+  return **logger;
 }
 
-constexpr std::array<const char*, 5> kNames{"trace", "debug", "info", "warning", "error"};  // in the order of Level
+spdlog::level::level_enum ToSpdlog(Level level) {
+  switch (level) {
+    case Level::kTrace:
+      return spdlog::level::trace;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarn:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
 
 }  // namespace
 
 void Configure(const std::string& level, int rank) noexcept {
   try {
-    Settings& settings = TheSettings();
-    const auto name = std::find(kNames.begin(), kNames.end(), level == "warn" ? "warning" : level);
-    const std::lock_guard lock(settings.mutex);
-    settings.who = rank >= 0 ? fmt::format(" rank {}", rank) : "";
-    settings.off = name == kNames.end();
-    if (!settings.off) settings.least = static_cast<Level>(name - kNames.begin());
+    spdlog::logger& logger = Logger();
+    logger.set_pattern(rank >= 0 ? fmt::format("[amem %P rank {}] %l %v", rank) : "[amem %P] %l %v");
+    logger.set_level(level == "warn"    ? spdlog::level::warn
+                     : level == "error" ? spdlog::level::err
+                                        : spdlog::level::from_str(level));
+    spdlog::set_default_logger(std::shared_ptr<spdlog::logger>(&logger, [](auto*) {}));
   } catch (...) {  // a log that cannot be set up is no reason to fail
   }
 }
 
 void Write(Level level, std::string_view message) noexcept {
   try {
-    Settings& settings = TheSettings();
-    const std::lock_guard lock(settings.mutex);
-    if (settings.off || level < settings.least) return;
-    const std::string line =
-        fmt::format("[amem {}{}] {} {}\n", getpid(), settings.who, kNames[static_cast<std::size_t>(level)], message);
-    std::fwrite(line.data(), 1, line.size(), stderr);  // in one piece, between the lines of others
-    std::fflush(stderr);
+    Logger().log(ToSpdlog(level), spdlog::string_view_t(message.data(), message.size()));
   } catch (...) {
   }
 }

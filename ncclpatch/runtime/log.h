@@ -8,7 +8,8 @@ namespace amem::log {
 
 enum class Level { kTrace, kDebug, kInfo, kWarn, kError };
 
-// Until this is called, warnings and errors are written, without a rank. `level` as in Options::log_level.
+// Until this is called, warnings and errors are written, without a rank. It also replaces this library's default spdlog logger,
+// which would write to stdout. `level` as in Options::log_level.
 void Configure(const std::string& level, int rank) noexcept;
 
 void Write(Level level, std::string_view message) noexcept;

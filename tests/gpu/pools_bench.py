@@ -8,6 +8,8 @@ Each part is a process of its own and prints one JSON line, with "ok" where a ba
              the first pause, after --life seconds of life, at most 1.2 times a later one; every byte is compared
   discard    --discard-gib in tensors of 20 MiB, which are segments of PyTorch's: at most --discard-pause-ms and
              --discard-resume-ms
+  floor      the driver's calls alone for part discard, in handles of 1 GiB: what no library that gives the memory back can be below
+             on this host, where the driver may clear memory when it is released or created
   sparse     --gib of which one byte in a mebibyte is not zero
   prefetch   resume without waiting of --prefetch-gib beside a matrix product: the product slows by at most 10 %, the copy is
              hidden to at least 90 %; a stream that waits sees every byte
@@ -29,7 +31,7 @@ import time
 BEGAN = time.monotonic()
 MIB, GIB = 1 << 20, 1 << 30
 NO_WAIT, ON_STREAM = 1, 2
-PARTS = ("preserve", "discard", "sparse", "prefetch", "behind", "rival")
+PARTS = ("preserve", "discard", "floor", "sparse", "prefetch", "behind", "rival")
 
 
 def arguments():
@@ -186,6 +188,59 @@ def discard(torch, options):
     return told
 
 
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location), ("metadata", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64)]
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+def floor(torch, options):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, chunk, count = Location(1, torch.cuda.current_device()), GIB, int(options.discard_gib)
+    properties, access = Properties(1, 1, device, None, 0), Access(device, 3)
+    base, handles = ctypes.c_uint64(), [ctypes.c_uint64() for _ in range(count)]
+
+    def call(name, *given):
+        result = getattr(cuda, name)(*given)
+        if result:
+            raise RuntimeError(f"{name} answered {result}")
+
+    def address(number):
+        return ctypes.c_uint64(base.value + number * chunk)
+
+    def resume():
+        for number, handle in enumerate(handles):
+            call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(chunk), ctypes.byref(properties), ctypes.c_uint64(0))
+            call("cuMemMap", address(number), ctypes.c_size_t(chunk), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+            call("cuMemSetAccess", address(number), ctypes.c_size_t(chunk), ctypes.byref(access), ctypes.c_size_t(1))
+
+    def pause():
+        for number in range(count):
+            call("cuMemUnmap", address(number), ctypes.c_size_t(chunk))
+        for handle in handles:
+            call("cuMemRelease", handle)
+
+    def used():
+        call("cuMemsetD8_v2", base, ctypes.c_ubyte(1), ctypes.c_size_t(count * chunk))
+        torch.cuda.synchronize()
+        return True
+
+    torch.ones(1, device="cuda")
+    call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(count * chunk), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+    resume()
+    used()
+    return {**cycles(torch, options, pause, resume, used), "gib": count}
+
+
 class Product:
     """A matrix product over and over; `times` of them take some hundred milliseconds."""
 
@@ -315,7 +370,7 @@ def child(options):
     if not torch.cuda.is_available():
         return {"skipped": "PyTorch sees no GPU"}
     torch.cuda.init()
-    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "prefetch": prefetch, "behind": behind, "rival": rival}[options.part]
+    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "prefetch": prefetch, "behind": behind, "floor": floor, "rival": rival}[options.part]
     told = call(torch, options)
     return {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, **told}
 

@@ -104,7 +104,7 @@ def activation(machine):
 
 def driver(machine):
     text = machine.read("/proc/driver/nvidia/version")
-    version = re.search(r"Kernel Module\D*([0-9]+[0-9.]*)", text)
+    version = re.search(r"Kernel Module\b.*?\s([0-9]+\.[0-9.]+)", text)  # the open one is "for x86_64" as well
     devices = machine.find("/dev/nvidia[0-9]*")
     if not devices and not version:
         return [note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",

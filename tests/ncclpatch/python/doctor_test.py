@@ -124,6 +124,12 @@ class Doctor(unittest.TestCase):
     def test_a_machine_on_which_everything_is_well(self):
         self.assertEqual({finding.level for finding in examined()}, {"ok"}, examined())
 
+    def test_the_open_kernel_module_names_its_version_behind_the_processor(self):
+        text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
+        found = examined(lambda m: m.files.update({"/proc/driver/nvidia/version": text}))
+        self.assertEqual({finding.level for finding in found}, {"ok"}, found)
+        self.assertIn("driver 580.159.04", " ".join(finding.text for finding in found))
+
     def test_each_broken_machine_is_named_with_its_remedy(self):
         for name, (change, level, text, remedy) in BROKEN.items():
             with self.subTest(name):

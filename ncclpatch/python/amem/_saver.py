@@ -22,9 +22,11 @@ class TorchMemorySaver:
         return policies[backup]
 
     @contextlib.contextmanager
-    def region(self, tag=DEFAULT, enable_cpu_backup=False):
-        """What is allocated inside belongs to `tag`; its contents survive a pause if `enable_cpu_backup`."""
-        with _pools.pool(self._amem_tag(tag, enable_cpu_backup), "preserve" if enable_cpu_backup else "discard"):
+    def region(self, tag=DEFAULT, enable_cpu_backup=False, enable_disk_backup=False, cpu_backup_backend=None):
+        """What is allocated inside belongs to `tag`; its contents survive a pause, in pinned host memory, if either backup is enabled."""
+        del cpu_backup_backend
+        backup = bool(enable_cpu_backup or enable_disk_backup)
+        with _pools.pool(self._amem_tag(tag, backup), "preserve" if backup else "discard"):
             yield
 
     def _chosen(self, tag):
@@ -54,12 +56,16 @@ class TorchMemorySaver:
     def cuda_graph(self, *_, **__):
         raise NotImplementedError("AMem does not pause the memory of a CUDA graph; capture with torch.cuda.graph, and pause the rest")
 
-    def get_cpu_backup(self, *_):
+    def set_disk_backup_dir(self, path):
+        """Accepted; contents are saved in host memory."""
+
+    def get_cpu_backup(self, *_, **__):
         raise NotImplementedError("AMem's copies of paused memory cannot be read; resume the tag")
 
     enabled = True
     hook_mode = property(lambda self: "amem", lambda self, value: None)
     memory_margin_bytes = property(lambda self: 0, lambda self, value: None)
+    retain_cpu_backup = property(lambda self: False, lambda self, value: None)
 
 
 @contextlib.contextmanager
@@ -76,8 +82,9 @@ def wrap(target=None):
         saver = amem.wrap()                         # without that package
 
     Those who imported the object earlier have the same one. region(tag, enable_cpu_backup) is amem.pool(tag, "preserve" or "discard");
-    pause(tag) and resume(tag) are amem.pause and amem.resume, where None means every tag of a region. configure_subprocess, hook_mode
-    and memory_margin_bytes do nothing. cuda_graph and get_cpu_backup raise NotImplementedError.
+    pause(tag) and resume(tag) are amem.pause and amem.resume, where None means every tag of a region. enable_disk_backup saves to host
+    memory, too. configure_subprocess, hook_mode, memory_margin_bytes, retain_cpu_backup, set_disk_backup_dir and cpu_backup_backend do
+    nothing. cuda_graph and get_cpu_backup raise NotImplementedError.
 
     RuntimeError: the package was used already. TypeError: `target` is something else.
     """

@@ -1,0 +1,48 @@
+"""Adapters for projects that give GPU memory back between phases: one module for each, imported by those who use that project.
+
+README.md beside the package says for each project how to turn it on, what is given back, and which releases were checked.
+`pause_nccl` and `resume_nccl` are for those without a module: two calls in place of destroying and making process groups anew.
+"""
+
+import logging
+
+from .. import _calls, _library, _tags
+
+_log = logging.getLogger("amem")
+_paused = False
+
+
+def nccl_is_under_amem():
+    """Whether a pause of NCCL's memory gives anything back in this process."""
+    if not _library.nccl_is_loaded():
+        return False
+    return any(one["under_amem"] for one in _calls.read_json("amem_stats_json").get("nccl_libraries", []))
+
+
+def pause_nccl():
+    """Gives NCCL's memory back, where that can be done; whether it is given back now.
+
+    Collective over the ranks that share NCCL memory, as amem.pause(). A pause that fails is undone on all ranks and logged as a
+    warning, and the job goes on with NCCL's memory where it is: a project that survives a full GPU should not die of a full journal.
+    """
+    global _paused
+    if _paused or not nccl_is_under_amem():
+        return _paused
+    try:
+        _tags.pause(_tags.NCCL)
+    except _calls.AmemError as error:
+        _log.warning("NCCL's memory stays on the GPU: %s", error)
+        return False
+    _paused = True
+    return True
+
+
+def resume_nccl():
+    """Brings NCCL's memory back if pause_nccl() gave it away; else does nothing.
+
+    AmemError: it could not be brought back, for example because the GPU is full. It is paused then, contents kept; call again.
+    """
+    global _paused
+    if _paused:
+        _tags.resume(_tags.NCCL)
+        _paused = False

@@ -1,0 +1,69 @@
+"""slime and ROLL destroy their process groups before a rollout and make them anew afterwards. With AMem the groups stay, and NCCL's
+memory is paused: milliseconds in place of seconds, and no communicator, address or CUDA graph becomes invalid.
+
+    slime:  --custom-megatron-init-path amem.frameworks.groups.slime --train-env-vars '{"AMEM_ENABLE": "1"}'
+    ROLL:   two lines in roll/distributed/executor/worker.py, see README.md beside the package
+"""
+
+import functools
+import importlib
+import sys
+
+from amem import frameworks
+
+SLIME, ROLL = "slime.utils.reloadable_process_group", "roll.utils.offload_nccl"
+DESTROY, RELOAD = "destroy_process_groups", "reload_process_groups"
+
+
+def keep(module):
+    """Has the module's destroy_process_groups and reload_process_groups pause and resume NCCL's memory, also where other modules
+    have imported them by name already. Where NCCL is not under AMem, or a pause fails, groups are destroyed as before.
+
+    module:   the project's module, or its name.
+    Returns:  the names that were replaced, "MODULE.FUNCTION" each; none where that was done before.
+    AttributeError: the module does not have these functions.
+    """
+    if isinstance(module, str):
+        module = importlib.import_module(module)
+    destroy, reload = getattr(module, DESTROY), getattr(module, RELOAD)
+    if hasattr(destroy, "amem_replaces"):
+        return []
+    kept = []  # not empty: NCCL's memory was paused in place of the last destruction
+
+    @functools.wraps(destroy)
+    def pause():
+        if kept or frameworks.pause_nccl():
+            kept[:] = [True]
+            return None
+        return destroy()
+
+    @functools.wraps(reload)
+    def resume():
+        if not kept:
+            return reload()
+        frameworks.resume_nccl()
+        kept.clear()
+        return None
+
+    pause.amem_replaces = resume.amem_replaces = True
+    return _replace(DESTROY, destroy, pause) + _replace(RELOAD, reload, resume)
+
+
+def _replace(name, old, new):
+    replaced = []
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)
+            replaced.append("%s.%s" % (module.__name__, name))
+    return replaced
+
+
+def slime(args=None):
+    """What slime calls as its --custom-megatron-init-path, in each training actor, before the first rollout."""
+    del args
+    keep(SLIME)
+
+
+def roll():
+    """For ROLL, in each worker."""
+    keep(ROLL)

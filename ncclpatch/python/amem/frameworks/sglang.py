@@ -1,0 +1,51 @@
+"""SGLang's release_memory_occupation and resume_memory_occupation by AMem: AMEM_ENABLE=1, the wheel, and --enable-memory-saver.
+
+AMem carries out the calls of torch_memory_saver (tags kv_cache and weights), and NCCL's memory goes with the weights: after the last
+step of a release that names them, and back before anything that uses NCCL. The memory of CUDA graphs stays, and graphs stay valid.
+"""
+
+import amem
+from amem import _saver, frameworks
+
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+WEIGHTS = "weights"
+# What SGLang may be asked for between a release and a resume, and uses NCCL for.
+USING_NCCL = ("resume_memory_occupation", "init_weights_update_group", "destroy_weights_update_group", "update_weights_from_distributed")
+
+
+class Saver(_saver.TorchMemorySaver):
+    """As torch_memory_saver, a tag without a region has nothing to pause, and CUDA graphs are captured whatever becomes of them."""
+
+    def _chosen(self, tag):
+        return super()._chosen(tag) if tag is None or tag in self._regions else []
+
+    def cuda_graph(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", **_):
+        import torch
+
+        return torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
+
+
+def after_release(result, manager, request, *_, **__):
+    """Runs after release_memory_occupation, which ends with a synchronization of the device."""
+    del result, manager
+    if not request.tags or WEIGHTS in request.tags:
+        frameworks.pause_nccl()
+
+
+def before_use(*_, **__):
+    frameworks.resume_nccl()
+
+
+def install():
+    """Once in every process of SGLang, before its first use of torch_memory_saver; the entry point does it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    try:
+        import torch_memory_saver
+    except ImportError:
+        pass  # SGLang runs without it, too, and then releases nothing but what NCCL holds
+    else:
+        amem.wrap(torch_memory_saver).__class__ = Saver
+    HookRegistry.register(UPDATER + "release_memory_occupation", after_release, HookType.AFTER)
+    for name in USING_NCCL:
+        HookRegistry.register(UPDATER + name, before_use, HookType.BEFORE)

@@ -1,0 +1,146 @@
+"""vLLM's sleep mode by AMem: vllm serve MODEL --enable-sleep-mode --sleep-mode-backend amem
+
+Weights, the KV cache and NCCL's memory go in one call and all or none of them, at unchanged addresses; CUDA graphs stay valid. The
+wheel's entry point registers the backend; without the wheel, call amem_plugins.vllm() in every process before the engine is made.
+"""
+
+import contextlib
+import gc
+import logging
+
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+
+import amem
+from amem import _calls, _pools, frameworks
+
+_log = logging.getLogger("amem")
+PREFIX = "vllm."
+DISCARDED = ("kv_cache", "workspace")  # what vLLM's own backend does not save either, and is large
+DEFERRABLE = ("weights", "kv_cache")  # a wake-up brings all other tags back, whichever it names
+_nccl = True  # whether NCCL's memory goes with a suspend
+
+
+class Allocator:
+    """Takes the place of vLLM's CuMemAllocator: a pool of AMem's for each of vLLM's tags."""
+
+    def __init__(self):
+        self._open = {}  # vLLM's tags that have a pool -> how many use_memory_pool are open
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag=None):
+        """What this thread allocates inside belongs to vLLM's tag."""
+        tag = tag or "default"
+        self._open.setdefault(tag, 0)
+        with amem.pool(PREFIX + tag, "discard" if tag in DISCARDED else "preserve"):
+            self._open[tag] += 1
+            try:
+                yield
+            finally:
+                self._open[tag] -= 1
+        side = _pools.backend()
+        if side and not any(self._open.values()):
+            for name in self.names():
+                side.drop(name)  # what was freed inside, as in online quantization, goes back to the driver
+            _pools.empty_cache()
+
+    def names(self, tags=None):
+        return [PREFIX + tag for tag in self._open if tags is None or tag in tags]
+
+    def sleep(self, offload_tags=None, more=()):
+        """Pauses all tags, and `more` with them: all or none. Whether a tag's contents are saved was decided by its first use."""
+        del offload_tags
+        self._pause([*self.names(), *more])
+
+    def discard(self, tags):
+        self._pause(self.names((tags,) if isinstance(tags, str) else tags))
+
+    @staticmethod
+    def _pause(names):
+        gc.collect()
+        _pools.empty_cache()
+        if names:
+            amem.pause(*names)
+
+    def wake_up(self, tags=None):
+        gc.collect()
+        _pools.empty_cache()
+        chosen = [tag for tag in self._open if tags is None or tag in tags or tag not in DEFERRABLE]
+        if chosen:
+            amem.resume(*self.names(chosen))
+
+    def get_current_usage(self):
+        mine = set(self.names())
+        return sum(row["part_bytes"] for row in amem.memory()["tags"] if row["tag"] in mine) if mine else 0
+
+    def release_pools(self):
+        """vLLM calls it when a worker shuts down. AMem's pools end with the process."""
+
+    close = release_pools
+
+
+class Backend(SleepModeBackend):
+    """Sleep level 1 and 2 are alike: weights are saved, although vLLM loads them anew after level 2."""
+
+    def suspend(self, level=1):
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        allocator = get_mem_allocator_instance()
+        if isinstance(allocator, Allocator):
+            allocator.sleep(more=["nccl"] if _nccl and frameworks.nccl_is_under_amem() else [])
+        else:  # weights and caches were allocated before AMem was there
+            allocator.sleep(offload_tags=("weights",) if level == 1 else ())
+            if _nccl:
+                frameworks.pause_nccl()
+        self._state = "SUSPENDED"
+
+    def resume(self, tags=None):
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        self._state = "RESUMING"
+        try:
+            if _nccl and frameworks.nccl_is_under_amem():
+                amem.resume("nccl")  # first: weights that are sent next come through NCCL
+                frameworks.resume_nccl()
+            get_mem_allocator_instance().wake_up(tags)
+        except Exception:
+            self._state = "SUSPENDED"
+            raise
+        self._state = "RUNNING"
+
+    def discard(self, tags):
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        get_mem_allocator_instance().discard(tags)
+        self._state = "SUSPENDED"
+
+    @classmethod
+    def is_supported(cls):
+        try:
+            return bool(amem.version()) and _calls.function("amem_pool") is not None
+        except (OSError, _calls.AmemError):
+            return False
+
+    @classmethod
+    def preserves_communicators(cls):
+        return True
+
+    @classmethod
+    def preserves_compiled_artifacts(cls):
+        return True
+
+    @classmethod
+    def preserves_graphs_with_communicators(cls):
+        return True
+
+
+def install(nccl=True):
+    """Has vLLM allocate weights and caches from AMem's pools, in a worker, before it loads a model. nccl=False leaves NCCL to vLLM,
+    whose --enable-nccl-comm-suspend AMem serves as well."""
+    global _nccl
+    _nccl = nccl
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    if CuMemAllocator.instance is None:
+        CuMemAllocator.instance = Allocator()
+    elif not isinstance(CuMemAllocator.instance, Allocator):
+        _log.warning("vLLM's own allocator has been used in this process; it goes on with weights and caches, and AMem pauses NCCL alone")

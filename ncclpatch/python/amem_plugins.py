@@ -1,0 +1,56 @@
+"""What other projects call through entry points of this package. It is a module of its own because importing `amem` attaches to NCCL,
+and a project calls its plugins in every process, also in those whose user never asked for AMem. Nothing here fails the caller."""
+
+import functools
+import logging
+import os
+
+_log = logging.getLogger("amem")
+
+
+def vllm():
+    """Entry point of the group vllm.general_plugins: registers the sleep-mode backend "amem". Nothing of AMem is loaded before a
+    worker is made whose configuration names that backend."""
+    try:
+        from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+        from vllm.v1.worker.worker_base import WorkerBase
+
+        if "amem" not in getattr(SleepModeBackendFactory, "_registry", {}):
+            SleepModeBackendFactory.register_backend("amem", "amem.frameworks.vllm", "Backend")
+        _call_after_init(WorkerBase, _vllm_worker_is_made)
+    except Exception as error:  # pylint: disable=broad-except
+        _log.info("this vLLM has no sleep-mode backends that AMem knows: %s", error)
+
+
+def _call_after_init(cls, function):
+    original = cls.__init__
+    if getattr(original, "amem_calls", None) is function:
+        return
+
+    @functools.wraps(original)
+    def init(self, *arguments, **named):
+        original(self, *arguments, **named)
+        function(self)
+
+    init.amem_calls = function
+    cls.__init__ = init
+
+
+def _vllm_worker_is_made(worker):
+    model = worker.vllm_config.model_config
+    if getattr(model, "sleep_mode_backend", None) == "amem" and getattr(model, "enable_sleep_mode", False):
+        from amem.frameworks import vllm as adapter
+
+        adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False))
+
+
+def sglang():
+    """Entry point of the group sglang.srt.plugins: with AMEM_ENABLE=1 set, the memory saver's calls and NCCL's memory are AMem's."""
+    if os.environ.get("AMEM_ENABLE") != "1":
+        return
+    try:
+        from amem.frameworks import sglang as adapter
+
+        adapter.install()
+    except Exception as error:  # pylint: disable=broad-except
+        _log.warning("AMem could not be installed in SGLang, which runs without it: %s", error)

@@ -146,7 +146,7 @@ class Library:
         return 0
 
     def _amem_memory_json(self, buffer, length):
-        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag)}
+        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag), "part_bytes": self._bytes(tag)}
                 for tag, state in self.states.items()]
         return self._write({"schema": 1, "tags": rows}, buffer, length)
 

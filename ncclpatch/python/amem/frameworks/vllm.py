@@ -97,11 +97,13 @@ class Backend(SleepModeBackend):
         from vllm.device_allocator import get_mem_allocator_instance
 
         self._state = "RESUMING"
-        try:
-            if _nccl and frameworks.nccl_is_under_amem():
-                amem.resume("nccl")  # first: weights that are sent next come through NCCL
+        allocator = get_mem_allocator_instance()
+        try:  # NCCL first: weights that are sent next may come through it
+            if not isinstance(allocator, Allocator):
                 frameworks.resume_nccl()
-            get_mem_allocator_instance().wake_up(tags)
+            elif _nccl and frameworks.nccl_is_under_amem():
+                amem.resume("nccl")
+            allocator.wake_up(tags)
         except Exception:
             self._state = "SUSPENDED"
             raise

@@ -1,0 +1,420 @@
+"""The adapters of amem.frameworks, on a stand-in for the library. With AMEM_RELEASES=FOLDER (./run frameworks-test) on the code of the
+releases that lie there, else on stand-ins whose signatures are those that the releases were found to have (frameworks/contracts.json)."""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import sys
+import types
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "frameworks"))
+import amem  # noqa: E402
+import amem_plugins  # noqa: E402
+import fake_library  # noqa: E402
+import released  # noqa: E402
+import released_code  # noqa: E402
+import stand_ins  # noqa: E402
+from amem import frameworks  # noqa: E402
+from amem.frameworks import groups, verl  # noqa: E402
+
+RELEASES = released_code.releases(os.environ.get("AMEM_RELEASES", ""))
+
+
+class OnTheFake(unittest.TestCase):
+    def setUp(self):
+        self.library, _ = self.enter(fake_library.installed())
+        self.library.nccl_libraries = [{"under_amem": True}]
+        self.addCleanup(setattr, frameworks, "_paused", False)
+
+    def enter(self, context):
+        value = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        return value
+
+    def state(self, tag):
+        return self.library.states[tag]
+
+    def paused_and_resumed(self):
+        return [call[0] if call[0].startswith("nccl") else (call[0], *call[1]) for call in self.library.calls
+                if call[0] in ("pause", "resume", "ncclPause", "ncclResume")]
+
+
+def project(name, *arguments):
+    """The modules of a project: released, or stand-ins."""
+    if name in RELEASES:
+        return getattr(released_code, name)(RELEASES[name], *arguments)
+    return getattr(stand_ins, name)(*arguments)
+
+
+class Vllm(OnTheFake):
+    def setUp(self):
+        super().setUp()
+        self.modules = self.enter(stand_ins.imported(project("vllm"), without=["amem.frameworks.vllm"]))
+        self.enter(mock.patch.object(amem, "version", return_value="0", create=True))
+        self.factory = self.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
+        self.allocators = self.modules["vllm.device_allocator.cumem"].CuMemAllocator
+        amem_plugins.vllm()
+
+    def worker(self, backend="amem", enable_nccl_comm_suspend=False):
+        model = types.SimpleNamespace(sleep_mode_backend=backend, enable_sleep_mode=True, enable_cumem_allocator=True,
+                                      enable_nccl_comm_suspend=enable_nccl_comm_suspend)
+        config = mock.MagicMock(model_config=model)
+        return self.modules["vllm.v1.worker.gpu_worker"].Worker(config, 0, 0, "tcp://127.0.0.1:1")
+
+    def loaded(self, **options):
+        worker = self.worker(**options)
+        for tag, name in (("weights", "vllm.weights"), ("runtime", "vllm.runtime")):
+            with worker._maybe_get_memory_pool_context(tag=tag):
+                self.assertEqual(self.library.stack, [name])
+        with worker._maybe_get_memory_pool_context(tag="runtime"), worker._maybe_get_memory_pool_context(tag="kv_cache"):
+            self.assertEqual(self.library.stack, ["vllm.runtime", "vllm.kv_cache"])
+        return worker
+
+    def test_the_plugin_registers_a_backend_and_loads_nothing_for_others(self):
+        amem_plugins.vllm()  # again: harmless
+        self.assertNotIn("amem.frameworks.vllm", sys.modules)
+        self.worker("cumem")
+        self.assertNotIn("amem.frameworks.vllm", sys.modules)
+        self.assertIsNone(self.allocators.instance)
+        self.assertEqual(self.library.calls, [])
+
+    def test_weights_are_saved_and_caches_are_not(self):
+        self.loaded()
+        self.assertEqual({call[1:] for call in self.library.named("pool")}, {("vllm.weights", 0), ("vllm.runtime", 0), ("vllm.kv_cache", 1)})
+
+    def test_sleep_pauses_tensors_and_nccl_by_one_call_and_a_wake_up_brings_nccl_first(self):
+        for level in (1, 2):
+            with self.subTest(level=level):
+                self.setUp()
+                worker = self.loaded()
+                worker.sleep(level)
+                self.assertEqual(self.paused_and_resumed(), [("pause", "vllm.weights", "vllm.runtime", "vllm.kv_cache", "nccl")])
+                self.assertEqual(worker.sleep_mode_backend.state(), "SUSPENDED")
+                self.library.calls.clear()
+                worker.wake_up(["weights"])
+                self.assertEqual(self.paused_and_resumed(), ["ncclResume", ("resume", "vllm.weights", "vllm.runtime")])
+                self.assertEqual((self.state("vllm.weights"), self.state("vllm.kv_cache"), self.state("nccl")), ("resident", "paused", "resident"))
+                worker.wake_up(["kv_cache"])
+                self.assertEqual((self.state("vllm.kv_cache"), worker.sleep_mode_backend.state()), ("resident", "RUNNING"))
+                worker.sleep(level)
+                worker.wake_up()
+                self.assertNotIn("paused", self.library.states.values())
+
+    def test_a_discard_of_the_cache_leaves_weights_and_nccl(self):
+        worker = self.loaded()
+        worker.discard(("kv_cache",))
+        self.assertEqual(self.paused_and_resumed(), [("pause", "vllm.kv_cache")])
+        worker.wake_up(["kv_cache"])
+        self.assertEqual(self.state("vllm.kv_cache"), "resident")
+
+    def test_a_sleep_that_fails_leaves_all_running_and_can_be_tried_again(self):
+        worker = self.loaded()
+        self.library.fail["amem_pause", "nccl"] = (1, "rank 1 did not come")
+        with self.assertRaisesRegex(amem.AmemError, "did not come"):
+            worker.sleep(1)
+        self.assertNotIn("paused", self.library.states.values())
+        self.assertEqual(worker.sleep_mode_backend.state(), "RUNNING")
+        self.library.fail.clear()
+        worker.sleep(1)
+        self.library.fail["amem_resume", "vllm.weights"] = (1, "256 MiB short")
+        with self.assertRaisesRegex(amem.AmemError, "256 MiB short"):
+            worker.wake_up()
+        self.assertEqual(worker.sleep_mode_backend.state(), "SUSPENDED")
+        self.library.fail.clear()
+        worker.wake_up()
+        self.assertNotIn("paused", self.library.states.values())
+
+    def test_without_nccl_under_amem_tensors_go_alone(self):
+        self.library.nccl_libraries = []
+        worker = self.loaded()
+        worker.sleep(1)
+        worker.wake_up()
+        self.assertEqual(self.paused_and_resumed(), [("pause", "vllm.weights", "vllm.runtime", "vllm.kv_cache"),
+                                                     ("resume", "vllm.weights", "vllm.runtime", "vllm.kv_cache")])
+
+    def test_nccl_is_left_to_vllm_where_vllm_suspends_it(self):
+        worker = self.loaded(enable_nccl_comm_suspend=True)
+        worker.sleep(1)
+        self.assertEqual(self.paused_and_resumed(), [("pause", "vllm.weights", "vllm.runtime", "vllm.kv_cache")])
+
+    def test_vllms_own_allocator_goes_on_when_it_was_there_first(self):
+        own = self.allocators.instance = mock.Mock()
+        with self.assertLogs("amem", "WARNING"):
+            worker = self.worker()
+        worker.sleep(1)
+        own.sleep.assert_called_once_with(offload_tags=("weights",))
+        worker.wake_up(["weights"])
+        own.wake_up.assert_called_once_with(["weights"])
+        self.assertEqual(self.paused_and_resumed()[0], "ncclPause")
+        self.assertEqual(self.state("nccl"), "resident")
+
+    def test_communicators_and_graphs_are_kept_and_it_says_so(self):
+        self.loaded()
+        from amem.frameworks import vllm as adapter
+
+        backend = adapter.Backend
+        self.assertTrue(backend.is_supported() and backend.preserves_communicators() and backend.preserves_graphs_with_communicators())
+
+
+class Sglang(OnTheFake):
+    def setUp(self):
+        super().setUp()
+        savers = self.enter(stand_ins.imported(project("torch_memory_saver")))
+        self.saver = savers["torch_memory_saver"].torch_memory_saver
+        self.modules = self.enter(stand_ins.imported(project("sglang", self.saver), without=["amem.frameworks.sglang"]))
+        self.enter(mock.patch.dict(os.environ, AMEM_ENABLE="1"))
+
+    def started(self):
+        amem_plugins.sglang()
+        self.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+        adapter = self.modules["sglang.srt.utils.torch_memory_saver_adapter"]._TorchMemorySaverAdapterReal()
+        with adapter.region("weights", enable_cpu_backup=True), adapter.region("kv_cache"):
+            self.assertEqual(self.library.stack, ["weights", "kv_cache"])
+        manager = self.modules["sglang.srt.managers.scheduler_components.weight_updater"].SchedulerWeightUpdaterManager
+        return manager(adapter) if "sglang" not in RELEASES else released_code.sglang_manager(manager, adapter)
+
+    @staticmethod
+    def request(*tags):
+        return types.SimpleNamespace(tags=list(tags) or None)
+
+    def test_without_amem_enable_nothing_is_touched(self):
+        with mock.patch.dict(os.environ, AMEM_ENABLE=""):
+            amem_plugins.sglang()
+        self.assertNotIn("amem.frameworks.sglang", sys.modules)
+        self.assertIsNone(self.saver._impl)
+        self.assertNotIsInstance(self.saver, amem._saver.TorchMemorySaver)
+
+    def test_nccl_goes_last_and_comes_back_first(self):
+        manager = self.started()
+        manager.release_memory_occupation(self.request())
+        self.assertEqual(self.paused_and_resumed(), [("pause", "kv_cache"), ("pause", "weights"), "ncclPause"])
+        self.library.calls.clear()
+        manager.resume_memory_occupation(self.request("weights"))
+        manager.resume_memory_occupation(self.request("kv_cache", "cuda_graph"))
+        self.assertEqual(self.paused_and_resumed(), ["ncclResume", ("resume", "weights"), ("resume", "kv_cache")])
+
+    def test_a_release_of_the_cache_alone_leaves_nccl_for_weight_updates(self):
+        manager = self.started()
+        manager.release_memory_occupation(self.request("kv_cache"))
+        self.assertEqual(self.paused_and_resumed(), [("pause", "kv_cache")])
+
+    def test_a_group_for_weight_updates_finds_nccl_awake(self):
+        manager = self.started()
+        manager.release_memory_occupation(self.request())
+        manager.tp_worker = mock.Mock()
+        manager.tp_worker.init_weights_update_group.side_effect = lambda request: (self.state("nccl") == "resident", "")
+        manager.init_weights_update_group(self.request())
+        self.assertEqual(self.state("nccl"), "resident")
+
+    def test_a_pause_of_nccl_that_fails_is_said_and_the_server_goes_on(self):
+        manager = self.started()
+        self.library.fail["ncclPause", "nccl"] = (1, "rank 1 did not come")
+        with self.assertLogs("amem", "WARNING") as logged:
+            manager.release_memory_occupation(self.request())
+        self.assertIn("rank 1 did not come", logged.output[0])
+        manager.resume_memory_occupation(self.request())
+        self.assertNotIn("ncclResume", self.paused_and_resumed())
+        self.assertEqual(self.state("weights"), "resident")
+
+    def test_graphs_are_captured_as_without_a_saver(self):
+        self.started()
+        captured = []
+
+        @contextlib.contextmanager
+        def graph(cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+            captured.append((cuda_graph, pool, stream, capture_error_mode))
+            yield
+
+        fake = types.SimpleNamespace(cuda=types.SimpleNamespace(graph=graph))
+        with mock.patch.dict(sys.modules, torch=fake):
+            with self.saver.cuda_graph(cuda_graph="g", pool="p", stream="s", tag="cuda_graph", enable_cpu_backup=True):
+                pass
+        self.assertEqual(captured, [("g", "p", "s", "global")])
+
+
+class Slime(OnTheFake):
+    NAME, PROJECT, TURN_ON = groups.SLIME, "slime", staticmethod(groups.slime)
+
+    def setUp(self):
+        super().setUp()
+        self.modules = self.enter(stand_ins.imported(project("slime") if self.PROJECT == "slime" else stand_ins.slime(self.NAME, "roll.user")))
+        self.calls = self.modules[self.NAME].calls
+        user = next(one for name, one in self.modules.items() if hasattr(one, "MegatronTrainRayActor"))
+        self.actor = user.MegatronTrainRayActor()
+        self.actor.args, self.actor.role = mock.Mock(use_critic=False), "actor"
+        self.actor._switch_model = lambda role: None
+
+    def test_groups_stay_and_nccls_memory_is_paused(self):
+        self.TURN_ON()
+        for _ in range(2):
+            self.actor.sleep()
+            self.assertEqual(self.state("nccl"), "paused")
+            self.actor.wake_up()
+            self.assertEqual(self.state("nccl"), "resident")
+        self.assertEqual(self.calls, ["pause", "resume"] * 2)
+        self.assertEqual(groups.keep(self.NAME), [])  # again: harmless
+
+    def test_where_nccl_is_not_under_amem_or_the_pause_fails_groups_are_destroyed_as_before(self):
+        self.TURN_ON()
+        self.library.nccl_libraries = []
+        self.actor.sleep()
+        self.actor.wake_up()
+        self.library.nccl_libraries = [{"under_amem": True}]
+        self.library.fail["ncclPause", "nccl"] = (1, "no journal")
+        with self.assertLogs("amem", "WARNING"):
+            self.actor.sleep()
+        self.actor.wake_up()
+        self.assertEqual(self.calls, ["destroy", "pause", "resume", "reload"] * 2)
+
+    def test_a_resume_that_fails_can_be_tried_again(self):
+        self.TURN_ON()
+        self.actor.sleep()
+        self.library.fail["ncclResume", "nccl"] = (1, "256 MiB short")
+        with self.assertRaisesRegex(amem.AmemError, "256 MiB short"):
+            self.actor.wake_up()
+        self.library.fail.clear()
+        self.actor.wake_up()
+        self.assertEqual(self.state("nccl"), "resident")
+        self.assertNotIn("reload", self.calls)
+
+    def test_an_unknown_release_is_refused(self):
+        with self.assertRaises(AttributeError):
+            groups.keep(types.ModuleType("other"))
+
+
+class Roll(Slime):
+    NAME, PROJECT, TURN_ON = groups.ROLL, "ROLL", staticmethod(groups.roll)
+
+
+class Verl(OnTheFake):
+    class Rollout:
+        sleep_level = 2
+
+        def __init__(self, note):
+            self.note = note
+
+        async def resume(self, tags):
+            self.note("resume %s" % " ".join(tags))
+
+        async def update_weights(self, weights, **_):
+            self.note("update")
+
+    def setUp(self):
+        super().setUp()
+        self.seen = []
+        modules = self.enter(stand_ins.imported(project("verl", lambda: self.note("barrier"))))
+        workers = modules["verl.workers.engine_workers"]
+        self.workers = workers.ActorRolloutRefWorker, workers.TrainingWorker
+        self.worker = self.workers[0]()
+        self.worker.rollout, self.worker.config = self.Rollout(self.note), mock.MagicMock()
+        self.worker.config.rollout.checkpoint_engine.backend = "naive"
+        self.worker.layered_summon, self.worker.peft_merge, self.worker.actor = False, False, mock.MagicMock()
+        self.worker.actor.engine.get_per_tensor_param.return_value = ("weights", None)
+
+    def note(self, what):
+        self.seen.append((what, self.state("nccl")))
+
+    def update(self):
+        self.seen.clear()
+        asyncio.run(self.worker.update_weights(global_steps=1))
+
+    def test_nccl_goes_when_the_cache_comes_back_and_returns_for_the_next_step(self):
+        verl.install(*self.workers)
+        verl.install(*self.workers)  # again: harmless
+        for _ in range(2):
+            self.update()
+            self.assertEqual([row for row in self.seen if row[0] in ("update", "barrier", "resume kv_cache")],
+                             [("update", "resident"), ("barrier", "resident"), ("resume kv_cache", "paused")])
+        training = mock.Mock(spec=[])
+        self.assertEqual(self.state("nccl"), "paused")
+        with contextlib.suppress(AttributeError):  # the released method wants more of its object than there is
+            self.workers[1].train_batch(training, "data")
+        self.assertEqual(self.state("nccl"), "resident")
+
+    def test_verls_attributes_and_coroutines_stay(self):
+        self.workers[1].train_batch.attrs_3141562937 = "dispatch"
+        verl.install(*self.workers)
+        self.assertEqual(self.workers[1].train_batch.attrs_3141562937, "dispatch")
+        self.assertTrue(inspect.iscoroutinefunction(self.workers[0].update_weights))
+
+    def test_an_unknown_release_is_refused_and_left_as_it_is(self):
+        class Other:
+            def train_batch(self, data):
+                return data
+
+        before = Other.train_batch
+        with self.assertRaises(AttributeError):
+            verl.install(self.workers[0], Other)
+        self.assertIs(Other.train_batch, before)
+
+
+class StandIns(unittest.TestCase):
+    """The stand-ins have what the releases have, as far as the contracts say."""
+
+    def check(self, modules, contract, renamed=None):
+        table, checked = released.table()[contract], 0
+        for path, facts in table["files"].items():
+            name = path[:-len(".py")].replace("/__init__", "").replace("/", ".")
+            found = modules.get((renamed or {}).get(name, name))
+            for qualified, wanted in facts.get("signatures", {}).items():
+                owner, _, function = qualified.partition(".")
+                target = getattr(found, owner, None)
+                if function and target is not None and function in vars(target):
+                    self.assertEqual(self.signature(vars(target)[function]), wanted, qualified)
+                    checked += 1
+        return checked
+
+    @staticmethod
+    def signature(function):
+        if isinstance(function, property):
+            return "property"
+        function = getattr(function, "__func__", function)
+        parameters = inspect.signature(function).parameters.values()
+        parts, keywords = [], False
+        for one in parameters:
+            if one.kind is one.KEYWORD_ONLY and not keywords:
+                keywords = True
+                parts.append("*")
+            star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+            parts.append(star + one.name + ("=" if one.default is not one.empty else ""))
+        return ("async " if inspect.iscoroutinefunction(function) else "") + "(%s)" % ", ".join(parts)
+
+    def test_signatures_are_those_of_the_contracts(self):
+        saver = stand_ins.torch_memory_saver()
+        self.assertGreater(self.check(stand_ins.vllm(), "vllm"), 14)
+        self.assertGreater(self.check(saver, "torch_memory_saver", {"torch_memory_saver.entrypoint": "torch_memory_saver"}), 6)
+        self.assertGreater(self.check(stand_ins.sglang(None), "sglang"), 9)
+        self.assertGreater(self.check(stand_ins.verl(None), "verl"), 5)
+        self.assertGreater(self.check(stand_ins.slime(), "slime"), 1)
+
+    def test_amems_own_classes_take_what_the_projects_pass(self):
+        with stand_ins.imported(stand_ins.vllm(), without=["amem.frameworks.vllm"]):
+            from amem.frameworks import vllm as adapter
+
+            files = released.table()["vllm"]["files"]
+            for name, wanted in files["vllm/device_allocator/__init__.py"]["signatures"].items():
+                if name.startswith("MemAllocator."):
+                    self.takes(getattr(adapter.Allocator, name.partition(".")[2]), wanted)
+            for name, wanted in files["vllm/device_allocator/sleep_mode_backend.py"]["signatures"].items():
+                if name.startswith("SleepModeBackend.") and not name.endswith("__"):
+                    self.takes(inspect.getattr_static(adapter.Backend, name.partition(".")[2]), wanted)
+        for name, wanted in released.table()["torch_memory_saver"]["files"]["torch_memory_saver/entrypoint.py"]["signatures"].items():
+            function = name.partition(".")[2]
+            if function and function not in ("__init__", "cuda_graph", "get_cpu_backup"):  # those two raise NotImplementedError
+                self.takes(inspect.getattr_static(amem._saver.TorchMemorySaver, function), wanted)
+
+    def takes(self, function, wanted):
+        """Ours may have more arguments than the project passes, if those have defaults, and in the same order."""
+        mine = self.signature(function) if callable(getattr(function, "__func__", function)) else "property"
+        if wanted == "property":
+            return  # an attribute will do
+        theirs, ours = wanted.strip("()").split(", "), mine.strip("()").split(", ")
+        self.assertEqual(ours[:len(theirs)], theirs, function)
+        self.assertTrue(all(one.endswith("=") or one.startswith("*") for one in ours[len(theirs):]), function)
+
+
+if __name__ == "__main__":
+    unittest.main()

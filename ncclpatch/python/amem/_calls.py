@@ -20,6 +20,9 @@ class AmemError(RuntimeError):
         self.code = code
         self.why = why
 
+    def __reduce__(self):  # multiprocessing and Ray bring it to another process
+        return type(self), (self.code, super().__str__(), self.why)
+
     def __str__(self):
         text = super().__str__()
         return "%s\n%s" % (text, self.why) if self.why else text

@@ -1,6 +1,7 @@
 """Pools, pause, resume and wait by tag, and torch_memory_saver's calls, on a stand-in for the library. No PyTorch is needed."""
 
 import contextlib
+import pickle
 import sys
 import threading
 import types
@@ -61,6 +62,11 @@ class Tags(OnTheFake):
         for wrong in (b"a", "", None):
             with self.assertRaises(TypeError):
                 amem.pause(wrong)
+
+    def test_an_error_stays_what_it_is_in_another_process(self):
+        error = amem.AmemError(4, "no tag", "rank 1 did it")
+        copy = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(copy), copy.code, copy.why, str(copy)), (type(error), 4, "rank 1 did it", "no tag\nrank 1 did it"))
 
     def test_paused_resumes_after_an_exception_and_not_when_the_pause_failed(self):
         with amem.pool("a"):
@@ -284,6 +290,13 @@ class Saver(OnTheFake):
         self.assertEqual([call[1] for call in self.library.named("resume")], [("weights",), everything])
         with self.assertRaises(amem.AmemError):
             saver.pause("nothing")
+
+    def test_newer_settings_are_accepted_and_a_backup_of_either_kind_is_one(self):
+        saver = amem.wrap()
+        with saver.region("a", enable_disk_backup=True), saver.region("a", True, cpu_backup_backend="mmap"):
+            saver.set_disk_backup_dir("/somewhere")
+            saver.retain_cpu_backup = True
+        self.assertEqual(self.library.named("pool"), [("pool", "a", 0)] * 2)
 
     def test_one_tag_with_two_policies_is_paused_as_one(self):
         saver = amem.wrap()

@@ -67,7 +67,7 @@ def vllm(release):
     device_allocator = run_file(release, "vllm/device_allocator/__init__.py", "vllm.device_allocator", **common)
     cumem = module("vllm.device_allocator.cumem", cumem_available=True, atexit=mock.MagicMock(), contextmanager=contextlib.contextmanager)
     release.define("vllm/device_allocator/cumem.py", "CuMemAllocator", cumem.__dict__)
-    worker_base = module("vllm.v1.worker.worker_base")
+    worker_base = module("vllm.v1.worker.worker_base", vllm=mock.MagicMock())
     worker_base.WorkerBase = class_of(release, "vllm/v1/worker/worker_base.py", "WorkerBase", ["__init__"], object, worker_base.__dict__)
     names = {"torch": fake, "current_platform": platform, "has_kv_transfer_group": lambda: False, "time": time, "logger": LOG, "format_gib": str,
              "suspend_device_comms": lambda: None, "resume_device_comms": lambda: None, "nullcontext": contextlib.nullcontext,
@@ -141,7 +141,7 @@ def verl(release, barrier):
 
     names = {"torch": fake, "asyncio": asyncio, "register": register, "Dispatch": mock.MagicMock(), "set_expandable_segments": lambda _: None,
              "get_torch_device": mock.MagicMock(), "log_gpu_memory_usage": lambda *_, **__: None, "logger": LOG, "functools": functools,
-             "tu": mock.MagicMock(), "DistProfiler": mock.MagicMock(), "_with_routing_replay_flag": register}
+             "tu": mock.MagicMock(), "make_nd_compute_dataproto_dispatch_fn": mock.Mock(), "DistProfiler": mock.MagicMock(), "_with_routing_replay_flag": register}
     names["DistProfiler"].annotate = register
     training = class_of(release, path, "TrainingWorker", ["train_mini_batch", "train_batch", "infer_batch", "save_checkpoint", "load_checkpoint"],
                         object, names)

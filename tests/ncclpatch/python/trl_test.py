@@ -1,0 +1,136 @@
+"""amem.frameworks.trl in TRL's own GRPOTrainer, on CPU tensors and a stand-in for the library. Needs TRL; nothing is downloaded: model and
+tokenizer are made here, and vLLM, which TRL would generate with, is stood in for."""
+
+import os
+import tempfile
+import types
+import unittest
+from unittest import mock
+
+import amem
+import amem.rl
+import fake_library
+
+try:
+    import torch
+    import trl
+    from amem.frameworks import trl as adapter
+except ImportError:
+    trl = None
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *map(str, range(10)), "sort", ":"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def trainer(folder, steps=3):
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    tokens = tokenizer()
+    config = LlamaConfig(vocab_size=len(tokens), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                         num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    options = trl.GRPOConfig(output_dir=folder, use_cpu=True, report_to=[], max_steps=steps, per_device_train_batch_size=4, num_generations=4,
+                             max_completion_length=4, save_strategy="no", disable_tqdm=True, learning_rate=0.1, seed=5, logging_steps=1)
+    data = Dataset.from_dict({"prompt": ["sort : 3 1 2", "sort : 9 8 7"] * 4})
+    reward = lambda completions, **_: [float(len(set(one.split()))) for one in completions]
+    reward.__name__ = "reward"
+    return trl.GRPOTrainer(LlamaForCausalLM(config), reward, args=options, train_dataset=data, processing_class=tokens)
+
+
+@unittest.skipIf(trl is None, "this python has no TRL")
+class Grpo(unittest.TestCase):
+    def setUp(self):
+        context = fake_library.installed(torch)
+        self.library, self.side = context.__enter__()
+        self.library.nccl_libraries = [{"under_amem": True}]
+        self.addCleanup(context.__exit__, None, None, None)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def train(self, with_amem, prepare=lambda trainer: None):
+        made = trainer(self.folder)
+        prepare(made)
+        if with_amem:
+            made.add_callback(adapter.callback(made))
+        made.train()
+        return [row["loss"].hex() for row in made.state.log_history if "loss" in row] + [p.double().sum().item() for p in made.model.parameters()]
+
+    def test_the_model_generates_itself_and_its_optimizer_goes_meanwhile(self):
+        plain, with_amem = self.train(False), self.train(True)
+        self.assertEqual(plain, with_amem)
+        pauses = [call[1] for call in self.library.named("pause")]
+        self.assertIn("amem.rl.optimizer", {tag for tags in pauses for tag in tags})
+        self.assertFalse({"amem.rl.parameters", "nccl"} & {tag for tags in pauses for tag in tags})
+
+    def vllm(self, sleep_mode):
+        """In place of TRL's VLLMGeneration in colocate mode: generates with TRL's own way to wake vLLM up, and looks at what is there."""
+        seen = []
+
+        def prepare(made):
+            generation = types.SimpleNamespace(mode="colocate", tensor_parallel_size=1, enable_sleep_mode=sleep_mode)
+
+            def look(what):
+                seen.append((what, any(p.isnan().any() for p in made.model.parameters()), self.library.states["nccl"]))
+
+            generation.llm = types.SimpleNamespace(wake_up=lambda tags=None: look("wake " + tags[0]), sleep=lambda level: look("sleep"),
+                                                   generate=lambda ids: look("generate") or [[5 - number % 2, 4, 4, 1] for number, _ in enumerate(ids)])
+
+            def generate(prompts, images, num_generations, profiler=None):
+                if sleep_mode:
+                    generation.llm.wake_up(tags=["kv_cache"])
+                found = generation.llm.generate(prompts)
+                if sleep_mode:
+                    generation.llm.sleep(level=2)
+                return prompts, found, [[[0.0]] * 4 for _ in found], None
+
+            def sync_weights():
+                if sleep_mode:
+                    generation.llm.wake_up(tags=["weights"])
+                look("sync")
+
+            generation.generate, generation.sync_weights = generate, sync_weights
+            made.use_vllm, made.vllm_generation = True, generation
+            made._last_loaded_step, made.vllm_importance_sampling_correction = -1, False
+
+        return prepare, seen
+
+    def test_parameters_and_nccl_are_vllms_from_its_cache_to_its_sleep(self):
+        prepare, _ = self.vllm(sleep_mode=True)
+        plain = self.train(False, prepare)
+        self.assertNotEqual(plain[1], float(0).hex())
+        prepare, seen = self.vllm(sleep_mode=True)
+        self.assertEqual(self.train(True, prepare), plain)
+        self.assertEqual(seen[:5], [("wake weights", False, "resident"), ("sync", False, "resident"), ("wake kv_cache", True, "paused"),
+                                    ("generate", True, "paused"), ("sleep", True, "paused")])
+
+    def test_without_its_sleep_mode_they_go_while_it_generates(self):
+        prepare, seen = self.vllm(sleep_mode=False)
+        self.train(True, prepare)
+        self.assertEqual(seen[:2], [("sync", False, "resident"), ("generate", True, "paused")])
+
+    def test_a_server_has_gpus_of_its_own(self):
+        generation = types.SimpleNamespace(mode="server")
+        self.assertIsNone(adapter.install(types.SimpleNamespace(use_vllm=True, vllm_generation=generation), None, None))
+
+    def test_tensor_parallel_vllm_keeps_nccl(self):
+        model = torch.nn.Linear(2, 2)
+        generation = types.SimpleNamespace(mode="colocate", tensor_parallel_size=2, enable_sleep_mode=False,
+                                           llm=types.SimpleNamespace(generate=lambda: self.library.states["nccl"]))
+        offload = adapter.install(types.SimpleNamespace(use_vllm=True, vllm_generation=generation), model, None)
+        self.assertEqual(generation.llm.generate(), "resident")
+        self.assertIn("amem.rl.parameters", self.library.states)
+        offload.close()
+
+
+if __name__ == "__main__":
+    with mock.patch.dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"):
+        unittest.main()

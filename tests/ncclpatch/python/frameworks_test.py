@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
+import tempfile
 import types
 import unittest
 from unittest import mock
@@ -349,6 +350,58 @@ class Verl(OnTheFake):
         with self.assertRaises(AttributeError):
             verl.install(self.workers[0], Other)
         self.assertIs(Other.train_batch, before)
+
+
+class Contracts(unittest.TestCase):
+    """What changes in a release is seen, and the rest is not."""
+
+    CODE = """
+LIMIT: int = 3
+class Worker(Base):
+    @property
+    def backend(self): pass
+    def sleep(self, level=1, *, tags=None, **more):
+        barrier()
+        self.backend.suspend(level)
+        return Output(self.rollout.resume(tags=["kv_cache"]))
+    async def wake(self, *tags): pass
+try:
+    def late(a, b=2): pass
+except ImportError:
+    pass
+"""
+    FACTS = {
+        "constants": {"LIMIT": 3},
+        "signatures": {"Worker": "class(Base)", "Worker.backend": "property", "Worker.sleep": "(self, level=, *, tags=, **more)",
+                       "Worker.wake": "async (self, *tags)", "late": "(a, b=)"},
+        "calls": {"Worker.sleep": ["barrier", "self.backend.suspend(level)", "self.rollout.resume(kv_cache)", "Output"]},
+    }
+
+    def differences(self, code):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "worker.py"), "w", encoding="utf-8") as file:
+                file.write(code)
+            return released.differences({"files": {"worker.py": self.FACTS}}, released.Release(folder))
+
+    def test_nothing_is_said_of_a_release_that_keeps_them(self):
+        self.assertEqual(self.differences(self.CODE), [])
+        self.assertEqual(self.differences("import os\n" + self.CODE.replace("barrier()", "other(); barrier(); other()")), [])
+
+    def test_each_change_is_named(self):
+        for old, new, said in (("level=1", "level", "Worker.sleep is (self, level"), ("async def wake", "def wake", "Worker.wake is"),
+                               ("@property", "", "Worker.backend is (self)"), ("(Base)", "(Other)", "Worker is class(Other)"),
+                               ("def late", "def later", "late is missing"), ("= 3", "= 4", "LIMIT is 4, and was 3"),
+                               ("barrier()", "pass", "no longer calls, in this order: barrier"), ("kv_cache", "cache", "no longer calls")):
+            with self.subTest(new or old):
+                found = self.differences(self.CODE.replace(old, new))
+                self.assertEqual(len(found), 1, found)
+                self.assertIn(said, found[0])
+        moved = self.CODE.replace("        barrier()\n", "").replace("(level)\n", "(level)\n        barrier()\n")
+        self.assertIn("no longer calls", self.differences(moved)[0])
+
+    def test_the_table_has_all_projects_with_an_adapter(self):
+        self.assertEqual(set(released.table()), {"vllm", "sglang", "torch_memory_saver", "verl", "areal", "megatron-core", "ray", "trl",
+                                                 "slime", "ROLL"})
 
 
 class StandIns(unittest.TestCase):

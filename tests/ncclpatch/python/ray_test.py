@@ -28,7 +28,7 @@ class Rank:
         assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
         cuda.stand_in_cuda_bytes_in_use.restype = ctypes.c_uint64
         self.cuda, self.context = cuda, context
-        self.nccl = ctypes.CDLL(os.environ["AMEM_TEST_NCCL"] + "/libnccl.so.2")
+        self.nccl = ctypes.CDLL(os.environ["TEST_NCCL"] + "/libnccl.so.2")
         import amem
 
         pointer = ctypes.c_void_p()
@@ -55,7 +55,7 @@ class Actors(unittest.TestCase):
         cls.scratch = tempfile.TemporaryDirectory()
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False, _temp_dir=cls.scratch.name)
         variables = {name: os.environ[name] for name in ("AMEM_LIBRARY", "PYTHONPATH", "LD_LIBRARY_PATH")}
-        variables.update(AMEM_TEST_NCCL=os.environ["LD_LIBRARY_PATH"], AMEM_JOURNAL_DIR=cls.scratch.name + "/journal", AMEM_USER_MEMORY="release")
+        variables.update(TEST_NCCL=os.environ["LD_LIBRARY_PATH"], AMEM_JOURNAL_DIR=cls.scratch.name + "/journal", AMEM_USER_MEMORY="release")
         made = ray.remote(Rank).options(runtime_env=adapter.environment(**variables))
         cls.actors = [made.remote() for _ in range(3)]
         cls.before = cls.in_use()

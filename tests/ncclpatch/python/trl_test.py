@@ -62,7 +62,9 @@ class Grpo(unittest.TestCase):
         if with_amem:
             made.add_callback(adapter.callback(made))
         made.train()
-        return [row["loss"].hex() for row in made.state.log_history if "loss" in row] + [p.double().sum().item() for p in made.model.parameters()]
+        logged = [(row["loss"], row["grad_norm"]) for row in made.state.log_history if "loss" in row]
+        self.assertGreater(max(norm for _, norm in logged), 0)
+        return logged + [p.double().sum().item() for p in made.model.parameters()]
 
     def test_the_model_generates_itself_and_its_optimizer_goes_meanwhile(self):
         plain, with_amem = self.train(False), self.train(True)
@@ -106,7 +108,6 @@ class Grpo(unittest.TestCase):
     def test_parameters_and_nccl_are_vllms_from_its_cache_to_its_sleep(self):
         prepare, _ = self.vllm(sleep_mode=True)
         plain = self.train(False, prepare)
-        self.assertNotEqual(plain[1], float(0).hex())
         prepare, seen = self.vllm(sleep_mode=True)
         self.assertEqual(self.train(True, prepare), plain)
         self.assertEqual(seen[:5], [("wake weights", False, "resident"), ("sync", False, "resident"), ("wake kv_cache", True, "paused"),

@@ -73,7 +73,7 @@ class Release:
         for node in self.tree(path).body:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return ast.literal_eval(node.value)
+                return json.loads(json.dumps(ast.literal_eval(node.value)))  # tuples are lists, as in the table
         raise LookupError(name)
 
     def _calls(self, path, name):

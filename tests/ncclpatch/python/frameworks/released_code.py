@@ -21,13 +21,13 @@ LOG.propagate = False
 
 
 def releases(folder):
-    """The wheels and source folders in `folder`, by the names of contracts.json: NAME-VERSION-....whl or NAME."""
+    """The releases in `folder`, by the names of contracts.json: FOLDER/NAME has the wheel, or is a checkout of the sources."""
     found = {}
     for name in released.table() if folder else ():
-        wheels = glob.glob(os.path.join(folder, name.replace("-", "_") + "-*.whl"))
-        path = wheels[0] if wheels else os.path.join(folder, name)
-        if os.path.exists(path):
-            found[name] = released.Release(path)
+        path = os.path.join(folder, name)
+        wheels = glob.glob(os.path.join(path, "*.whl"))
+        if wheels or os.path.isdir(path) and os.listdir(path):
+            found[name] = released.Release(wheels[0] if wheels else path)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The adapters of amem.frameworks, on a stand-in for the library. With AMEM_RELEASES=FOLDER (./run frameworks-test) on the code of the
+"""The adapters of amem.frameworks, on a stand-in for the library. With FRAMEWORK_RELEASES=FOLDER (./run frameworks-test) on the code of the
 releases that lie there, else on stand-ins whose signatures are those that the releases were found to have (frameworks/contracts.json)."""
 
 import asyncio
@@ -21,7 +21,7 @@ import stand_ins  # noqa: E402
 from amem import frameworks  # noqa: E402
 from amem.frameworks import groups, verl  # noqa: E402
 
-RELEASES = released_code.releases(os.environ.get("AMEM_RELEASES", ""))
+RELEASES = released_code.releases(os.environ.get("FRAMEWORK_RELEASES", ""))
 
 
 class OnTheFake(unittest.TestCase):

@@ -5,7 +5,7 @@
     check_releases.py --folder FOLDER --source slime=CHECKOUT  one that PyPI does not have (slime, ROLL), from a checkout of its sources
     check_releases.py --folder FOLDER --record NAME            writes what the release in FOLDER says into the table, to be read and committed
 
-Each wheel is left in FOLDER/NAME, where frameworks_test.py finds it (AMEM_RELEASES=FOLDER). Prints one line for each project, and one for
+Each wheel is left in FOLDER/NAME, where frameworks_test.py finds it (FRAMEWORK_RELEASES=FOLDER). Prints one line for each project, and one for
 each difference. Exit code 0: no contract is broken; 1: some are, so that an adapter must be looked at.
 """
 import argparse

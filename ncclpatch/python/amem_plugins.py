@@ -1,5 +1,6 @@
 """What other projects call through entry points of this package. It is a module of its own because importing `amem` attaches to NCCL,
-and a project calls its plugins in every process, also in those whose user never asked for AMem. Nothing here fails the caller."""
+and a project calls its plugins in every process, also in those whose user never asked for AMem. Nothing here fails a project that did
+not choose AMem."""
 
 import functools
 import logging

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import subprocess
 import sys
 import tempfile
 import types
@@ -75,7 +76,8 @@ class Vllm(OnTheFake):
         return worker
 
     def test_the_plugin_registers_a_backend_and_loads_nothing_for_others(self):
-        amem_plugins.vllm()  # again: harmless
+        with self.assertNoLogs("amem"):
+            amem_plugins.vllm()  # again: harmless
         self.assertNotIn("amem.frameworks.vllm", sys.modules)
         self.worker("cumem")
         self.assertNotIn("amem.frameworks.vllm", sys.modules)
@@ -158,6 +160,22 @@ class Vllm(OnTheFake):
 
         backend = adapter.Backend
         self.assertTrue(backend.is_supported() and backend.preserves_communicators() and backend.preserves_graphs_with_communicators())
+
+
+class Plugins(unittest.TestCase):
+    def test_projects_that_call_them_unasked_load_nothing_of_amem(self):
+        code = "import amem_plugins, sys; amem_plugins.vllm(); amem_plugins.sglang(); print('amem' in sys.modules)"
+        environment = {key: value for key, value in os.environ.items() if key != "AMEM_ENABLE"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "False\n", ""))
+
+    def test_they_fail_in_no_project(self):
+        modules = stand_ins.vllm()
+        del modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
+        with stand_ins.imported(modules), mock.patch.dict(os.environ, AMEM_ENABLE="1"), self.assertLogs("amem", "INFO") as logged:
+            amem_plugins.vllm()
+            amem_plugins.sglang()  # there is no sglang
+        self.assertEqual(len(logged.output), 2)
 
 
 class Sglang(OnTheFake):

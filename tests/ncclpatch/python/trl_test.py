@@ -1,4 +1,4 @@
-"""amem.frameworks.trl in TRL's own GRPOTrainer, on CPU tensors and a stand-in for the library. Needs TRL; nothing is downloaded: model and
+"""amem.frameworks.trl in TRL's own GRPOTrainer and RLOOTrainer, on CPU tensors and a stand-in for the library. Needs TRL; nothing is downloaded: model and
 tokenizer are made here, and vLLM, which TRL would generate with, is stood in for."""
 
 import os
@@ -29,7 +29,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def trainer(folder, steps=3):
+def trainer(folder, kind="GRPO", steps=3):
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -37,16 +37,16 @@ def trainer(folder, steps=3):
     tokens = tokenizer()
     config = LlamaConfig(vocab_size=len(tokens), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                          num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-    options = trl.GRPOConfig(output_dir=folder, use_cpu=True, report_to=[], max_steps=steps, per_device_train_batch_size=4, num_generations=4,
-                             max_completion_length=4, save_strategy="no", disable_tqdm=True, learning_rate=0.1, seed=5, logging_steps=1)
+    options = getattr(trl, kind + "Config")(output_dir=folder, use_cpu=True, report_to=[], max_steps=steps, per_device_train_batch_size=4, num_generations=4,
+                             max_completion_length=4, save_strategy="no", disable_tqdm=True, learning_rate=0.1, beta=0.0, seed=5, logging_steps=1)
     data = Dataset.from_dict({"prompt": ["sort : 3 1 2", "sort : 9 8 7"] * 4})
     reward = lambda completions, **_: [float(len(set(one.split()))) for one in completions]
     reward.__name__ = "reward"
-    return trl.GRPOTrainer(LlamaForCausalLM(config), reward, args=options, train_dataset=data, processing_class=tokens)
+    return getattr(trl, kind + "Trainer")(LlamaForCausalLM(config), reward_funcs=reward, args=options, train_dataset=data, processing_class=tokens)
 
 
 @unittest.skipIf(trl is None, "this python has no TRL")
-class Grpo(unittest.TestCase):
+class Trainers(unittest.TestCase):
     def setUp(self):
         context = fake_library.installed(torch)
         self.library, self.side = context.__enter__()
@@ -56,8 +56,8 @@ class Grpo(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def train(self, with_amem, prepare=lambda trainer: None):
-        made = trainer(self.folder)
+    def train(self, with_amem, prepare=lambda trainer: None, kind="GRPO"):
+        made = trainer(self.folder, kind)
         prepare(made)
         if with_amem:
             made.add_callback(adapter.callback(made))
@@ -67,11 +67,13 @@ class Grpo(unittest.TestCase):
         return logged + [p.double().sum().item() for p in made.model.parameters()]
 
     def test_the_model_generates_itself_and_its_optimizer_goes_meanwhile(self):
-        plain, with_amem = self.train(False), self.train(True)
-        self.assertEqual(plain, with_amem)
-        pauses = [call[1] for call in self.library.named("pause")]
-        self.assertIn("amem.rl.optimizer", {tag for tags in pauses for tag in tags})
-        self.assertFalse({"amem.rl.parameters", "nccl"} & {tag for tags in pauses for tag in tags})
+        for kind in ("GRPO", "RLOO"):
+            with self.subTest(kind):
+                self.library.calls.clear()
+                self.assertEqual(self.train(False, kind=kind), self.train(True, kind=kind))
+                paused = {tag for call in self.library.named("pause") for tag in call[1]}
+                self.assertIn("amem.rl.optimizer", paused)
+                self.assertFalse({"amem.rl.parameters", "nccl"} & paused)
 
     def vllm(self, sleep_mode):
         """In place of TRL's VLLMGeneration in colocate mode: generates with TRL's own way to wake vLLM up, and looks at what is there."""

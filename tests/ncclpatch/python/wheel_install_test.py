@@ -65,6 +65,16 @@ class Wheel(unittest.TestCase):
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
         self.assertIn("amem._autoload:attach", done.stdout, done.stderr)
 
+    def test_frameworks_find_their_plugins_and_load_nothing_of_amem_unasked(self):
+        code = ("import sys; from importlib.metadata import distribution as d\n"
+                "for p in d('amem-nccl').entry_points:\n"
+                "    if p.group in ('vllm.general_plugins', 'sglang.srt.plugins'): p.load()(); print(p.group, 'amem' in sys.modules)")
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(sorted(done.stdout.split("\n")), ["", "sglang.srt.plugins False", "vllm.general_plugins False"], done.stderr)
+        done = subprocess.run([self.python, "-c", "import amem.frameworks.groups, amem.frameworks.ray, amem.frameworks.verl"],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_only_the_C_interface_shows(self):
         with zipfile.ZipFile(WHEEL) as wheel, tempfile.TemporaryDirectory() as folder:
             path = wheel.extract("amem/libamem_nccl.so", folder)

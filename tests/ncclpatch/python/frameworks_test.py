@@ -254,6 +254,22 @@ class Sglang(OnTheFake):
         self.assertEqual(captured, [("g", "p", "s", "global")])
 
 
+class TorchMemorySaver(OnTheFake):
+    def test_the_package_itself_is_wrapped_before_its_first_use(self):
+        try:
+            import torch_memory_saver
+        except ImportError as error:
+            self.skipTest("no torch_memory_saver: %s" % error)
+        held = torch_memory_saver.torch_memory_saver
+        held.hook_mode = "torch"
+        self.assertIs(amem.wrap(torch_memory_saver), held)
+        with torch_memory_saver.configure_subprocess(), held.region("a", enable_cpu_backup=True):
+            self.assertEqual(self.library.stack, ["a"])
+        held.pause("a")
+        held.resume()
+        self.assertEqual(self.paused_and_resumed(), [("pause", "a"), ("resume", "a")])
+
+
 class Slime(OnTheFake):
     NAME, PROJECT, TURN_ON = groups.SLIME, "slime", staticmethod(groups.slime)
 

@@ -7,8 +7,6 @@ import types
 import unittest
 from unittest import mock
 
-import amem
-import amem.rl
 import fake_library
 
 try:

@@ -29,6 +29,7 @@ JOB = ("end_to_end_test",)
 MATRIX = ("crash_matrix_test",)
 GUEST = ("guest_test",)
 BARS = ("tests/gpu/bars_test.py",)
+FRAMEWORKS = ("tests/ncclpatch/python/frameworks_test.py",)
 # Of session_test, which waits a lot.
 IN_SLABS = "SlabTest*:CutUpSlab*:AlienAddressTest*:BrokenSlab*:*WindowTest*:NativeSuspend*"
 # Of intercept_test: neither what depends on how threads happen to run, nor what depends on how fast the machine is.
@@ -363,6 +364,21 @@ BUGS = [
          ("a GPU's memory may grow with each cycle", "if memory and not memory[\"equal\"]", "if memory and memory[\"equal\"] is None"),
          ("a run that tried nothing passes", "if counts[\"pass\"] + counts[\"FAIL\"] == 0:", "if counts[\"pass\"] + counts[\"FAIL\"] < 0:"),
          ("a start-up that is slower than its bar passes", "if slower > STARTUP_PERCENT else []", "if slower > 10 * STARTUP_PERCENT else []")),
+    *_in("ncclpatch/python/amem/frameworks/vllm.py", FRAMEWORKS,
+         ("vLLM's sleep leaves NCCL's memory", 'more=["nccl"] if', 'more=[] if'),
+         ("vLLM wakes up without NCCL", '                amem.resume("nccl")\n', "                pass\n"),
+         ("a wake-up of one of vLLM's tags leaves its other memory asleep", "tag not in DEFERRABLE]", "False]"),
+         ("vLLM's weights are not saved", '"discard" if tag in DISCARDED else "preserve"', '"discard"')),
+    *_in("ncclpatch/python/amem/frameworks/sglang.py", FRAMEWORKS,
+         ("NCCL goes while SGLang's weights are to be updated", "if not request.tags or WEIGHTS in request.tags:", "if True:"),
+         ("a group for SGLang's weight updates is made while NCCL is paused", '"init_weights_update_group", ', "")),
+    *_in("ncclpatch/python/amem/frameworks/groups.py", FRAMEWORKS,
+         ("groups are neither paused nor destroyed where NCCL is not under AMem", "        return destroy()\n", "        return None\n")),
+    *_in("ncclpatch/python/amem/frameworks/verl.py", FRAMEWORKS,
+         ("verl trains while NCCL is paused", "        frameworks.resume_nccl()\n        return method", "        return method"),
+         ("NCCL goes before verl's ranks have passed their barrier", "if CACHE in tags:", "if True:")),
+    *_in("ncclpatch/python/amem_plugins.py", FRAMEWORKS,
+         ("vLLM workers that did not ask for AMem get it", 'getattr(model, "sleep_mode_backend", None) == "amem"', "True")),
     *_in("ncclpatch/runtime/last_error.cpp", JOB,
          ("a peer that was lost is no remote error", "case Code::kPeerLost:\n      return kRemoteError;", "case Code::kPeerLost:\n      return kSystemError;"),
          tests="Pause*"),

@@ -12,7 +12,9 @@ import types
 import unittest
 from unittest import mock
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "frameworks"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "frameworks"), os.path.join(HERE, "../../../ncclpatch/python")]
+sys.dont_write_bytecode = True
 import amem  # noqa: E402
 import amem_plugins  # noqa: E402
 import fake_library  # noqa: E402
@@ -166,6 +168,7 @@ class Plugins(unittest.TestCase):
     def test_projects_that_call_them_unasked_load_nothing_of_amem(self):
         code = "import amem_plugins, sys; amem_plugins.vllm(); amem_plugins.sglang(); print('amem' in sys.modules)"
         environment = {key: value for key, value in os.environ.items() if key != "AMEM_ENABLE"}
+        environment.update(PYTHONPATH=os.path.dirname(os.path.dirname(amem.__file__)))
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "False\n", ""))
 

@@ -66,7 +66,9 @@ def plain_tensors(tensor, torch):
     """The tensors with memory of their own behind a tensor: itself, or the parts of a wrapper such as FSDP2's DTensor."""
     if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name), torch)
+            part = getattr(tensor, name)
+            if isinstance(part, torch.Tensor):  # newer releases of PyTorch name a DTensor's device mesh as well
+                yield from plain_tensors(part, torch)
     else:
         yield tensor
 

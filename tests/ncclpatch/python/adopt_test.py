@@ -107,6 +107,31 @@ class Adopt(unittest.TestCase):
         self.assertNotIn(first.data_ptr(), addresses)
         self.assertTrue(torch.equal(wrapped + 1, TwoTensor(first + 1, second + 1)))
 
+    def test_what_is_no_tensor_in_a_wrapped_tensor_is_passed_over(self):
+        class Sharded(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                made = torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+                made.inner, made.mesh = inner, object()
+                return made
+
+            def __tensor_flatten__(self):
+                return ["inner", "mesh"], None
+
+            @staticmethod
+            def __tensor_unflatten__(parts, context, size, stride):
+                return Sharded(parts["inner"])
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+                return NotImplemented
+
+        inner = torch.arange(8.0)
+        address = inner.data_ptr()
+        self.assertEqual(amem.adopt(Sharded(inner), "a")[:3], ("a", 1, 1))
+        self.assertNotEqual(inner.data_ptr(), address)
+        self.assertTrue(torch.equal(inner, torch.arange(8.0)))
+
     def test_memory_that_is_used_again_is_not_taken_for_what_was_there(self):
         first = torch.zeros(1000)
         amem.adopt(first, "a")

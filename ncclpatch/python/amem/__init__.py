@@ -23,11 +23,12 @@ import warnings
 from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
+from ._hosts import StoreGroup
 from ._pools import pool
 from ._saver import wrap
 from ._tags import memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "Skipped", "adopt", "attach", "memory", "pause", "paused", "pool", "resume", "set_group", "stats",
+__all__ = ["Adopted", "AmemError", "Skipped", "StoreGroup", "adopt", "attach", "memory", "pause", "paused", "pool", "resume", "set_group", "stats",
            "trim_pinned", "version", "wait", "wrap"]
 
 

@@ -23,13 +23,14 @@ import warnings
 from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
+from ._gather import gather
 from ._hosts import StoreGroup
 from ._pools import pool
 from ._saver import wrap
 from ._tags import memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "Skipped", "StoreGroup", "adopt", "attach", "memory", "pause", "paused", "pool", "resume", "set_group", "stats",
-           "trim_pinned", "version", "wait", "wrap"]
+__all__ = ["Adopted", "AmemError", "Skipped", "StoreGroup", "adopt", "attach", "gather", "memory", "pause", "paused", "pool", "resume",
+           "set_group", "stats", "trim_pinned", "version", "wait", "wrap"]
 
 
 def attach():

@@ -17,7 +17,8 @@ import weakref
 from . import _calls, _tags
 
 REMOTE = 6  # ncclRemoteError: another rank is the reason
-SLICE_SECONDS = 0.2  # of a wait: PyTorch's stores are locked while one thread waits
+SLICE_SECONDS = 0.2  # of a wait
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.0005, 0.02  # between two questions to a store
 LATE = "the other ranks had given up already when this one came"
 
 
@@ -45,8 +46,8 @@ class StoreGroup:
 
     def are_there(self, keys, seconds):
         """Waits for all keys, at most so long."""
-        if seconds <= 0 and hasattr(self.store, "check"):
-            return self.store.check(keys)
+        if hasattr(self.store, "check"):
+            return self._asked_until_there(keys, seconds)
         limit = max(seconds, 0.001)
         began = time.monotonic()
         try:
@@ -56,6 +57,16 @@ class StoreGroup:
             if time.monotonic() - began < 0.9 * limit:
                 raise  # not the time: the connection, for example
             return False
+
+    def _asked_until_there(self, keys, seconds):
+        """PyTorch's stores write a warning for each wait that ends by its time, and cannot be used meanwhile: so they are asked."""
+        end, pause = time.monotonic() + seconds, SHORTEST_SECONDS
+        while not self.store.check(keys):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(min(pause, max(0, end - time.monotonic())))
+            pause = min(2 * pause, LONGEST_SECONDS)
+        return True
 
     def forget(self, key):
         with contextlib.suppress(Exception):  # some stores cannot; a few bytes stay

@@ -9,10 +9,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import store_for_tests  # noqa: E402
 
 FILL = 0x5A
+store = store_for_tests.open_store(sys.argv[1])  # before the stand-in, because it may import PyTorch with an NCCL of its own
 cuda = ctypes.CDLL("libcuda.so.1")
 context = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
-nccl = ctypes.CDLL(os.environ["LD_LIBRARY_PATH"].split(":")[0] + "/libnccl.so.2")
+nccl = ctypes.CDLL(os.environ["STAND_IN_NCCL"])
 import amem  # noqa: E402
 from amem import _calls, _tags  # noqa: E402
 
@@ -20,7 +21,20 @@ memory = ctypes.c_void_p()
 assert nccl.ncclMemAlloc(ctypes.byref(memory), ctypes.c_size_t(4 << 20)) == 0
 assert cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(FILL), ctypes.c_size_t(4 << 20)) == 0
 rank, size, host = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-group = amem.StoreGroup(store_for_tests.open_store(sys.argv[1]), rank, size, host)
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+unique, communicator = UniqueId(), ctypes.c_void_p()
+if rank == 0:
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
+    store.set("unique", unique.internal.decode())
+unique.internal = store.get("unique")
+nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+assert nccl.ncclCommInitRank(ctypes.byref(communicator), size, unique, rank) == 0
+group = amem.StoreGroup(store, rank, size, host)
 real = {"pause": _tags.pause, "resume": _tags.resume}
 
 
@@ -70,6 +84,10 @@ def do(command, *arguments):
         return with_paused(*arguments)
     elif command == "keys":
         return group.store.num_keys()
+    elif command == "fail_in_the_driver":
+        assert cuda.stand_in_cuda_fail_next(b"Create", ctypes.c_uint64(1), 2) == 0
+    elif command == "no_replay":
+        os.environ["AMEM_REPLAY"] = "/nowhere/amem-replay"
     elif command == "gather":
         return amem.gather(arguments[0], process_group=group, timeout=arguments[1])
     return "ok"

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import store_for_tests  # noqa: E402
@@ -25,22 +26,26 @@ except ImportError:
     distributed = None
 
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts_rank.py")
+STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
 TIMEOUT = 6
 
 
 class Rank:
     """One process. `ask` sends a command and returns at once; `answer` waits for what it printed."""
 
-    def __init__(self, rank, size, host, folder, store, timeout_ms=4000):
+    def __init__(self, rank, size, host, folder, store, per_host, timeout_ms=4000):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") or k == "AMEM_LIBRARY"}
         here = os.path.join(folder, host)
         environment.update(AMEM_JOURNAL_DIR=here + "/journal", AMEM_SOCKET_DIR=here + "/s", AMEM_USER_MEMORY="release",
-                           AMEM_TIMEOUT_MS=str(timeout_ms), AMEM_LOG="off", RANK=str(rank), AMEM_GROUPID=str(1 + abs(hash(host)) % 1000))
+                           AMEM_TIMEOUT_MS=str(timeout_ms), AMEM_LOG="off", RANK=str(rank), AMEM_SIM_WORLD=here + "/world",
+                           STAND_IN_RANKS_PER_HOST=str(per_host))
         os.makedirs(here + "/s", exist_ok=True)
+        environment.update(STAND_IN_NCCL=STAND_INS + "/libnccl.so.2", LD_LIBRARY_PATH=folder)  # PyTorch must find its own NCCL
+        if not os.path.exists(folder + "/libcuda.so.1"):
+            os.symlink(STAND_INS + "/libcuda.so.1", folder + "/libcuda.so.1")
         self.rank, self.host = rank, host
         self.process = subprocess.Popen([sys.executable, "-B", RANK, store, str(rank), str(size), host], env=environment,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.answer() == "ready"
 
     def ask(self, command, *arguments):
         self.process.stdin.write(json.dumps([command, *arguments]) + "\n")
@@ -62,6 +67,15 @@ class Rank:
         self.process.communicate()
 
 
+def start(hosts, ranks, folder, store):
+    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host."""
+    size = hosts * ranks
+    all_ranks = [Rank(rank, size, "host-" + "abcdefgh"[rank // ranks], folder, store, ranks) for rank in range(size)]
+    for rank in all_ranks:
+        assert rank.answer() == "ready", rank.rank
+    return all_ranks
+
+
 class Job(unittest.TestCase):
     """`hosts` hosts with `ranks` processes each."""
 
@@ -72,8 +86,7 @@ class Job(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="amem-hosts-", dir="/tmp")
         self.addCleanup(shutil.rmtree, self.folder, True)
         self.store = self.make_store()
-        size = self.hosts * self.ranks
-        self.all = [Rank(rank, size, "host-" + "abcdefgh"[rank // self.ranks], self.folder, self.store) for rank in range(size)]
+        self.all = start(self.hosts, self.ranks, self.folder, self.store)
         for rank in self.all:
             self.addCleanup(rank.end)
 
@@ -229,7 +242,7 @@ class FourHosts(Job):
             size = self.hosts * self.ranks
             folder = tempfile.mkdtemp(dir=self.folder)
             server = store_for_tests.Server(folder + "/store")
-            ranks = [Rank(rank, size, "host-" + "abcd"[rank // self.ranks], folder, "plain:" + folder + "/store") for rank in range(size)]
+            ranks = start(self.hosts, self.ranks, folder, "plain:" + folder + "/store")
             victim = ranks[chance.randrange(size)]
             phase = chance.choice(["pause", "resume"])
             if phase == "resume":
@@ -248,6 +261,72 @@ class FourHosts(Job):
             server.close()
 
 
+class Gather(Job):
+    hosts, ranks = 2, 2
+
+    def test_why_names_the_culprit_of_another_host(self):
+        self.all_do("pause", TIMEOUT)
+        self.all[3].do("fail_in_the_driver")
+        for answer in self.all_do("resume", TIMEOUT):
+            self.assertIn("failed", answer)
+        self.all_are("paused")
+        results = self.all_do("gather", self.folder + "/packs", 10)
+        self.assertEqual(results[0]["missing"], {})
+        self.assertEqual(results, [results[0]] * 4)
+        self.assertEqual(sorted(os.listdir(self.folder + "/packs")), ["host-a-0.amem", "host-b-2.amem"])
+        replay = os.environ["AMEM_REPLAY"]
+        said = subprocess.run([replay, "why", self.folder + "/packs"], capture_output=True, text=True, check=False, timeout=60).stdout
+        self.assertRegex(said.splitlines()[0], r"Resume 1 failed on rank 3 .*out of memory")
+        sessions = subprocess.run([replay, "ls", self.folder + "/packs"], capture_output=True, text=True, check=False, timeout=60).stdout
+        self.assertEqual(len(sessions.splitlines()), 1 + 4, sessions)
+
+    def test_a_host_that_does_not_come_is_named_and_the_others_go_on(self):
+        self.all[2].end()
+        self.all[3].end()
+        self.all[1].ask("gather", self.folder + "/packs", 1)
+        result = self.all[0].do("gather", self.folder + "/packs", 1)
+        self.assertEqual(set(result["missing"]), {"rank 2", "rank 3"})
+        self.assertEqual(len(result["packs"]), 1)
+        self.assertEqual(self.all[1].answer(), result)
+
+    def test_a_host_that_cannot_pack_says_why(self):
+        self.all[2].do("no_replay")
+        result = self.all_do("gather", self.folder + "/packs", 5)[0]
+        self.assertEqual(list(result["missing"]), ["rank 2 on host-b"])
+        self.assertIn("No such file", result["missing"]["rank 2 on host-b"])
+
+
+class GatherInChunks(unittest.TestCase):
+    """A pack of many chunks, through a store that counts how much it holds at most."""
+
+    def test_memory_is_bounded_and_what_arrives_is_what_was_sent(self):
+        from amem import _gather, _hosts
+        chunk, chunks = 1000, 50
+        contents = os.urandom(chunk * chunks - 17)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(_gather, "CHUNK_BYTES", chunk):
+            server = store_for_tests.Server(folder + "/store")
+            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 2, "host-%d" % rank) for rank in range(2)]
+
+            def pack(_directory, path):
+                with open(path, "wb") as file:
+                    file.write(contents)
+
+            with mock.patch.object(_gather, "pack", pack), mock.patch.object(_gather, "journal_directory", lambda: folder):
+                results = []
+                other = threading.Thread(target=lambda: results.append(_gather.gather(folder + "/out", groups[1], 5)))
+                other.start()
+                results.append(_gather.gather(folder + "/out", groups[0], 5))
+                other.join()
+            self.assertEqual(results[0], results[1])
+            self.assertEqual(results[0]["missing"], {})
+            with open(folder + "/out/host-1-1.amem", "rb") as file:
+                self.assertEqual(file.read(), contents)
+            self.assertLess(server.most, 8 * chunk)
+            for group in groups:
+                group.store.close()
+            server.close()
+
+
 @unittest.skipUnless(distributed, "this Python has no PyTorch")
 class Tcp(Agreement):
     def make_store(self):
@@ -260,6 +339,8 @@ class Tcp(Agreement):
 
 @unittest.skipUnless(distributed, "this Python has no PyTorch")
 class File(Agreement):
+    test_keys_do_not_pile_up = None  # a FileStore has every value that it ever had
+
     def make_store(self):
         return "file:" + self.folder + "/file-store"
 

@@ -9,6 +9,7 @@ import time
 class Server:
     def __init__(self, path):
         self.values, self.changed, self.open = {}, threading.Condition(), []
+        self.most = 0  # characters of all values, at any time
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(256)
@@ -41,6 +42,7 @@ class Server:
     def _set(self, key, value):
         with self.changed:
             self.values[key] = value
+            self.most = max(self.most, sum(map(len, self.values.values())))
             self.changed.notify_all()
 
     def _get(self, key):

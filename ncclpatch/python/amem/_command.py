@@ -48,6 +48,9 @@ def run(arguments):
         library = os.path.abspath(_library.find())
         if not os.path.exists(library):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
+        problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
+        if problems:
+            return fail("run: %s; nothing was started. %s" % (problems[0].text, problems[0].remedy))
         environment = environment_with(library, os.environ)
     try:
         os.execvpe(arguments[0], arguments, environment)
@@ -113,21 +116,27 @@ def doctor(arguments):
 # ---- the rest ---------------------------------------------------------------------------------------------------------------
 
 
+def become(program, arguments):
+    """Replaces this process by a program that must not be under AMem. Returns only where that fails."""
+    sys.stdout.flush()
+    try:
+        os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+    except OSError as error:
+        return fail("%s cannot be started: %s; install the package amem-nccl for this machine" % (program, error.strerror))
+
+
 def replay(arguments):
     program = _why.find(_library.find())
     if not program:
         return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % arguments[0])
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    sys.stdout.flush()
-    os.execve(program, [program, *arguments], environment)
+    return become(program, arguments)
 
 
 def demo(arguments):
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem-demo")
     if not os.path.exists(program):
         return fail("demo: it is a part of the wheel; in the source tree: ./run demo")
-    sys.stdout.flush()
-    os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+    return become(program, arguments)
 
 
 def main(arguments=None):
@@ -147,6 +156,9 @@ def main(arguments=None):
         try:
             print(metadata.version("amem-nccl"))
         except metadata.PackageNotFoundError:
-            print(_library.load().amem_version().decode())
+            try:
+                print(_library.load().amem_version().decode())
+            except OSError as error:
+                return fail("version: %s" % error)
         return 0
     return replay(arguments)

@@ -2,6 +2,7 @@
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 1 if AMem cannot work
+    amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
@@ -16,7 +17,7 @@ import re
 import signal
 import sys
 
-from . import _doctor, _library, _machine, _why
+from . import _doctor, _library, _machine, _measure, _why
 
 USAGE = 2
 
@@ -86,20 +87,27 @@ def nccl_libraries(more=()):
 
 def doctor(arguments):
     named = []
-    as_json = False
+    as_json = measures = False
+    gpus = None
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if word == "--json":
             as_json = True
+        elif word == "--measure":
+            measures = True
+        elif word == "--gpus" and rest and rest[0].isdigit() and rest[0] != "0":
+            gpus = int(rest.pop(0))
         elif word == "--nccl" and rest:
             named.append(rest.pop(0))
         else:
-            return fail("doctor: unknown argument %s; known: --json, --nccl PATH" % word)
+            return fail("doctor: unknown argument %s; known: --json, --nccl PATH, --measure [--gpus N]" % word)
     missing = [path for path in named if not os.path.exists(path)]
     if missing:
         return fail("doctor: %s is not there" % missing[0])
     library = os.path.abspath(_library.find())
+    if measures:
+        return measure(library, nccl_libraries(named), gpus, as_json)
     findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
     problems = sum(finding.level == "problem" for finding in findings)
     if as_json:
@@ -111,6 +119,22 @@ def doctor(arguments):
                 print("%-8s   -> %s" % ("", finding.remedy))
         print("Nothing stands in AMem's way here." if problems == 0 else "AMem cannot work here: %d problem%s." % (problems, "s" if problems > 1 else ""))
     return 1 if problems else 0
+
+
+def measure(library, libraries, gpus, as_json):
+    """`doctor --measure`. Exit code 0 where both settings ran, 1 where one did not, 2 where nothing could be measured."""
+    problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
+    if problems:
+        return fail("doctor --measure: %s. %s" % (problems[0].text, problems[0].remedy))
+    if not libraries:
+        return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the ranks are ended, too
+    try:
+        answer = _measure.measure(library, libraries[0][0], environment_with, gpus)
+    except _measure.CannotMeasure as error:
+        return fail("doctor --measure: %s" % error)
+    print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))
+    return 1 if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
 
 
 # ---- the rest ---------------------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def together(group, what, act, undo, timeout):
             decision = agreement.vote()
         except _calls.AmemError as error:
             failure = error
-            decision = agreement.vote(str(error))
+            decision = agreement.vote(reason_of(error))
         except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
             if not done:
                 with contextlib.suppress(Exception):
@@ -265,7 +265,12 @@ def together(group, what, act, undo, timeout):
     raise _calls.AmemError(failure.code if failure else REMOTE, text, failure.why if failure else None) from failure
 
 
-def _states(tags):
+def reason_of(error):
+    """The text of an error, for another rank: on one line where it is AMem's, without what `amem-replay why` says here."""
+    return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
+
+
+def states(tags):
     """{tag: whether it is paused now}; False where the library is too old to say."""
     try:
         rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
@@ -277,7 +282,7 @@ def _states(tags):
 def pause(process_group, tags, stream=None, timeout=None):
     """As amem.pause, on all hosts of a process group or on none."""
     tags = tags or (_tags.NCCL,)
-    before = _states(tags)
+    before = states(tags)
 
     def undo():
         running = [tag for tag in tags if not before[tag]]
@@ -290,7 +295,7 @@ def pause(process_group, tags, stream=None, timeout=None):
 def resume(process_group, tags, timeout=None):
     """As amem.resume, on all hosts of a process group or on none: where one cannot resume, those that did pause again, contents kept."""
     tags = tags or (_tags.NCCL,)
-    before = _states(tags)
+    before = states(tags)
 
     def undo():
         paused = [tag for tag in tags if before[tag]]

@@ -19,6 +19,7 @@ ROUNDS = 2
 CYCLES = 4  # the first is not counted
 RUN_SECONDS = 90
 MOST_RANKS = 8
+LONGEST_PLACE = 40  # characters; the path of a Unix socket has 107
 SAME_BYTES, SAME_SECONDS = 0.03, 0.10  # relative differences that are none
 
 
@@ -54,7 +55,8 @@ class Run:
     """The ranks of one run with one setting, in a folder of their own."""
 
     def __init__(self, library, nccl, ranks, setting, environment_with):
-        self.folder = tempfile.mkdtemp(prefix="amem-m-", dir="/tmp")
+        place = tempfile.gettempdir()
+        self.folder = tempfile.mkdtemp(prefix="amem-m-", dir=place if len(place) < LONGEST_PLACE else "/tmp")
         self.ranks = ranks
         variables = {"AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world",
                      "AMEM_TIMEOUT_MS": "20000", "AMEM_METRICS": "", "NCCL_CUMEM_ENABLE": setting}

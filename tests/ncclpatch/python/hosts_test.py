@@ -376,5 +376,5 @@ class Cost(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    signal.alarm(240)
+    signal.alarm(560)
     unittest.main()

@@ -1,10 +1,13 @@
 """`amem doctor --measure` on the stand-in driver and NCCL, and where there is nothing to measure."""
+import atexit
 import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from unittest import mock
@@ -13,6 +16,9 @@ PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, PACKAGE)
 from amem import _command, _library, _measure  # noqa: E402
 
+PLACE = tempfile.mkdtemp(prefix="amem-mt-", dir="/tmp")
+atexit.register(shutil.rmtree, PLACE, True)
+os.environ["TMPDIR"] = PLACE
 STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
 NCCL = STAND_INS + "/libnccl.so.2"
 
@@ -42,18 +48,18 @@ class OnTheStandIn(unittest.TestCase):
             self.assertGreater(one["freed_bytes"], 1 << 20)
             for key in ("start_seconds", "first_seconds", "first_pause_seconds", "pause_seconds", "resume_seconds"):
                 self.assertGreater(one[key], 0, key)
-        self.assertEqual(glob.glob("/tmp/amem-m-*"), [])
+        self.assertEqual(glob.glob(PLACE + "/*"), [])
 
     def test_what_it_starts_ends_with_it(self):
         process = start("--nccl", NCCL, "--gpus", "2")
         end = time.monotonic() + 30
-        while not glob.glob("/tmp/amem-m-*/world*") and time.monotonic() < end:
+        while not glob.glob(PLACE + "/amem-m-*/world*") and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
-        self.assertEqual(glob.glob("/tmp/amem-m-*"), [])
-        self.assertEqual(subprocess.run(["pgrep", "-f", "amem._measure_rank"], capture_output=True, text=True, check=False).stdout, "")
+        self.assertEqual(glob.glob(PLACE + "/*"), [])
+        self.assertEqual(subprocess.run(["pgrep", "-f", PLACE], capture_output=True, text=True, check=False).stdout, "")
 
     def test_a_job_that_hangs_is_ended_and_said(self):
         with mock.patch.object(_measure, "RUN_SECONDS", 3), mock.patch.object(_measure, "ROUNDS", 1), mock.patch.dict(os.environ, {"STAND_IN_FAULT": "hang-unmap"}):

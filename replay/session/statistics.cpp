@@ -30,7 +30,8 @@ json Phases(const CycleReport& report) {
 json Sums(const CycleTotals& totals) {
   json phases = json::object();
   for (const auto& [phase, sum] : totals.phases) {
-    phases[std::string(ToText(phase))] = {{"work_ms", Ms(sum.work_ns)}, {"wait_ms", Ms(sum.wait_ns)}, {"failures", sum.failures}};
+    phases[std::string(ToText(phase))] = {
+        {"work_ms", Ms(sum.work_ns)}, {"wait_ms", Ms(sum.wait_ns)}, {"failures", sum.failures}};
   }
   return {{"done", totals.done}, {"total_ms", Ms(totals.total_ns)}, {"phases", phases}};
 }

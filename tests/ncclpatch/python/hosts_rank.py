@@ -9,7 +9,12 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import store_for_tests  # noqa: E402
 
 FILL = 0x5A
-store = store_for_tests.open_store(sys.argv[1])  # before the stand-in, because it may import PyTorch with an NCCL of its own
+if sys.argv[1].startswith("group:"):
+    from torch import distributed
+    distributed.init_process_group("gloo", init_method="file://" + sys.argv[1][6:], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
+    store = distributed.distributed_c10d._get_default_store()
+else:
+    store = store_for_tests.open_store(sys.argv[1])  # before the stand-in, because it may import PyTorch with an NCCL of its own
 cuda = ctypes.CDLL("libcuda.so.1")
 context = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
@@ -34,7 +39,7 @@ if rank == 0:
 unique.internal = store.get("unique")
 nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
 assert nccl.ncclCommInitRank(ctypes.byref(communicator), size, unique, rank) == 0
-group = amem.StoreGroup(store, rank, size, host)
+group = amem.StoreGroup(store, rank, size, host) if not sys.argv[1].startswith("group:") else True
 real = {"pause": _tags.pause, "resume": _tags.resume}
 
 

@@ -345,6 +345,25 @@ class File(Agreement):
         return "file:" + self.folder + "/file-store"
 
 
+@unittest.skipUnless(distributed, "this Python has no PyTorch")
+class ProcessGroup(Job):
+    """torch.distributed's default group, with process_group=True."""
+
+    def make_store(self):
+        return "group:" + self.folder + "/group-store"
+
+    def test_it_agrees_through_the_group_s_own_store(self):
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+        self.all_are("paused")
+        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
+        self.all[1].do("fail_next_pause")
+        for answer in self.all_do("pause", TIMEOUT):
+            self.assertRegex(answer, "rank 1 on .* failed: planted")
+        self.all_are("resident")
+        result = self.all_do("gather", self.folder + "/packs", 10)[1]
+        self.assertEqual((len(result["packs"]), result["missing"]), (2, {}))
+
+
 class Cost(unittest.TestCase):
     def test_a_hundred_and_twenty_eight_ranks_agree_in_under_a_second(self):
         from amem import _hosts

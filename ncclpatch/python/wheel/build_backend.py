@@ -133,9 +133,9 @@ def read(path):
 
 
 def python_files():
-    """(path in the wheel, path here) of the package's modules."""
-    yield "_amem_autoload.py", os.path.join(PACKAGE, "_amem_autoload.py")
-    for path in sorted(glob.glob(os.path.join(PACKAGE, "amem", "**", "*.py"), recursive=True)):
+    """(path in the wheel, path here) of the package, and of the modules beside it that entry points name."""
+    beside = glob.glob(os.path.join(PACKAGE, "*.py"))
+    for path in sorted(beside + glob.glob(os.path.join(PACKAGE, "amem", "**", "*.py"), recursive=True)):
         yield os.path.relpath(path, PACKAGE), path
 
 

@@ -20,6 +20,7 @@ import sys
 from . import _doctor, _library, _machine, _measure, _why
 
 USAGE = 2
+MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
 def fail(text):
@@ -128,7 +129,9 @@ def measure(library, libraries, gpus, as_json):
         return fail("doctor --measure: %s. %s" % (problems[0].text, problems[0].remedy))
     if not libraries:
         return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the ranks are ended, too
+    for number in (signal.SIGTERM, signal.SIGALRM):  # so that the ranks are ended, too
+        signal.signal(number, lambda found, _frame: sys.exit(128 + found))
+    signal.alarm(MEASURE_SECONDS)
     try:
         answer = _measure.measure(library, libraries[0][0], environment_with, gpus)
     except _measure.CannotMeasure as error:

@@ -162,6 +162,12 @@ class Agreement:
             return self.decide(False, "%s failed: %s" % (_name(outcome), failure))
         return self._collect() if group.rank == 0 else self._follow()
 
+    def interrupted(self, error):
+        """Ends the agreement for all, unless it is decided. Returns whether all succeeded."""
+        with contextlib.suppress(Exception):
+            return self.decide(False, "%s failed: %s: %s" % (_name(self.group.describe()), type(error).__name__, error))["ok"]
+        return False
+
     def _follow(self):
         key = self.key("decision")
         while self.left() > 0:
@@ -241,9 +247,8 @@ def together(group, what, act, undo, timeout):
             failure = error
             decision = agreement.vote(reason_of(error))
         except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
-            if not done:
-                with contextlib.suppress(Exception):
-                    agreement.vote("%s: %s" % (type(error).__name__, error))
+            if agreement.interrupted(error):
+                done = False  # all had decided already that it holds, so this rank leaves it so
             raise
     except (_calls.AmemError, TypeError, ValueError, KeyError, KeyboardInterrupt, SystemExit):
         if done:

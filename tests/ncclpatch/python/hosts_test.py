@@ -172,7 +172,7 @@ class Agreement(Job):
         self.assertIn("rank 0 did not come", self.all[1].do("pause", 1))
         self.all_are("resident")
 
-    def test_an_interrupt_or_a_wrong_tag_is_told_to_the_others(self):
+    def test_a_wrong_tag_is_told_to_the_others(self):
         self.all[0].ask("pause", TIMEOUT)
         began = time.monotonic()
         self.assertIn("not known", self.all[1].do("pause", TIMEOUT, "no such tag"))
@@ -362,6 +362,65 @@ class ProcessGroup(Job):
         self.all_are("resident")
         result = self.all_do("gather", self.folder + "/packs", 10)[1]
         self.assertEqual((len(result["packs"]), result["missing"]), (2, {}))
+
+
+class Interrupts(unittest.TestCase):
+    """Two members in threads, one of which is interrupted: in its own part, or while it waits for the other one."""
+
+    def outcomes(self, act, where=None):
+        from amem import _hosts
+        undone, outcomes = [], {}
+        with tempfile.TemporaryDirectory() as folder:
+            server = store_for_tests.Server(folder + "/store")
+            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 2, "h%d" % rank) for rank in range(2)]
+
+            def member(rank):
+                try:
+                    _hosts.together(groups[rank], "pause of nccl", act if rank == 1 else lambda: None, lambda: undone.append(rank), 5)
+                    outcomes[rank] = None
+                except BaseException as error:  # pylint: disable=broad-except
+                    outcomes[rank] = error
+
+            with mock.patch.object(_hosts.Agreement, "_follow", where or _hosts.Agreement._follow):
+                threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            for group in groups:
+                group.store.close()
+            server.close()
+        return outcomes, sorted(undone)
+
+    def test_in_its_own_part(self):
+        def act():
+            raise KeyboardInterrupt("stop")
+        outcomes, undone = self.outcomes(act)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
+        self.assertEqual(undone, [0])
+
+    def test_before_the_decision_all_undo(self):
+        def follow(agreement):
+            raise KeyboardInterrupt("stop")
+
+        def collect(agreement):  # rank 0 is slow
+            time.sleep(0.5)
+            return agreement._give_up()
+        with mock.patch("amem._hosts.Agreement._collect", collect):
+            outcomes, undone = self.outcomes(lambda: None, follow)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
+        self.assertEqual(undone, [0, 1])
+
+    def test_after_the_decision_nobody_undoes(self):
+        def follow(agreement):
+            time.sleep(1)  # rank 0 decides meanwhile
+            raise KeyboardInterrupt("stop")
+        outcomes, undone = self.outcomes(lambda: None, follow)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertIsNone(outcomes[0])
+        self.assertEqual(undone, [])
 
 
 class Cost(unittest.TestCase):

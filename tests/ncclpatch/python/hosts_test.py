@@ -394,6 +394,7 @@ class Interrupts(unittest.TestCase):
 
     def test_in_its_own_part(self):
         def act():
+            time.sleep(0.5)  # rank 0 has come meanwhile; it would do nothing otherwise
             raise KeyboardInterrupt("stop")
         outcomes, undone = self.outcomes(act)
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)
@@ -402,11 +403,13 @@ class Interrupts(unittest.TestCase):
 
     def test_before_the_decision_all_undo(self):
         def follow(agreement):
+            time.sleep(0.5)
             raise KeyboardInterrupt("stop")
 
         def collect(agreement):  # rank 0 is slow
-            time.sleep(0.5)
+            time.sleep(1.5)
             return agreement._give_up()
+
         with mock.patch("amem._hosts.Agreement._collect", collect):
             outcomes, undone = self.outcomes(lambda: None, follow)
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)

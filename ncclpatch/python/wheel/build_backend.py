@@ -91,8 +91,20 @@ def compile_products(build):
     jobs = os.environ.get("AMEM_JOBS") or str(len(os.sched_getaffinity(0)))
     configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCUDA_ROOT=" + root, "-DAMEM_UNIT_TESTS=OFF",
                  "-DAMEM_PRECOMPILE=ON", "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12"]
+    # With ccache, what was compiled in one folder is found again from another one, and pip takes a new one each time.
+    environment = {**os.environ, "CCACHE_BASEDIR": ROOT, "CCACHE_NOHASHDIR": "1"}
     for command in (configure, ["cmake", "--build", build, "-j", jobs, "--target", *TARGETS]):
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
+
+
+@contextlib.contextmanager
+def build_folder():
+    """Inside an unpacked source distribution, which is pip's to remove; never in somebody's tree."""
+    if os.path.exists(os.path.join(ROOT, "PKG-INFO")):
+        yield os.path.join(ROOT, "build")
+        return
+    with tempfile.TemporaryDirectory(prefix="amem-build-") as folder:
+        yield folder
 
 
 def metadata(about):
@@ -147,7 +159,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     stem = "%s-%s" % (about["project"]["name"].replace("-", "_"), about["project"]["version"])
     tag = "py3-none-" + re.sub(r"[-.]", "_", sysconfig.get_platform())
     name, information = "%s-%s.whl" % (stem, tag), stem + ".dist-info"
-    with tempfile.TemporaryDirectory(prefix="amem-sdist-") as build:
+    with build_folder() as build:
         compile_products(build)
         archive = Archive(os.path.join(wheel_directory, name), information)
         for inside, path in python_files():

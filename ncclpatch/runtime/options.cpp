@@ -17,13 +17,13 @@
 namespace amem {
 namespace {
 
-constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",       "AMEM_NCCL_OFFLOAD_FREE_TAG",
-                               "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC",  "AMEM_LAYOUT",
-                               "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",    "AMEM_LOG",
-                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",       "AMEM_PINNED_MB",
-                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP",  "AMEM_USER_MEMORY",
-                               "AMEM_SUSPEND",     "AMEM_NVLS",          "AMEM_ON_FAILURE",
-                               "AMEM_REPLAY",      "AMEM_POOL_PINNED_MB"};
+constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",        "AMEM_NCCL_OFFLOAD_FREE_TAG",
+                               "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC",   "AMEM_LAYOUT",
+                               "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",     "AMEM_LOG",
+                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",        "AMEM_PINNED_MB",
+                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP",   "AMEM_USER_MEMORY",
+                               "AMEM_SUSPEND",     "AMEM_NVLS",           "AMEM_ON_FAILURE",
+                               "AMEM_REPLAY",      "AMEM_POOL_PINNED_MB", "AMEM_METRICS"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 // What launchers say of a job, so that sessions of one job, and of one start of it, are known to belong together: Slurm,

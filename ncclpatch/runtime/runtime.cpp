@@ -183,7 +183,9 @@ void Runtime::NoteLibraries(Session& session) {
   for (const hook::Library& library : hook::Libraries()) {
     if (library.number <= noted_libraries_) continue;
     noted_libraries_ = library.number;
-    session.Note(hook::Describe(library));
+    LibraryAttached event = hook::Describe(library);
+    log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
+    session.Note(std::move(event));
   }
 }
 

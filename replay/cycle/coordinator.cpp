@@ -25,6 +25,29 @@ CycleReport Coordinator::Last(CycleKind kind) const {
   return kind == CycleKind::kPause ? pause_ : resume_;
 }
 
+CycleTotals Coordinator::Totals(CycleKind kind) const {
+  const std::lock_guard lock(report_mutex_);
+  return kind == CycleKind::kPause ? pauses_ : resumes_;
+}
+
+// A cycle that failed did so in the last phase of its report; before the first one, it was waiting for all to arrive.
+void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded) {
+  const std::lock_guard lock(report_mutex_);
+  CycleTotals& totals = kind == CycleKind::kPause ? pauses_ : resumes_;
+  PhaseKind last = kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  for (const PhaseTime& time : report.phases) {
+    last = time.phase;
+    totals.phases[last].work_ns += time.work_ns;
+    totals.phases[last].wait_ns += time.wait_ns;
+  }
+  if (!succeeded) {
+    ++totals.phases[last].failures;
+    return;
+  }
+  ++totals.done;
+  totals.total_ns += report.total_ns;
+}
+
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
   const auto lock = ledger_.Lock();
   const State& state = ledger_.state();
@@ -50,6 +73,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
 }
 
 void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
+  Add(kind, {}, false);
   const auto lock = ledger_.Lock();
   const Lifecycle now = ledger_.state().lifecycle;
   // After a failure that could not be undone there is still something left to do.
@@ -116,13 +140,17 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
     ledger_.Record(CycleBegun{kind, report.cycle, std::move(members), std::move(processes)});
   }
   executor_.BeginCycle();
-  if (const Status status = RunPhases(kind, round, report); !status.ok()) return GiveUp(kind, round, report.cycle, status);
+  if (const Status status = RunPhases(kind, round, report); !status.ok()) {
+    Add(kind, report, false);
+    return GiveUp(kind, round, report.cycle, status);
+  }
   report.total_ns = MonotonicNs() - start;
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
   }
   if (kind == CycleKind::kResume) backup_.ForgetAll();
+  Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);
   (kind == CycleKind::kPause ? pause_ : resume_) = std::move(report);
   return {};

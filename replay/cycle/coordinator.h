@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,15 @@ struct CycleReport {  // of the last pause or resume
   std::size_t members = 0;
 };
 
+struct CycleTotals {  // of all pauses, or all resumes, of this session
+  struct Phase {
+    std::uint64_t work_ns = 0, wait_ns = 0;  // also of cycles that failed later
+    std::uint64_t failures = 0;              // cycles that failed in this phase, whoever was the reason
+  };
+  std::uint64_t done = 0, total_ns = 0;  // those that succeeded
+  std::map<PhaseKind, Phase> phases;
+};
+
 class Coordinator {
  public:
   // All must outlive the coordinator. `pinned_limit`: of host memory that is pinned ahead.
@@ -46,6 +56,7 @@ class Coordinator {
   // and the message names the rank and the reason.
   Status Run(CycleKind kind, Round& round);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
+  [[nodiscard]] CycleTotals Totals(CycleKind kind) const;
   // Of all members of the last cycle that failed, the one with the lowest id that is not the culprit; true also where the cycle
   // had not begun, because then the members are not known to each other.
   [[nodiscard]] bool speaks() const { return speaks_; }
@@ -84,6 +95,7 @@ class Coordinator {
   Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
+  void Add(CycleKind kind, const CycleReport& report, bool succeeded);
 
   Ledger& ledger_;
   Driver& driver_;
@@ -92,6 +104,7 @@ class Coordinator {
   Executor executor_;
   mutable std::mutex report_mutex_;
   CycleReport pause_, resume_;
+  CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
   std::atomic<bool> speaks_ = true;
   std::vector<CycleMember> culprits_;  // of the cycle that fails, other than this session

@@ -27,6 +27,15 @@ json Phases(const CycleReport& report) {
   return {{"cycle", report.cycle}, {"total_ms", Ms(report.total_ns)}, {"sessions", report.members}, {"phases", phases}};
 }
 
+json Sums(const CycleTotals& totals) {
+  json phases = json::object();
+  for (const auto& [phase, sum] : totals.phases) {
+    phases[std::string(ToText(phase))] = {
+        {"work_ms", Ms(sum.work_ns)}, {"wait_ms", Ms(sum.wait_ns)}, {"failures", sum.failures}};
+  }
+  return {{"done", totals.done}, {"total_ms", Ms(totals.total_ns)}, {"phases", phases}};
+}
+
 json Contents(const BackupStatistics& s) {
   return {{"bytes", s.bytes_total},
           {"saved_bytes", s.bytes_saved},
@@ -210,6 +219,8 @@ std::string Session::StatisticsJson() {
               {"contents", Contents(coordinator_->Contents())},
               {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
               {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
+              {"pauses", Sums(coordinator_->Totals(CycleKind::kPause))},
+              {"resumes", Sums(coordinator_->Totals(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},
               {"peers", ByPeer(state)},
               {"events", events},

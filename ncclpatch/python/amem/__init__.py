@@ -20,15 +20,19 @@ NCCL of the process, whether it is under AMem, and why not.
 import sys
 import warnings
 
-from . import _calls, _library, _why
+from . import _calls, _library, _metrics, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
+from ._gather import gather
+from ._hosts import StoreGroup
+from ._metrics import MetricsServer, metrics, openmetrics, serve_metrics, write_metrics
 from ._pools import pool
 from ._saver import wrap
 from ._tags import memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "Skipped", "adopt", "attach", "memory", "pause", "paused", "pool", "resume", "set_group", "stats",
-           "trim_pinned", "version", "wait", "wrap"]
+__all__ = ["Adopted", "AmemError", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "gather", "memory", "metrics", "openmetrics",
+           "pause", "paused", "pool", "resume", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
+           "write_metrics"]
 
 
 def attach():
@@ -61,10 +65,18 @@ def _watch(event, arguments):
         _calls.lib.amem_attach()  # what cannot be attached to is said by the pause and by stats()
 
 
+def _way():
+    entry_point = getattr(sys.modules.get("_amem_autoload"), "attached_amem", False)
+    return "the entry point torch.backends, because AMEM_ENABLE=1" if entry_point else "import amem"
+
+
 if _library.nccl_is_loaded():
     try:
         attach()
+        if not _calls.was_loaded:
+            _library.say("attached by " + _way())
     except AmemError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
+    _metrics.start_from_environment()

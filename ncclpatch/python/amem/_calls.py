@@ -28,6 +28,7 @@ class AmemError(RuntimeError):
         return "%s\n%s" % (text, self.why) if self.why else text
 
 
+was_loaded = _library.is_loaded()  # before this package: preloaded, for example
 lib = _library.load_or_defer()
 
 

@@ -2,6 +2,7 @@
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 1 if AMem cannot work
+    amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
@@ -16,9 +17,10 @@ import re
 import signal
 import sys
 
-from . import _doctor, _library, _machine, _why
+from . import _doctor, _library, _machine, _measure, _why
 
 USAGE = 2
+MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
 def fail(text):
@@ -48,6 +50,9 @@ def run(arguments):
         library = os.path.abspath(_library.find())
         if not os.path.exists(library):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
+        problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
+        if problems:
+            return fail("run: %s; nothing was started. %s" % (problems[0].text, problems[0].remedy))
         environment = environment_with(library, os.environ)
     try:
         os.execvpe(arguments[0], arguments, environment)
@@ -83,20 +88,27 @@ def nccl_libraries(more=()):
 
 def doctor(arguments):
     named = []
-    as_json = False
+    as_json = measures = False
+    gpus = None
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if word == "--json":
             as_json = True
+        elif word == "--measure":
+            measures = True
+        elif word == "--gpus" and rest and rest[0].isdigit() and rest[0] != "0":
+            gpus = int(rest.pop(0))
         elif word == "--nccl" and rest:
             named.append(rest.pop(0))
         else:
-            return fail("doctor: unknown argument %s; known: --json, --nccl PATH" % word)
+            return fail("doctor: unknown argument %s; known: --json, --nccl PATH, --measure [--gpus N]" % word)
     missing = [path for path in named if not os.path.exists(path)]
     if missing:
         return fail("doctor: %s is not there" % missing[0])
     library = os.path.abspath(_library.find())
+    if measures:
+        return measure(library, nccl_libraries(named), gpus, as_json)
     findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
     problems = sum(finding.level == "problem" for finding in findings)
     if as_json:
@@ -110,24 +122,48 @@ def doctor(arguments):
     return 1 if problems else 0
 
 
+def measure(library, libraries, gpus, as_json):
+    """`doctor --measure`. Exit code 0 where both settings ran, 1 where one did not, 2 where nothing could be measured."""
+    problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
+    if problems:
+        return fail("doctor --measure: %s. %s" % (problems[0].text, problems[0].remedy))
+    if not libraries:
+        return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
+    for number in (signal.SIGTERM, signal.SIGALRM):  # so that the ranks are ended, too
+        signal.signal(number, lambda found, _frame: sys.exit(128 + found))
+    signal.alarm(MEASURE_SECONDS)
+    try:
+        answer = _measure.measure(library, libraries[0][0], environment_with, gpus)
+    except _measure.CannotMeasure as error:
+        return fail("doctor --measure: %s" % error)
+    print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))
+    return 1 if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
+
+
 # ---- the rest ---------------------------------------------------------------------------------------------------------------
+
+
+def become(program, arguments):
+    """Replaces this process by a program that must not be under AMem. Returns only where that fails."""
+    sys.stdout.flush()
+    try:
+        os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+    except OSError as error:
+        return fail("%s cannot be started: %s; install the package amem-nccl for this machine" % (program, error.strerror))
 
 
 def replay(arguments):
     program = _why.find(_library.find())
     if not program:
         return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % arguments[0])
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    sys.stdout.flush()
-    os.execve(program, [program, *arguments], environment)
+    return become(program, arguments)
 
 
 def demo(arguments):
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem-demo")
     if not os.path.exists(program):
         return fail("demo: it is a part of the wheel; in the source tree: ./run demo")
-    sys.stdout.flush()
-    os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+    return become(program, arguments)
 
 
 def main(arguments=None):
@@ -147,6 +183,9 @@ def main(arguments=None):
         try:
             print(metadata.version("amem-nccl"))
         except metadata.PackageNotFoundError:
-            print(_library.load().amem_version().decode())
+            try:
+                print(_library.load().amem_version().decode())
+            except OSError as error:
+                return fail("version: %s" % error)
         return 0
     return replay(arguments)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 NAME = "libamem_nccl.so"
 
@@ -17,6 +18,17 @@ def _mapped(match):
     except OSError:
         pass
     return None
+
+
+def is_loaded():
+    """Whether the library is in this process, by a preload or another package."""
+    return _mapped(lambda name: name == NAME) is not None
+
+
+def say(text):
+    """A line as the library logs at level info, on standard error."""
+    if os.environ.get("AMEM_LOG") in ("info", "debug", "trace"):
+        print("AMem: " + text, file=sys.stderr, flush=True)
 
 
 def nccl_is_loaded():
@@ -48,8 +60,29 @@ class _Absent:
         raise OSError(str(self._error))
 
 
+class _Lazy:
+    """In place of the library in the process of the command `amem`, which must work where the library cannot be loaded, or crashes."""
+
+    def __getattr__(self, name):
+        return getattr(load(), name)
+
+
+def is_command():
+    """Whether this process is `amem` or `python -m amem`. While Python imports the package for the latter, sys.argv[0] is only "-m"."""
+    if os.path.basename(sys.argv[0] if sys.argv else "") == "amem":
+        return True
+    try:
+        with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
+            words = file.read().split("\0")
+    except OSError:
+        return False
+    return sys.argv[:1] == ["-m"] and words[1:].count("-m") > 0 and words[words.index("-m") + 1] == "amem"
+
+
 def load_or_defer():
     """As load(). Where there is no NCCL either, only amem.journal is of use, which needs no library: no error until one is used."""
+    if is_command() and not is_loaded():
+        return _Lazy()
     try:
         return load()
     except OSError as error:
@@ -59,7 +92,7 @@ def load_or_defer():
 
 
 def is_there(library):
-    return not isinstance(library, _Absent)
+    return not isinstance(library, (_Absent, _Lazy))
 
 
 def load():

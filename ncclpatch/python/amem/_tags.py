@@ -37,7 +37,7 @@ def open_pool(tag, policy):
     _calls.check(_calls.function("amem_pool")(encode(tag), POLICIES[policy]))
 
 
-def pause(*tags, wait=True, stream=None):
+def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
     """Gives GPU memory back to the driver; addresses stay, and contents are saved in pinned host memory (policy "preserve").
 
     pause()                               NCCL's memory, as pause("nccl")
@@ -49,21 +49,26 @@ def pause(*tags, wait=True, stream=None):
     wait:    whether to return only when the memory is given back. "nccl" is always waited for, and is collective: every rank that
              shares NCCL memory with this one pauses it too. Pools are not collective.
     stream:  a torch.cuda.Stream or its handle. Only its work is waited for. None: the pool's devices are waited for to be idle.
+    process_group:  of torch.distributed, or an amem.StoreGroup; True: the default one. Then the pause is that of all its ranks on
+             all hosts, each of which calls it with the same tags: when one fails or does not come, all that had paused resume again,
+             and the error names it. Agreed through the group's store, without a collective. What policy "discard" gave up is lost.
+    timeout: seconds that such a pause waits for the other ranks; default: nine eighths of AMEM_TIMEOUT_MS.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
     not come (6). Then no tag of this call is paused: those that were are resumed.
     """
+    if process_group is not None:
+        return _across_hosts(wait).pause(process_group, tags, stream, timeout)
     if set(tags) <= {NCCL} and stream is None:  # libraries before tags have it, too
-        _calls.check(_calls.lib.ncclPause(None))
-        return
+        return _calls.check(_calls.lib.ncclPause(None))
     names, count = _array(tags or (NCCL,))
     flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
     pointer = None if stream is None else stream_pointer(stream)
-    _calls.check(_calls.function("amem_pause")(names, count, flags, pointer))
+    return _calls.check(_calls.function("amem_pause")(names, count, flags, pointer))
 
 
-def resume(*tags, wait=True, priority=0):
+def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
     """Brings GPU memory back at the same addresses, with the same contents (policy "preserve") or as it comes (policy "discard").
 
     resume()                              NCCL's memory, as resume("nccl")
@@ -71,15 +76,18 @@ def resume(*tags, wait=True, priority=0):
 
     tags, wait:  as for pause. A tag that is not paused is left as it is.
     priority:    of those that are resumed without waiting the highest is brought back first; equal ones in the order of the calls.
+    process_group, timeout:  as for pause. When one rank cannot resume or does not come, those that had resumed pause again: all ranks
+                 are paused then, contents kept, and all can call it again.
 
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
+    if process_group is not None:
+        return _across_hosts(wait).resume(process_group, tags, timeout)
     if set(tags) <= {NCCL}:
-        _calls.check(_calls.lib.ncclResume(None))
-        return
+        return _calls.check(_calls.lib.ncclResume(None))
     names, count = _array(tags)
-    _calls.check(_calls.function("amem_resume")(names, count, 0 if wait else NO_WAIT, priority))
+    return _calls.check(_calls.function("amem_resume")(names, count, 0 if wait else NO_WAIT, priority))
 
 
 def wait(tag, stream=None):
@@ -97,13 +105,20 @@ def wait(tag, stream=None):
 
 
 @contextlib.contextmanager
-def paused(*tags):
-    """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory."""
-    pause(*tags)
+def paused(*tags, process_group=None, timeout=None):
+    """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory. process_group, timeout: as for pause."""
+    pause(*tags, process_group=process_group, timeout=timeout)
     try:
         yield
     finally:
-        resume(*tags)
+        resume(*tags, process_group=process_group, timeout=timeout)
+
+
+def _across_hosts(wait):
+    if not wait:
+        raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
+    from . import _hosts
+    return _hosts
 
 
 def memory():

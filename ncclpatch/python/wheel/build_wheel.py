@@ -37,8 +37,8 @@ setup(distclass=Platform, cmdclass={"bdist_wheel": AnyPython})
 def stage(build, folder):
     """The source tree that setuptools packs."""
     shutil.copytree(os.path.join(PACKAGE, "amem"), os.path.join(folder, "amem"), ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("amem_plugins.py", "pyproject.toml"):
-        shutil.copy(os.path.join(PACKAGE, name), folder)
+    for path in glob.glob(os.path.join(PACKAGE, "*.py")) + [os.path.join(PACKAGE, "pyproject.toml")]:
+        shutil.copy(path, folder)
     for product in PRODUCTS:
         source = os.path.join(build, product)
         if not os.path.exists(source):

@@ -12,7 +12,8 @@ os.environ.pop("LD_PRELOAD", None)
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
 sys.dont_write_bytecode = True
-from amem import _autoload, _command, _doctor  # noqa: E402
+import _amem_autoload as _autoload  # noqa: E402
+from amem import _command, _doctor  # noqa: E402
 
 LIBRARY, REPLAY = "/opt/amem/libamem_nccl.so", "/opt/amem/amem-replay"
 NCCL = [("/site/nvidia/nccl/lib/libnccl.so.2", (2, 28, 9))]
@@ -174,6 +175,33 @@ class Command(unittest.TestCase):
             code, out, err = self.amem("run", "no-such-program", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (127, ""), err)
             self.assertIn("no-such-program", err)
+
+    def test_a_library_that_cannot_be_loaded_is_a_finding_and_never_a_traceback(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".so", dir="/tmp") as broken:
+            broken.write("this is no library")
+            broken.flush()
+            for variables in ({"AMEM_LIBRARY": broken.name}, {"AMEM_LIBRARY": "/nowhere/libamem_nccl.so"}):
+                code, out, err = self.amem("doctor", "--json", **variables)
+                found = [one for one in json.loads(out)["findings"] if one["subject"] == "library"]
+                self.assertEqual((code, [one["level"] for one in found], err), (1, ["problem"], ""))
+                self.assertTrue(found[0]["remedy"])
+                for arguments in (["run", "true"], ["version"], ["why", "/nowhere"], ["demo"], ["help"]):
+                    code, out, err = self.amem(*arguments, AMEM_REPLAY="/nowhere/amem-replay", **variables)
+                    self.assertNotIn("Traceback", err, arguments)
+                    self.assertTrue(err.startswith("amem: "), (arguments, err))
+                    self.assertEqual(code, 2, (arguments, err))
+
+    def test_a_library_that_crashes_is_a_finding(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = os.path.join(folder, "libamem_nccl.so")
+            source = "__attribute__((constructor)) static void die(void) { __builtin_trap(); }\n"
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+            code, out, err = self.amem("doctor", AMEM_LIBRARY=library)
+            self.assertEqual(code, 1, err)
+            self.assertIn("problem", out)
+            code, out, err = self.amem("run", "echo", "started", AMEM_LIBRARY=library)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn("nothing was started", err)
 
     def test_wrong_use_says_what_to_do(self):
         for arguments, word in ((["run"], "which command"), (["doctor", "--jsno"], "--jsno"), (["doctor", "--nccl", "/no/such"], "/no/such")):

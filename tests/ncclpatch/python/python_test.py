@@ -46,6 +46,57 @@ class Scripts(unittest.TestCase):
         return result
 
 
+class Activation(Scripts):
+    """Each way by which AMem comes into a process is said once, at level info."""
+
+    USE = "import amem, importlib; allocate(); allocate(); amem.pause(); amem.resume(); amem.attach(); load_nccl()\n"
+
+    def said(self, script, **more):
+        lines = self.check(script + self.USE, AMEM_LOG="info", **more).stderr.splitlines()
+        return [line for line in lines if "attached by" in line], [line for line in lines if " on, by " in line]
+
+    def test_by_import(self):
+        attached, on = self.said("load_nccl()\n")
+        self.assertEqual(attached, ["AMem: attached by import amem"])
+        self.assertEqual([line.partition(" info ")[2].partition(" at ")[0] for line in on], ["on, by attach: NCCL 2.28.9"])
+
+    def test_by_the_entry_point(self):
+        attached, on = self.said("load_nccl()\nimport _amem_autoload\n_amem_autoload.attach()\n", AMEM_ENABLE="1")
+        self.assertEqual(attached, ["AMem: attached by the entry point torch.backends, because AMEM_ENABLE=1"])
+        self.assertEqual(len(on), 1, on)
+
+    def test_two_ways_at_once_are_one(self):
+        attached, on = self.said("load_nccl()\nimport _amem_autoload\n_amem_autoload.attach()\n", AMEM_ENABLE="1", LD_PRELOAD=os.environ["AMEM_LIBRARY"])
+        self.assertEqual(attached, [])
+        self.assertEqual([line.partition(" info ")[2].partition(" at ")[0] for line in on], ["on, by preload: NCCL 2.28.9"])
+
+    def test_the_entry_point_attaches_in_forked_and_in_spawned_workers(self):
+        for method in ("fork", "spawn"):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(folder + "/job.py", "w", encoding="utf-8") as file:
+                    file.write(PREAMBLE.replace("import ctypes", "import ctypes, multiprocessing, sys") .split("assert cuda.cuInit")[0] + """
+import _amem_autoload
+libraries = ctypes.CDLL(os.environ["LD_LIBRARY_PATH"] + "/libnccl.so.2")
+_amem_autoload.attach()
+def work():
+    assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+    pointer = ctypes.c_void_p()
+    assert libraries.ncclMemAlloc(ctypes.byref(pointer), ctypes.c_size_t(4 << 20)) == 0
+    import amem
+    cuda.stand_in_cuda_bytes_in_use.restype = ctypes.c_uint64
+    with amem.paused():
+        assert cuda.stand_in_cuda_bytes_in_use(0) == 0
+    assert cuda.stand_in_cuda_bytes_in_use(0) >= 4 << 20
+if __name__ == "__main__":
+    worker = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+    worker.start(); worker.join()
+    sys.exit(worker.exitcode)
+""")
+                environment = {**os.environ, "AMEM_ENABLE": "1", "AMEM_JOURNAL_DIR": folder, "AMEM_USER_MEMORY": "release", "LD_PRELOAD": ""}
+                done = subprocess.run([sys.executable, folder + "/job.py", method], env=environment, capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(done.returncode, 0, method + done.stdout + done.stderr)
+
+
 class Package(Scripts):
     def test_import_attaches_and_the_context_manager_gives_memory_back(self):
         self.check(

@@ -63,7 +63,13 @@ class Wheel(unittest.TestCase):
     def test_torch_would_find_the_entry_point(self):
         code = "from importlib.metadata import entry_points as e; print([p.value for p in (e(group='torch.backends') if hasattr(e(), 'select') else e()['torch.backends'])])"
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
-        self.assertIn("amem._autoload:attach", done.stdout, done.stderr)
+        self.assertIn("_amem_autoload:attach", done.stdout, done.stderr)
+
+    def test_the_entry_point_does_nothing_without_the_variable(self):
+        code = "import _amem_autoload, sys; _amem_autoload.attach(); print('amem' in sys.modules)"
+        for value, imported in (("", "False"), ("0", "False"), ("1", "True")):
+            done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "AMEM_ENABLE": value})
+            self.assertEqual(done.stdout.strip(), imported, done.stderr)
 
     def test_frameworks_find_their_plugins_and_load_nothing_of_amem_unasked(self):
         code = ("import sys; from importlib.metadata import distribution as d\n"

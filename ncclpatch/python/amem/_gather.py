@@ -1,0 +1,252 @@
+"""Brings the journals of all ranks to one place, through the store by which the hosts agree: for `amem why` about a job of many hosts.
+
+One rank of each host packs what is in its journal directory (amem-replay pack), and rank 0 asks one after the other for its pack, which
+comes in chunks. At most WINDOW chunks of one pack are in the store at any time. Standard library only.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+
+from . import _calls, _hosts, _library, _why
+
+CHUNK_BYTES = 1 << 20
+WINDOW = 4
+PACK_SECONDS = 120
+
+
+def journal_directory():
+    return os.environ.get("AMEM_JOURNAL_DIR") or "/tmp/amem-%d/journal" % os.getuid()
+
+
+def pack(directory, path):
+    """Packs the sessions under `directory` into the file `path`. Raises OSError in words."""
+    replay = _why.find(_library.find())
+    if not replay:
+        raise OSError("amem-replay was not found; set AMEM_REPLAY to its path")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        done = subprocess.run([replay, "pack", directory, "--force", "-o", path], env=environment, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=PACK_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("amem-replay pack did not end in %d s" % PACK_SECONDS) from None
+    if done.returncode == 2 and os.path.exists(path) and os.path.getsize(path):
+        return  # something could not be read; what could be is in the pack
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError("amem-replay pack: %s" % (said[0] if said else "exit code %d" % done.returncode))
+
+
+class _Transfer:
+    """Keys of one gathering; `left()` is the time that this rank still waits for another one."""
+
+    def __init__(self, group, number, timeout):
+        self.group, self.number, self.timeout = group, number, timeout
+        self.touch()
+
+    def touch(self):
+        self.deadline = time.monotonic() + self.timeout
+
+    def key(self, name):
+        return "gather/%d/%s" % (self.number, name)
+
+    def set(self, name, value):
+        self.group.store.set(self.key(name), value)
+
+    def wait(self, name):
+        """The value, as bytes; None if it does not come."""
+        left = max(0, self.deadline - time.monotonic())
+        return self.group.store.get(self.key(name)) if self._there(self.key(name), left) else None
+
+    def _there(self, key, left):
+        end = time.monotonic() + left
+        while not self.group.are_there([key], min(_hosts.SLICE_SECONDS, max(0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return False
+        return True
+
+    def forget(self, name):
+        self.group.forget(self.key(name))
+
+
+def _send(transfer, rank, path):
+    """Chunks of the file, each when rank 0 has taken the one that is WINDOW before it; then the length and the checksum."""
+    digest, count, total = hashlib.sha256(), 0, 0
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
+            digest.update(chunk)
+            total += len(chunk)
+            if count >= WINDOW:
+                if transfer.wait("taken/%d/%d" % (rank, count - WINDOW)) is None:
+                    raise OSError("rank 0 stopped taking the pack")
+                transfer.forget("taken/%d/%d" % (rank, count - WINDOW))
+            transfer.set("chunk/%d/%d" % (rank, count), chunk)
+            count += 1
+            transfer.touch()
+    transfer.set("end/%d" % rank, json.dumps({"chunks": count, "bytes": total, "sha256": digest.hexdigest()}))
+    if transfer.wait("kept/%d" % rank) is None:
+        raise OSError("rank 0 did not say that it has the pack")
+    for number in range(max(0, count - WINDOW), count):
+        transfer.forget("taken/%d/%d" % (rank, number))
+    for name in ("end", "kept", "send", "size"):
+        transfer.forget("%s/%d" % (name, rank))
+
+
+def _receive(transfer, rank, path):
+    """Takes the pack of a rank into the file `path`, which exists only when it is complete. None, or why not."""
+    size = transfer.wait("size/%d" % rank)
+    if size is None:
+        return "it said nothing for %g s" % transfer.timeout
+    said = json.loads(size)
+    if said["failure"]:
+        return said["failure"]
+    transfer.set("send/%d" % rank, "now")
+    digest, number, written = hashlib.sha256(), 0, 0
+    with open(path + ".part", "wb") as file:
+        while written < said["bytes"]:
+            transfer.touch()
+            chunk = transfer.wait("chunk/%d/%d" % (rank, number))
+            if chunk is None:
+                return "it stopped after %d of %d bytes" % (written, said["bytes"])
+            file.write(chunk)
+            digest.update(chunk)
+            written += len(chunk)
+            transfer.forget("chunk/%d/%d" % (rank, number))
+            transfer.set("taken/%d/%d" % (rank, number), "yes")
+            number += 1
+    transfer.touch()
+    end = transfer.wait("end/%d" % rank)
+    transfer.set("kept/%d" % rank, "yes")
+    if end is None or json.loads(end) != {"chunks": number, "bytes": written, "sha256": digest.hexdigest()}:
+        return "what came is not what was sent (%d bytes)" % written
+    os.replace(path + ".part", path)
+    return None
+
+
+def _roles(group, transfer):
+    """{rank: its description} of those that came, on rank 0; which of them pack is decided by host and directory."""
+    mine = {**group.describe(), "directory": os.path.realpath(journal_directory())}
+    transfer.set("here/%d" % group.rank, json.dumps(mine))
+    if group.rank != 0:
+        return None
+    found = {}
+    for rank in range(group.size):
+        value = transfer.wait("here/%d" % rank)
+        if value is not None:
+            found[rank] = json.loads(value)
+    return found
+
+
+def _collect(group, transfer, path):
+    """On rank 0: the packs of all hosts into the directory `path`."""
+    os.makedirs(path, exist_ok=True)
+    here = _roles(group, transfer)
+    first = {}
+    for rank, one in sorted(here.items()):
+        first.setdefault((one["host"], one["directory"]), rank)
+    missing = {"rank %d" % rank: "it did not come within %g s" % transfer.timeout for rank in range(group.size) if rank not in here}
+    packs = []
+    transfer.set("who", json.dumps(sorted(first.values())))
+    for rank in sorted(first.values()):
+        one = here[rank]
+        target = os.path.join(path, "%s-%d.amem" % ("".join(c if c.isalnum() or c in "-_." else "_" for c in one["host"]), rank))
+        transfer.touch()
+        failure = _pack_into(one["directory"], target) if rank == 0 else _receive(transfer, rank, target)
+        with contextlib.suppress(OSError):
+            os.unlink(target + ".part")
+        if failure:
+            missing["rank %d on %s" % (rank, one["host"])] = failure
+        else:
+            packs.append(target)
+    return {"path": path, "packs": packs, "missing": missing}
+
+
+def _pack_into(directory, target):
+    try:
+        pack(directory, target + ".part")
+        os.replace(target + ".part", target)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _contribute(group, transfer):
+    """On the other ranks: packs and sends, if this rank is the one of its host that does. Then the result, as rank 0 has it."""
+    _roles(group, transfer)
+    transfer.deadline += transfer.timeout  # rank 0 waits for every rank first
+    who = transfer.wait("who")
+    if who is None:
+        raise OSError("rank 0 did not come")
+    transfer.touch()
+    if group.rank in json.loads(who):
+        with tempfile.TemporaryDirectory(prefix="amem-gather-") as folder:
+            failure = _pack_into(journal_directory(), folder + "/pack")
+            size = 0 if failure else os.path.getsize(folder + "/pack")
+            transfer.set("size/%d" % group.rank, json.dumps({"bytes": size, "failure": failure}))
+            transfer.deadline += group.size * transfer.timeout  # others have their turn before
+            if not failure and transfer.wait("send/%d" % group.rank) is not None:
+                transfer.touch()
+                _send(transfer, group.rank, folder + "/pack")
+    transfer.deadline = time.monotonic() + group.size * transfer.timeout
+    result = transfer.wait("result")
+    if result is None:
+        raise OSError("rank 0 fell silent")
+    return json.loads(result)
+
+
+def gather(path, process_group=True, timeout=None):
+    """The journals of all hosts as packs in the directory `path` of rank 0's host: `amem why PATH` explains the whole job.
+
+    Every rank that lives calls it, paused or not; only the group's store is used. One rank of each host and journal directory sends its
+    pack, with those of dead ranks in it. A host that cannot is named in the result, and the others go on.
+
+    path:           a directory; it is made. Packs that are there under the same names are replaced, each when the new one is complete.
+    process_group:  as for amem.pause.
+    timeout:        seconds that rank 0 waits for a rank, and for each chunk; default: nine eighths of AMEM_TIMEOUT_MS.
+    Returns {"path", "packs": [files on rank 0's host], "missing": {rank and host: why}} on every rank.
+    AmemError: rank 0 did not come, or cannot write `path` (code 2).
+    """
+    group = _hosts.group_of(process_group)
+    timeout = _hosts.default_timeout() if timeout is None else timeout
+    try:
+        number = group.last["gather"] = _next(group, timeout)
+        transfer = _Transfer(group, number, timeout)
+        if group.rank != 0:
+            return _contribute(group, transfer)
+        try:
+            result = _collect(group, transfer, os.path.abspath(path))
+        except OSError as error:
+            transfer.set("result", json.dumps({"path": path, "packs": [], "missing": {"rank 0 on " + group.host: str(error)}}))
+            raise
+        transfer.set("result", json.dumps(result))
+        return result
+    except _calls.AmemError:
+        raise
+    except Exception as error:  # the store's errors have no common class
+        raise _calls.AmemError(2, "gathering journals: %s" % error) from error
+
+
+def _next(group, timeout):
+    """Gatherings are counted by rank 0, so that one that some rank missed does not put it out of step."""
+    last = group.last.get("gather", 0)
+    if group.rank == 0:
+        newest = int((group.peek("gather/newest") or b"0").decode())
+        group.store.set("gather/newest", str(newest + 1))
+        _forget_old(group, newest - 1)
+        return newest + 1
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        newest = int((group.peek("gather/newest") or b"0").decode())
+        if newest > last:
+            return newest
+        time.sleep(_hosts.LONGEST_SECONDS)
+    raise OSError("rank 0 did not come")
+
+
+def _forget_old(group, number):
+    for name in ["who", "result"] + ["here/%d" % rank for rank in range(group.size)]:
+        group.forget("gather/%d/%s" % (number, name))

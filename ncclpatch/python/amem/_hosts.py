@@ -1,0 +1,310 @@
+"""Many hosts: AMem agrees on a pause inside a host, and the ranks agree here, through the store of a process group, that all hosts did it.
+
+One agreement has a number, which is the same on all ranks: the store's key "epoch" counts them. Each rank does its part, and sets its
+outcome; rank 0 reads all outcomes. The decision is one key, which is only ever set by compare_set: rank 0 sets that all succeeded; a rank
+that failed, or whose time is up, sets that all undo. So there is one decision, and who comes late finds it. Only the store is used, because
+the collectives of NCCL are refused while it is paused. Standard library only; PyTorch is asked for the store of its groups.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import time
+import weakref
+
+from . import _calls, _tags
+
+REMOTE = 6  # ncclRemoteError: another rank is the reason
+SLICE_SECONDS = 0.2  # of a wait
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.0005, 0.02  # between two questions to a store
+LATE = "the other ranks had given up already when this one came"
+
+
+class StoreGroup:
+    """Ranks that agree through a store: PyTorch's TCPStore or FileStore, or an object with their set, get, wait and compare_set.
+
+    store: shared by all ranks of the group, and used for one group only (see torch.distributed.PrefixStore). It is not owned.
+    rank, size: of this process in the group, and how many take part.
+    host: a name for messages; default: this host's.
+    Calls on one group come from one thread at a time.
+    """
+
+    __module__ = "amem"
+
+    def __init__(self, store, rank, size, host=None):
+        if not 0 <= rank < size:
+            raise ValueError("rank %r of %r" % (rank, size))
+        self.store, self.rank, self.size = store, rank, size
+        self.host = host or socket.gethostname()
+        self.last = {}  # by kind of agreement: the number of the last one that this process knows the decision of
+
+    def peek(self, key):
+        """The value, or None if nobody has set it."""
+        return self.store.get(key) if self.are_there([key], 0) else None
+
+    def are_there(self, keys, seconds):
+        """Waits for all keys, at most so long."""
+        if hasattr(self.store, "check"):
+            return self._asked_until_there(keys, seconds)
+        limit = max(seconds, 0.001)
+        began = time.monotonic()
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=limit))
+            return True
+        except Exception:  # pylint: disable=broad-except  # stores raise different errors when the time is up
+            if time.monotonic() - began < 0.9 * limit:
+                raise  # not the time: the connection, for example
+            return False
+
+    def _asked_until_there(self, keys, seconds):
+        """PyTorch's stores write a warning for each wait that ends by its time, and cannot be used meanwhile: so they are asked."""
+        end, pause = time.monotonic() + seconds, SHORTEST_SECONDS
+        while not self.store.check(keys):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(min(pause, max(0, end - time.monotonic())))
+            pause = min(2 * pause, LONGEST_SECONDS)
+        return True
+
+    def forget(self, key):
+        with contextlib.suppress(Exception):  # some stores cannot; a few bytes stay
+            self.store.delete_key(key)
+
+    def describe(self):
+        return {"rank": self.rank, "host": self.host, "pid": os.getpid()}
+
+
+_groups = weakref.WeakKeyDictionary()
+
+
+def group_of(process_group):
+    """The StoreGroup of what a caller gave: one already, or a process group of torch.distributed (True: the default one)."""
+    if isinstance(process_group, StoreGroup):
+        return process_group
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+    if process_group is True or process_group is None:
+        process_group = distributed.group.WORLD
+    if process_group is None:
+        raise _calls.AmemError(5, "torch.distributed has no process group yet: call init_process_group first")
+    if process_group not in _groups:
+        store = distributed.PrefixStore("amem", distributed_c10d._get_process_group_store(process_group))
+        _groups[process_group] = StoreGroup(store, distributed.get_rank(process_group), distributed.get_world_size(process_group))
+    return _groups[process_group]
+
+
+def default_timeout():
+    """Seconds. The library waits AMEM_TIMEOUT_MS for ranks of this host; an eighth more, and its reason reaches the other hosts."""
+    text = os.environ.get("AMEM_TIMEOUT_MS", "")
+    return (int(text) if text.isdigit() else 60000) / 1000 * 9 / 8
+
+
+def _name(who):
+    return "rank %d%s" % (who["rank"], " on %s" % who["host"] if who.get("host") else "")
+
+
+class Agreement:
+    """One agreement of all ranks of a group, from its number to its decision."""
+
+    def __init__(self, group, kind, what, timeout):
+        self.group, self.kind, self.what, self.timeout = group, kind, what, timeout
+        self.deadline = time.monotonic() + timeout
+        self.number = self._join()
+        group.last[kind] = self.number
+        self._clean(self.number - 2)
+
+    def key(self, name, number=None):
+        return "%s/%d/%s" % (self.kind, self.number if number is None else number, name)
+
+    def outcome_key(self, rank, number=None):
+        return self.key("outcome/%d" % rank, number)
+
+    def left(self):
+        return self.deadline - time.monotonic()
+
+    def _join(self):
+        """The number of the agreement that is under way, or of a new one. AmemError if this rank is late for one that was given up."""
+        group = self.group
+        epoch = self.kind + "/epoch"
+        text = (group.peek(epoch) or b"").decode()
+        newest = int(text or 0)
+        if newest > group.last.get(self.kind, 0):
+            decision = group.peek(self.key("decision", newest))
+            if decision is None:
+                return newest
+            decision = json.loads(decision)
+            if not decision["ok"]:
+                group.last[self.kind] = newest
+                raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
+                                       % (self.what, LATE, decision["message"]))
+        return int(group.store.compare_set(epoch, text, str(newest + 1)))
+
+    def _clean(self, number):
+        """Keys of an agreement that nobody can be looking at any more: all ranks have come to a later one, or it is given up."""
+        if number > 0:
+            self.group.forget(self.outcome_key(self.group.rank, number))
+            if self.group.rank == 0:
+                self.group.forget(self.key("decision", number))
+
+    def decide(self, ok, message=""):
+        """Sets the decision, unless there is one; returns the one that holds."""
+        text = json.dumps({"ok": ok, "message": message, "by": self.group.describe()})
+        return json.loads(self.group.store.compare_set(self.key("decision"), "", text))
+
+    def vote(self, failure=None):
+        """Says how it went here: `failure` is None or a text. Returns the decision of all."""
+        group = self.group
+        outcome = {**group.describe(), "what": self.what, "failure": failure}
+        group.store.set(self.outcome_key(group.rank), json.dumps(outcome))
+        if failure is not None:
+            return self.decide(False, "%s failed: %s" % (_name(outcome), failure))
+        return self._collect() if group.rank == 0 else self._follow()
+
+    def interrupted(self, error):
+        """Ends the agreement for all, unless it is decided. Returns whether all succeeded."""
+        with contextlib.suppress(Exception):
+            return self.decide(False, "%s failed: %s: %s" % (_name(self.group.describe()), type(error).__name__, error))["ok"]
+        return False
+
+    def _follow(self):
+        key = self.key("decision")
+        while self.left() > 0:
+            if self.group.are_there([key], min(SLICE_SECONDS, self.left())):
+                return json.loads(self.group.store.get(key))
+        return self._give_up()
+
+    def _collect(self):
+        keys = [self.outcome_key(rank) for rank in range(self.group.size)]
+        while self.left() > 0:
+            complete = self.group.are_there(keys, min(SLICE_SECONDS / 4, self.left()))
+            decision = self.group.peek(self.key("decision"))
+            if decision is not None:
+                return json.loads(decision)
+            if complete:
+                return self._weigh([json.loads(value) for value in self._values(keys)])
+        return self._give_up()
+
+    def _values(self, keys):
+        if hasattr(self.group.store, "multi_get"):
+            with contextlib.suppress(Exception):  # FileStore has the name only
+                return self.group.store.multi_get(keys)
+        return [self.group.store.get(key) for key in keys]
+
+    def _weigh(self, outcomes):
+        failed = next((outcome for outcome in outcomes if outcome["failure"] is not None), None)
+        other = next((outcome for outcome in outcomes if outcome["what"] != self.what), None)
+        if failed:
+            return self.decide(False, "%s failed: %s" % (_name(failed), failed["failure"]))
+        if other:
+            return self.decide(False, "%s called %s, where %s called %s"
+                               % (_name(other), other["what"], _name(self.group.describe()), self.what))
+        return self.decide(True)
+
+    def _give_up(self):
+        decision = self.group.peek(self.key("decision"))
+        if decision is not None:
+            return json.loads(decision)
+        missing, hosts = [], {}
+        for rank in range(self.group.size):
+            value = self.group.peek(self.outcome_key(rank))
+            if value is None:
+                missing.append(rank)
+            else:
+                hosts[rank] = json.loads(value)["host"]
+        if missing:
+            message = "%s did not come within %g s; those that came are on %s" % (
+                ", ".join(self._absent(rank) for rank in missing), self.timeout, ", ".join(sorted(set(hosts.values()))))
+        else:
+            message = "%s, which collects the outcomes, fell silent" % _name({"rank": 0, "host": hosts[0]})
+        return self.decide(False, message)
+
+    def _absent(self, rank):
+        value = self.group.peek("names/%d" % rank)
+        return _name({"rank": rank, "host": json.loads(value)["host"] if value else None})
+
+
+def introduce(group):
+    """Once for each group: leaves this rank's name in the store, by which the others can name it when it does not come."""
+    if "introduced" not in group.last:
+        group.store.set("names/%d" % group.rank, json.dumps(group.describe()))
+        group.last["introduced"] = 1
+
+
+def together(group, what, act, undo, timeout):
+    """act() here, as every rank does it; where one rank fails or does not come, undo() on those that had succeeded, and AmemError."""
+    timeout = default_timeout() if timeout is None else timeout
+    failure = done = None
+    try:
+        introduce(group)
+        agreement = Agreement(group, "cycle", what, timeout)
+        try:
+            act()
+            done = True
+            decision = agreement.vote()
+        except _calls.AmemError as error:
+            failure = error
+            decision = agreement.vote(reason_of(error))
+        except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
+            if agreement.interrupted(error):
+                done = False  # all had decided already that it holds, so this rank leaves it so
+            raise
+    except (_calls.AmemError, TypeError, ValueError, KeyError, KeyboardInterrupt, SystemExit):
+        if done:
+            undo()
+        raise
+    except Exception as error:  # the store's own errors have no common class
+        decision = {"ok": False, "message": "the store of the process group does not answer: %s" % error}
+    if decision["ok"]:
+        return
+    text = "%s by %d ranks: %s" % (what, group.size, decision["message"])
+    if done:
+        try:
+            undo()
+            text += "; this rank had succeeded, and is as before"
+        except _calls.AmemError as error:
+            text += "; this rank had succeeded, and it could not be undone here: %s" % error
+    else:
+        text += "; nothing was changed on this rank"
+    raise _calls.AmemError(failure.code if failure else REMOTE, text, failure.why if failure else None) from failure
+
+
+def reason_of(error):
+    """The text of an error, for another rank: on one line where it is AMem's, without what `amem-replay why` says here."""
+    return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
+
+
+def states(tags):
+    """{tag: whether it is paused now}; False where the library is too old to say."""
+    try:
+        rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
+    except _calls.AmemError:
+        rows = {}
+    return {tag: rows.get(tag) == "paused" for tag in tags}
+
+
+def pause(process_group, tags, stream=None, timeout=None):
+    """As amem.pause, on all hosts of a process group or on none."""
+    tags = tags or (_tags.NCCL,)
+    before = states(tags)
+
+    def undo():
+        running = [tag for tag in tags if not before[tag]]
+        if running:
+            _tags.resume(*running)
+
+    together(group_of(process_group), "pause of " + ", ".join(tags), lambda: _tags.pause(*tags, stream=stream), undo, timeout)
+
+
+def resume(process_group, tags, timeout=None):
+    """As amem.resume, on all hosts of a process group or on none: where one cannot resume, those that did pause again, contents kept."""
+    tags = tags or (_tags.NCCL,)
+    before = states(tags)
+
+    def undo():
+        paused = [tag for tag in tags if before[tag]]
+        if paused:
+            _tags.pause(*paused)
+
+    together(group_of(process_group), "resume of " + ", ".join(tags), lambda: _tags.resume(*tags), undo, timeout)

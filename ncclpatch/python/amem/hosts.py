@@ -1,0 +1,185 @@
+"""Pauses of all ranks of a job that a controller drives: Ray actors, on one host or many. (For torch.distributed: amem.pause(process_group=...).)
+
+    import amem.hosts
+
+    with amem.hosts.paused(workers):              # a list of actors, of which each is one rank
+        generate_rollouts()
+    amem.hosts.pause(workers, "weights", "nccl")
+
+Each actor does it in its own process. When one fails, or does not answer in time, all that had paused resume again, and the error names
+it; one that was only late finds that out, and undoes its part. Nothing of an actor's class has to know AMem: Ray can call a function in any
+actor (__ray_call__). An actor without that needs a method amem_call(function, *arguments) that calls the function.
+
+The caller needs neither a GPU nor the library. Ray itself is imported only where no `engine` is given.
+"""
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+
+from . import _calls, _hosts, _tags
+
+REMOTE = _hosts.REMOTE
+_numbers = itertools.count(1)
+
+# ---- in the actors ----------------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_undo = {}      # attempt: what undoes this actor's part of it
+_given_up = {}  # attempts that the caller has given up, in the order of their ends
+REMEMBERED = 64
+
+
+def _act(attempt, operation, tags):
+    """The actor's part of an attempt, unless the caller has given it up. Returns {"host", "pid", "failure"}."""
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "failure": None}
+    with _lock:
+        if attempt in _given_up:
+            return {**who, "failure": _hosts.LATE}
+    before = _hosts.states(tags)
+    opposite = _tags.resume if operation == "pause" else _tags.pause
+    changed = [tag for tag in tags if before[tag] != (operation == "pause")]
+    try:
+        (_tags.pause if operation == "pause" else _tags.resume)(*tags)
+    except Exception as error:  # pylint: disable=broad-except  # it crosses to the caller as a text, whatever its class
+        return {**who, "failure": _hosts.reason_of(error)}
+    with _lock:
+        late = attempt in _given_up
+        if not late:
+            _undo[attempt] = (opposite, changed)
+            while len(_undo) > REMEMBERED:
+                _undo.pop(next(iter(_undo)))
+    if late:  # the caller gave up meanwhile, and asked for the undoing on another thread
+        return {**who, "failure": _undone(opposite, changed) or _hosts.LATE}
+    return who
+
+
+def _undone(opposite, tags):
+    try:
+        if tags:
+            opposite(*tags)
+    except Exception as error:  # pylint: disable=broad-except
+        return _hosts.reason_of(error)
+    return None
+
+
+def _give_up(attempt):
+    """Undoes the actor's part of an attempt, or keeps it from beginning. Returns None, or why it could not be undone."""
+    with _lock:
+        _given_up[attempt] = True
+        while len(_given_up) > REMEMBERED:
+            _given_up.pop(next(iter(_given_up)))
+        opposite, tags = _undo.pop(attempt, (None, ()))
+    return _undone(opposite, tags) if opposite else None
+
+
+# ---- in the caller ----------------------------------------------------------------------------------------------------------
+
+
+class Ray:
+    """How Ray calls an actor and waits. An engine of another kind has the same two methods."""
+
+    def __init__(self):
+        import ray
+        self._ray = ray
+
+    def call(self, actor, function, *arguments):
+        """Begins function(*arguments) in the actor's process, after what it was asked before; returns what `wait` takes."""
+        method = getattr(actor, "amem_call", None)
+        if method is not None:
+            return method.remote(function, *arguments)
+        return actor.__ray_call__.remote(_in_actor, function.__name__, *arguments)
+
+    def wait(self, calls, seconds):
+        """Of each call ("ok", its value), ("failed", a text) or ("silent", "") when the time is up. Returns early when one has failed."""
+        end = time.monotonic() + seconds
+        found = {}
+        waiting = list(calls)
+        while waiting:
+            ready, waiting = self._ray.wait(waiting, num_returns=1, timeout=max(0, end - time.monotonic()))
+            if not ready:
+                break
+            for call in ready:
+                found[call] = self._value(call)
+            if any(kind == "failed" or (isinstance(value, dict) and value.get("failure")) for kind, value in found.values()):
+                break
+        return [found.get(call, ("silent", "")) for call in calls]
+
+    def _value(self, call):
+        try:
+            return "ok", self._ray.get(call)
+        except Exception as error:  # pylint: disable=broad-except  # an actor that died, or an error of its method
+            return "failed", (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _in_actor(_actor, name, *arguments):
+    """Ray sends functions by value; this one looks AMem's up where it runs, so that state is the process's own."""
+    import amem.hosts
+    return getattr(amem.hosts, name)(*arguments)
+
+
+def _run(operation, actors, tags, timeout, engine):
+    actors, tags = list(actors), tags or (_tags.NCCL,)
+    engine = engine or Ray()
+    timeout = _hosts.default_timeout() if timeout is None else timeout
+    attempt = "%s-%d-%d-%d" % (socket.gethostname(), os.getpid(), time.monotonic_ns(), next(_numbers))
+    calls = [engine.call(actor, _act, attempt, operation, tags) for actor in actors]
+    answers = engine.wait(calls, timeout)
+    failures, silent = [], []
+    for number, (kind, value) in enumerate(answers):
+        if kind == "silent":
+            silent.append(number)
+        elif kind == "failed":
+            failures.append("rank %d does not answer: %s" % (number, value))
+        elif value["failure"]:
+            failures.append("rank %d on %s (pid %d) failed: %s" % (number, value["host"], value["pid"], value["failure"]))
+    if not failures and not silent:
+        return
+    reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]
+    raise _calls.AmemError(REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
+                                                                      _undo_all(engine, actors, attempt, timeout)))
+
+
+def _undo_all(engine, actors, attempt, timeout):
+    """Asks every actor: those that were late, too, which hear of it after their part."""
+    calls = [engine.call(actor, _give_up, attempt) for actor in actors]
+    broken = []
+    end = time.monotonic() + timeout
+    for number, call in enumerate(calls):
+        kind, value = engine.wait([call], max(0, end - time.monotonic()))[0]
+        if kind == "silent":
+            broken.append("rank %d will undo its part when it answers again" % number)
+        elif kind == "ok" and value:
+            broken.append("rank %d could not undo its part: %s" % (number, value))
+    return "; ".join(broken) or "all that live are as before"
+
+
+def pause(actors, *tags, timeout=None, engine=None):
+    """amem.pause(*tags) in every actor, or in none.
+
+    actors:   of one job, all of them: those that share NCCL memory have to come together. Each must be free to run a method.
+    timeout:  seconds for the actors to do it, and again for undoing; default: nine eighths of AMEM_TIMEOUT_MS.
+    engine:   what calls the actors; default Ray.
+    AmemError (code 6): names the rank, which is the number in `actors`, its host and its reason. Then those that live are as before,
+    and it can be called again.
+    """
+    _run("pause", actors, tags, timeout, engine)
+
+
+def resume(actors, *tags, timeout=None, engine=None):
+    """amem.resume(*tags) in every actor, or in none: after a failure all that live are paused, contents kept. See pause."""
+    _run("resume", actors, tags, timeout, engine)
+
+
+@contextlib.contextmanager
+def paused(actors, *tags, timeout=None, engine=None):
+    """Pauses, and resumes on the way out, also after an exception."""
+    actors = list(actors)
+    pause(actors, *tags, timeout=timeout, engine=engine)
+    try:
+        yield
+    finally:
+        resume(actors, *tags, timeout=timeout, engine=engine)

@@ -1,0 +1,204 @@
+"""amem.hosts over actors, on the stand-in driver: processes that take calls in turn, as Ray's actors do, and Ray itself where it is installed."""
+import atexit
+import concurrent.futures
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import unittest
+
+# The library reads its settings when it is loaded, and the processes of the actors inherit them.
+FOLDER = os.path.dirname(os.environ.get("AMEM_JOURNAL_DIR", "")) or tempfile.mkdtemp(prefix="amem-actors-", dir="/tmp")
+os.environ.update(AMEM_JOURNAL_DIR=FOLDER + "/j", AMEM_SOCKET_DIR=FOLDER + "/s", AMEM_USER_MEMORY="release", AMEM_LOG="off")
+import amem  # noqa: E402
+import amem.hosts  # noqa: E402
+
+STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
+TIMEOUT = 10
+try:
+    import ray
+except ImportError:
+    ray = None
+
+
+class Worker:
+    """A rank that knows nothing of AMem."""
+
+    def __init__(self):
+        self.cuda, context, self.memory = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+        assert self.cuda.cuInit(0) == 0 and self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self.cuda.cuCtxSetCurrent(context) == 0
+        self.context, self.nccl = context, ctypes.CDLL(STAND_INS + "/libnccl.so.2")
+        import amem  # noqa: F401
+        assert self.nccl.ncclMemAlloc(ctypes.byref(self.memory), ctypes.c_size_t(4 << 20)) == 0
+
+    def state(self):
+        self.cuda.stand_in_cuda_bytes_in_use.restype = ctypes.c_uint64
+        return "paused" if self.cuda.stand_in_cuda_bytes_in_use(0) == 0 else "resident"
+
+    def fail(self, call):
+        assert self.cuda.stand_in_cuda_fail_next(call.encode(), ctypes.c_uint64(1), 2) == 0
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def die(self):
+        os._exit(1)
+
+
+def serve(pipe):
+    worker = Worker()
+    pipe.send("ready")
+    while True:
+        name, arguments = pipe.recv()
+        try:
+            function = getattr(worker, name, None) or getattr(amem.hosts, name)
+            pipe.send(("ok", function(*arguments)))
+        except Exception as error:  # pylint: disable=broad-except
+            pipe.send(("failed", str(error)))
+
+
+class Actor:
+    """A process that takes calls one after the other."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+        self.turn = threading.Lock()
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+        assert self.pipe.recv() == "ready"
+
+    def begin(self, name, *arguments):
+        return self.pool.submit(self._do, name, arguments)
+
+    def _do(self, name, arguments):
+        self.pipe.send((name, arguments))
+        return self.pipe.recv()
+
+    def do(self, name, *arguments):
+        kind, value = self.begin(name, *arguments).result()
+        assert kind == "ok", value
+        return value
+
+    def end(self):
+        self.process.kill()
+        self.process.join()
+        self.pool.shutdown(wait=True)
+        self.pipe.close()
+
+
+class Engine:
+    """As amem.hosts.Ray, on these actors."""
+
+    def call(self, actor, function, *arguments):
+        return actor.begin(function.__name__, *arguments)
+
+    def wait(self, calls, seconds):
+        concurrent.futures.wait(calls, seconds)
+        return [self.value(call) if call.done() else ("silent", "") for call in calls]
+
+    def value(self, call):
+        try:
+            return call.result()
+        except (EOFError, OSError) as error:
+            return "failed", "the actor died (%s)" % type(error).__name__
+
+
+class Actors(unittest.TestCase):
+    def setUp(self):
+        self.engine = Engine()
+        self.actors = self.make(3)
+
+    def make(self, count):
+        actors = [Actor() for _ in range(count)]
+        for actor in actors:
+            self.addCleanup(actor.end)
+        return actors
+
+    def do(self, actor, name, *arguments):
+        return actor.do(name, *arguments)
+
+    def begin(self, actor, name, *arguments):
+        return actor.begin(name, *arguments)
+
+    def all_are(self, state, actors=None):
+        self.assertEqual({self.do(actor, "state") for actor in self.actors if actors is None or actor in actors}, {state})
+
+    def test_all_pause_and_all_resume(self):
+        for _ in range(2):
+            with amem.hosts.paused(self.actors, timeout=TIMEOUT, engine=self.engine):
+                self.all_are("paused")
+            self.all_are("resident")
+
+    def test_one_that_fails_is_named_and_the_others_undo(self):
+        amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.do(self.actors[1], "fail", "Create")
+        with self.assertRaisesRegex(amem.AmemError, r"rank 1 on .* failed: .*out of memory.*as before"):
+            amem.hosts.resume(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.all_are("paused")
+        amem.hosts.resume(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.all_are("resident")
+
+    def test_one_that_is_busy_finds_that_it_was_given_up(self):
+        busy = self.begin(self.actors[2], "sleep", 4)
+        with self.assertRaisesRegex(amem.AmemError, "rank 2 did not come within 1 s.*rank 2 will undo its part"):
+            amem.hosts.pause(self.actors, timeout=1, engine=self.engine)
+        self.assertIsNotNone(busy)
+        self.all_are("resident")
+        amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.all_are("paused")
+
+    def test_one_that_dies_is_named(self):
+        self.begin(self.actors[0], "die")
+        with self.assertRaisesRegex(amem.AmemError, "rank 0 does not answer"):
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.all_are("resident", self.actors[1:])
+
+    def test_what_was_paused_before_stays_paused(self):
+        amem.hosts.pause(self.actors[:1], timeout=TIMEOUT, engine=self.engine)
+        busy = self.begin(self.actors[2], "sleep", 3)
+        with self.assertRaises(amem.AmemError):
+            amem.hosts.pause(self.actors, timeout=1, engine=self.engine)
+        self.assertIsNotNone(busy)
+        self.all_are("paused", self.actors[:1])
+        self.all_are("resident", self.actors[1:])
+
+
+@unittest.skipUnless(ray, "this Python has no Ray")
+class WithRay(Actors):
+    @classmethod
+    def setUpClass(cls):
+        variables = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "AMEM_LIBRARY", "PYTHONPATH", "AMEM_JOURNAL_DIR", "AMEM_SOCKET_DIR", "AMEM_USER_MEMORY", "AMEM_LOG")}
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables}, object_store_memory=100 << 20)
+
+    @classmethod
+    def tearDownClass(cls):
+        ray.shutdown()
+
+    def make(self, count):
+        self.engine = amem.hosts.Ray()
+        remote = ray.remote(num_cpus=1)(Worker)
+        actors = [remote.remote() for _ in range(count)]
+        for actor in actors:
+            self.addCleanup(ray.kill, actor)
+        ray.get([actor.state.remote() for actor in actors])
+        return actors
+
+    def do(self, actor, name, *arguments):
+        return ray.get(getattr(actor, name).remote(*arguments))
+
+    def begin(self, actor, name, *arguments):
+        return getattr(actor, name).remote(*arguments)
+
+
+if __name__ == "__main__":
+    signal.alarm(280)
+    atexit.register(shutil.rmtree, FOLDER, True)
+    unittest.main()

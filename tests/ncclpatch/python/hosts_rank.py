@@ -1,0 +1,107 @@
+"""One rank of hosts_test.py, on the stand-in driver: STORE RANK SIZE HOST. Commands are JSON lists on standard input, answers on its output."""
+import ctypes
+import json
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import store_for_tests  # noqa: E402
+
+FILL = 0x5A
+if sys.argv[1].startswith("group:"):
+    from torch import distributed
+    distributed.init_process_group("gloo", init_method="file://" + sys.argv[1][6:], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
+    store = distributed.distributed_c10d._get_default_store()
+else:
+    store = store_for_tests.open_store(sys.argv[1])  # before the stand-in, because it may import PyTorch with an NCCL of its own
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+nccl = ctypes.CDLL(os.environ["STAND_IN_NCCL"])
+import amem  # noqa: E402
+from amem import _calls, _tags  # noqa: E402
+
+memory = ctypes.c_void_p()
+assert nccl.ncclMemAlloc(ctypes.byref(memory), ctypes.c_size_t(4 << 20)) == 0
+assert cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(FILL), ctypes.c_size_t(4 << 20)) == 0
+rank, size, host = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+unique, communicator = UniqueId(), ctypes.c_void_p()
+if rank == 0:
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
+    store.set("unique", unique.internal.decode())
+unique.internal = store.get("unique")
+nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+assert nccl.ncclCommInitRank(ctypes.byref(communicator), size, unique, rank) == 0
+group = amem.StoreGroup(store, rank, size, host) if not sys.argv[1].startswith("group:") else True
+real = {"pause": _tags.pause, "resume": _tags.resume}
+
+
+def plant(name, effect):
+    """The next local call of _tags.`name`, which AMem does itself, has this effect first."""
+    def planted(*tags, **more):
+        if "process_group" not in more or more["process_group"] is None:
+            setattr(_tags, name, real[name])
+            effect()
+        return real[name](*tags, **more)
+    setattr(_tags, name, planted)
+
+
+def fail():
+    raise _calls.AmemError(1, "planted failure")
+
+
+def state():
+    row = _tags.row_of("nccl")
+    intact = True
+    if row["state"] == "resident":
+        back = (ctypes.c_ubyte * 4096)()
+        assert cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(4096)) == 0
+        intact = set(back) == {FILL}
+    return [row["state"], intact]
+
+
+def with_paused(timeout):
+    with amem.paused(process_group=group, timeout=timeout):
+        return state()[0]
+
+
+def do(command, *arguments):
+    if command == "pause":
+        amem.pause(*arguments[1:], process_group=group, timeout=arguments[0])
+    elif command == "resume":
+        amem.resume(*arguments[1:], process_group=group, timeout=arguments[0])
+    elif command == "state":
+        return state()
+    elif command == "fail_next_pause":
+        plant("pause", fail)
+    elif command == "fail_next_resume":
+        plant("resume", fail)
+    elif command == "slow_next_pause":
+        plant("pause", lambda: time.sleep(arguments[0]))
+    elif command == "with_paused":
+        return with_paused(*arguments)
+    elif command == "keys":
+        return group.store.num_keys()
+    elif command == "fail_in_the_driver":
+        assert cuda.stand_in_cuda_fail_next(b"Create", ctypes.c_uint64(1), 2) == 0
+    elif command == "no_replay":
+        os.environ["AMEM_REPLAY"] = "/nowhere/amem-replay"
+    elif command == "gather":
+        return amem.gather(arguments[0], process_group=group, timeout=arguments[1])
+    return "ok"
+
+
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    try:
+        answer = do(*json.loads(line))
+    except amem.AmemError as error:
+        answer = str(error)
+    print(json.dumps(answer), flush=True)

@@ -1,0 +1,461 @@
+"""Pauses that all hosts agree on through a store: processes with runtime directories of their own are the hosts, on the stand-in driver.
+
+Each rank is a process that does what its lines of input say, so that a test decides who comes, who fails and who dies. The store is a
+small one over a Unix socket, so that no PyTorch is needed; where there is one, its TCPStore and FileStore serve the same tests.
+"""
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import store_for_tests  # noqa: E402
+
+try:
+    import torch.distributed as distributed
+except ImportError:
+    distributed = None
+
+RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts_rank.py")
+STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
+TIMEOUT = 6
+
+
+class Rank:
+    """One process. `ask` sends a command and returns at once; `answer` waits for what it printed."""
+
+    def __init__(self, rank, size, host, folder, store, per_host, timeout_ms=4000):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") or k == "AMEM_LIBRARY"}
+        here = os.path.join(folder, host)
+        environment.update(AMEM_JOURNAL_DIR=here + "/journal", AMEM_SOCKET_DIR=here + "/s", AMEM_USER_MEMORY="release",
+                           AMEM_TIMEOUT_MS=str(timeout_ms), AMEM_LOG="off", RANK=str(rank), AMEM_SIM_WORLD=here + "/world",
+                           STAND_IN_RANKS_PER_HOST=str(per_host))
+        os.makedirs(here + "/s", exist_ok=True)
+        environment.update(STAND_IN_NCCL=STAND_INS + "/libnccl.so.2", LD_LIBRARY_PATH=folder)  # PyTorch must find its own NCCL
+        if not os.path.exists(folder + "/libcuda.so.1"):
+            os.symlink(STAND_INS + "/libcuda.so.1", folder + "/libcuda.so.1")
+        self.rank, self.host = rank, host
+        self.process = subprocess.Popen([sys.executable, "-B", RANK, store, str(rank), str(size), host], env=environment,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, command, *arguments):
+        self.process.stdin.write(json.dumps([command, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def do(self, command, *arguments):
+        self.ask(command, *arguments)
+        return self.answer()
+
+    def kill(self):
+        self.process.kill()
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def start(hosts, ranks, folder, store):
+    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host."""
+    size = hosts * ranks
+    all_ranks = [Rank(rank, size, "host-" + "abcdefgh"[rank // ranks], folder, store, ranks) for rank in range(size)]
+    for rank in all_ranks:
+        assert rank.answer() == "ready", rank.rank
+    return all_ranks
+
+
+class Job(unittest.TestCase):
+    """`hosts` hosts with `ranks` processes each."""
+
+    kind = "plain"
+    hosts, ranks = 2, 1
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="amem-hosts-", dir="/tmp")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.store = self.make_store()
+        self.all = start(self.hosts, self.ranks, self.folder, self.store)
+        for rank in self.all:
+            self.addCleanup(rank.end)
+
+    def make_store(self):
+        server = store_for_tests.Server(self.folder + "/store")
+        self.addCleanup(server.close)
+        return "plain:" + self.folder + "/store"
+
+    def all_do(self, command, *arguments, ranks=None):
+        ranks = self.all if ranks is None else ranks
+        for rank in ranks:
+            rank.ask(command, *arguments)
+        return [rank.answer() for rank in ranks]
+
+    def all_are(self, state, ranks=None):
+        self.assertEqual({tuple(answer) for answer in self.all_do("state", ranks=ranks)}, {(state, True)})
+
+
+class Agreement(Job):
+    def test_all_pause_and_all_resume(self):
+        for _ in range(3):
+            self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+            self.all_are("paused")
+            self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
+            self.all_are("resident")
+
+    def test_a_host_that_fails_makes_all_undo_and_is_named(self):
+        self.all[1].do("fail_next_pause")
+        answers = self.all_do("pause", TIMEOUT)
+        for answer in answers:
+            self.assertIn("rank 1 on host-b failed", answer)
+            self.assertIn("planted", answer)
+        self.all_are("resident")
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+        self.all_are("paused")
+
+    def test_a_failed_resume_leaves_all_paused(self):
+        self.all_do("pause", TIMEOUT)
+        self.all[0].do("fail_next_resume")
+        for answer in self.all_do("resume", TIMEOUT):
+            self.assertIn("rank 0 on host-a failed", answer)
+        self.all_are("paused")
+        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
+        self.all_are("resident")
+
+    def test_a_host_that_does_not_come_is_named_within_the_deadline(self):
+        began = time.monotonic()
+        answer = self.all[0].do("pause", 1)
+        self.assertLess(time.monotonic() - began, 3)
+        self.assertIn("rank 1 did not come within 1 s", answer)
+        self.all_are("resident")
+
+    def test_a_host_that_came_before_is_named_with_its_host(self):
+        self.all_do("pause", TIMEOUT)
+        self.all_do("resume", TIMEOUT)
+        self.assertIn("rank 1 on host-b did not come", self.all[0].do("pause", 1))
+
+    def test_who_comes_late_finds_that_all_gave_up_and_a_second_try_works(self):
+        self.all[0].do("pause", 1)
+        began = time.monotonic()
+        answer = self.all[1].do("pause", TIMEOUT)
+        self.assertLess(time.monotonic() - began, 1)
+        self.assertIn("had given up already", answer)
+        self.all_are("resident")
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+        self.all_are("paused")
+
+    def test_whose_pause_takes_too_long_undoes_it(self):
+        self.all[1].do("slow_next_pause", 2)
+        self.all[1].ask("pause", TIMEOUT)
+        self.assertIn("did not come within 1 s", self.all[0].do("pause", 1))
+        self.assertIn("rank 1 on host-b did not come", self.all[1].answer())
+        self.all_are("resident")
+
+    def test_ranks_that_call_different_things_are_told(self):
+        self.all[0].ask("pause", TIMEOUT)
+        self.all[1].ask("resume", TIMEOUT)
+        for answer in (self.all[0].answer(), self.all[1].answer()):
+            self.assertIn("rank 1 on host-b called resume of nccl, where rank 0 on host-a called pause of nccl", answer)
+        self.all_are("resident")
+
+    def test_a_missing_rank_0_is_named_by_the_others(self):
+        self.assertIn("rank 0 did not come", self.all[1].do("pause", 1))
+        self.all_are("resident")
+
+    def test_a_wrong_tag_is_told_to_the_others(self):
+        self.all[0].ask("pause", TIMEOUT)
+        began = time.monotonic()
+        self.assertIn("not known", self.all[1].do("pause", TIMEOUT, "no such tag"))
+        self.assertIn("rank 1 on host-b failed", self.all[0].answer())
+        self.assertLess(time.monotonic() - began, 4)
+        self.all_are("resident")
+
+    def test_what_was_paused_before_stays_paused_when_the_others_fail(self):
+        self.all_do("pause", TIMEOUT)
+        self.all[0].do("pause", 1)
+        self.all_are("paused")
+
+    def test_a_dead_rank_makes_the_others_undo(self):
+        self.all[1].kill()
+        self.assertIn("did not come", self.all[0].do("pause", 1))
+        self.all_are("resident", self.all[:1])
+
+    def test_keys_do_not_pile_up(self):
+        counts = []
+        for _ in range(6):
+            self.all_do("pause", TIMEOUT)
+            self.all_do("resume", TIMEOUT)
+            counts.append(self.all[0].do("keys"))
+        self.assertEqual(counts[1], counts[-1])
+
+    def test_the_context_manager(self):
+        self.assertEqual(self.all_do("with_paused", TIMEOUT), ["paused", "paused"])
+        self.all_are("resident")
+
+
+class LostStore(Job):
+    def make_store(self):
+        self.server = store_for_tests.Server(self.folder + "/store")
+        self.addCleanup(self.server.close)
+        return "plain:" + self.folder + "/store"
+
+    def test_a_pause_is_undone(self):
+        self.all[0].ask("pause", TIMEOUT)
+        time.sleep(0.5)
+        self.server.close()
+        self.assertIn("does not answer", self.all[0].answer())
+        self.all_are("resident", self.all[:1])
+
+
+class FourHosts(Job):
+    """As issued: two processes on each of four hosts; any of them dies at any time, and the others are all as before or all paused."""
+
+    hosts, ranks = 4, 2
+    KILLS = int(os.environ.get("AMEM_HOSTS_KILLS", "3"))
+
+    def test_a_rank_of_one_host_fails_in_each_phase(self):
+        for command in ("fail_next_pause", "fail_next_resume"):
+            for victim in (0, 3, 7):
+                paused = command == "fail_next_resume"
+                if paused:
+                    self.assertEqual(set(self.all_do("pause", TIMEOUT)), {"ok"})
+                self.all[victim].do(command)
+                for answer in self.all_do("resume" if paused else "pause", TIMEOUT):
+                    self.assertRegex(answer, r"rank %d on host-%s failed" % (victim, "abcd"[victim // 2]))
+                self.all_are("paused" if paused else "resident")
+                if paused:
+                    self.assertEqual(set(self.all_do("resume", TIMEOUT)), {"ok"})
+
+    def test_kills_at_random(self):
+        chance = random.Random(int(os.environ.get("AMEM_SEED", "7")))
+        for _ in range(self.KILLS):
+            size = self.hosts * self.ranks
+            folder = tempfile.mkdtemp(dir=self.folder)
+            server = store_for_tests.Server(folder + "/store")
+            ranks = start(self.hosts, self.ranks, folder, "plain:" + folder + "/store")
+            victim = ranks[chance.randrange(size)]
+            phase = chance.choice(["pause", "resume"])
+            if phase == "resume":
+                self.all_do("pause", 3, ranks=ranks)
+            for rank in ranks:
+                rank.ask(phase, 3)
+            time.sleep(chance.uniform(0, 0.05))
+            victim.kill()
+            others = [rank for rank in ranks if rank is not victim]
+            answers = [rank.answer() for rank in others]
+            states = {tuple(state) for state in self.all_do("state", ranks=others)}
+            self.assertEqual(len(states), 1, (phase, victim.rank, states, answers))
+            self.assertTrue(len(set(answer == "ok" for answer in answers)) == 1, answers)
+            for rank in ranks:
+                rank.end()
+            server.close()
+
+
+class Gather(Job):
+    hosts, ranks = 2, 2
+
+    def test_why_names_the_culprit_of_another_host(self):
+        self.all_do("pause", TIMEOUT)
+        self.all[3].do("fail_in_the_driver")
+        for answer in self.all_do("resume", TIMEOUT):
+            self.assertIn("failed", answer)
+        self.all_are("paused")
+        results = self.all_do("gather", self.folder + "/packs", 10)
+        self.assertEqual(results[0]["missing"], {})
+        self.assertEqual(results, [results[0]] * 4)
+        self.assertEqual(sorted(os.listdir(self.folder + "/packs")), ["host-a-0.amem", "host-b-2.amem"])
+        replay = os.environ["AMEM_REPLAY"]
+        said = subprocess.run([replay, "why", self.folder + "/packs"], capture_output=True, text=True, check=False, timeout=60).stdout
+        self.assertRegex(said.splitlines()[0], r"Resume 1 failed on rank 3 .*out of memory")
+        sessions = subprocess.run([replay, "ls", self.folder + "/packs"], capture_output=True, text=True, check=False, timeout=60).stdout
+        self.assertEqual(len(sessions.splitlines()), 1 + 4, sessions)
+
+    def test_a_host_that_does_not_come_is_named_and_the_others_go_on(self):
+        self.all[2].end()
+        self.all[3].end()
+        self.all[1].ask("gather", self.folder + "/packs", 1)
+        result = self.all[0].do("gather", self.folder + "/packs", 1)
+        self.assertEqual(set(result["missing"]), {"rank 2", "rank 3"})
+        self.assertEqual(len(result["packs"]), 1)
+        self.assertEqual(self.all[1].answer(), result)
+
+    def test_a_host_that_cannot_pack_says_why(self):
+        self.all[2].do("no_replay")
+        result = self.all_do("gather", self.folder + "/packs", 5)[0]
+        self.assertEqual(list(result["missing"]), ["rank 2 on host-b"])
+        self.assertIn("No such file", result["missing"]["rank 2 on host-b"])
+
+
+class GatherInChunks(unittest.TestCase):
+    """A pack of many chunks, through a store that counts how much it holds at most."""
+
+    def test_memory_is_bounded_and_what_arrives_is_what_was_sent(self):
+        from amem import _gather, _hosts
+        chunk, chunks = 1000, 50
+        contents = os.urandom(chunk * chunks - 17)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(_gather, "CHUNK_BYTES", chunk):
+            server = store_for_tests.Server(folder + "/store")
+            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 2, "host-%d" % rank) for rank in range(2)]
+
+            def pack(_directory, path):
+                with open(path, "wb") as file:
+                    file.write(contents)
+
+            with mock.patch.object(_gather, "pack", pack), mock.patch.object(_gather, "journal_directory", lambda: folder):
+                results = []
+                other = threading.Thread(target=lambda: results.append(_gather.gather(folder + "/out", groups[1], 5)))
+                other.start()
+                results.append(_gather.gather(folder + "/out", groups[0], 5))
+                other.join()
+            self.assertEqual(results[0], results[1])
+            self.assertEqual(results[0]["missing"], {})
+            with open(folder + "/out/host-1-1.amem", "rb") as file:
+                self.assertEqual(file.read(), contents)
+            self.assertLess(server.most, 8 * chunk)
+            for group in groups:
+                group.store.close()
+            server.close()
+
+
+@unittest.skipUnless(distributed, "this Python has no PyTorch")
+class Tcp(Agreement):
+    def make_store(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.tcp = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        return "tcp:%d" % port
+
+
+@unittest.skipUnless(distributed, "this Python has no PyTorch")
+class File(Agreement):
+    test_keys_do_not_pile_up = None  # a FileStore has every value that it ever had
+
+    def make_store(self):
+        return "file:" + self.folder + "/file-store"
+
+
+@unittest.skipUnless(distributed, "this Python has no PyTorch")
+class ProcessGroup(Job):
+    """torch.distributed's default group, with process_group=True."""
+
+    def make_store(self):
+        return "group:" + self.folder + "/group-store"
+
+    def test_it_agrees_through_the_group_s_own_store(self):
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+        self.all_are("paused")
+        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
+        self.all[1].do("fail_next_pause")
+        for answer in self.all_do("pause", TIMEOUT):
+            self.assertRegex(answer, "rank 1 on .* failed: planted")
+        self.all_are("resident")
+        result = self.all_do("gather", self.folder + "/packs", 10)[1]
+        self.assertEqual((len(result["packs"]), result["missing"]), (2, {}))
+
+
+class Interrupts(unittest.TestCase):
+    """Two members in threads, one of which is interrupted: in its own part, or while it waits for the other one."""
+
+    def outcomes(self, act, where=None):
+        from amem import _hosts
+        undone, outcomes = [], {}
+        with tempfile.TemporaryDirectory() as folder:
+            server = store_for_tests.Server(folder + "/store")
+            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 2, "h%d" % rank) for rank in range(2)]
+
+            def member(rank):
+                try:
+                    _hosts.together(groups[rank], "pause of nccl", act if rank == 1 else lambda: None, lambda: undone.append(rank), 5)
+                    outcomes[rank] = None
+                except BaseException as error:  # pylint: disable=broad-except
+                    outcomes[rank] = error
+
+            with mock.patch.object(_hosts.Agreement, "_follow", where or _hosts.Agreement._follow):
+                threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            for group in groups:
+                group.store.close()
+            server.close()
+        return outcomes, sorted(undone)
+
+    def test_in_its_own_part(self):
+        def act():
+            time.sleep(0.5)  # rank 0 has come meanwhile; it would do nothing otherwise
+            raise KeyboardInterrupt("stop")
+        outcomes, undone = self.outcomes(act)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
+        self.assertEqual(undone, [0])
+
+    def test_before_the_decision_all_undo(self):
+        def follow(agreement):
+            time.sleep(0.5)
+            raise KeyboardInterrupt("stop")
+
+        def collect(agreement):  # rank 0 is slow
+            time.sleep(1.5)
+            return agreement._give_up()
+
+        with mock.patch("amem._hosts.Agreement._collect", collect):
+            outcomes, undone = self.outcomes(lambda: None, follow)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
+        self.assertEqual(undone, [0, 1])
+
+    def test_after_the_decision_nobody_undoes(self):
+        def follow(agreement):
+            time.sleep(1)  # rank 0 decides meanwhile
+            raise KeyboardInterrupt("stop")
+        outcomes, undone = self.outcomes(lambda: None, follow)
+        self.assertIsInstance(outcomes[1], KeyboardInterrupt)
+        self.assertIsNone(outcomes[0])
+        self.assertEqual(undone, [])
+
+
+class Cost(unittest.TestCase):
+    def test_a_hundred_and_twenty_eight_ranks_agree_in_under_a_second(self):
+        from amem import _hosts
+        with tempfile.TemporaryDirectory() as folder:
+            server = store_for_tests.Server(folder + "/store")
+            failures, began = [], threading.Barrier(129)
+            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 128, "h%d" % rank) for rank in range(128)]
+
+            def member(group):
+                began.wait()
+                try:
+                    _hosts.together(group, "pause of nccl", lambda: None, lambda: None, 30)
+                except Exception as error:  # pylint: disable=broad-except
+                    failures.append(error)
+
+            threads = [threading.Thread(target=member, args=(group,)) for group in groups]
+            for thread in threads:
+                thread.start()
+            began.wait()
+            start = time.process_time()
+            for thread in threads:
+                thread.join()
+            spent = time.process_time() - start
+            self.assertEqual(failures, [])
+            self.assertLess(spent, 1, "processor time of the agreement and of this test's store")
+            for group in groups:
+                group.store.close()
+            server.close()
+
+
+if __name__ == "__main__":
+    signal.alarm(560)
+    unittest.main()

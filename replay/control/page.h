@@ -8,12 +8,15 @@
 //   s at least, and sees the request at s + 1: no rank passes the largest number that the tool has read by more than one.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "journal/base/file.h"
 #include "journal/doorbell.h"
@@ -57,7 +60,8 @@ struct Page {
   std::int32_t pid = 0;
   std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
   std::uint64_t session = 0;
-  std::int64_t rank = -1;  // -1: no launcher gave it one
+  std::uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; the pid means something only there
+  std::int64_t rank = -1;           // -1: no launcher gave it one
 
   // Written by the rank.
   alignas(64) std::atomic<std::uint64_t> steps{0};  // safe points that it came to
@@ -75,6 +79,7 @@ struct Page {
   // Written by the tool that holds the lock.
   alignas(64) std::atomic<std::uint64_t> asked{0};  // number of the request; 0: nothing is asked
   alignas(64) SharedDoorbell bell;                  // rung after each change
+  std::atomic<std::uint64_t> last_request{0};       // numbers up to this one were given out
   std::atomic<std::uint32_t> kind{0};               // Ask
   std::atomic<std::uint32_t> all_tags{0};
   std::atomic<std::uint64_t> target{0};  // the step; 0: not agreed on yet
@@ -113,6 +118,10 @@ class MappedPage {
   File file_;
   Page* page_ = nullptr;
 };
+
+// Field 22 of /proc/PID/stat; 0: there is no such process, or it is a zombie.
+std::uint64_t StartTicks(pid_t pid);
+std::uint64_t PidNamespace();  // of this process; 0: unknown
 
 // Bounded texts in a page.
 void PutText(char* into, std::size_t size, std::string_view text);

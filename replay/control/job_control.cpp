@@ -19,6 +19,7 @@ RankLook LookAtPage(const Page& page, const std::filesystem::path& directory) {
   look.paused_by_program = page.own_pause.load(std::memory_order_acquire) == static_cast<std::uint32_t>(OwnPause::kPaused);
   look.doing = Doing(page, look.alive);
   look.held = page.held_bytes.load(std::memory_order_relaxed);
+  look.freed = page.freed_bytes.load(std::memory_order_relaxed);
   return look;
 }
 

@@ -34,6 +34,7 @@ struct RankLook {
   std::uint64_t steps = 0;         // safe points passed
   bool paused_by_program = false;  // the program's own pause holds
   std::string doing;               // a sentence for people
+  Bytes freed = 0;                 // by the last pause from outside
   Bytes held = 0;                  // GPU memory that AMem knows of and that is resident, as the rank last reported it
 };
 

@@ -26,6 +26,9 @@
   COMMAND(Tail)                       \
   COMMAND(Watch)                      \
   COMMAND(Trace)                      \
+  COMMAND(Status)                     \
+  COMMAND(Pause)                      \
+  COMMAND(Resume)                     \
   COMMAND(Collect)                    \
   COMMAND(Pack)                       \
   COMMAND(Unpack)                     \

@@ -24,11 +24,12 @@ from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._pools import pool
+from ._requests import frozen, safepoint
 from ._saver import wrap
 from ._tags import memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "Skipped", "adopt", "attach", "memory", "pause", "paused", "pool", "resume", "set_group", "stats",
-           "trim_pinned", "version", "wait", "wrap"]
+__all__ = ["Adopted", "AmemError", "Skipped", "adopt", "attach", "frozen", "memory", "pause", "paused", "pool", "resume", "safepoint", "set_group",
+           "stats", "trim_pinned", "version", "wait", "wrap"]
 
 
 def attach():

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 
-from . import _calls
+from . import _calls, _requests
 
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
@@ -75,6 +75,8 @@ def resume(*tags, wait=True, priority=0):
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
+    if NCCL in tags or not tags:
+        _requests.await_resume()
     if set(tags) <= {NCCL}:
         _calls.check(_calls.lib.ncclResume(None))
         return

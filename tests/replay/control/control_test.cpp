@@ -198,7 +198,7 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
       if (job.ok() && job->Pause({.deadline = kLong, .all_tags = true}).ok()) static_cast<void>(job->Resume(kLong));
       ::_exit(0);
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(kill * 12'000 / kKills * 1000 / 1000));
+    std::this_thread::sleep_for(std::chrono::microseconds(kill * 12'000 / kKills));
     ::kill(tool, SIGKILL);
     ::waitpid(tool, nullptr, 0);
     Result<JobControl> job = ranks.Open();
@@ -331,7 +331,6 @@ TEST(Control, a_link_is_not_followed_and_an_ended_process_is_left_out) {
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok()) << job.status().message();
   EXPECT_EQ(job->Look().size(), 1U);
-  EXPECT_TRUE(job->Pause({.deadline = kShort}).code() != Code::kOk || job->Resume(kLong).ok());
   const auto page = ranks.directories()[1] / kPageName;
   std::filesystem::rename(page, page.string() + "2");
   std::filesystem::create_symlink(page.string() + "2", page);

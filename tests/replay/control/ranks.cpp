@@ -10,6 +10,8 @@
 #include <random>
 #include <thread>
 
+#include "journal/base/clock.h"
+
 namespace amem::control::test {
 namespace {
 
@@ -25,7 +27,10 @@ class Numbers final : public Actions {
 
   std::uint64_t step = 0;  // at which this rank is
 
-  Status PauseTags() override { return Local(kPauseTagsFails, words_.tag_pauses); }
+  Status PauseTags() override {
+    if (words_.tag_pauses != words_.tag_resumes) return {};  // they are paused
+    return Local(kPauseTagsFails, words_.tag_pauses);
+  }
   Status ResumeTags() override {
     if (words_.tag_resumes == words_.tag_pauses) return {};
     return Local(kResumeTagsFails, words_.tag_resumes);
@@ -50,7 +55,7 @@ class Numbers final : public Actions {
     const std::uint64_t mine = shared_.collective.fetch_add(1);
     const auto n = static_cast<std::uint64_t>(count_);
     const std::uint64_t all = (mine / n + 1) * n;
-    if (words_.fails.load() == fails) {
+    if (fails != kNothingFails && words_.fails.load() == fails) {
       words_.fails = kNothingFails;
       ++shared_.failures;
     }
@@ -59,7 +64,6 @@ class Numbers final : public Actions {
       if (SteadyClock::now() > until) return {Code::kTimeout, "another rank did not come to the pause"};
     Nap(std::chrono::microseconds(200));
     if (shared_.failures.load() != 0) {
-      left_.fetch_add(1);
       Nap(milliseconds(20));  // until all have seen it
       shared_.failures = 0;
       return {Code::kOutOfMemory, "the device is full"};
@@ -80,7 +84,6 @@ class Numbers final : public Actions {
   Shared& shared_;
   RankWords& words_;
   const int count_;
-  std::atomic<int> left_{0};
 };
 
 }  // namespace
@@ -133,6 +136,7 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
       continue;
     }
     actions.step = ++step;
+    control.CameAt(MonotonicNs());
     bool goes_on = !control.Came(step);
     while (!goes_on && !shared_->stop) goes_on = control.ServeAtStep(step, true);
     words.steps = step;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "statemachine/event_cycle.h"
-#include "statemachine/event_request.h"
 #include "statemachine/types.h"
 
 namespace amem {

@@ -267,22 +267,17 @@ class SessionTrace final : public FoldObserver {
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
   void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
   void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
-  // The slice of a safe point holds those of the pause and the resume that were made in it, and the time between them.
   void On(const RequestSeen& e) { Mark("request", ToText(EventBody(e))); }
   void On(const SafepointReached& e) {
-    Close(waits_, "request", "");
     waits_ = Start(e.step != 0 ? fmt::format("safe point {}", e.step) : "resume waits for the outside", {});
   }
   void On(const RequestEnded& e) {
-    const bool failed = e.code != Code::kOk;
-    Mark(failed ? "request failed" : "request done", ToText(EventBody(e)));
-    if (failed == (e.kind == CycleKind::kPause)) Close(waits_, "request", e.message);
+    Mark("request ended", ToText(EventBody(e)));
+    if ((e.code != Code::kOk) == (e.kind == CycleKind::kPause)) Close(waits_, "request", e.message);
   }
   void On(const Frozen& e) {
-    const std::uint64_t from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from);
-    const std::uint64_t to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
-    if (Drawing() && from < to)
-      out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, ToText(EventBody(e)));
+    const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
+    if (Drawing() && from < to) out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, e.moved_gpus);
   }
   void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
   void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }

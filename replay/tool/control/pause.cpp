@@ -2,11 +2,14 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <string_view>
 
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {
 namespace {
+
+constexpr std::string_view kPaused = "paused";
 
 struct PauseOptions : RequestOptions {
   std::optional<std::uint64_t> at_step;
@@ -19,7 +22,7 @@ double SecondsSince(std::chrono::steady_clock::time_point from) {
 
 // Finds the job, takes its locks, has `ask` done, and prints what came of it.
 template <class Ask>
-int RunRequest(const RequestOptions& options, Output& out, const char* done, const Ask& ask) {
+int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask) {
   const Result<FoundJob> job = FindJob(options.job);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
   Result<control::JobControl> control = control::JobControl::Open(job->directories);
@@ -31,14 +34,14 @@ int RunRequest(const RequestOptions& options, Output& out, const char* done, con
   const auto ranks = control->Look();
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.freed;
-  const std::string amount = options.json || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
+  const std::string amount = done != kPaused || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
   PrintRanks(out, ranks, *job, fmt::format("{} {} ranks in {:.2f} s{}", done, ranks.size(), seconds, amount), seconds,
              options.json);
   return kFine;
 }
 
 int RunPause(const PauseOptions& options, Output& out) {
-  return RunRequest(options, out, "paused", [&](control::JobControl& job) {
+  return RunRequest(options, out, kPaused, [&](control::JobControl& job) {
     return job.Pause({std::chrono::seconds(options.deadline_s), options.at_step, options.tags}, PrintProgress);
   });
 }

@@ -125,10 +125,10 @@ AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
  * A program that pauses by itself can be asked as well: the request waits for its next own pause, and holds its resume. */
 AMEM_EXPORT int amem_safepoint(void);
 
-/* The same for interpreters, which must run their signal handlers: amem_safepoint_begin is a safe point that returns 7
- * (ncclInProgress) after a tenth of a second if a request holds it still; amem_safepoint_go_on is to be called until it returns
- * something else. amem_resume_may_begin, before a resume: 7 while a request from outside stands, which the resume would wait
- * for. */
+/* The same for interpreters, which must run their signal handlers: amem_safepoint_begin is a safe point that never waits, and
+ * returns 7 (ncclInProgress) if something is asked; then amem_safepoint_go_on is to be called until it returns something else,
+ * which waits for a tenth of a second at most, but for a pause or resume that is under way. amem_resume_may_begin, before a
+ * resume: 7 while a request from outside stands, which the resume would wait for. */
 AMEM_EXPORT int amem_safepoint_begin(void);
 AMEM_EXPORT int amem_safepoint_go_on(void);
 AMEM_EXPORT int amem_resume_may_begin(void);

@@ -87,12 +87,13 @@ int Wait(control::RankControl& control, std::uint64_t step, bool return_soon) no
   return failed != kOk ? failed : result;
 }
 
-int Come(bool return_soon) noexcept {
-  const std::uint64_t step = g_steps.fetch_add(1, std::memory_order_relaxed) + 1;
-  control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  if (control == nullptr) return kOk;
+// True: something is asked.
+bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
+  step = g_steps.fetch_add(1, std::memory_order_relaxed) + 1;
+  control = g_control.load(std::memory_order_acquire);
+  if (control == nullptr) return false;
   control->CameAt(CoarseNs());
-  return control->Came(step) ? Wait(*control, step, return_soon) : kOk;
+  return control->Came(step);
 }
 
 }  // namespace
@@ -124,9 +125,17 @@ void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succe
 
 }  // namespace amem::safepoint
 
-int amem_safepoint() { return amem::safepoint::Come(false); }
+int amem_safepoint() {
+  amem::control::RankControl* control = nullptr;
+  std::uint64_t step = 0;
+  return amem::safepoint::Come(control, step) ? amem::safepoint::Wait(*control, step, false) : amem::kOk;
+}
 
-int amem_safepoint_begin() { return amem::safepoint::Come(true); }
+int amem_safepoint_begin() {
+  amem::control::RankControl* control = nullptr;
+  std::uint64_t step = 0;
+  return amem::safepoint::Come(control, step) ? amem::kInProgress : amem::kOk;
+}
 
 int amem_safepoint_go_on() {
   using namespace amem::safepoint;

@@ -1,5 +1,7 @@
 """Requests from outside: safe points, at which `amem pause JOB` and `amem freeze JOB` take hold. Standard library only."""
 
+import ctypes
+
 from . import _calls
 
 _IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
@@ -9,17 +11,27 @@ def _unavailable():
     return 0
 
 
-def _function(name):
-    """Of a library that is not there, or is older, nobody can ask for anything."""
+def _function(name, quick=False):
+    """Of a library that is not there, or is older, nobody can ask for anything. A quick one is called without letting other threads
+    run, which takes longer than the function itself."""
+    library = _calls.lib
     try:
-        return getattr(_calls.lib, name)
+        if quick and isinstance(library, ctypes.CDLL):
+            library = ctypes.PyDLL(library._name, handle=library._handle)
+        return getattr(library, name)
     except (AttributeError, OSError):
         return _unavailable
 
 
-_begin = _function("amem_safepoint_begin")
+_begin = _function("amem_safepoint_begin", quick=True)
 _go_on = _function("amem_safepoint_go_on")
 _may_resume = _function("amem_resume_may_begin")
+
+
+def _wait(result):
+    while result == _IN_PROGRESS:
+        result = _go_on()
+    _calls.check(result)
 
 
 def safepoint():
@@ -35,9 +47,8 @@ def safepoint():
     safe point; memory that is paused by then stays so, and the next safe point waits on.
     """
     result = _begin()
-    while result == _IN_PROGRESS:
-        result = _go_on()
-    _calls.check(result)
+    if result:
+        _wait(result)
 
 
 def await_resume():

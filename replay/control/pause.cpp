@@ -11,6 +11,7 @@ namespace amem::control {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{1}, kLookForDead{50};
+constexpr std::chrono::milliseconds kMostBetween{500};
 constexpr std::chrono::seconds kTell{1};
 // Beyond the deadline, for ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
@@ -19,6 +20,7 @@ constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 
 Status Asking::Pause(const AskOptions& options, const Progress& progress) {
   const auto until = Clock::now() + options.deadline;
+  const bool was_paused = std::ranges::any_of(ranks_, [](const Rank& rank) { return PhaseOf(rank) == Phase::kPaused; });
   Post(Ask::kPause, options.all_tags, Stage::kCome);
   Status come = AgreeOnStep(options);
   if (come.ok()) come = AwaitAll(options, progress);
@@ -29,9 +31,9 @@ Status Asking::Pause(const AskOptions& options, const Progress& progress) {
   }
   if (progress) progress("all have come; they pause");
   SetStage(Stage::kTags);
-  if (const Status tags = AwaitStage(Stage::kTags, until + kToPause); !tags.ok()) return UndoPause(tags);
+  if (const Status tags = AwaitStage(Stage::kTags, until + kToPause); !tags.ok()) return was_paused ? tags : UndoPause(tags);
   SetStage(Stage::kNccl);
-  if (const Status nccl = AwaitStage(Stage::kNccl, until + kToPause); !nccl.ok()) return UndoPause(nccl);
+  if (const Status nccl = AwaitStage(Stage::kNccl, until + kToPause); !nccl.ok()) return was_paused ? nccl : UndoPause(nccl);
   return {};
 }
 
@@ -74,6 +76,7 @@ Asking::Coming Asking::Look() const {
 Status Asking::AwaitAll(const AskOptions& options, const Progress& progress) {
   const auto from = Clock::now();
   auto told = from, looked = from;
+  std::chrono::milliseconds between = 10 * kLook;  // requests that are put again
   for (;;) {
     Beat();
     const Coming coming = Look();
@@ -88,7 +91,8 @@ Status Asking::AwaitAll(const AskOptions& options, const Progress& progress) {
     if (now - from > options.deadline) return DidNotCome(options.deadline);
     if (coming == Coming::kOnceMore) {
       Withdraw();
-      std::this_thread::sleep_for(10 * kLook);
+      std::this_thread::sleep_for(between);
+      between = std::min(2 * between, kMostBetween);
       Post(Ask::kPause, options.all_tags, Stage::kCome);
       AMEM_TRY(AgreeOnStep(options));
     }

@@ -70,23 +70,25 @@ RankControl::Next RankControl::LookIdle(std::uint64_t request, std::uint64_t ste
     return Next::kGoOn;
   }
   const std::uint64_t target = page_->target.load(std::memory_order_acquire);
-  if (step == kOwnResume) return Arrive(request, step);
+  // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
+  const bool own = page_->own_pause.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(OwnPause::kPaused);
+  if (step == kOwnResume || own) return Arrive(request, step, true);
   if (stage == Stage::kCome && (target == 0 || step > target)) {
     page_->at.store(step, std::memory_order_relaxed);
     Report(Phase::kHeld, Stage::kCome);
     return Next::kWait;
   }
-  if (step == target) return Arrive(request, step);
+  if (step == target) return Arrive(request, step, false);
   Report(Phase::kRunning, Stage::kCome);
   return Next::kGoOn;
 }
 
-RankControl::Next RankControl::Arrive(std::uint64_t request, std::uint64_t step) {
+RankControl::Next RankControl::Arrive(std::uint64_t request, std::uint64_t step, bool own_pause) {
   See(request, CycleKind::kPause);
   actions_.Note(SafepointReached{request, step});
   mode_ = Mode::kWaiting;
   about_ = request;
-  at_ = step;
+  own_pause_ = own_pause;
   tags_done_ = false;
   nccl_paused_ = false;
   held_before_ = actions_.Held();
@@ -111,7 +113,7 @@ RankControl::Next RankControl::LookWaiting(Stage stage) {
 }
 
 RankControl::Next RankControl::PauseNow() {
-  if (at_ != kOwnResume) {
+  if (!own_pause_) {
     if (const Status paused = actions_.PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
     nccl_paused_ = true;
   }

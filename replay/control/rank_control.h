@@ -66,7 +66,7 @@ class RankControl {
   Next LookWaiting(Stage stage);
   Next LookPaused(std::uint64_t request);
   Next ResumeAsAsked(std::uint64_t request);
-  Next Arrive(std::uint64_t request, std::uint64_t step);
+  Next Arrive(std::uint64_t request, std::uint64_t step, bool own_pause);
   Next PauseNow();
   Next StayPaused(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
@@ -85,7 +85,7 @@ class RankControl {
   std::atomic<std::uint64_t> settled_ = 0;  // nothing more is to be done about this one
   std::uint64_t seen_ = 0;                  // is in the journal
   std::uint64_t note_told_ = 0;
-  std::uint64_t at_ = 0;  // the step, or kOwnResume
+  bool own_pause_ = false;  // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
   std::uint64_t held_before_ = 0;
   bool tags_done_ = false;    // of `about_`: paused, or back
   bool nccl_paused_ = false;  // by a request

@@ -261,6 +261,28 @@ TEST(Control, a_program_that_pauses_by_itself_is_held_in_its_resume) {
   EXPECT_EQ(ranks[0].tag_resumes, 1U);
 }
 
+TEST(Control, a_program_may_make_safe_points_inside_its_own_pause) {
+  Ranks ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[rank].safepoints_inside = true;
+    ranks[rank].own_pause = true;
+  }
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].own_pauses == 1 && ranks[1].own_pauses == 1; }));
+  ASSERT_TRUE(ranks.AllGoOn());
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  const Status paused = job->Pause({.deadline = kLong, .all_tags = true});
+  ASSERT_TRUE(paused.ok()) << paused.message();
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].tag_pauses == 1 && ranks[1].tag_pauses == 1; }));
+  const Status resumed = job->Resume(kLong);
+  ASSERT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_TRUE(ranks.AllGoOn());
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].tag_resumes == 1 && ranks[1].tag_resumes == 1; }));
+  EXPECT_EQ(ranks[0].pauses + ranks[0].resumes, 0U) << "what the program paused, the request does not bring back";
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].own_pause = false;
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].own_resumes == 1 && ranks[1].own_resumes == 1; }));
+}
+
 // Rank 0 has begun its own resume and waits for rank 1, which has not: the request must not hold rank 1 for ever.
 TEST(Control, a_resume_of_the_program_that_some_ranks_have_begun_is_let_through) {
   Ranks ranks(2);

@@ -126,7 +126,13 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
     if (most_us > 0) Nap(std::chrono::microseconds(random() % most_us));
     if (words.own_pause) {
       if (actions.Together(kNothingFails, words.own_pauses).ok()) control.OwnPauseHolds();
-      while (words.own_pause && !shared_->stop) Nap(milliseconds(1));
+      while (words.own_pause && !shared_->stop) {
+        Nap(milliseconds(1));
+        if (!words.safepoints_inside) continue;
+        bool inside_goes_on = !control.Came(++step);
+        while (!inside_goes_on && !shared_->stop) inside_goes_on = control.ServeAtStep(step, true);
+        words.steps = step;
+      }
       while (!control.MayResume(true) && !shared_->stop) {
       }
       if (!shared_->stop) control.OwnResumeEnded(actions.Together(kNothingFails, words.own_resumes).ok());

@@ -28,6 +28,7 @@ struct RankWords {
   std::atomic<bool> away{false};       // makes no safe points meanwhile
   std::atomic<bool> own_pause{false};  // its program is to pause, as long as this holds
   std::atomic<bool> makes_no_safepoints{false};
+  std::atomic<bool> safepoints_inside{false};                                      // of its own pause, too
   std::atomic<std::uint32_t> fails{0};                                             // Fails, of the next call
   std::atomic<std::uint64_t> seen{0}, reached{0}, ended{0}, failed{0}, frozen{0};  // events
   std::atomic<std::uint64_t> frozen_bytes{0};

@@ -10,6 +10,8 @@
     with amem.paused("weights", "nccl"):
         generate_rollouts()
 
+    amem.safepoint()            # once a step: `amem pause JOB`, from a shell, takes hold here, at the same step in all ranks
+
 `amem.rl.RolloutOffload` does this for a training loop with rollouts: parameters, gradients, optimizer and NCCL.
 
 Importing puts every loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what

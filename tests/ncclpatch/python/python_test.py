@@ -389,15 +389,15 @@ load_nccl()
 import amem, time
 allocate()
 def nanoseconds(count=200_000):
-    begun = time.perf_counter_ns()
+    begun = time.thread_time_ns()  # of the processor, which others may want as well
     for _ in range(count):
         amem.safepoint()
-    return (time.perf_counter_ns() - begun) / count
+    return (time.thread_time_ns() - begun) / count
 print(min(nanoseconds() for _ in range(5)))
 """,
                 AMEM_ENABLE=enable,
             )
-            self.assertLess(float(result.stdout), 5000, "nanoseconds, on a machine that may be busy; alone it is below 1000")
+            self.assertLess(float(result.stdout), 1000, "nanoseconds")
 
     def test_without_the_library_it_does_nothing(self):
         script = "import amem\nassert amem.safepoint() is None\n"

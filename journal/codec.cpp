@@ -33,7 +33,8 @@ namespace codec {
   X(CommunicatorEnded, COMMUNICATOR_ENDED) X(CommunicatorSuspended, COMMUNICATOR_SUSPENDED)                            \
   X(VoteCast, VOTE_CAST) X(MemberHeard, MEMBER_HEARD) X(ProcessSeen, PROCESS_SEEN) X(ThreadSeen, THREAD_SEEN)                  \
   X(LaunchRefused, LAUNCH_REFUSED)                                                                                             \
-  X(PoolOpened, POOL_OPENED) X(PoolAllocated, POOL_ALLOCATED) X(PoolFreed, POOL_FREED)
+  X(PoolOpened, POOL_OPENED) X(PoolAllocated, POOL_ALLOCATED) X(PoolFreed, POOL_FREED)                                   \
+  X(RequestSeen, REQUEST_SEEN) X(SafepointReached, SAFEPOINT_REACHED) X(RequestEnded, REQUEST_ENDED) X(Frozen, FROZEN)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

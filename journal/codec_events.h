@@ -97,4 +97,11 @@ AMEM_CARRY(PoolOpened, Pool, Tag, Policy, Cycles)
 AMEM_CARRY(PoolAllocated, Address, Bytes, Device, Backing, Offset)
 AMEM_CARRY(PoolFreed, Address)
 
+// ---- requests from outside -----------------------------------------------------------------------------------------------
+
+AMEM_CARRY(RequestSeen, Request, Kind, ByPid, Target, AllTags)
+AMEM_CARRY(SafepointReached, Request, Step)
+AMEM_CARRY(RequestEnded, Request, Kind, Code, Message, Bytes)
+AMEM_CARRY(Frozen, FromNs, ToNs, Bytes, MovedGpus)
+
 }  // namespace amem::codec

@@ -88,6 +88,10 @@ struct Event {
     poolOpened @61 :PoolOpened;
     poolAllocated @62 :PoolAllocated;
     poolFreed @63 :PoolFreed;
+    requestSeen @64 :RequestSeen;
+    safepointReached @65 :SafepointReached;
+    requestEnded @66 :RequestEnded;
+    frozen @67 :Frozen;
   }
 }
 
@@ -484,3 +488,10 @@ struct LaunchRefused {
 struct PoolOpened { pool @0 :UInt32; tag @1 :Text; policy @2 :PoolPolicy; cycles @3 :UInt64; }
 struct PoolAllocated { address @0 :UInt64; bytes @1 :UInt64; device @2 :Int32; backing @3 :UInt64; offset @4 :UInt64; }
 struct PoolFreed { address @0 :UInt64; }
+
+# ---- requests from outside -----------------------------------------------------------------------------------------------
+
+struct RequestSeen { request @0 :UInt64; kind @1 :CycleKind; byPid @2 :Int32; target @3 :UInt64; allTags @4 :Bool; }
+struct SafepointReached { request @0 :UInt64; step @1 :UInt64; }
+struct RequestEnded { request @0 :UInt64; kind @1 :CycleKind; code @2 :Code; message @3 :Text; bytes @4 :UInt64; }
+struct Frozen { fromNs @0 :UInt64; toNs @1 :UInt64; bytes @2 :UInt64; movedGpus @3 :Text; }

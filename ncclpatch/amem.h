@@ -114,6 +114,25 @@ AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
  * amem_alloc handed out. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
 AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
 
+/* ---- Safe points, and requests from outside
+ * ---------------------------------------------------------------------------------------- A place of the program, once a step,
+ * at which it can be paused from outside: `amem pause JOB`, `amem resume JOB`, `amem freeze JOB`. To be called by one thread of
+ * each process, as often and in the same order of steps in all ranks: the request is carried out at the step that has the same
+ * number in all of them. While nothing is asked it costs some nanoseconds. Else it waits for the step that is agreed on, pauses
+ * there together with all, and returns when the memory is back, whatever takes so long. 0 in any case in which the program can
+ * go on, also where a pause from outside failed or was withdrawn, with AMEM_ENABLE=0, and in a forked child.
+ *
+ * A program that pauses by itself can be asked as well: the request waits for its next own pause, and holds its resume. */
+AMEM_EXPORT int amem_safepoint(void);
+
+/* The same for interpreters, which must run their signal handlers: amem_safepoint_begin is a safe point that never waits, and
+ * returns 7 (ncclInProgress) if something is asked; then amem_safepoint_go_on is to be called until it returns something else,
+ * which waits for a tenth of a second at most, but for a pause or resume that is under way. amem_resume_may_begin, before a
+ * resume: 7 while a request from outside stands, which the resume would wait for. */
+AMEM_EXPORT int amem_safepoint_begin(void);
+AMEM_EXPORT int amem_safepoint_go_on(void);
+AMEM_EXPORT int amem_resume_may_begin(void);
+
 /* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. Of a
  * pause or resume it ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
 AMEM_EXPORT const char* amem_last_error(void);

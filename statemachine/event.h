@@ -387,7 +387,8 @@ using EventVariant =
                  MulticastDeviceAdded, MulticastBound, MulticastUnbound, Registered, Deregistered, PassedThrough, CycleBegun,
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
-                 VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed>;
+                 VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
+                 RequestSeen, SafepointReached, RequestEnded, Frozen>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;

@@ -72,6 +72,10 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "pool opened",
     "pool allocated",
     "pool freed",
+    "request seen",
+    "safepoint reached",
+    "request ended",
+    "frozen",
 };
 
 template <class Enum>
@@ -319,6 +323,27 @@ struct Describe {
            " in " + ToText(e.backing) + " at offset " + FormatBytes(e.offset);
   }
   std::string operator()(const PoolFreed& e) const { return "amem_free " + Hex(e.address.value); }
+  std::string operator()(const RequestSeen& e) const {
+    const bool pause = e.kind == CycleKind::kPause;
+    return "asked from outside (request " + to_string(e.request) + ", by pid " + to_string(e.by_pid) + ") to " +
+           std::string(amem::ToText(e.kind)) + (e.all_tags ? " with all tags" : "") +
+           (!pause          ? ""
+            : e.target != 0 ? " at safe point " + to_string(e.target)
+                            : " at a safe point that is not agreed on yet");
+  }
+  std::string operator()(const SafepointReached& e) const {
+    const std::string where = e.step != 0 ? "safe point " + to_string(e.step) : "the program's own resume";
+    return "waits in " + where + " for request " + to_string(e.request);
+  }
+  std::string operator()(const RequestEnded& e) const {
+    const std::string what = "request " + to_string(e.request) + " to " + std::string(amem::ToText(e.kind));
+    if (e.code != Code::kOk) return what + " failed: " + std::string(amem::ToText(e.code)) + After(": ", e.message);
+    return what + " done" + (e.bytes != 0 ? ", " + FormatBytes(e.bytes) + " given back" : "");
+  }
+  std::string operator()(const Frozen& e) const {
+    return "was frozen by the driver for " + to_string((e.to_ns - e.from_ns) / 1'000'000) + " ms, " + FormatBytes(e.bytes) +
+           " moved out" + After(", on other GPUs since: ", e.moved_gpus);
+  }
   std::string operator()(const Condensed& e) const {
     return "snapshot of everything up to event " + to_string(e.through.value);
   }

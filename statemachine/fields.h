@@ -212,6 +212,18 @@ inline auto Fields(const PoolAllocated& e) {
 }
 inline auto Fields(const PoolFreed& e) { return Named("address", e.address); }
 
+inline auto Fields(const RequestSeen& e) {
+  return Named("request", e.request, "request_kind", e.kind, "by_pid", e.by_pid, "target", OrNull{e.target}, "all_tags",
+               e.all_tags);
+}
+inline auto Fields(const SafepointReached& e) { return Named("request", e.request, "safepoint", OrNull{e.step}); }
+inline auto Fields(const RequestEnded& e) {
+  return Named("request", e.request, "request_kind", e.kind, "code", e.code, "message", e.message, "bytes", e.bytes);
+}
+inline auto Fields(const Frozen& e) {
+  return Named("from_ns", e.from_ns, "to_ns", e.to_ns, "bytes", e.bytes, "moved_gpus", e.moved_gpus);
+}
+
 // ---- what a state holds --------------------------------------------------------------------------------------------------
 
 inline auto Fields(const Range& v) {

@@ -72,6 +72,11 @@ class Fold {
   Status operator()(const ProcessSeen&) { return {}; }
   Status operator()(const ThreadSeen&) { return {}; }
   Status operator()(const LaunchRefused&) { return {}; }
+  // Requests from outside: what they do to memory is told by the events of pauses and resumes.
+  Status operator()(const RequestSeen&) { return {}; }
+  Status operator()(const SafepointReached&) { return {}; }
+  Status operator()(const RequestEnded&) { return {}; }
+  Status operator()(const Frozen&) { return {}; }
   // Slabs: apply_slabs.cpp.
   Status operator()(const SlabOpened& e);
   Status operator()(const Placed& e);

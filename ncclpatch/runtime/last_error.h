@@ -14,7 +14,8 @@ enum NcclResult : int {  // ncclResult_t
   kInternalError = 3,
   kInvalidArgument = 4,
   kInvalidUsage = 5,
-  kRemoteError = 6
+  kRemoteError = 6,
+  kInProgress = 7
 };
 
 NcclResult ToNccl(Code code);

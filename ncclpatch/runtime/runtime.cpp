@@ -20,6 +20,7 @@
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/runtime/communicators.h"
 #include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/safepoint.h"
 #include "ncclpatch/runtime/start.h"
 #include "ncclpatch/runtime/suspend.h"
 
@@ -74,6 +75,7 @@ void Runtime::AfterFork() {
 // it.
 void Runtime::InChild() {
   AfterFork();
+  safepoint::ForgetInChild();
   if (Get().started() != nullptr) replacements::inert.store(true);
 }
 
@@ -163,6 +165,7 @@ Session* Runtime::Start() {
   Session* session = (*std::move(made)).release();  // leaked on purpose
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
+  safepoint::Begin(*session);
   session_.store(session, std::memory_order_release);
   ::on_exit(&CloseAtExit, nullptr);  // as atexit, but it learns the code; this library is never unloaded
   return session;
@@ -295,7 +298,11 @@ Status Runtime::RunCycle(CycleKind kind) {
     log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
     return Status::Ok();
   }
-  return Cycle(**session, kind);
+  if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(**session);
+  const bool was_paused = (*session)->paused();
+  const Status status = Cycle(**session, kind);
+  safepoint::OwnCycleEnded(**session, kind, was_paused, status.ok());
+  return status;
 }
 
 Status Runtime::SetGroup(std::int64_t group) {

@@ -56,6 +56,37 @@ void NoteOvercome(const Roster& roster, Verdict& verdict) {
   }
 }
 
+// A job that somebody outside keeps paused looks like one that hangs, and nothing in it is wrong.
+void NoteOutside(const Roster& roster, Verdict& verdict) {
+  std::vector<SessionId> kept, frozen;
+  const JournalHistory *one_kept = nullptr, *one_frozen = nullptr;
+  for (const JournalHistory& j : roster.journals()) {
+    if (j.outside.paused && j.outside.waits_in) {
+      kept.push_back(j.session());
+      one_kept = &j;
+    }
+    if (j.outside.frozen) {
+      frozen.push_back(j.session());
+      one_frozen = &j;
+    }
+  }
+  if (one_kept != nullptr) {
+    const Dated<SafepointReached>& at = *one_kept->outside.waits_in;
+    const std::string where =
+        at.event.step != 0 ? fmt::format("safe point {}", at.event.step) : "the resume of its own program";
+    verdict.notes.push_back(
+        fmt::format("{} {} in {} since {}, because request {} from outside paused the job (amem pause); amem "
+                    "resume lets it go on",
+                    roster.names().Names(kept), kept.size() == 1 ? "waits" : "wait", where,
+                    DateText(roster.Wall(*one_kept, at.at.time_ns)), at.event.request));
+  }
+  if (one_frozen != nullptr)
+    verdict.notes.push_back(fmt::format(
+        "{} {} been frozen {} (event {}): {}", roster.names().Names(frozen), frozen.size() == 1 ? "has" : "have",
+        one_frozen->outside.freezes == 1 ? "once" : fmt::format("{} times, the last time", one_frozen->outside.freezes),
+        one_frozen->outside.frozen->at.seq.value, ToText(EventBody(one_frozen->outside.frozen->event))));
+}
+
 void NoteAbsent(const Roster& roster, Verdict& verdict) {
   std::set<SessionId> absent;
   for (const JournalHistory& j : roster.journals()) {
@@ -123,6 +154,7 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
     ExplainHealth(roster, verdict);
   }
   NoteOvercome(roster, verdict);
+  NoteOutside(roster, verdict);
   NoteAbsent(roster, verdict);
   Finish(verdict);
   return verdict;

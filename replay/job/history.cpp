@@ -65,6 +65,23 @@ class HistoryBuilder final : public FoldObserver {
       history_.refused->event.count += e.count;
     }
   }
+  void On(const RequestSeen& e, const State&) { history_.outside.asked = Dated<RequestSeen>{e, now_}; }
+  void On(const SafepointReached& e, const State&) { history_.outside.waits_in = Dated<SafepointReached>{e, now_}; }
+  void On(const RequestEnded& e, const State&) {
+    Outside& outside = history_.outside;
+    const bool done = e.code == Code::kOk, pause = e.kind == CycleKind::kPause;
+    if (!done) outside.failed = Dated<RequestEnded>{e, now_};
+    if (done != pause) {  // a resume was done, or a pause came to nothing
+      outside.waits_in.reset();
+      outside.paused.reset();
+    } else if (done) {
+      outside.paused = Dated<RequestEnded>{e, now_};
+    }
+  }
+  void On(const Frozen& e, const State&) {
+    history_.outside.frozen = Dated<Frozen>{e, now_};
+    ++history_.outside.freezes;
+  }
   void On(const CommunicatorReady& e, const State&) {
     if (e.hash != 0) history_.communicators.push_back({e, now_});
   }

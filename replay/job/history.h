@@ -111,6 +111,16 @@ struct Dated {
   Moment at;
 };
 
+// What this session was asked from outside, and what the driver did to its process.
+struct Outside {
+  std::optional<Dated<RequestSeen>> asked;          // the last request
+  std::optional<Dated<SafepointReached>> waits_in;  // where it waits: it has come for a pause, and no resume has ended
+  std::optional<Dated<RequestEnded>> paused;        // the pause that holds
+  std::optional<Dated<RequestEnded>> failed;        // the last request that came to nothing
+  std::optional<Dated<Frozen>> frozen;              // the last time
+  std::uint64_t freezes = 0;
+};
+
 struct JournalHistory {
   JournalFindings findings;
   std::vector<Attempt> attempts;    // oldest first; of a long journal the last ones
@@ -128,6 +138,7 @@ struct JournalHistory {
   std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all
   // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
   std::optional<Attempt> awaited;
+  Outside outside;
   std::optional<Moment> broken_at;
   struct Closing {
     SessionClosed event;

@@ -52,6 +52,13 @@ FactsJson DeathJson(const JobTimeline& job, std::size_t session) {
   return {notice.at_ns, notice.by, job.sessions[notice.by].seen[notice.record].seq.value};
 }
 
+FactsJson OutsideJson(const JobTimeline& job, std::size_t session) {
+  FactsJson all = FactsJson::array();
+  for (const OutsideRecord& record : job.sessions[session].outside)
+    all.push_back({record.seq.value, WrappedSum(record.time_ns, job.offsets_ns[session]), record.text});
+  return all;
+}
+
 FactsJson ShortagesJson(const JobTimeline& job) {
   FactsJson all = FactsJson::array();
   for (const MemoryShortage& shortage : job.shortages) {

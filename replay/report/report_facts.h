@@ -15,6 +15,8 @@ nlohmann::ordered_json StripJson(const JobTimeline& job);
 nlohmann::ordered_json SeenJson(const JobTimeline& job, std::size_t session);
 // When, and by whom, the end of a session was noticed, [time, by, event]; null: nobody did.
 nlohmann::ordered_json DeathJson(const JobTimeline& job, std::size_t session);
+// What came of requests from outside, and freezes: [event, time, text].
+nlohmann::ordered_json OutsideJson(const JobTimeline& job, std::size_t session);
 nlohmann::ordered_json ShortagesJson(const JobTimeline& job);
 
 }  // namespace amem

@@ -144,6 +144,7 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"seen", SeenJson(job, index)},
           {"died", DeathJson(job, index)},
           {"refused", s.launches_refused},
+          {"outside", OutsideJson(job, index)},
           {"exit", s.exit_code},
           {"as_of", s.as_of_ns == 0 ? Json(nullptr) : Json(At(job, index, s.as_of_ns))},
           {"series", SeriesJson(job, index)}};

@@ -126,6 +126,13 @@ struct SeenRecord {
   std::string text;   // what was seen: "stopped in the CUDA driver, silent, waited 5 s"
 };
 
+// A request from outside that ended, or a freeze.
+struct OutsideRecord {
+  SequenceNumber seq;
+  std::uint64_t time_ns = 0;
+  std::string text;
+};
+
 // A pause or resume in the strip of all of them, or several that follow each other.
 struct StripRecord {
   CycleKind kind{};
@@ -170,6 +177,7 @@ struct SessionTimeline {
   std::vector<SeenRecord> seen;        // of other sessions' processes, the first kSeen
   std::vector<std::string> threads;    // of its own process, as it saw them at its last deadline
   std::uint64_t launches_refused = 0;  // while memory was paused
+  std::vector<OutsideRecord> outside;  // the last kSeen
   std::int32_t exit_code = -1;         // of its process, where it closed; -1: unknown
   static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };

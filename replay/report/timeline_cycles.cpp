@@ -189,6 +189,9 @@ void SeenCollector::Take(const Event& event) {
       out_.threads.push_back(ToText(event.body));
   } else if (const auto* refused = std::get_if<LaunchRefused>(&event.body)) {
     out_.launches_refused += refused->count;
+  } else if (std::holds_alternative<RequestEnded>(event.body) || std::holds_alternative<Frozen>(event.body)) {
+    if (out_.outside.size() >= SessionTimeline::kSeen) out_.outside.erase(out_.outside.begin());
+    out_.outside.push_back({event.seq, event.time_ns, ToText(event.body)});
   } else if (const auto* closed = std::get_if<SessionClosed>(&event.body)) {
     out_.exit_code = closed->exit_code;
   }

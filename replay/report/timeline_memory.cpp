@@ -14,7 +14,8 @@ constexpr bool ChangesNothing() {
                   Mapped, AccessSet, Exported, ReferenceAdded, PeerConnected, LegacyExported, LegacyImported, LegacyClosed,
                   PassedThrough, CycleBegun, StepBegun, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed,
                   SlabOpened, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
-                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed>;
+                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
+                  RequestSeen, SafepointReached, RequestEnded, Frozen>;
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ Weight WeightOfBody(const Body&) {
   if (kIsOneOf<Body, ThreadSeen>) return Weight::kNear;
   if (kIsOneOf<Body, MemberHeard>) return Weight::kBoundary;
   if (kIsOneOf<Body, CycleBegun, CycleDone, PoolOpened, SessionOpened, SessionClosed, LibraryAttached, GroupChanged,
-               CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended>)
+               CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended, RequestSeen, SafepointReached,
+               Frozen>)
     return Weight::kLandmark;
   if (kIsOneOf<Body, StepBegun, StepDone>) return Weight::kStep;
   if (kIsOneOf<Body, AllocationCreated, AllocationReleased, Imported, ReferenceAdded, ReferenceDropped, HostAllocated,
@@ -27,6 +28,7 @@ Weight WeightOfBody(const Body&) {
     return Weight::kDetail;
   return Weight::kUnusual;
 }
+Weight WeightOfBody(const RequestEnded& e) { return e.code == Code::kOk ? Weight::kLandmark : Weight::kFailure; }
 Weight WeightOfBody(const VoteCast& e) { return e.ok ? Weight::kBoundary : Weight::kFailure; }
 Weight WeightOfBody(const PhaseDecided& e) { return e.passed ? Weight::kPhase : Weight::kFailure; }
 

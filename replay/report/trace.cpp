@@ -267,6 +267,18 @@ class SessionTrace final : public FoldObserver {
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
   void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
   void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
+  void On(const RequestSeen& e) { Mark("request", ToText(EventBody(e))); }
+  void On(const SafepointReached& e) {
+    waits_ = Start(e.step != 0 ? fmt::format("safe point {}", e.step) : "resume waits for the outside", {});
+  }
+  void On(const RequestEnded& e) {
+    Mark("request ended", ToText(EventBody(e)));
+    if ((e.code != Code::kOk) == (e.kind == CycleKind::kPause)) Close(waits_, "request", e.message);
+  }
+  void On(const Frozen& e) {
+    const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
+    if (Drawing() && from < to) out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, e.moved_gpus);
+  }
   void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
   void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }
   void On(const CommunicatorSuspended& e) {
@@ -334,6 +346,7 @@ class SessionTrace final : public FoldObserver {
       ClosePhase(lane, "");
       CloseCycle(lane, detail);
     }
+    Close(waits_, "request", detail);
   }
   void Sample(bool last = false) {
     if (left_ || now_ < window_.from) return;
@@ -375,6 +388,7 @@ class SessionTrace final : public FoldObserver {
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
   std::map<PoolId, Lane> lanes_;
+  std::optional<Open> waits_;  // in a safe point, or in its own resume, for a request from outside
 };
 
 // A journal up to the first event behind a time.

@@ -134,6 +134,13 @@ Session::Failed Session::AboutFailure() {
   return failed;
 }
 
+Session::Whereabouts Session::Where() {
+  const auto lock = ledger_.Lock();
+  const SessionOpened& who = ledger_.state().session;
+  const bool journals = ledger_.journal() != nullptr && ledger_.JournalLost().ok();
+  return {journals ? ledger_.journal()->Directory() : std::filesystem::path(), who.session, who.rank};
+}
+
 // Shorter than that of the vote of all members, so that the others hear the reason before they give up waiting for this one.
 std::chrono::milliseconds Session::LocalPatience() const {
   return std::chrono::milliseconds(options_.timeout_ms - options_.timeout_ms / 8);

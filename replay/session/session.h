@@ -123,6 +123,12 @@ class Session final : public PeerDelegate {
     bool speaks = false;
   };
   [[nodiscard]] Failed AboutFailure();
+  struct Whereabouts {
+    std::filesystem::path journal;  // empty: there is none
+    SessionId session;
+    std::int32_t rank = -1;
+  };
+  [[nodiscard]] Whereabouts Where();
   // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its
   // end. Not owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in
   // vain.

@@ -26,6 +26,11 @@
   COMMAND(Tail)                       \
   COMMAND(Watch)                      \
   COMMAND(Trace)                      \
+  COMMAND(Status)                     \
+  COMMAND(Pause)                      \
+  COMMAND(Resume)                     \
+  COMMAND(Freeze)                     \
+  COMMAND(Thaw)                       \
   COMMAND(Collect)                    \
   COMMAND(Pack)                       \
   COMMAND(Unpack)                     \

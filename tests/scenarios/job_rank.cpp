@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -230,6 +231,63 @@ std::string Read() {
   return "as written";
 }
 
+// Tensors of the program under tags: one whose contents a pause saves, and one whose contents it would forget.
+unsigned char *g_weights = nullptr, *g_cache = nullptr;
+std::string OpenTags() {
+  const auto take = [](const char* tag, int policy) {
+    const int opened = Function<int(const char*, int)>("amem_pool")(tag, policy);
+    const int entered = Function<int(const char*)>("amem_pool_enter")(tag);
+    auto* const memory =
+        static_cast<unsigned char*>(Function<void*(ssize_t, int, void*)>("amem_alloc")(kTensor, kRank, nullptr));
+    Function<int()>("amem_pool_leave")();
+    return opened == 0 && entered == 0 ? memory : nullptr;
+  };
+  g_weights = take("weights", 0);
+  g_cache = take("cache", 1);
+  if (g_weights == nullptr || g_cache == nullptr) return LastError();
+  for (std::size_t i = 0; i < kTensor; ++i) g_weights[i] = g_cache[i] = Written(i);
+  return "0";
+}
+std::string ReadTags() {
+  for (std::size_t i = 0; i < kTensor; ++i)
+    if (g_weights[i] != Written(i) || g_cache[i] != Written(i)) return "byte " + std::to_string(i) + " differs";
+  return "as written";
+}
+
+// "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point.
+std::string Steps(const std::string& text) {
+  const long count = std::atol(text.c_str()), most_ms = std::atol(text.c_str() + text.find(',') + 1);
+  const auto safepoint = Function<int()>("amem_safepoint");
+  const std::string first = Reduce();
+  std::uint32_t random = static_cast<std::uint32_t>(getpid());
+  for (long step = 0; step < count; ++step) {
+    random = random * 1664525U + 1013904223U;
+    std::this_thread::sleep_for(std::chrono::microseconds((random >> 8) % (most_ms * 1000 + 1)));
+    if (const std::string sum = Reduce(); sum != first) return "step " + std::to_string(step) + ": " + sum + " for " + first;
+    if (const int code = safepoint(); code != 0) return "safe point " + std::to_string(step) + ": " + WithReason(code);
+  }
+  return first;
+}
+// What a safe point costs when nothing is asked.
+std::string TimeSafepoints() {
+  constexpr int kCount = 2'000'000;
+  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto from = std::chrono::steady_clock::now();
+  for (int i = 0; i < kCount; ++i)
+    if (safepoint() != 0) return "failed";
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - from;
+  return std::to_string(static_cast<int>(took.count() / kCount * 10) / 10.0);
+}
+// The child has no page that it shares with anybody, and its safe points are its own.
+std::string ForkSafepoints() {
+  const auto safepoint = Function<int()>("amem_safepoint");
+  const pid_t child = fork();
+  if (child == 0) _exit(safepoint() + safepoint() + safepoint());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return std::to_string(status);
+}
+
 // A forked child calls ncclPause. AMem does nothing in it and says so.
 std::string Fork() {
   const pid_t child = fork();
@@ -412,17 +470,54 @@ std::string StayBusy(const std::string&) {
   return "0";
 }
 
+// ---- training that is asked from outside ---------------------------------------------------------------------------------
+
+unsigned char* g_own = nullptr;  // device memory that is neither NCCL's nor under a tag
+constexpr std::size_t kOwnBytes = std::size_t{32} << 20;
+
+std::string AllocateOwn() {
+  CUdeviceptr pointer = 0;
+  const auto allocate = reinterpret_cast<decltype(&cuMemAlloc)>(dlsym(g_cuda, "cuMemAlloc_v2"));
+  if (const int result = allocate(&pointer, kOwnBytes); result != 0) return std::to_string(result);
+  g_own = reinterpret_cast<unsigned char*>(pointer);
+  for (std::size_t i = 0; i < kOwnBytes; ++i) g_own[i] = static_cast<unsigned char>(i * 13 + static_cast<std::size_t>(kRank));
+  return "0";
+}
+
+// A driver call, then a look at the device's memory: what a kernel would do.
+bool OwnIsWhole() {
+  std::size_t free = 0, total = 0;
+  reinterpret_cast<decltype(&cuMemGetInfo)>(dlsym(g_cuda, "cuMemGetInfo_v2"))(&free, &total);
+  for (std::size_t i = 0; g_own != nullptr && i < kOwnBytes; i += 509)
+    if (g_own[i] != static_cast<unsigned char>(i * 13 + static_cast<std::size_t>(kRank))) return false;
+  return true;
+}
+
+// Steps with a safe point each, until the file JOB_STOP has the number of the last one. In the file JOB_STEPS and the rank
+// stands how many are done.
+std::string Train(const std::string&) {
+  const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
+  const auto safepoint = Function<int()>("amem_safepoint");
+  std::string sum;
+  for (long step = 1;; ++step) {
+    const std::string now = Reduce();
+    if (sum.empty()) sum = now;
+    if (now != sum) return "step " + std::to_string(step) + ": " + now + " and not " + sum;
+    if (!OwnIsWhole()) return "step " + std::to_string(step) + ": device memory differs";
+    std::ofstream(steps_file) << step << "\n";
+    long last = 0;
+    if (std::ifstream(Text("JOB_STOP", "")) >> last && step >= last) return sum;
+    if (const int code = safepoint(); code != 0) return "safepoint " + WithReason(code);
+    ExitIfInterrupted();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
-    {"sleep", Sleep},
-    {"linger", Linger},
-    {"do", Do},
-    {"at", At},
-    {"later", Later},
-    {"hog", Hog},
-    {"descriptors", TakeDescriptors},
-    {"fill disk", FillDisk},
-    {"busy", StayBusy},
-    {"group", Group},
+    {"train", Train},        {"sleep", Sleep},   {"steps", Steps},
+    {"linger", Linger},      {"do", Do},         {"at", At},
+    {"later", Later},        {"hog", Hog},       {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.
@@ -452,6 +547,10 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"memstats", PrintStats},
     {"dlsym", OthersDlsym},
     {"die", Die},
+    {"tags", OpenTags},
+    {"read tags", ReadTags},
+    {"time safepoints", TimeSafepoints},
+    {"fork safepoints", ForkSafepoints},
     {"exit", [] { return std::exit(3), std::string(); }},
     {"trim", Trim},
     {"free", Free},
@@ -473,6 +572,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"figures", Figures},
     {"child", Child},
     {"hang", Hang},
+    {"own", AllocateOwn},
 };
 
 }  // namespace

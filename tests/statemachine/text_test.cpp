@@ -134,6 +134,18 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
       {ThreadSeen{7, "", "sleeping", "in futex", {}}, "thread 7 is sleeping in futex"},
       {LaunchRefused{"cuLaunchKernel"}, "cuLaunchKernel refused, memory is paused"},
       {LaunchRefused{"cuLaunchKernel", 12}, "cuLaunchKernel refused, memory is paused (12 times)"},
+      {RequestSeen{3, CycleKind::kPause, 77, 1201, true},
+       "asked from outside (request 3, by pid 77) to pause with all tags at safe point 1201"},
+      {RequestSeen{3, CycleKind::kPause, 77},
+       "asked from outside (request 3, by pid 77) to pause at a safe point that is not agreed on yet"},
+      {RequestSeen{4, CycleKind::kResume, 78}, "asked from outside (request 4, by pid 78) to resume"},
+      {SafepointReached{3, 1201}, "waits in safe point 1201 for request 3"},
+      {SafepointReached{3, 0}, "waits in the program's own resume for request 3"},
+      {RequestEnded{3, CycleKind::kPause, Code::kOk, "", 2U << 20}, "request 3 to pause done, 2 MiB given back"},
+      {RequestEnded{3, CycleKind::kPause, Code::kPeerLost, "the tool has ended"},
+       "request 3 to pause failed: peer lost: the tool has ended"},
+      {Frozen{1'000'000, 2'501'000'000, 2U << 20, ""}, "was frozen by the driver for 2500 ms, 2 MiB moved out"},
+      {Frozen{0, 1'000'000, 0, "a -> b"}, "was frozen by the driver for 1 ms, 0 B moved out, on other GPUs since: a -> b"},
       {Condensed{SequenceNumber{70}, 1, 0, {}}, "snapshot of everything up to event 70"}};
   for (const auto& [body, sentence] : all) EXPECT_EQ(ToText(body), sentence);
 }

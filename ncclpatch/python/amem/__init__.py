@@ -10,6 +10,8 @@
     with amem.paused("weights", "nccl"):
         generate_rollouts()
 
+    amem.safepoint()            # once a step: `amem pause JOB`, from a shell, takes hold here, at the same step in all ranks
+
 `amem.rl.RolloutOffload` does this for a training loop with rollouts: parameters, gradients, optimizer and NCCL.
 
 Importing puts every loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what
@@ -27,11 +29,12 @@ from ._gather import gather
 from ._hosts import StoreGroup
 from ._metrics import MetricsServer, metrics, openmetrics, serve_metrics, write_metrics
 from ._pools import pool
+from ._requests import frozen, safepoint
 from ._saver import wrap
 from ._tags import memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "gather", "memory", "metrics", "openmetrics",
-           "pause", "paused", "pool", "resume", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
+__all__ = ["Adopted", "AmemError", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
+           "pause", "paused", "pool", "resume", "safepoint", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
            "write_metrics"]
 
 

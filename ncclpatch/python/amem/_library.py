@@ -134,6 +134,9 @@ def declare_pools(library):
         "amem_resume": tags + [ctypes.c_int],
         "amem_wait": [ctypes.c_char_p],
         "amem_wait_stream": [ctypes.c_char_p, ctypes.c_void_p],
+        "amem_safepoint_begin": [],
+        "amem_safepoint_go_on": [],
+        "amem_resume_may_begin": [],
         "amem_memory_json": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)],
     }.items():
         if hasattr(library, name):

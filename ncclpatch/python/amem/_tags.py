@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 
-from . import _calls
+from . import _calls, _requests
 
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
@@ -84,6 +84,8 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
     """
     if process_group is not None:
         return _across_hosts(wait).resume(process_group, tags, timeout)
+    if NCCL in tags or not tags:
+        _requests.await_resume()
     if set(tags) <= {NCCL}:
         return _calls.check(_calls.lib.ncclResume(None))
     names, count = _array(tags)

@@ -58,6 +58,7 @@ function processFacts(i) {
   for (const [by, q, t, text] of s.seen.by) facts.push(el('li', {}, `${nameOf(by)} saw it ${moment(t)}: ${text} `, links.link(links.event(by, q), `#${grouped(q)}`)));
   for (const thread of s.seen.threads) facts.push(el('li', {}, thread));
   if (s.refused) facts.push(el('li', {}, plural(s.refused, 'launch was', 'launches were') + ' refused, because memory was paused'));
+  for (const [q, t, text] of s.outside) facts.push(el('li', {}, `${moment(t)}: ${text} `, links.link(links.event(i, q), `#${grouped(q)}`)));
   if (s.exit >= 0) facts.push(el('li', {}, `exit code ${s.exit}`));
   return facts.length ? el('ul', { class: 'facts' }, facts) : '';
 }

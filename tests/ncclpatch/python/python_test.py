@@ -417,6 +417,126 @@ class ExitCode(unittest.TestCase):
                 self.assertEqual(json.loads(line)["exit_code"], code, line)
 
 
+class Requests(Scripts):
+    """Safe points, asked by the real tool from a process of its own."""
+
+    TOOL = """
+load_nccl()
+import amem, subprocess, signal, sys, threading, time
+allocate()
+def tool(*words):
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    return subprocess.Popen([os.environ["TOOL"], *words, str(os.getpid())], env=environment, stdout=subprocess.PIPE, text=True)
+"""
+
+    def ask(self, script, **more):
+        return self.check(self.TOOL + script, TOOL=ExitCode.REPLAY, **more)
+
+    def test_costs_at_most_a_microsecond_when_nobody_asks(self):
+        for enable in ("1", "0"):
+            result = self.check(
+                """
+load_nccl()
+import amem, time
+allocate()
+def nanoseconds(count=200_000):
+    begun = time.thread_time_ns()  # of the processor, which others may want as well
+    for _ in range(count):
+        amem.safepoint()
+    return (time.thread_time_ns() - begun) / count
+print(min(nanoseconds() for _ in range(5)))
+""",
+                AMEM_ENABLE=enable,
+            )
+            self.assertLess(float(result.stdout), 1000, "nanoseconds")
+
+    def test_without_the_library_it_does_nothing(self):
+        script = "import amem\nassert amem.safepoint() is None\n"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("AMEM_", "LD_"))}
+        with tempfile.TemporaryDirectory() as elsewhere:
+            ran = subprocess.run([sys.executable, "-c", script], env=environment, cwd=elsewhere, capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+
+    def test_a_process_cannot_freeze_itself_and_is_told_why(self):
+        self.check(
+            """
+load_nccl()
+import amem
+for call in (amem.frozen, lambda: amem.frozen("job")):
+    try:
+        with call():
+            raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert "amem freeze JOB" in str(error) and "amem.safepoint()" in str(error), error
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_is_paused_in_a_safe_point_and_resumed(self):
+        self.ask(
+            """
+before = in_use()
+asked = tool("pause")
+seen, steps = [], 0
+def watch():
+    asked.wait()
+    seen.append((asked.returncode, in_use()))
+    assert tool("resume").wait() == 0
+watcher = threading.Thread(target=watch)
+watcher.start()
+while watcher.is_alive():
+    amem.safepoint()
+    steps += 1
+    time.sleep(0.001)
+assert seen == [(0, 0)], seen
+assert in_use() == before and steps > 0
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_signal_handlers_run_while_it_waits_and_ctrl_c_leaves(self):
+        self.ask(
+            """
+before, beats = in_use(), []
+signal.signal(signal.SIGUSR1, lambda *_: beats.append(in_use()))
+asked = tool("pause")
+def interrupt():
+    asked.wait()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.5)
+    assert beats == [0], beats
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    while True:
+        amem.safepoint()
+        time.sleep(0.001)
+except KeyboardInterrupt:
+    pass
+assert in_use() == 0  # it is still paused, and the next safe point waits
+resumed = tool("resume")
+amem.safepoint()
+assert resumed.wait() == 0 and in_use() == before
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_a_resume_of_its_own_waits_for_the_outside_and_lets_signals_in(self):
+        self.ask(
+            """
+amem.pause()
+assert tool("pause").wait() == 0
+beats = []
+signal.signal(signal.SIGALRM, lambda *_: beats.append(tool("resume")))
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+begun = time.monotonic()
+amem.resume()
+assert len(beats) == 1 and time.monotonic() - begun > 0.4
+assert beats[0].wait() == 0 and in_use() > 0
+"""
+        )
+
+
 class Why(Scripts):
     """AmemError.why: the first line of amem-replay why, of a tool that each test puts in its place."""
 

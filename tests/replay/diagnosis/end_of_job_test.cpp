@@ -614,6 +614,30 @@ TEST(EndOfJob, a_launch_that_was_refused_while_paused_is_told) {
   EXPECT_EQ(verdict.kind, VerdictKind::kLaunchRefused) << verdict.summary;
 }
 
+TEST(EndOfJob, a_job_that_is_kept_paused_from_outside_is_told_so) {
+  CycleJob job;
+  for (auto* story : {&job.owner, &job.importer}) {
+    story->Then(RequestSeen{3, CycleKind::kPause, 77, 12, true});
+    story->Then(SafepointReached{3, 12});
+  }
+  job.Pause();
+  for (auto* story : {&job.owner, &job.importer}) story->Then(RequestEnded{3, CycleKind::kPause, Code::kOk, "", 4096});
+  const Verdict kept = job.Judge(kAlive, kAlive);
+  EXPECT_TRUE(kept.healthy()) << kept.summary;
+  ASSERT_EQ(kept.notes.size(), 1U);
+  EXPECT_HAS(kept.notes[0], "wait in safe point 12 since");
+  EXPECT_HAS(kept.notes[0], "because request 3 from outside paused the job");
+  job.Resume();
+  for (auto* story : {&job.owner, &job.importer}) {
+    story->Then(Frozen{1'000'000, 2'000'000, 4096, ""});
+    story->Then(RequestEnded{4, CycleKind::kResume, Code::kOk, ""});
+  }
+  const Verdict thawed = job.Judge(kAlive, kAlive);
+  ASSERT_EQ(thawed.notes.size(), 1U);
+  EXPECT_HAS(thawed.notes[0], "have been frozen once (event ");
+  EXPECT_HAS(thawed.notes[0], "was frozen by the driver for 1 ms");
+}
+
 // ---- copies ----------------------------------------------------------------------------------------------------------------
 
 TEST(EndOfJob, a_copy_of_a_healthy_job_is_not_dead) {

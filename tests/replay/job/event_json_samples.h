@@ -67,6 +67,10 @@ inline constexpr const char* kSampleEvents[] = {
     R"json({"seq":59,"time_ns":2,"thread":3,"kind":"pool-opened","pool":4294967294,"pool_tag":"text 2\u0000 \ufffd","policy":"discard"})json",
     R"json({"seq":60,"time_ns":2,"thread":3,"kind":"pool-allocated","address":"0x7ffffffffffffffe","bytes":9223372036854775805,"device":-4,"backing":9223372036854775803,"offset":9223372036854775802})json",
     R"json({"seq":61,"time_ns":2,"thread":3,"kind":"pool-freed","address":"0x7ffffffffffffffe"})json",
+    R"json({"seq":62,"time_ns":2,"thread":3,"kind":"request-seen","request":9223372036854775806,"request_kind":"resume","by_pid":-3,"target":9223372036854775804,"all_tags":true})json",
+    R"json({"seq":63,"time_ns":2,"thread":3,"kind":"safepoint-reached","request":9223372036854775806,"safepoint":9223372036854775805})json",
+    R"json({"seq":64,"time_ns":2,"thread":3,"kind":"request-ended","request":9223372036854775806,"request_kind":"resume","code":"invalid","message":"text 2\u0000 \ufffd","bytes":9223372036854775804})json",
+    R"json({"seq":65,"time_ns":2,"thread":3,"kind":"frozen","from_ns":9223372036854775806,"to_ns":9223372036854775805,"bytes":9223372036854775804,"moved_gpus":"text 4\u0000 \ufffd"})json",
 };
 // clang-format on
 

@@ -552,6 +552,20 @@ TEST(Timeline, a_crash_is_dated_by_the_first_who_noticed_it) {
   EXPECT_EQ(seen[1].text, "gone, ended by signal 9");
 }
 
+TEST(Timeline, what_came_of_requests_from_outside_and_freezes_are_kept) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0xd, 0, &clock);
+  story.Then(RequestSeen{1, CycleKind::kPause, 77, 12, false});
+  story.Then(SafepointReached{1, 12});
+  story.Then(RequestEnded{1, CycleKind::kPause, Code::kOk, "", 4096});
+  story.Then(Frozen{1'000'000, 3'000'000, 4096, ""});
+  const SessionTimeline timeline = Timeline(story.events());
+  ASSERT_EQ(timeline.outside.size(), 2U);
+  EXPECT_EQ(timeline.outside[0].text, "request 1 to pause done, 4 KiB given back");
+  EXPECT_EQ(timeline.outside[1].text, "was frozen by the driver for 2 ms, 4 KiB moved out");
+  EXPECT_EQ(timeline.outside[1].seq, story.events().back().seq);
+}
+
 TEST(Timeline, a_session_that_closed_in_order_did_not_die) {
   std::uint64_t clock = 1'000'000'000;
   test::Story left(0xd, 0, &clock), other(0xe, 1, &clock);

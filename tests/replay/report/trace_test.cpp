@@ -331,6 +331,37 @@ TEST(TraceWindow, draws_what_overlaps_it_and_cuts_what_goes_on) {
   EXPECT_EQ(DrawnSlices(Trace({{0, events}}, between)).size(), 3U) << "the pause, its phase and the step";
 }
 
+// The pause and the resume that were made in a safe point lie in its slice, and the freeze between them.
+TEST(Trace, requests_from_outside_and_freezes_are_slices) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  story.Create();                                                    // at 1 ms after the first event
+  story.Then(RequestSeen{3, CycleKind::kPause, 77, 12, true});       // 2
+  story.Then(SafepointReached{3, 12});                               // 3
+  story.Then(RequestEnded{3, CycleKind::kPause, Code::kOk, "", 1});  // 4
+  const std::uint64_t paused_ns = story.events().back().time_ns;
+  story.Then(RequestSeen{4, CycleKind::kResume, 78});  // 5
+  story.Then(Frozen{paused_ns + 100'000, paused_ns + 900'000, 1, "a -> b"});
+  story.Then(RequestEnded{4, CycleKind::kResume, Code::kOk, ""});  // 7
+  story.Then(SafepointReached{5, 0});                              // 8
+  story.Then(RequestEnded{5, CycleKind::kPause, Code::kPeerLost, "the tool has ended"});
+  story.Then(SafepointReached{6, 90});  // 10
+  story.Then(SessionClosed{"exit"});
+  std::set<DrawnSlice> drawn;
+  std::size_t marks = 0;
+  for (const Json& e : Trace({{0, story.events()}})) {
+    if (e["ph"] == "i" && (e["name"] == "request" || e["name"] == "request ended")) ++marks;
+    if (e["ph"] != "X") continue;
+    const std::int64_t from = Nanoseconds(e["ts"]);
+    drawn.insert({e["name"], from / 100'000, (from + Nanoseconds(e["dur"])) / 100'000});
+  }
+  EXPECT_EQ(marks, 5U);
+  EXPECT_TRUE(drawn.contains({"safe point 12", 30, 70}));
+  EXPECT_TRUE(drawn.contains({"frozen", 41, 49}));
+  EXPECT_TRUE(drawn.contains({"resume waits for the outside", 80, 90}));
+  EXPECT_TRUE(drawn.contains({"safe point 90", 100, 110})) << "it is open at the end";
+}
+
 TEST(TraceWindow, begins_with_the_memory_that_was_held_before) {
   std::uint64_t clock = 1'000'000'000;
   const std::vector<Event> events = OnePause(&clock);

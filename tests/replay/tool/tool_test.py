@@ -60,7 +60,9 @@ class Schemas(Scratch):
     """Every command that has --json, on every golden journal."""
 
     COMMANDS = {"why": "why", "ls": "session", "info": "session", "log": "event", "state": "state", "verify": "verify", "run": "run",
-                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path", "watch": "watch"}
+                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path", "watch": "watch",
+                "pause": "control", "resume": "control", "status": "control", "freeze": "freeze",
+                "thaw": "freeze"}
 
     @classmethod
     def setUpClass(cls):

@@ -1,0 +1,66 @@
+"""Requests from outside: safe points, at which `amem pause JOB` and `amem freeze JOB` take hold. Standard library only."""
+
+import ctypes
+
+from . import _calls
+
+_IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
+
+
+def _unavailable():
+    return 0
+
+
+def _function(name, quick=False):
+    """Of a library that is not there, or is older, nobody can ask for anything. A quick one is called without letting other threads
+    run, which takes longer than the function itself."""
+    library = _calls.lib
+    try:
+        if quick and isinstance(library, ctypes.CDLL):
+            library = ctypes.PyDLL(library._name, handle=library._handle)
+        return getattr(library, name)
+    except (AttributeError, OSError):
+        return _unavailable
+
+
+_begin = _function("amem_safepoint_begin", quick=True)
+_go_on = _function("amem_safepoint_go_on")
+_may_resume = _function("amem_resume_may_begin")
+
+
+def _wait(result):
+    while result == _IN_PROGRESS:
+        result = _go_on()
+    _calls.check(result)
+
+
+def safepoint():
+    """A place at which this rank can be paused from outside; to be called once a step, by one thread, in all ranks alike.
+
+    for batch in loader:
+        train(batch)
+        amem.safepoint()
+
+    `amem pause JOB` and `amem freeze JOB`, from a shell, are carried out at the step that has the same number in all ranks. While
+    nothing is asked this costs well under a microsecond. Else it returns when the memory is back, and raises nothing when a pause
+    from outside fails or is withdrawn: the job runs on as before. Signal handlers run meanwhile. One that raises (Ctrl-C) leaves the
+    safe point; memory that is paused by then stays so, and the next safe point waits on.
+    """
+    result = _begin()
+    if result:
+        _wait(result)
+
+
+def await_resume():
+    """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
+    result = _may_resume()
+    while result == _IN_PROGRESS:
+        result = _may_resume()
+    _calls.check(result)
+
+
+def frozen(*_, **__):
+    """Always raises: a process cannot freeze itself, because the driver stops it meanwhile and somebody else must thaw it."""
+    raise _calls.AmemError(5, "a process cannot freeze itself: while it is frozen none of its GPU calls returns, and another process "
+                              "must bring it back. Call amem.safepoint() once a step, and use `amem freeze JOB` and `amem thaw JOB` "
+                              "from outside; amem.paused() gives memory back from inside")

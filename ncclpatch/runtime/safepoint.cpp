@@ -1,0 +1,157 @@
+#include "ncclpatch/runtime/safepoint.h"
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/amem.h"
+#include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/runtime.h"
+#include "ncclpatch/runtime/tags.h"
+#include "replay/control/rank_control.h"
+
+namespace amem::safepoint {
+namespace {
+
+constexpr const char* kNcclTag = "nccl";
+
+std::atomic<std::uint64_t> g_steps{0};  // safe points of this process, also those before there is a session
+std::atomic<control::RankControl*> g_control{nullptr};
+thread_local bool t_serving = false;  // this thread does what a request asks for
+
+// What a request does to this rank's memory; the thread that waits in the safe point calls it.
+class OnSession final : public control::Actions {
+ public:
+  explicit OnSession(Session& session) : session_(session) {}
+
+  // A pool that forgets its contents stays: its program does not expect to lose them here.
+  Status PauseTags() override {
+    std::vector<std::string> resident;
+    for (const Pools::Standing& pool : session_.pools().Stand())
+      if (pool.state != "paused" && pool.policy == PoolPolicy::kPreserve) resident.push_back(pool.tag);
+    const Status status = CycleAll(resident, CycleKind::kPause);
+    if (status.ok()) paused_.insert(paused_.end(), resident.begin(), resident.end());
+    return status;
+  }
+  Status ResumeTags() override {
+    const Status status = CycleAll({paused_.rbegin(), paused_.rend()}, CycleKind::kResume);
+    if (status.ok()) paused_.clear();
+    return status;
+  }
+  Status PauseNccl() override { return CycleAll({kNcclTag}, CycleKind::kPause); }
+  Status ResumeNccl() override { return CycleAll({kNcclTag}, CycleKind::kResume); }
+  Bytes Held() override {
+    return session_.Inspect([](const State& state) {
+      const Holdings held = Measure(state);
+      return held.own_device_resident + held.pools_resident;
+    });
+  }
+  void Note(EventBody event) override { session_.Note(std::move(event)); }
+
+ private:
+  static Status CycleAll(const std::vector<std::string>& tags, CycleKind kind) {
+    std::vector<const char*> names;
+    for (const std::string& tag : tags) names.push_back(tag.c_str());
+    t_serving = true;
+    Status status;
+    try {
+      status = tags::Cycle(names, {.kind = kind});
+    } catch (const std::exception& error) {
+      status = {Code::kIo, error.what()};
+    }
+    t_serving = false;
+    return status;
+  }
+
+  Session& session_;
+  std::vector<std::string> paused_;  // by a request
+};
+
+std::uint64_t CoarseNs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // some nanoseconds where CLOCK_MONOTONIC takes thirty
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+// 0, or kInProgress: a request holds the caller still.
+int Wait(control::RankControl& control, std::uint64_t step, bool return_soon) noexcept {
+  int result = kOk;
+  const int failed = AtBorder("amem_safepoint", [&] {
+    if (!control.ServeAtStep(step, return_soon)) result = kInProgress;
+    return Status{};
+  });
+  return failed != kOk ? failed : result;
+}
+
+// True: something is asked.
+bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
+  step = g_steps.fetch_add(1, std::memory_order_relaxed) + 1;
+  control = g_control.load(std::memory_order_acquire);
+  if (control == nullptr) return false;
+  control->CameAt(CoarseNs());
+  return control->Came(step);
+}
+
+}  // namespace
+
+void Begin(Session& session) {
+  const Session::Whereabouts where = session.Where();
+  if (where.journal.empty()) return log::Warn("without a journal this process takes no requests from outside (amem pause)");
+  auto page = control::MappedPage::Create(where.journal, where.session, where.rank);
+  if (!page.ok()) return log::Warn("this process takes no requests from outside (amem pause): " + page.status().message());
+  // Both are never destroyed, as the session.
+  auto* const control = new control::RankControl(*std::move(page), *new OnSession(session));
+  control->BeginAt(g_steps.load(std::memory_order_relaxed));
+  g_control.store(control, std::memory_order_release);
+}
+
+void ForgetInChild() { g_control.store(nullptr, std::memory_order_relaxed); }
+
+void BeforeOwnResume(Session& session) {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  if (control != nullptr && !t_serving && session.paused()) static_cast<void>(control->MayResume(false));
+}
+
+void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succeeded) {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  if (control == nullptr || t_serving) return;
+  if (kind == CycleKind::kPause && succeeded && !was_paused) control->OwnPauseHolds();
+  if (kind == CycleKind::kResume) control->OwnResumeEnded(!session.paused());
+}
+
+}  // namespace amem::safepoint
+
+int amem_safepoint() {
+  amem::control::RankControl* control = nullptr;
+  std::uint64_t step = 0;
+  return amem::safepoint::Come(control, step) ? amem::safepoint::Wait(*control, step, false) : amem::kOk;
+}
+
+int amem_safepoint_begin() {
+  amem::control::RankControl* control = nullptr;
+  std::uint64_t step = 0;
+  return amem::safepoint::Come(control, step) ? amem::kInProgress : amem::kOk;
+}
+
+int amem_safepoint_go_on() {
+  using namespace amem::safepoint;
+  amem::control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  return control == nullptr ? amem::kOk : Wait(*control, g_steps.load(std::memory_order_relaxed), true);
+}
+
+int amem_resume_may_begin() {
+  using namespace amem::safepoint;
+  amem::control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  amem::Session* const session = amem::Runtime::Get().started();
+  if (control == nullptr || session == nullptr || !session->paused()) return amem::kOk;
+  int result = amem::kOk;
+  const int failed = amem::AtBorder("amem_resume_may_begin", [&] {
+    if (!control->MayResume(true)) result = amem::kInProgress;
+    return amem::Status{};
+  });
+  return failed != amem::kOk ? failed : result;
+}

@@ -1,0 +1,109 @@
+// Pause, resume and status of a living job, from outside.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string_view>
+
+#include "replay/tool/control/request.h"
+
+namespace amem::tool {
+namespace {
+
+constexpr std::string_view kPaused = "paused";
+
+struct PauseOptions : RequestOptions {
+  std::optional<std::uint64_t> at_step;
+  bool tags = false;
+};
+
+double SecondsSince(std::chrono::steady_clock::time_point from) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+}
+
+// Finds the job, takes its locks, has `ask` done, and prints what came of it.
+template <class Ask>
+int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask) {
+  const Result<FoundJob> job = FindJob(options.job);
+  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
+  Result<control::JobControl> control = control::JobControl::Open(job->directories);
+  if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
+  const auto from = std::chrono::steady_clock::now();
+  if (const Status asked = ask(*control); !asked.ok())
+    return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
+  const double seconds = SecondsSince(from);
+  const auto ranks = control->Look();
+  Bytes freed = 0;
+  for (const control::RankLook& rank : ranks) freed += rank.freed;
+  const std::string amount = done != kPaused || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
+  PrintRanks(out, ranks, *job, fmt::format("{} {} ranks in {:.2f} s{}", done, ranks.size(), seconds, amount), seconds,
+             options.json);
+  return kFine;
+}
+
+int RunPause(const PauseOptions& options, Output& out) {
+  return RunRequest(options, out, kPaused, [&](control::JobControl& job) {
+    return job.Pause({std::chrono::seconds(options.deadline_s), options.at_step, options.tags}, PrintProgress);
+  });
+}
+
+int RunResume(const RequestOptions& options, Output& out) {
+  return RunRequest(options, out, "resumed", [&](control::JobControl& job) {
+    return job.Resume(std::chrono::seconds(options.deadline_s), PrintProgress);
+  });
+}
+
+int RunStatus(const RequestOptions& options, Output& out) {
+  const Result<FoundJob> job = FindJob(options.job);
+  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
+  const auto ranks = control::LookAt(job->directories);
+  if (ranks.empty())
+    return Complain(
+        "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
+        "user's");
+  PrintRanks(out, ranks, *job, "", 0, options.json);
+  return kFine;
+}
+
+void AddPause(Arguments& arguments, PauseOptions& options) {
+  AddRequest(arguments, options);
+  arguments.Add("--at-step", "N", options.at_step,
+                "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
+  arguments.Flag("--tags", options.tags, "The program's tags as well, but for those of policy discard");
+}
+
+}  // namespace
+
+Command PauseCommand() {
+  return {
+      "pause", "Pauses a living job at one safe point of all its ranks; all or nothing",
+      "  amem-replay pause                      the only living job of this user on this host\n"
+      "  amem-replay pause 4711 --deadline 300  the job of that process, or of that launcher\n"
+      "  amem-replay pause --tags               the program's tags too\n"
+      "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and\n"
+      "did not pause, and runs as before.\n",
+      [](Arguments& arguments) { return SetUp<PauseOptions>(arguments, AddPause, RunPause); }, false};
+}
+
+Command ResumeCommand() {
+  return {"resume", "Resumes a job that was paused from outside",
+          "  amem-replay resume\n"
+          "  amem-replay resume 4711\n"
+          "A rank that its program had paused goes on when its program resumes it.\n",
+          [](Arguments& arguments) {
+            return SetUp<RequestOptions>(
+                arguments, [](Arguments& a, RequestOptions& o) { AddRequest(a, o); }, RunResume);
+          },
+          false};
+}
+
+Command StatusCommand() {
+  return {"status", "What each rank of a living job does: safe points passed, whether it is paused and by whom",
+          "  amem-replay status\n"
+          "  amem-replay status --json | jq '.ranks[] | {rank, phase, safepoints}'\n",
+          [](Arguments& arguments) {
+            return SetUp<RequestOptions>(
+                arguments, [](Arguments& a, RequestOptions& o) { AddRequest(a, o, false); }, RunStatus);
+          }};
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,67 @@
+#include "replay/tool/control/request.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "replay/tool/terminal/terminal.h"
+
+namespace amem::tool {
+namespace {
+
+nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
+  return {{"session", fmt::format("{:016x}", rank.session.value)},
+          {"rank", rank.rank_name},
+          {"pid", rank.pid},
+          {"start_ticks", rank.start_ticks},
+          {"directory", rank.directory.string()},
+          {"alive", rank.alive},
+          {"phase", std::string(ToText(rank.phase))},
+          {"safepoints", rank.steps},
+          {"paused_by_program", rank.paused_by_program},
+          {"held_bytes", rank.held},
+          {"freed_bytes", rank.freed},
+          {"doing", rank.doing}};
+}
+
+}  // namespace
+
+void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline) {
+  arguments.Add("JOB", "JOB", options.job, kJobHelp);
+  if (deadline)
+    arguments.Add("--deadline", "S", options.deadline_s,
+                  "Give up after so many seconds, and leave the job as it was; default: 60", 1U);
+  AddJson(arguments, options.json);
+}
+
+Exit ComplainOf(const Status& why, Exit code) {
+  std::string_view rest = why.message();
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    Complain(std::string(rest.substr(0, end)), code);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return code;
+}
+
+void PrintProgress(const std::string& sentence) { std::fprintf(stderr, "%s\n", Escaped(sentence).c_str()); }
+
+void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
+                double seconds, bool json) {
+  std::vector<control::RankLook> sorted = ranks;
+  std::ranges::sort(sorted, {}, &control::RankLook::rank_name);
+  if (json) {
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
+    return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"ranks", all}},
+                     "control");
+  }
+  if (!done.empty()) out << done << "\n";
+  for (const control::RankLook& rank : sorted) out << fmt::format("{} (pid {}): {}\n", rank.rank_name, rank.pid, rank.doing);
+  if (job.elsewhere > 0)
+    out << fmt::format("The launcher counts {} more ranks: those of other hosts are asked there.\n", job.elsewhere);
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,32 @@
+// What the commands that ask a living job have in common.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "replay/control/job_control.h"
+#include "replay/tool/command.h"
+#include "replay/tool/control/find_job.h"
+
+namespace amem::tool {
+
+struct RequestOptions {
+  std::string job;
+  std::uint32_t deadline_s = 60;
+  bool json = false;
+};
+void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline = true);
+
+// Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,
+// kViolationFound where it was asked and did not do it.
+Exit ComplainOf(const Status& why, Exit code);
+
+// A sentence on stderr while a request is under way.
+void PrintProgress(const std::string& sentence);
+
+// The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence.
+void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
+                double seconds, bool json);
+
+}  // namespace amem::tool

@@ -1,0 +1,73 @@
+// Ranks in processes of their own that make safe points, with nothing behind them but numbers in shared memory: for tests of
+// how a request is agreed on, carried out and given up. The test's process stays single-threaded.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "replay/control/job_control.h"
+#include "replay/control/rank_control.h"
+
+namespace amem::control::test {
+
+inline constexpr std::size_t kMostRanks = 8;
+
+// What a rank does, and what the test reads; both sides may write at any time.
+struct RankWords {
+  std::atomic<std::uint64_t> steps{0};      // safe points that it has left
+  std::atomic<std::uint64_t> paused_at{0};  // the step of its last pause of NCCL's memory
+  std::atomic<std::uint64_t> pauses{0}, resumes{0}, tag_pauses{0}, tag_resumes{0};
+  std::atomic<std::uint64_t> own_pauses{0}, own_resumes{0};
+  std::atomic<bool> away{false};       // makes no safe points meanwhile
+  std::atomic<bool> own_pause{false};  // its program is to pause, as long as this holds
+  std::atomic<bool> makes_no_safepoints{false};
+  std::atomic<bool> safepoints_inside{false};                                      // of its own pause, too
+  std::atomic<std::uint32_t> fails{0};                                             // Fails, of the next call
+  std::atomic<std::uint64_t> seen{0}, reached{0}, ended{0}, failed{0}, frozen{0};  // events
+  std::atomic<std::uint64_t> frozen_bytes{0};
+};
+enum Fails : std::uint32_t { kNothingFails, kPauseTagsFails, kPauseNcclFails, kResumeTagsFails, kResumeNcclFails };
+
+struct Shared {
+  std::array<RankWords, kMostRanks> ranks;
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> collective{0};  // calls of PauseNccl and ResumeNccl, of all ranks
+  std::atomic<std::uint32_t> failures{0};    // of those that failed
+};
+
+class Ranks {
+ public:
+  // `lockstep`: each step waits for that of all others, as an all-reduce does. `most_us`: a step takes so long at most.
+  explicit Ranks(int count, bool lockstep = false, std::uint32_t most_us = 300);
+  ~Ranks();  // ends the processes
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  RankWords& operator[](int rank) { return shared_->ranks[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] int count() const { return static_cast<int>(pids_.size()); }
+  [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const std::vector<std::filesystem::path>& directories() const { return directories_; }
+  [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(directories_); }
+  void Kill(int rank);
+  // True: it became so within some seconds.
+  static bool Becomes(const std::function<bool()>& condition);
+  bool AllGoOn();       // each makes some more steps
+  bool AllArePaused();  // none makes a step, and each has paused as often as the others
+
+ private:
+  void BeRank(int rank, bool lockstep, std::uint32_t most_us);
+
+  std::filesystem::path root_;
+  Shared* shared_ = nullptr;
+  std::vector<std::filesystem::path> directories_;
+  std::vector<pid_t> pids_;
+};
+
+}  // namespace amem::control::test

@@ -1,0 +1,233 @@
+// Requests from outside, the whole path: jobs of real processes on the stand-ins, libamem_nccl.so in them, and amem-replay that
+// asks them.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "journal/journal.h"
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Job;
+using job::Rank;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+constexpr int kRanks = 3;
+
+class Requests : public ::testing::Test {
+ protected:
+  void Start(const Words& commands, Job& job) {
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.Start(kRanks, commands);
+  }
+  void Start(const Words& commands) { Start(commands, job_); }
+
+  Rank Tool(const Words& words, const job::Environment& also = {}) {
+    Words command = {AMEM_REPLAY};
+    command.insert(command.end(), words.begin(), words.end());
+    job::Environment environment{{"AMEM_JOURNAL_DIR", job_.journals()}};
+    for (const auto& [name, value] : also) environment[name] = value;
+    return job::RunProgram(command, environment, job_.directory());
+  }
+  json Ask(const Words& words) {
+    Words all = words;
+    all.emplace_back("--json");
+    const Rank ran = Tool(all);
+    EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
+    const json answer = json::parse(ran.out, nullptr, false);
+    return answer.is_object() ? answer.value("ranks", json::array()) : json::array();
+  }
+  std::string Pid(int rank) { return std::to_string(job_.processes()[static_cast<std::size_t>(rank)]); }
+
+  // Until every rank has come to so many safe points, or has printed that.
+  bool Until(const std::function<bool()>& so) {
+    for (int waited = 0; waited < 3000; ++waited) {
+      if (so()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  bool UntilSteps(std::uint64_t steps) {
+    return Until([&] {
+      const auto sessions = ListSessions(job_.journals());
+      if (!sessions.ok() || sessions->size() < kRanks) return false;
+      const Rank ran = Tool({"status", "--json"});
+      const json answer = json::parse(ran.out, nullptr, false);
+      if (ran.status != 0 || !answer.is_object() || answer["ranks"].size() < kRanks) return false;
+      for (const json& rank : answer["ranks"])
+        if (rank["safepoints"] < steps) return false;
+      return true;
+    });
+  }
+  bool UntilSaid(const std::string& text) {
+    return Until([&] {
+      for (int rank = 0; rank < kRanks; ++rank)
+        if (job_.SoFar(rank).out.find(text) == std::string::npos) return false;
+      return true;
+    });
+  }
+  void AllEndWell(const std::string& said = "steps") {
+    const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
+    for (const Rank& rank : ranks) {
+      EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+      EXPECT_TRUE(rank.Said(said).starts_with("sum ")) << rank.out << rank.err;
+    }
+  }
+
+  Job job_;
+};
+
+TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_same_sums) {
+  Start({"cuda", "load", "init", "tags", "barrier", "steps=300,4", "read tags", "barrier", "destroy"});
+  ASSERT_TRUE(UntilSteps(5));
+  for (int i = 0; i < 3; ++i) {
+    const json paused = Ask({"pause", Pid(i), "--tags"});
+    ASSERT_EQ(paused.size(), kRanks);
+    for (const json& rank : paused) {
+      EXPECT_EQ(rank["phase"], "paused") << rank;
+      EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << rank;
+      EXPECT_GT(rank["freed_bytes"], 20 << 20) << rank;
+    }
+    const json status = Ask({"status", Pid(0)});
+    for (const json& rank : status) EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << "it stands still";
+    for (const json& rank : Ask({"resume", Pid(0)})) EXPECT_EQ(rank["phase"], "running") << rank;
+  }
+  const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.status, 0) << rank.err;
+    EXPECT_TRUE(rank.Said("steps").starts_with("sum ")) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("read tags"), "as written") << rank.err;
+  }
+  const Rank log = Tool({"log", job_.journals(), "--rank", "1", "--kind", "request-seen,safepoint-reached,request-ended"});
+  EXPECT_NE(log.out.find("to pause with all tags at safe point"), std::string::npos) << log.out << log.err;
+  EXPECT_NE(log.out.find("request 2 to resume done"), std::string::npos) << log.out << log.err;
+  EXPECT_EQ(Tool({"why", job_.journals()}).status, 0);
+  EXPECT_EQ(Tool({"verify", job_.journals()}).status, 0) << Tool({"verify", job_.journals()}).out;
+  const Rank traced = Tool({"trace", job_.journals(), "-o", "-"});
+  EXPECT_NE(traced.out.find("\"safe point "), std::string::npos);
+}
+
+TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
+  job_.environment["TORCHELASTIC_RUN_ID"] = "run-77";
+  job_.environment["WORLD_SIZE"] = "5";
+  Start({"cuda", "load", "init", "steps=400,4", "barrier"});
+  ASSERT_TRUE(UntilSteps(2));
+  const auto session = ListSessions(job_.journals())->front().string();
+  for (const std::string& name : {Pid(1), std::to_string(::getpid()), std::string("run-77"), job_.journals().string(), session})
+    EXPECT_EQ(Ask({"status", name}).size(), kRanks) << name;
+  EXPECT_NE(Tool({"status"}).out.find("The launcher counts 2 more ranks"), std::string::npos);
+  for (const char* nobody : {"1", "run-78", "/nowhere"}) {
+    const Rank none = Tool({"pause", nobody});
+    EXPECT_EQ(none.status, 2);
+    EXPECT_NE(none.err.find(nobody), std::string::npos) << none.err;
+  }
+  Job other;
+  other.environment["AMEM_JOURNAL_DIR"] = job_.journals();
+  other.environment["TORCHELASTIC_RUN_ID"] = "run-79";
+  Start({"cuda", "load", "init", "steps=200,4", "barrier"}, other);
+  ASSERT_TRUE(Until([&] { return ListSessions(job_.journals())->size() == 2 * kRanks; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const Rank both = Tool({"pause"});
+  EXPECT_EQ(both.status, 2);
+  EXPECT_NE(both.err.find("there are 2 living jobs"), std::string::npos) << both.err;
+  EXPECT_EQ(Ask({"status", "run-79"}).size(), kRanks);
+  other.Finish(std::chrono::milliseconds(60'000));
+  AllEndWell();
+}
+
+TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {
+  Start({"cuda", "load", "init", "reduce", "barrier", "sleep=700", "pause", "sleep=300", "resume", "reduce", "barrier"});
+  ASSERT_TRUE(UntilSaid("reduce:"));
+  const json paused = Ask({"pause", "--deadline", "30"});
+  for (const json& rank : paused) EXPECT_TRUE(rank["paused_by_program"]) << rank;
+  std::this_thread::sleep_for(std::chrono::milliseconds(900));
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job_.SoFar(rank).Said("resume"), "(not run)") << "the outside holds it";
+  Ask({"resume"});
+  const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.status, 0) << rank.err;
+    EXPECT_EQ(rank.Said("resume"), "0");
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(Requests, a_rank_that_does_not_come_is_named_and_the_job_runs_on) {
+  Start({"cuda", "load", "init", "reduce", "barrier", "1:sleep=2500", "steps=60,2", "barrier"});
+  ASSERT_TRUE(UntilSaid("barrier:"));
+  const Rank late = Tool({"pause", "--deadline", "1"});
+  EXPECT_EQ(late.status, 3) << late.out << late.err;
+  EXPECT_NE(late.err.find("not all ranks came to safe point 1 within 1.0 s, and nothing was paused"), std::string::npos)
+      << late.err;
+  EXPECT_NE(late.err.find("rank 1: has made no safe point"), std::string::npos) << late.err;
+  EXPECT_NE(late.err.find("last in its journal:"), std::string::npos) << late.err;
+  AllEndWell();
+}
+
+TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) {
+  Start({"cuda", "load", "init", "tags", "barrier", "1:at=Unmap,1,fail=999", "steps=250,4", "read tags", "barrier"});
+  ASSERT_TRUE(UntilSteps(5));
+  const Rank failed = Tool({"pause", "--tags"});
+  EXPECT_EQ(failed.status, 3) << failed.out << failed.err;
+  EXPECT_NE(failed.err.find("rank "), std::string::npos) << failed.err;
+  EXPECT_NE(failed.err.find("999"), std::string::npos) << failed.err;
+  for (const json& rank : Ask({"pause", "--tags"})) EXPECT_EQ(rank["phase"], "paused") << rank;
+  Ask({"resume"});
+  AllEndWell();
+}
+
+TEST_F(Requests, a_rank_that_dies_while_paused_does_not_keep_the_others) {
+  Start({"cuda", "load", "init", "reduce", "barrier", "steps=3000,4"});
+  ASSERT_TRUE(UntilSteps(5));
+  Ask({"pause"});
+  ::kill(job_.processes()[2], SIGKILL);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const Rank resumed = Tool({"resume"});
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  for (const json& rank : Ask({"status"})) EXPECT_EQ(rank["phase"], "running") << rank;
+}
+
+TEST_F(Requests, safe_points_cost_little_and_do_nothing_where_nobody_can_ask) {
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  const Words commands = {"cuda", "load", "time safepoints", "init", "time safepoints", "fork safepoints", "time safepoints"};
+  for (const char* enable : {"1", "0"}) {
+    job_.environment["AMEM_ENABLE"] = enable;
+    const Rank rank = job_.Run(1, commands).front();
+    EXPECT_EQ(rank.status, 0) << rank.err;
+    for (int nth = 0; nth < 3; ++nth) {
+      EXPECT_LT(std::stod(rank.Said("time safepoints", nth)), 1000.0) << "nanoseconds, on a machine that may be busy";
+      RecordProperty("ns", rank.Said("time safepoints", nth));
+    }
+    EXPECT_EQ(rank.Said("fork safepoints"), "0");
+  }
+}
+
+TEST_F(Requests, the_page_is_its_users_alone_and_without_it_nobody_can_ask) {
+  Start({"cuda", "load", "init", "steps=100,4", "barrier"});
+  ASSERT_TRUE(UntilSteps(1));
+  const auto sessions = ListSessions(job_.journals());
+  ASSERT_TRUE(sessions.ok());
+  for (const auto& session : *sessions) {
+    struct stat page {};
+    ASSERT_EQ(::stat((session / "control").c_str(), &page), 0);
+    EXPECT_EQ(page.st_mode & 0777U, 0600U);
+    EXPECT_EQ(page.st_size, 4096);
+    std::filesystem::remove(session / "control");
+  }
+  const Rank refused = Tool({"pause"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("takes no requests"), std::string::npos) << refused.err;
+  AllEndWell();
+}
+
+}  // namespace
+}  // namespace amem

@@ -508,7 +508,7 @@ const auto kWhere = ::testing::Values(Where{1, Layout::kDirect}, Where{2, Layout
 #ifdef AMEM_BY_NIGHT
 constexpr std::uint64_t kOfMany = 2;
 #else
-constexpr std::uint64_t kOfMany = 5;
+constexpr std::uint64_t kOfMany = 10;
 #endif
 std::uint64_t StrideFor(int ranks) { return ranks > 2 ? kOfMany * kStride : kStride; }  // of two ranks every point
 #endif

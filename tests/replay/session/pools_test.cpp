@@ -267,6 +267,50 @@ TEST_F(PoolsTest, several_devices_reach_each_others_memory) {
   EXPECT_EQ(a.simulator->MappingAt(AddressOf(second))->access.size(), 2U);
 }
 
+TEST_F(PoolsTest, a_device_that_joins_while_a_tag_is_paused_reaches_its_memory_after_the_resume) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(paused).ok());
+  Take(running, kMiB, kSecond);
+  ASSERT_TRUE(Resume(paused).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+  // From then on it is as any other access: a pause and a resume bring it back.
+  ASSERT_TRUE(Pause(paused).ok());
+  ASSERT_TRUE(Resume(paused).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(a.session->CopyState().broken.empty());
+}
+
+TEST_F(PoolsTest, a_device_that_joins_during_a_pause_that_is_undone_reaches_the_memory) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  const auto gate = HoldAt("Synchronize");
+  ASSERT_TRUE(pools().Pause(paused, {.wait = false}).ok());
+  gate->AwaitReached();
+  ASSERT_TRUE(a.simulator->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  Take(running, kMiB, kSecond);
+  gate->Open();
+  EXPECT_FALSE(pools().Wait(paused).ok());
+  EXPECT_EQ(StateOf(paused), "resident");
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+}
+
+TEST_F(PoolsTest, a_stream_waits_for_the_end_of_a_resume_when_a_device_has_joined_meanwhile) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(paused).ok());
+  Take(running, kMiB, kSecond);
+  ASSERT_TRUE(pools().Resume(paused, {.wait = false}).ok());
+  ASSERT_TRUE(pools().WaitOn(paused, nullptr).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  ASSERT_TRUE(pools().Wait(paused).ok());
+}
+
 TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
@@ -281,6 +325,31 @@ TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_TRUE(Holds(part, kMiB, 1));
   EXPECT_TRUE(a.session->Release(retained).ok());
+}
+
+TEST_F(PoolsTest, what_a_card_may_have_written_to_while_the_tag_was_paused_is_not_given_back_by_an_undo) {
+  const PoolId pool = Open("weights");
+  std::byte* const shared = Take(pool, kMiB);
+  std::byte* const other = Take(pool, 130 * kMiB);
+  Fill(shared, kMiB, 1);
+  Fill(other, 130 * kMiB, 2);
+  // The card comes when the pause is planned already, so the contents of the chunk that stays are saved.
+  const auto gate = HoldAt("Synchronize");
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
+  gate->AwaitReached();
+  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(shared), kMiB, "ibv_reg_mr"}));
+  gate->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  ASSERT_EQ(a.InUse(), kChunk) << "the chunk that the card uses stays";
+  a.session->Note(Deregistered{AddressOf(shared), kMiB});
+  a.simulator->SetHook({});
+  ASSERT_TRUE(a.simulator->FailNext("Create", 1, cuda::kOutOfMemory).ok());
+  EXPECT_FALSE(Resume(pool).ok());
+  EXPECT_EQ(StateOf(pool), "paused");
+  EXPECT_EQ(a.InUse(), kChunk) << "it went, and what comes back is older than what the card wrote";
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(shared, kMiB, 1));
+  EXPECT_TRUE(Holds(other, 130 * kMiB, 2));
 }
 
 TEST_F(PoolsTest, memory_by_tag_is_json) {
@@ -307,6 +376,16 @@ TEST_F(PoolsTest, memory_by_tag_is_json) {
 }
 
 // ---- failures --------------------------------------------------------------------------------------------------------------
+
+TEST_F(PoolsTest, statistics_list_tags) {
+  const PoolId pool = Open("weights");
+  Take(pool, 3 * kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto tag = nlohmann::json::parse(a.session->StatisticsJson())["tags"]["weights"];
+  EXPECT_EQ(tag, (nlohmann::json{{"bytes", kChunk}, {"released_bytes", kChunk}, {"kept_bytes", 0}, {"lifecycle", "paused"}}));
+  const std::string text = a.session->StatisticsText();
+  EXPECT_NE(text.find("  tag weights          32 MiB in 1 chunks, 0 MiB of it on the device now, paused\n"), std::string::npos) << text;
+}
 
 TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_lost) {
   const PoolId pool = Open("weights");

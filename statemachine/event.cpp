@@ -24,7 +24,8 @@ template <class... Kinds>
 EventBody::EventBody() = default;
 EventBody::EventBody(const EventBody&) = default;
 EventBody::EventBody(EventBody&&) noexcept = default;
-// By copying and moving as above: a variant's own assignment is twice as much code for each kind, and none is assigned to often.
+// By copying and moving as above: a variant's own assignment is twice as much code for each kind, and none is assigned to
+// often.
 EventBody& EventBody::operator=(const EventBody& other) { return *this = EventBody(other); }
 EventBody& EventBody::operator=(EventBody&& other) noexcept {
   if (this == &other) return *this;

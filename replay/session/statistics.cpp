@@ -173,8 +173,8 @@ std::string Session::StatisticsText() {
     text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
   for (const auto& [id, pool] : MeasurePools(state)) {
     const std::string tag = "tag " + state.pools.at(id).tag;
-    text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own), pool.chunk_count,
-                        Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
+    text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
+                        pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
   }
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));

@@ -384,7 +384,8 @@ TEST_F(PoolsTest, statistics_list_tags) {
   const auto tag = nlohmann::json::parse(a.session->StatisticsJson())["tags"]["weights"];
   EXPECT_EQ(tag, (nlohmann::json{{"bytes", kChunk}, {"released_bytes", kChunk}, {"kept_bytes", 0}, {"lifecycle", "paused"}}));
   const std::string text = a.session->StatisticsText();
-  EXPECT_NE(text.find("  tag weights          32 MiB in 1 chunks, 0 MiB of it on the device now, paused\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  tag weights          32 MiB in 1 chunks, 0 MiB of it on the device now, paused\n"), std::string::npos)
+      << text;
 }
 
 TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_lost) {

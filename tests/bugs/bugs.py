@@ -234,7 +234,7 @@ BUGS = [
     *_in("replay/session/pools.cpp", SESSION,
          ("a tag is open with either policy", "if (pool->policy == policy) return id;", "return id;"),
          ("memory is allocated in a tag that is paused", "return LifecycleOf(pool) == Lifecycle::kRunning ? Status{} : paused;", "return {};"),
-         ("a pool takes most of what is free in advance", "if (*chunk > std::max(most, bytes + *granularity)) continue;", ""),
+         ("a pool takes most of what is free in advance", "if (*chunk > std::max(most, bytes + *granularity)) continue;", "if (*chunk > std::max(most, 200 * bytes + *granularity)) continue;"),
          ("where memory is short no smaller chunk is tried", "if (failure.code() != Code::kOutOfMemory) break;", "break;"),
          ("a device that joins while a tag is paused never reaches it", "if (!pool.let_in.insert(device).second) continue;", "if (!pool.let_in.insert(device).second || device != *devices_.begin()) continue;"),
          ("each pool pins as much as all may", "pinned_limit_ - std::min(pinned_limit_, others))", "pinned_limit_)"),

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -76,18 +78,23 @@ class PoolsTest : public test::TwoProcesses {
       changed.notify_all();
     }
   };
-  std::shared_ptr<Gate> HoldAt(const std::string& call) const {
+  std::shared_ptr<Gate> HoldAt(const std::string& call) {
     auto gate = std::make_shared<Gate>();
-    a.simulator->SetHook([gate, call](std::string_view name, std::uint64_t) {
-      if (name != call) return 0;
-      std::unique_lock lock(gate->mutex);
-      gate->reached = true;
-      gate->changed.notify_all();
-      gate->changed.wait(lock, [&] { return gate->open; });
+    gates_[call] = gate;
+    a.simulator->SetHook([gates = gates_](std::string_view name, std::uint64_t) {
+      const auto at = gates.find(name);
+      if (at == gates.end()) return 0;
+      std::unique_lock lock(at->second->mutex);
+      at->second->reached = true;
+      at->second->changed.notify_all();
+      at->second->changed.wait(lock, [&] { return at->second->open; });
       return 0;
     });
     return gate;
   }
+
+ private:
+  std::map<std::string, std::shared_ptr<Gate>, std::less<>> gates_;
 };
 
 TEST_F(PoolsTest, a_pause_of_a_tag_gives_its_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
@@ -204,6 +211,14 @@ TEST_F(PoolsTest, where_memory_is_short_chunks_are_smaller_and_then_it_is_an_err
   EXPECT_NE(refused.status().message().find("weights"), std::string::npos);
   Take(pool, 4 * kMiB);
   EXPECT_EQ(a.session->CopyState().broken, "");
+}
+
+TEST_F(PoolsTest, what_is_taken_in_advance_is_a_sixteenth_of_what_is_free_at_most) {
+  const PoolId pool = Open("weights");
+  Take(pool, 130 * kMiB);
+  Take(pool, 130 * kMiB);
+  Take(pool, kMiB);  // by what the pool holds it would be 128 MiB
+  EXPECT_EQ(a.InUse(), 260 * kMiB + kChunk);
 }
 
 TEST_F(PoolsTest, tags_are_independent_of_each_other_and_of_nccl) {
@@ -540,8 +555,8 @@ TEST_F(PoolsTest, what_is_asked_of_one_tag_is_done_in_that_order) {
 }
 
 TEST_F(PoolsTest, the_highest_priority_comes_first) {
-  const PoolId first = Open("first"), low = Open("low"), high = Open("high");
-  for (const PoolId pool : {first, low, high}) {
+  const PoolId first = Open("first"), low = Open("low"), as_low = Open("as low"), high = Open("high");
+  for (const PoolId pool : {first, low, as_low, high}) {
     Take(pool, kMiB)[0] = std::byte{1};
     ASSERT_TRUE(Pause(pool).ok());
   }
@@ -549,15 +564,16 @@ TEST_F(PoolsTest, the_highest_priority_comes_first) {
   ASSERT_TRUE(pools().Resume(first, {.wait = false}).ok());
   gate->AwaitReached();
   ASSERT_TRUE(pools().Resume(low, {.wait = false, .priority = -1}).ok());
+  ASSERT_TRUE(pools().Resume(as_low, {.wait = false, .priority = -1}).ok());
   ASSERT_TRUE(pools().Resume(high, {.wait = false, .priority = 5}).ok());
   gate->Open();
-  for (const PoolId pool : {first, low, high}) ASSERT_TRUE(pools().Wait(pool).ok());
+  for (const PoolId pool : {first, low, as_low, high}) ASSERT_TRUE(pools().Wait(pool).ok());
   std::vector<PoolId> done;
   for (const Event& event : a.journal->events) {
     const auto* end = std::get_if<CycleDone>(&event.body);
     if (end != nullptr && end->kind == CycleKind::kResume) done.push_back(end->pool);
   }
-  EXPECT_EQ(done, (std::vector<PoolId>{first, high, low}));
+  EXPECT_EQ(done, (std::vector<PoolId>{first, high, low, as_low})) << "of equals in the order of asking";
 }
 
 TEST_F(PoolsTest, memory_that_is_freed_during_a_pause_is_given_back_at_its_end) {
@@ -575,6 +591,26 @@ TEST_F(PoolsTest, memory_that_is_freed_during_a_pause_is_given_back_at_its_end) 
   EXPECT_TRUE(a.session->CopyState().allocations.empty());
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, memory_that_is_being_freed_when_a_pause_begins_is_given_back_at_its_end) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 130 * kMiB);
+  memory[0] = std::byte{1};
+  const auto stream = HoldAt("AwaitStream"), copies = HoldAt("CopyToHost");
+  Status freed;
+  std::thread freeing([&] { freed = Give(memory); });
+  stream->AwaitReached();
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false, .after = nullptr}).ok());
+  copies->AwaitReached();
+  stream->Open();
+  freeing.join();
+  EXPECT_TRUE(freed.ok()) << freed.message();
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "the pause has it in its plan";
+  copies->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+  EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
 TEST_F(PoolsTest, memory_is_allocated_after_a_resume_that_is_under_way) {

@@ -692,6 +692,19 @@ TEST_F(PoolsTest, cycles_of_several_tags_and_of_nccl_run_side_by_side) {
   EXPECT_TRUE(Holds(nccl, k2M, 2));
 }
 
+TEST_F(PoolsTest, all_pools_together_keep_no_more_host_memory_than_is_asked_for) {
+  const PoolId one = Open("one"), two = Open("two");
+  for (const PoolId pool : {one, two}) {
+    Fill(Take(pool, 64 * kMiB), 64 * kMiB, 1);
+    ASSERT_TRUE(Pause(pool).ok());
+    ASSERT_TRUE(Resume(pool).ok());
+  }
+  const auto pinned = [&] { return pools().Stand()[0].pinned_bytes + pools().Stand()[1].pinned_bytes; };
+  ASSERT_GE(pinned(), 128 * kMiB);
+  pools().Trim(64 * kMiB);
+  EXPECT_LE(pinned(), 64 * kMiB);
+}
+
 TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
   SessionOptions options;
   options.pool_pinned_bytes = 64 * kMiB;

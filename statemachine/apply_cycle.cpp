@@ -79,6 +79,7 @@ Status Fold::operator()(const CycleDone& e) {
   AMEM_TRY(e.kind == CycleKind::kPause ? AllGone(doing, e.pool) : AllBack(doing, e.pool));
   *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   if (e.kind == CycleKind::kResume) ForgetSaved(e.pool);
+  if (e.kind == CycleKind::kPause) ForgetSavedOfKept(e.pool);
   *owner.cycle = {};
   return {};
 }
@@ -96,6 +97,7 @@ Status Fold::operator()(const CycleFailed& e) {
     AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing, e.pool) : AllGone(doing, e.pool));
     *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
     if (e.kind == CycleKind::kPause) ForgetSaved(e.pool);
+    if (e.kind == CycleKind::kResume) ForgetSavedOfKept(e.pool);
     owner.cycle->after_failed_undo = false;
   }
   owner.cycle->open_step.reset();
@@ -245,6 +247,16 @@ Status Fold::AllBack(const std::string& doing, PoolId pool) const {
       return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
   }
   return pool ? Status{} : AllBound(doing, true);
+}
+
+// A chunk that a network card registered after its contents were saved stays, and the card may write to it while the pool is
+// paused. Its contents are where they belong, and the copy is only old: if the next resume fails, the undo must not give the
+// chunk back because of that copy.
+void Fold::ForgetSavedOfKept(PoolId pool) {
+  if (!pool) return;
+  for (auto& [id, a] : s_.allocations) {
+    if (a.pool == pool && a.resident && !a.awaiting_restore) a.saved = false;
+  }
 }
 
 void Fold::ForgetSaved(PoolId pool) {

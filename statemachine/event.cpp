@@ -1,5 +1,6 @@
 #include "statemachine/event.h"
 
+#include <memory>
 #include <utility>
 
 namespace amem {
@@ -23,8 +24,14 @@ template <class... Kinds>
 EventBody::EventBody() = default;
 EventBody::EventBody(const EventBody&) = default;
 EventBody::EventBody(EventBody&&) noexcept = default;
-EventBody& EventBody::operator=(const EventBody&) = default;
-EventBody& EventBody::operator=(EventBody&&) noexcept = default;
+// By copying and moving as above: a variant's own assignment is twice as much code for each kind, and none is assigned to
+// often.
+EventBody& EventBody::operator=(const EventBody& other) { return *this = EventBody(other); }
+EventBody& EventBody::operator=(EventBody&& other) noexcept {
+  if (this == &other) return *this;
+  std::destroy_at(this);
+  return *std::construct_at(this, std::move(other));
+}
 EventBody::~EventBody() = default;
 
 PoolId PoolOfCycle(const EventBody& body) {

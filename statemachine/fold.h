@@ -154,6 +154,7 @@ class Fold {
   [[nodiscard]] Status AllGone(const std::string& doing, PoolId pool) const;
   [[nodiscard]] Status AllBack(const std::string& doing, PoolId pool) const;
   void ForgetSaved(PoolId pool);
+  void ForgetSavedOfKept(PoolId pool);
 
   // The allocation is a part of a slab, and lies at `address`.
   [[nodiscard]] Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const;

@@ -18,11 +18,13 @@ Status Pools::Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* a
   lock.unlock();
   Status status = kind == CycleKind::kPause ? pool.cycle->Pause(after) : pool.cycle->Resume([&] {
     const std::lock_guard now(mutex_);
-    pool.queued = true;
+    // A device that is given access only when the resume has ended cannot use the memory before.
+    pool.queued = pool.let_in == devices_;
     changed_.notify_all();
   });
   lock.lock();
   if (!pool.late.empty()) GiveLate(lock, pool);
+  if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
   pool.running.reset();
   pool.queued = false;
   pool.failure = status.message();
@@ -92,6 +94,7 @@ void Pools::Trim(Bytes keep) {
     lock.unlock();
     pool.cycle->Trim(keep);
     lock.lock();
+    if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
     pool.running.reset();
     keep -= std::min(keep, pool.cycle->pinned_bytes());
     changed_.notify_all();

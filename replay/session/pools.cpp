@@ -119,6 +119,7 @@ Status Pools::AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal
 
 Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
   LetInEverywhere(device);
+  LetAllIn(pool);
   auto memory = CreateMemory(driver_, bytes, device);
   if (!memory.ok()) return memory.status();
   const AccessDescriptor access = ReadWrite(device);
@@ -154,12 +155,18 @@ void Pools::LetIn(DeviceOrdinal device, const PoolSpace::Chunk& chunk) {
 }
 
 // A process that uses several devices lets each reach the memory of all, as PyTorch expects it of memory that the CUDA runtime
-// allocates. Chunks that are not there just now stay with those that they have.
+// allocates. A pool whose chunks are not there just now follows at the end of its next resume, or of what is under way.
 void Pools::LetInEverywhere(DeviceOrdinal device) {
   if (!devices_.insert(device).second) return;
   for (const auto& [id, pool] : pools_) {
-    if (Busy(*pool) || LifecycleOf(*pool) != Lifecycle::kRunning) continue;
-    for (const auto& [on, space] : pool->spaces) {
+    if (!Busy(*pool) && LifecycleOf(*pool) == Lifecycle::kRunning) LetAllIn(*pool);
+  }
+}
+
+void Pools::LetAllIn(Entry& pool) {
+  for (const DeviceOrdinal device : devices_) {
+    if (!pool.let_in.insert(device).second) continue;
+    for (const auto& [on, space] : pool.spaces) {
       for (const auto& [address, chunk] : space.chunks()) {
         if (on != device) LetIn(device, chunk);
       }

@@ -99,6 +99,7 @@ class Pools {
     PoolPolicy policy{};
     std::unique_ptr<PoolCycle> cycle;
     std::map<DeviceOrdinal, PoolSpace> spaces;
+    std::set<DeviceOrdinal> let_in;  // devices that were given access to all chunks
     std::vector<Late> late;
     Bytes held = 0, prepared = 0;
     std::size_t dropping = 0;          // chunks that are being given back just now
@@ -125,6 +126,7 @@ class Pools {
   Status MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device);
   void LetIn(DeviceOrdinal device, const PoolSpace::Chunk& chunk);
   void LetInEverywhere(DeviceOrdinal device);
+  void LetAllIn(Entry& pool);  // is running, and nothing of it is under way on another thread
   void Prepare(Entry& pool);
   Entry* Holding(Address address, DeviceOrdinal& device);  // null: none
   [[nodiscard]] bool Idle(const Late& late) const;

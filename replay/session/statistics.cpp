@@ -116,6 +116,12 @@ json ByCommunicator(const State& state) {
 }
 
 // Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
+Bytes Kept(const PoolHoldings& pool) {
+  Bytes sum = 0;
+  for (const auto& [reason, bytes] : pool.kept) sum += bytes;
+  return sum;
+}
+
 json ByTag(const State& state, const Holdings& held) {
   Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
   for (const auto& [id, a] : state.allocations) {
@@ -128,8 +134,14 @@ json ByTag(const State& state, const Holdings& held) {
   };
   const Bytes nccl_resident = held.own_device_resident - held.user_resident;
   const Bytes nccl_legacy = held.legacy_kept - held.legacy_user;
-  return {{"nccl", figures(held.own_device - held.user + nccl_legacy, nccl_resident + nccl_legacy, all_kept - user_kept)},
-          {"user", figures(held.user + held.legacy_user, held.user_resident + held.legacy_user, user_kept)}};
+  json tags = {{"nccl", figures(held.own_device - held.user + nccl_legacy, nccl_resident + nccl_legacy, all_kept - user_kept)},
+               {"user", figures(held.user + held.legacy_user, held.user_resident + held.legacy_user, user_kept)}};
+  for (const auto& [id, of_pool] : MeasurePools(state)) {
+    json& tag = tags[state.pools.at(id).tag];
+    tag = figures(of_pool.own, of_pool.own_resident, Kept(of_pool));
+    tag["lifecycle"] = ToText(state.pools.at(id).lifecycle);
+  }
+  return tags;
 }
 
 std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
@@ -168,6 +180,11 @@ std::string Session::StatisticsText() {
                         Mebibytes(held.user_resident));
   for (const auto& [reason, bytes] : held.kept)
     text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
+  for (const auto& [id, pool] : MeasurePools(state)) {
+    const std::string tag = "tag " + state.pools.at(id).tag;
+    text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
+                        pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
+  }
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));
   const BackupStatistics contents = coordinator_->Contents();

@@ -13,6 +13,7 @@
 
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
+#include "tests/scenarios/rank_checks.h"
 #include "tests/scenarios/rank_process.h"
 
 namespace amem::test {
@@ -58,9 +59,7 @@ class Matrix : public ::testing::Test {
   static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
     for (int device = 0; device < job.ranks(); ++device) {
       const Bytes expected = paused ? 0 : Expected(job, device, replaced) + (replaced ? ExpectedForObject(job, device) : 0);
-      // An owner learns a moment later that an importer dropped its reference.
-      for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
-      EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
+      test::ExpectInUse(job, device, expected, where);
     }
   }
   static bool MemoryIs(const RankProcesses& job, bool replaced) {
@@ -90,15 +89,6 @@ class Matrix : public ::testing::Test {
   }
 
   // ---- what all living ranks do together ----
-  static void AllOk(RankProcesses& job, const Command& command, const std::string& what) {
-    const auto replies = job.All(command);
-    for (int rank = 0; rank < job.ranks(); ++rank) {
-      const auto& reply = replies[static_cast<std::size_t>(rank)];
-      if (reply) {
-        EXPECT_TRUE(reply->ok()) << "rank " << rank << ", " << what << ": " << reply->text.data();
-      }
-    }
-  }
   // All living ranks have the same lifecycle and either all succeeded or all failed. Gives the lifecycle, and the longest time.
   static std::optional<Lifecycle> Agreement(const std::vector<std::optional<Reply>>& replies, bool* all_ok,
                                             std::uint64_t* slowest_ms, const std::string& where) {
@@ -508,7 +498,7 @@ const auto kWhere = ::testing::Values(Where{1, Layout::kDirect}, Where{2, Layout
 #ifdef AMEM_BY_NIGHT
 constexpr std::uint64_t kOfMany = 2;
 #else
-constexpr std::uint64_t kOfMany = 5;
+constexpr std::uint64_t kOfMany = 10;
 #endif
 std::uint64_t StrideFor(int ranks) { return ranks > 2 ? kOfMany * kStride : kStride; }  // of two ranks every point
 #endif

@@ -317,12 +317,14 @@ class Job {
 
 void RunSeed(std::uint64_t seed, Layout layout) {
   seed = FromEnvironment("AMEM_RANDOM_SEED", seed);
-#ifdef AMEM_SANITIZED
+#if defined(__SANITIZE_THREAD__)
+  const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 400);
+#elif defined(AMEM_SANITIZED)
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 1'000);
 #elif defined(AMEM_BY_NIGHT)
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 100'000);
 #else
-  const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 30'000);
+  const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 15'000);
 #endif
   Job job(seed, layout);
   for (std::uint64_t i = 0; i < sequences; ++i) {

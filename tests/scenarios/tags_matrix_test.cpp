@@ -4,7 +4,6 @@
 //
 // The expected memory is computed here from the scenario (rank_process.h), and not taken from AMem's own account.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <map>
@@ -12,6 +11,7 @@
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/postmortem.h"
 #include "replay/job/sessions.h"
+#include "tests/scenarios/rank_checks.h"
 #include "tests/scenarios/rank_process.h"
 
 namespace amem::test {
@@ -26,26 +26,13 @@ class TagMatrix : public ::testing::Test {
  protected:
   static std::unique_ptr<RankProcesses> Start(Op op) {
     auto job = std::make_unique<RankProcesses>(2, Layout::kDirect, 4000U * kSlower, false, true);
-    AllDo(*job, {.op = Op::kFill, .version = kTagVersion}, "fill");
+    AllOk(*job, {.op = Op::kFill, .version = kTagVersion}, "fill");
     if (op == Op::kResumeTag) ExpectOk(job->Do(0, {.op = Op::kPauseTag}), "first pause of the tag");
     return job;
   }
   static void ExpectOk(const std::optional<Reply>& reply, const std::string& what) {
     ASSERT_TRUE(reply.has_value()) << what << ": it died";
     EXPECT_TRUE(reply->ok()) << what << ": " << reply->text.data();
-  }
-  static void AllDo(RankProcesses& job, const Command& command, const std::string& what) {
-    const auto replies = job.All(command);
-    for (int rank = 0; rank < job.ranks(); ++rank) {
-      const auto& reply = replies[static_cast<std::size_t>(rank)];
-      if (reply) {
-        EXPECT_TRUE(reply->ok()) << "rank " << rank << ", " << what << ": " << reply->text.data();
-      }
-    }
-  }
-  static void ExpectInUse(const RankProcesses& job, int device, Bytes expected, const std::string& where) {
-    for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
-    EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
   }
 
   // How many driver calls and appends rank 0 makes when nothing fails.
@@ -162,10 +149,10 @@ class TagMatrix : public ::testing::Test {
     }
     EXPECT_GT(failed, 0U) << "no failure of a call made a pause or resume fail";
     if (op == Op::kResumeTag) ExpectOk(job->Do(0, {.op = Op::kResumeTag}), "last resume");
-    AllDo(*job, {.op = Op::kCheck, .version = kTagVersion}, "check at the end");
-    AllDo(*job, {.op = Op::kFree}, "free");
+    AllOk(*job, {.op = Op::kCheck, .version = kTagVersion}, "check at the end");
+    AllOk(*job, {.op = Op::kFree}, "free");
     ExpectInUse(*job, 0, 0, "all freed");
-    AllDo(*job, {.op = Op::kClose}, "close");
+    AllOk(*job, {.op = Op::kClose}, "close");
     for (const int rank : {0, 1}) EXPECT_EQ(job->Wait(rank), 0);
     Judge(*job, "at the end");
     std::printf("%s: %s, %lu failed\n", NameOfOp(op), fault == Fault::kFailCall ? "a call failed" : "all calls from one on",
@@ -187,16 +174,16 @@ TEST_F(TagMatrix, a_tag_and_nccl_pause_and_resume_in_any_order) {
   auto job = Start(Op::kPauseTag);
   for (const bool tag_first : {true, false}) {
     for (const bool tag_back_first : {true, false}) {
-      AllDo(*job, {.op = tag_first ? Op::kPauseTag : Op::kPause}, "first pause");
+      AllOk(*job, {.op = tag_first ? Op::kPauseTag : Op::kPause}, "first pause");
       ExpectInUse(*job, 0, tag_first ? kNccls : kChunk, "one is paused");
-      AllDo(*job, {.op = tag_first ? Op::kPause : Op::kPauseTag}, "second pause");
+      AllOk(*job, {.op = tag_first ? Op::kPause : Op::kPauseTag}, "second pause");
       ExpectInUse(*job, 0, 0, "both are paused");
-      AllDo(*job, {.op = tag_back_first ? Op::kResumeTag : Op::kResume}, "first resume");
+      AllOk(*job, {.op = tag_back_first ? Op::kResumeTag : Op::kResume}, "first resume");
       ExpectInUse(*job, 0, tag_back_first ? kChunk : kNccls, "one is back");
-      AllDo(*job, {.op = Op::kCheck, .version = kTagVersion}, "check");
-      AllDo(*job, {.op = tag_back_first ? Op::kResume : Op::kResumeTag}, "second resume");
+      AllOk(*job, {.op = Op::kCheck, .version = kTagVersion}, "check");
+      AllOk(*job, {.op = tag_back_first ? Op::kResume : Op::kResumeTag}, "second resume");
       ExpectInUse(*job, 0, kNccls + kChunk, "both are back");
-      AllDo(*job, {.op = Op::kCheck, .version = kTagVersion}, "check");
+      AllOk(*job, {.op = Op::kCheck, .version = kTagVersion}, "check");
     }
   }
 }

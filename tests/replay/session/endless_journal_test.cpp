@@ -44,10 +44,14 @@ std::string ReadOften(const fs::path& journal, const std::atomic<bool>& stop) {
 
 // AMEM_ENDLESS_EVENTS: how many; by night 50 million.
 std::uint64_t HowMany() {
-#ifdef AMEM_SANITIZED
+#if defined(__SANITIZE_THREAD__)
+  constexpr std::uint64_t kEvents = 20'000;
+#elif defined(AMEM_SANITIZED)
   constexpr std::uint64_t kEvents = 50'000;
-#else
+#elif defined(AMEM_BY_NIGHT)
   constexpr std::uint64_t kEvents = 1'000'000;
+#else
+  constexpr std::uint64_t kEvents = 400'000;
 #endif
   const char* wanted = std::getenv("AMEM_ENDLESS_EVENTS");
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kEvents;

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -76,18 +78,23 @@ class PoolsTest : public test::TwoProcesses {
       changed.notify_all();
     }
   };
-  std::shared_ptr<Gate> HoldAt(const std::string& call) const {
+  std::shared_ptr<Gate> HoldAt(const std::string& call) {
     auto gate = std::make_shared<Gate>();
-    a.simulator->SetHook([gate, call](std::string_view name, std::uint64_t) {
-      if (name != call) return 0;
-      std::unique_lock lock(gate->mutex);
-      gate->reached = true;
-      gate->changed.notify_all();
-      gate->changed.wait(lock, [&] { return gate->open; });
+    gates_[call] = gate;
+    a.simulator->SetHook([gates = gates_](std::string_view name, std::uint64_t) {
+      const auto at = gates.find(name);
+      if (at == gates.end()) return 0;
+      std::unique_lock lock(at->second->mutex);
+      at->second->reached = true;
+      at->second->changed.notify_all();
+      at->second->changed.wait(lock, [&] { return at->second->open; });
       return 0;
     });
     return gate;
   }
+
+ private:
+  std::map<std::string, std::shared_ptr<Gate>, std::less<>> gates_;
 };
 
 TEST_F(PoolsTest, a_pause_of_a_tag_gives_its_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
@@ -206,6 +213,14 @@ TEST_F(PoolsTest, where_memory_is_short_chunks_are_smaller_and_then_it_is_an_err
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
+TEST_F(PoolsTest, what_is_taken_in_advance_is_a_sixteenth_of_what_is_free_at_most) {
+  const PoolId pool = Open("weights");
+  Take(pool, 130 * kMiB);
+  Take(pool, 130 * kMiB);
+  Take(pool, kMiB);  // by what the pool holds it would be 128 MiB
+  EXPECT_EQ(a.InUse(), 260 * kMiB + kChunk);
+}
+
 TEST_F(PoolsTest, tags_are_independent_of_each_other_and_of_nccl) {
   const PoolId weights = Open("weights"), cache = Open("cache", PoolPolicy::kDiscard);
   std::byte* const w = Take(weights, 4 * kMiB);
@@ -267,6 +282,50 @@ TEST_F(PoolsTest, several_devices_reach_each_others_memory) {
   EXPECT_EQ(a.simulator->MappingAt(AddressOf(second))->access.size(), 2U);
 }
 
+TEST_F(PoolsTest, a_device_that_joins_while_a_tag_is_paused_reaches_its_memory_after_the_resume) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(paused).ok());
+  Take(running, kMiB, kSecond);
+  ASSERT_TRUE(Resume(paused).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+  // From then on it is as any other access: a pause and a resume bring it back.
+  ASSERT_TRUE(Pause(paused).ok());
+  ASSERT_TRUE(Resume(paused).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(a.session->CopyState().broken.empty());
+}
+
+TEST_F(PoolsTest, a_device_that_joins_during_a_pause_that_is_undone_reaches_the_memory) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  const auto gate = HoldAt("Synchronize");
+  ASSERT_TRUE(pools().Pause(paused, {.wait = false}).ok());
+  gate->AwaitReached();
+  ASSERT_TRUE(a.simulator->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  Take(running, kMiB, kSecond);
+  gate->Open();
+  EXPECT_FALSE(pools().Wait(paused).ok());
+  EXPECT_EQ(StateOf(paused), "resident");
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+}
+
+TEST_F(PoolsTest, a_stream_waits_for_the_end_of_a_resume_when_a_device_has_joined_meanwhile) {
+  const PoolId paused = Open("weights"), running = Open("cache");
+  std::byte* const part = Take(paused, kMiB, kDevice);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(paused).ok());
+  Take(running, kMiB, kSecond);
+  ASSERT_TRUE(pools().Resume(paused, {.wait = false}).ok());
+  ASSERT_TRUE(pools().WaitOn(paused, nullptr).ok());
+  EXPECT_EQ(a.simulator->MappingAt(AddressOf(part))->access.size(), 2U);
+  ASSERT_TRUE(pools().Wait(paused).ok());
+}
+
 TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
@@ -281,6 +340,31 @@ TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_TRUE(Holds(part, kMiB, 1));
   EXPECT_TRUE(a.session->Release(retained).ok());
+}
+
+TEST_F(PoolsTest, what_a_card_may_have_written_to_while_the_tag_was_paused_is_not_given_back_by_an_undo) {
+  const PoolId pool = Open("weights");
+  std::byte* const shared = Take(pool, kMiB);
+  std::byte* const other = Take(pool, 130 * kMiB);
+  Fill(shared, kMiB, 1);
+  Fill(other, 130 * kMiB, 2);
+  // The card comes when the pause is planned already, so the contents of the chunk that stays are saved.
+  const auto gate = HoldAt("Synchronize");
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
+  gate->AwaitReached();
+  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(shared), kMiB, "ibv_reg_mr"}));
+  gate->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  ASSERT_EQ(a.InUse(), kChunk) << "the chunk that the card uses stays";
+  a.session->Note(Deregistered{AddressOf(shared), kMiB});
+  a.simulator->SetHook({});
+  ASSERT_TRUE(a.simulator->FailNext("Create", 1, cuda::kOutOfMemory).ok());
+  EXPECT_FALSE(Resume(pool).ok());
+  EXPECT_EQ(StateOf(pool), "paused");
+  EXPECT_EQ(a.InUse(), kChunk) << "it went, and what comes back is older than what the card wrote";
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(shared, kMiB, 1));
+  EXPECT_TRUE(Holds(other, 130 * kMiB, 2));
 }
 
 TEST_F(PoolsTest, memory_by_tag_is_json) {
@@ -307,6 +391,17 @@ TEST_F(PoolsTest, memory_by_tag_is_json) {
 }
 
 // ---- failures --------------------------------------------------------------------------------------------------------------
+
+TEST_F(PoolsTest, statistics_list_tags) {
+  const PoolId pool = Open("weights");
+  Take(pool, 3 * kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto tag = nlohmann::json::parse(a.session->StatisticsJson())["tags"]["weights"];
+  EXPECT_EQ(tag, (nlohmann::json{{"bytes", kChunk}, {"released_bytes", kChunk}, {"kept_bytes", 0}, {"lifecycle", "paused"}}));
+  const std::string text = a.session->StatisticsText();
+  EXPECT_NE(text.find("  tag weights          32 MiB in 1 chunks, 0 MiB of it on the device now, paused\n"), std::string::npos)
+      << text;
+}
 
 TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_lost) {
   const PoolId pool = Open("weights");
@@ -460,8 +555,8 @@ TEST_F(PoolsTest, what_is_asked_of_one_tag_is_done_in_that_order) {
 }
 
 TEST_F(PoolsTest, the_highest_priority_comes_first) {
-  const PoolId first = Open("first"), low = Open("low"), high = Open("high");
-  for (const PoolId pool : {first, low, high}) {
+  const PoolId first = Open("first"), low = Open("low"), as_low = Open("as low"), high = Open("high");
+  for (const PoolId pool : {first, low, as_low, high}) {
     Take(pool, kMiB)[0] = std::byte{1};
     ASSERT_TRUE(Pause(pool).ok());
   }
@@ -469,15 +564,16 @@ TEST_F(PoolsTest, the_highest_priority_comes_first) {
   ASSERT_TRUE(pools().Resume(first, {.wait = false}).ok());
   gate->AwaitReached();
   ASSERT_TRUE(pools().Resume(low, {.wait = false, .priority = -1}).ok());
+  ASSERT_TRUE(pools().Resume(as_low, {.wait = false, .priority = -1}).ok());
   ASSERT_TRUE(pools().Resume(high, {.wait = false, .priority = 5}).ok());
   gate->Open();
-  for (const PoolId pool : {first, low, high}) ASSERT_TRUE(pools().Wait(pool).ok());
+  for (const PoolId pool : {first, low, as_low, high}) ASSERT_TRUE(pools().Wait(pool).ok());
   std::vector<PoolId> done;
   for (const Event& event : a.journal->events) {
     const auto* end = std::get_if<CycleDone>(&event.body);
     if (end != nullptr && end->kind == CycleKind::kResume) done.push_back(end->pool);
   }
-  EXPECT_EQ(done, (std::vector<PoolId>{first, high, low}));
+  EXPECT_EQ(done, (std::vector<PoolId>{first, high, low, as_low})) << "of equals in the order of asking";
 }
 
 TEST_F(PoolsTest, memory_that_is_freed_during_a_pause_is_given_back_at_its_end) {
@@ -495,6 +591,26 @@ TEST_F(PoolsTest, memory_that_is_freed_during_a_pause_is_given_back_at_its_end) 
   EXPECT_TRUE(a.session->CopyState().allocations.empty());
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, memory_that_is_being_freed_when_a_pause_begins_is_given_back_at_its_end) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 130 * kMiB);
+  memory[0] = std::byte{1};
+  const auto stream = HoldAt("AwaitStream"), copies = HoldAt("CopyToHost");
+  Status freed;
+  std::thread freeing([&] { freed = Give(memory); });
+  stream->AwaitReached();
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false, .after = nullptr}).ok());
+  copies->AwaitReached();
+  stream->Open();
+  freeing.join();
+  EXPECT_TRUE(freed.ok()) << freed.message();
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "the pause has it in its plan";
+  copies->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_TRUE(a.session->CopyState().allocations.empty());
+  EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
 TEST_F(PoolsTest, memory_is_allocated_after_a_resume_that_is_under_way) {
@@ -574,6 +690,19 @@ TEST_F(PoolsTest, cycles_of_several_tags_and_of_nccl_run_side_by_side) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
   EXPECT_TRUE(Holds(nccl, k2M, 2));
+}
+
+TEST_F(PoolsTest, all_pools_together_keep_no_more_host_memory_than_is_asked_for) {
+  const PoolId one = Open("one"), two = Open("two");
+  for (const PoolId pool : {one, two}) {
+    Fill(Take(pool, 64 * kMiB), 64 * kMiB, 1);
+    ASSERT_TRUE(Pause(pool).ok());
+    ASSERT_TRUE(Resume(pool).ok());
+  }
+  const auto pinned = [&] { return pools().Stand()[0].pinned_bytes + pools().Stand()[1].pinned_bytes; };
+  ASSERT_GE(pinned(), 128 * kMiB);
+  pools().Trim(64 * kMiB);
+  EXPECT_LE(pinned(), 64 * kMiB);
 }
 
 TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {

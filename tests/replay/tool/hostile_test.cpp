@@ -40,8 +40,14 @@ constexpr const char* kCommands[] = {"why",
                                      "pack -o $S/again.amem"};
 #ifdef AMEM_SANITIZED
 constexpr long kMore = 8;  // what a sanitizer takes besides
+constexpr std::uint64_t kManyEvents = 20'000;
 #else
 constexpr long kMore = 1;
+#ifdef AMEM_BY_NIGHT
+constexpr std::uint64_t kManyEvents = 150'000;
+#else
+constexpr std::uint64_t kManyEvents = 60'000;
+#endif
 #endif
 
 // A pack written by hand.
@@ -158,7 +164,7 @@ TEST_F(Hostile, a_pack_of_many_small_events_stays_within_the_budget) {
   pack.Session(0xa11ce);
   Story story(0xa11ce, 0, &clock);
   pack.Event(story.events()[0]);
-  for (std::uint64_t i = 2; i < (kMore == 1 ? 150'000 : 20'000); ++i)
+  for (std::uint64_t i = 2; i < kManyEvents; ++i)
     pack.Event({SequenceNumber{i}, clock, 1, HostAllocated{Address{i << 12}, 4096, 0, false}});
   pack.Write(scratch_ / "many.amem");
   WithinBudget(scratch_ / "many.amem");

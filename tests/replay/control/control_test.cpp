@@ -189,7 +189,7 @@ TEST(Control, a_pause_outlives_its_tool_and_any_other_resumes_it) {
 // The tool is killed after every length of time up to the one that a pause and a resume take. Whatever it had done, the ranks
 // run on or are paused together, and the next tool brings them back.
 TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resumed) {
-  Ranks ranks(3, true);
+  Ranks ranks(3);
   int paused = 0, running = 0;
   for (int kill = 0; kill < kKills; ++kill) {
     const pid_t tool = ::fork();

@@ -1,12 +1,14 @@
 #include "replay/control/rank_control.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "journal/base/clock.h"
 
 namespace amem::control {
 namespace {
 
+constexpr int kTries = 20;
 constexpr std::chrono::milliseconds kSlice{100};  // how soon the death of the tool is seen
 
 Stage StageOf(const Page& page) {
@@ -23,8 +25,10 @@ bool RankControl::ToolLives() const {
 bool RankControl::Serve(std::uint64_t step, bool return_soon) {
   std::unique_lock serving(serving_, std::defer_lock);
   // Another thread may be inside for as long as the job is paused.
-  while (!serving.try_lock_for(kSlice))
-    if (return_soon) return false;
+  for (int tries = 0; !serving.try_lock(); ++tries) {
+    if (return_soon && tries >= kTries) return false;
+    std::this_thread::sleep_for(kSlice / kTries);
+  }
   for (;;) {
     const std::uint32_t ticket = page_->bell.Ticket();
     const Next next = Look(step);

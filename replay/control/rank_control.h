@@ -79,7 +79,7 @@ class RankControl {
 
   MappedPage page_;
   Actions& actions_;
-  std::timed_mutex serving_;  // over all below: one thread does what is asked
+  std::mutex serving_;  // over all below: one thread does what is asked
   Mode mode_ = Mode::kIdle;
   std::uint64_t about_ = 0;                 // the request of kWaiting and kPaused
   std::atomic<std::uint64_t> settled_ = 0;  // nothing more is to be done about this one

@@ -117,7 +117,7 @@ TEST(Control, a_rank_that_dies_while_it_is_asked_is_named_and_the_others_go_on) 
 }
 
 TEST(Control, a_pause_that_fails_leaves_every_rank_as_it_was_and_is_told) {
-  Ranks ranks(3);
+  Ranks ranks(3, true);
   for (const test::Fails fails : {test::kPauseTagsFails, test::kPauseNcclFails}) {
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok());
@@ -138,7 +138,7 @@ TEST(Control, a_pause_that_fails_leaves_every_rank_as_it_was_and_is_told) {
 }
 
 TEST(Control, a_resume_that_fails_leaves_all_paused_and_can_be_tried_again) {
-  Ranks ranks(3);
+  Ranks ranks(3, true);
   for (const test::Fails fails : {test::kResumeTagsFails, test::kResumeNcclFails}) {
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok());
@@ -170,7 +170,7 @@ TEST(Control, a_second_tool_is_told_who_is_at_work) {
 }
 
 TEST(Control, a_pause_outlives_its_tool_and_any_other_resumes_it) {
-  Ranks ranks(3);
+  Ranks ranks(3, true);
   {
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok());

@@ -36,28 +36,79 @@ void* OpenNvml() {
   return library;
 }
 
-std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid) {
+namespace {
+
+struct MemoryNumbers {  // nvmlMemory_t
+  unsigned long long total, free, used;
+};
+constexpr unsigned kUuidLength = 96;
+
+struct NvmlCalls {
   int (*init)() = nullptr;
   int (*shutdown)() = nullptr;
   int (*by_uuid)(const char*, void**) = nullptr;
   int (*processes)(void*, unsigned*, ProcessInfo*) = nullptr;
-  if (library == nullptr || !Find(library, "nvmlInit_v2", init) || !Find(library, "nvmlShutdown", shutdown) ||
-      !Find(library, "nvmlDeviceGetHandleByUUID", by_uuid) ||
-      !Find(library, "nvmlDeviceGetComputeRunningProcesses_v3", processes) || init() != kSuccess) {
-    return {};
-  }
+};
+
+// Initialised; the caller shuts it down, which is counted, so that others in this process that use it are not disturbed.
+bool StartNvml(void* library, NvmlCalls& calls) {
+  return library != nullptr && Find(library, "nvmlInit_v2", calls.init) && Find(library, "nvmlShutdown", calls.shutdown) &&
+         Find(library, "nvmlDeviceGetHandleByUUID", calls.by_uuid) &&
+         Find(library, "nvmlDeviceGetComputeRunningProcesses_v3", calls.processes) && calls.init() == kSuccess;
+}
+
+bool ListHolders(const NvmlCalls& calls, void* device, std::vector<MemoryHolder>& holders) {
   std::vector<ProcessInfo> found(kProcessesMax);
   auto count = kProcessesMax;
-  void* device = nullptr;
-  if (by_uuid(uuid.c_str(), &device) != kSuccess || processes(device, &count, found.data()) != kSuccess) count = 0;
-  shutdown();  // counted: others in this process that use it are not disturbed
+  if (calls.processes(device, &count, found.data()) != kSuccess) return false;
   found.resize(std::min(count, kProcessesMax));
-  std::vector<MemoryHolder> holders;
   for (const ProcessInfo& process : found) {
     const bool known = process.used_bytes != ~0ULL;
     holders.push_back({static_cast<std::int32_t>(process.pid), known ? process.used_bytes : 0, ProgramOf(process.pid)});
   }
+  return true;
+}
+
+}  // namespace
+
+std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid) {
+  NvmlCalls calls;
+  if (!StartNvml(library, calls)) return {};
+  std::vector<MemoryHolder> holders;
+  void* device = nullptr;
+  if (calls.by_uuid(uuid.c_str(), &device) == kSuccess) ListHolders(calls, device, holders);
+  calls.shutdown();
   return holders;
+}
+
+std::vector<GpuInUse> GpusByNvml(void* library) {
+  int (*count_of)(unsigned*) = nullptr;
+  int (*by_index)(unsigned, void**) = nullptr;
+  int (*uuid_of)(void*, char*, unsigned) = nullptr;
+  int (*memory_of)(void*, MemoryNumbers*) = nullptr;
+  NvmlCalls calls;
+  if (library == nullptr || !Find(library, "nvmlDeviceGetCount_v2", count_of) ||
+      !Find(library, "nvmlDeviceGetHandleByIndex_v2", by_index) || !Find(library, "nvmlDeviceGetUUID", uuid_of) ||
+      !Find(library, "nvmlDeviceGetMemoryInfo", memory_of) || !StartNvml(library, calls)) {
+    return {};
+  }
+  std::vector<GpuInUse> gpus;
+  unsigned count = 0;
+  if (count_of(&count) != kSuccess) count = 0;
+  for (unsigned index = 0; index < count; ++index) {
+    void* device = nullptr;
+    char uuid[kUuidLength] = {};
+    MemoryNumbers memory{};
+    if (by_index(index, &device) != kSuccess || uuid_of(device, uuid, kUuidLength) != kSuccess ||
+        memory_of(device, &memory) != kSuccess) {
+      continue;  // lost, or of another user's MIG instance
+    }
+    GpuInUse gpu{.uuid = uuid, .memory = {.free = memory.free, .total = memory.total}, .holders = {}};
+    gpu.holders_known = ListHolders(calls, device, gpu.holders);
+    gpus.push_back(std::move(gpu));
+  }
+  calls.shutdown();
+  return gpus;
 }
 
 }  // namespace amem

@@ -14,4 +14,15 @@ void* OpenNvml();
 // Empty where `library` is null or does not answer. `uuid` as in CudaDriver::DeviceUuid: "GPU-...".
 std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid);
 
+
+// A GPU of this machine, whether or not CUDA shows it to this process.
+struct GpuInUse {
+  std::string uuid;
+  MemoryInfo memory;
+  bool holders_known = false;  // NVML told who holds it; in a container it may not see the processes
+  std::vector<MemoryHolder> holders;
+};
+// By NVML's index; empty where `library` is null or does not answer.
+std::vector<GpuInUse> GpusByNvml(void* library);
+
 }  // namespace amem

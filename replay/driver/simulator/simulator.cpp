@@ -81,11 +81,14 @@ std::string_view Simulator::WhyNotEntered() const {
 }
 
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
-  return ordinal >= 0 && static_cast<std::size_t>(ordinal) < visible_.size() ? visible_[static_cast<std::size_t>(ordinal)] : -1;
+  if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= visible_.size()) return -1;
+  return world_->DeviceNow(member_, visible_[static_cast<std::size_t>(ordinal)]);
 }
 
 std::int32_t Simulator::OrdinalOf(std::int32_t world_device) const {
-  const auto at = std::find(visible_.begin(), visible_.end(), world_device);
+  const auto at = std::find_if(visible_.begin(), visible_.end(), [&](std::int32_t visible) {
+    return world_->DeviceNow(member_, visible) == world_device;
+  });
   return at == visible_.end() ? -1 : static_cast<std::int32_t>(at - visible_.begin());
 }
 

@@ -183,6 +183,7 @@ class Simulator final : public Driver {
   [[nodiscard]] std::set<DeviceOrdinal> ContextsOpened() const;
   [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // so far, those that failed counted in
   [[nodiscard]] const std::shared_ptr<SimulatorWorld>& world() const { return world_; }
+  [[nodiscard]] std::uint32_t member() const { return member_; }  // of that world
 
   // The nth next call of that name (1: the very next) fails with `result` and does nothing. kInvalid: there is no such call.
   Status FailNext(std::string_view call, std::uint64_t nth, int result);

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "replay/driver/simulator/memory_key.h"
@@ -73,6 +74,30 @@ class SimulatorWorld {
   int Unbind(std::uint32_t member, Key multicast, std::int32_t device, Bytes offset, Bytes bytes);
   [[nodiscard]] std::vector<Binding> Bindings(Key multicast);  // by device and offset
 
+  // ---- the driver's checkpoint of a process (world_checkpoint.cpp), by any process of the world on any other
+  enum class ProcessState : std::uint32_t { kRunning, kLocked, kCheckpointed, kFailed };
+  struct DevicePair {
+    std::int32_t from = 0, to = 0;
+  };
+  // Around each driver call of the member: waits until its process may make calls. False: its process is lost (kFailed).
+  bool EnterCall(std::uint32_t member);
+  void LeaveCall(std::uint32_t member);
+  void SetBusy(std::uint32_t member, bool busy);            // its work does not end, so that it cannot be locked
+  std::optional<ProcessState> StateOf(std::int32_t pid);    // nothing: no member is of that process
+  int LockProcess(std::int32_t pid, std::uint32_t timeout_ms);  // CUresult, as those below; 0: no timeout
+  // Its memory is no longer counted to the devices. Succeeds although memory is shared with other processes, as measured.
+  int CheckpointProcess(std::int32_t pid);
+  // Of a process that shared memory at its checkpoint: NOT_SUPPORTED, and it is lost, as measured. OUT_OF_MEMORY where a
+  // device lacks room, and the process stays as it was. Pairs, if any, must name every device that it had memory on.
+  int RestoreProcess(std::int32_t pid, std::span<const DevicePair> pairs);
+  int UnlockProcess(std::int32_t pid);
+  [[nodiscard]] std::int32_t DeviceNow(std::uint32_t member, std::int32_t device) const;  // where a restore put it
+  struct Use {
+    std::int32_t pid = 0;
+    Bytes bytes = 0;
+  };
+  [[nodiscard]] std::vector<Use> UsesOf(std::int32_t device);  // by process that holds memory there now
+
   [[nodiscard]] Bytes InUse(std::int32_t device);
   [[nodiscard]] std::uint32_t Members();  // attached and alive
 
@@ -82,6 +107,7 @@ class SimulatorWorld {
  private:
   struct Table;
   class Guard;
+  struct OfProcess;
   SimulatorWorld(Table* table) : table_(table) {}  // NOLINT(google-explicit-constructor)
 
   Table* table_;

@@ -17,11 +17,16 @@
 namespace amem {
 
 inline constexpr std::uint64_t kWorldMagic = 0x616d656d2d73696dULL;  // "amem-sim"
-inline constexpr std::uint64_t kWorldVersion = 2;
+inline constexpr std::uint64_t kWorldVersion = 3;
 
 struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left
   std::uint64_t start_time;
+  std::uint32_t state;     // SimulatorWorld::ProcessState; by std::atomic_ref, as are the next two
+  std::uint32_t in_calls;  // driver calls under way
+  std::uint32_t busy;      // its work does not end
+  std::uint32_t shared;    // at its checkpoint it shared memory with another process
+  std::array<std::int16_t, 64> moved;  // by device, one more than the device that a restore put in its place; 0: none
 };
 
 struct WorldEntry {
@@ -29,6 +34,7 @@ struct WorldEntry {
   std::uint64_t bytes;
   std::int32_t device;
   std::uint32_t exported;
+  std::uint32_t away;  // of a process that is checkpointed, so that it takes no room on the device
   std::array<std::uint16_t, SimulatorWorld::kMembers> references;
 };
 
@@ -124,6 +130,7 @@ struct SimulatorWorld::Table {
     entry.bytes = bytes;
     entry.device = device;
     entry.exported = 0;
+    entry.away = 0;
     entry.references.fill(0);
     entry.references[member] = 1;
     entry.id.store(entry_id);
@@ -171,7 +178,7 @@ struct SimulatorWorld::Table {
     const std::uint64_t entry_id = entry.id.load();
     entry.id.store(0);
     ForgetMulticast(entry_id);
-    if (entry.device >= 0) used[entry.device] -= entry.bytes;
+    if (entry.device >= 0 && entry.away == 0) used[entry.device] -= entry.bytes;
     if (index < first_free) first_free = index;
     while (end > 0 && entries[end - 1].id.load() == 0) --end;
   }
@@ -245,7 +252,7 @@ struct SimulatorWorld::Table {
         continue;
       }
       if (entry.id.load() >= next_id) next_id = entry.id.load() + 1;
-      if (entry.device >= 0) used[entry.device] += entry.bytes;
+      if (entry.device >= 0 && entry.away == 0) used[entry.device] += entry.bytes;
       if (!Referenced(entry)) ++lingering;
       end = i + 1;
     }

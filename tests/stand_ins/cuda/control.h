@@ -7,6 +7,7 @@
 //   CUDA_VISIBLE_DEVICES   as with CUDA, by number
 //   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs; hang-unmap: cuMemUnmap
 //                          never returns, as behind a GPU that hangs
+//   STAND_IN_AT            "CALL,NTH,ACTION": stand_in_cuda_at with these, at the first call
 //   STAND_IN_LOOK_UPS      a file: each cuGetProcAddress adds a line to it, "NAME VERSION LIBRARY", where the library is
 //                          the caller's; and a name that the stand-in does not have gets a function that answers
 //                          CUDA_ERROR_NOT_SUPPORTED, because a stock NCCL goes no further without it
@@ -34,7 +35,8 @@ void stand_in_cuda_set_busy(void* context, int busy);
 // such action.
 int stand_in_cuda_do(const char* action);
 // The same in the nth next call of that name; "*" stands for all names, "Create|Map" for two. Besides the simulator's names
-// there are "Copy", "Query" (of a stream or event) and "HostRegister". Also "fail=2" (that call answers 2), and "fail-all=2"
+// there are "Copy", "Query" (of a stream or event) and "HostRegister", and "CheckpointState",
+// "CheckpointLock", "CheckpointTake", "CheckpointRestore" and "CheckpointUnlock". Also "fail=2" (that call answers 2), and "fail-all=2"
 // (so do all that follow). The last of these calls counts.
 int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* action);
 // Everything that this process holds, as text; valid until the thread's next call.

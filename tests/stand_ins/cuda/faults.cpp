@@ -87,7 +87,8 @@ CUDA_CALL int stand_in_cuda_do(const char* action) {
 }
 
 CUDA_CALL int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* text) {
-  STARTED_OR_RETURN(stand_in);
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  if (stand_in == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   const auto action = amem::stand_in::ParseAction(text);
   const bool fails = action.name == "fail" || action.name == "fail-all";
   if (!fails && amem::stand_in::SignalOf(action.name) == 0 && action.name != "exit" && action.name != "_exit" &&
@@ -100,4 +101,11 @@ CUDA_CALL int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* 
   amem::stand_in::g_fault = fault;
   stand_in->simulator->SetHook([](std::string_view called, std::uint64_t) { return amem::stand_in::AskFault(called); });
   return 0;
+}
+
+bool amem::stand_in::PlanFault(std::string_view text) {
+  const auto first = text.find(','), second = text.find(',', first + 1);
+  if (first == std::string_view::npos || second == std::string_view::npos) return false;
+  const std::string call(text.substr(0, first)), nth(text.substr(first + 1)), action(text.substr(second + 1));
+  return stand_in_cuda_at(call.c_str(), std::strtoull(nth.c_str(), nullptr, 10), action.c_str()) == 0;
 }

@@ -69,6 +69,9 @@ void* NoteLookUp(const char* symbol, int version, const void* caller, void* foun
 // What stand_in_cuda_at wants of this call, of which the simulator does not know: 0, or what the call is to answer.
 int AskFault(std::string_view call);
 
+// STAND_IN_AT: "CheckpointLock,2,fail=600", as the arguments of stand_in_cuda_at. False: it cannot be read.
+bool PlanFault(std::string_view text);
+
 CUresult Result(const Status& status);
 AllocationProperties FromCuda(const CUmemAllocationProp& prop);
 CUmemAllocationProp ToCuda(const AllocationProperties& properties);
@@ -77,9 +80,25 @@ inline Address At(CUdeviceptr pointer) { return Address{pointer}; }
 
 }  // namespace amem::stand_in
 
+namespace amem::stand_in {
+// A driver call while it runs: while the process is locked or checkpointed, none begins. Calls within calls are one.
+class InCall {
+ public:
+  InCall();
+  ~InCall();
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+  [[nodiscard]] StandIn* get() const { return stand_in_; }  // null: as Get(), or a restore has failed
+
+ private:
+  StandIn* stand_in_;
+};
+}  // namespace amem::stand_in
+
 // The first lines of almost every call.
-#define STARTED_OR_RETURN(name)                                \
-  amem::stand_in::StandIn* const name = amem::stand_in::Get(); \
+#define STARTED_OR_RETURN(name)                       \
+  const amem::stand_in::InCall name##_call;           \
+  amem::stand_in::StandIn* const name = name##_call.get(); \
   if (name == nullptr) return CUDA_ERROR_NOT_INITIALIZED
 #define CONTEXT_OR_RETURN(name)                     \
   const int name = amem::stand_in::CurrentDevice(); \

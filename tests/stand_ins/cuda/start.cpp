@@ -90,6 +90,10 @@ CUresult Start() {
   }
   started_by = getpid();
   started = stand_in.release();
+  if (const char* fault = std::getenv("STAND_IN_AT"); fault != nullptr && !PlanFault(fault)) {
+    Complain(std::string("STAND_IN_AT='") + fault + "' is not CALL,NTH,ACTION");
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -212,6 +216,7 @@ CUDA_CALL void stand_in_cuda_set_busy(void* context, int busy) {
   if (stand_in == nullptr) return;
   const std::lock_guard lock(stand_in->mutex);
   stand_in->busy[static_cast<CUcontext>(context)] = busy;
+  stand_in->simulator->world()->SetBusy(stand_in->simulator->member(), busy != 0);
 }
 
 CUDA_CALL const char* stand_in_cuda_dump() {

@@ -1,0 +1,63 @@
+// The driver's checkpoint of a process, as one process asks it of another: locked, its GPU memory moved to host memory of its own,
+// and back at the same addresses. CUDA alone has it (cuda/checkpoint.h); tests have fakes.
+//
+// RUNNING -> LOCKED -> CHECKPOINTED -> LOCKED -> RUNNING, and FAILED, from which there is no way back. All calls may be made from
+// any thread, for several processes at once. A failure is Code::kDriver with the driver's CUresult, and names the remedy where
+// there is one; unless the state is FAILED afterwards, nothing has changed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+// CUprocessState, with its numbers.
+enum class CheckpointState : std::uint8_t { kRunning = 0, kLocked, kCheckpointed, kFailed };
+constexpr std::string_view ToText(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::kRunning:
+      return "running";
+    case CheckpointState::kLocked:
+      return "locked";
+    case CheckpointState::kCheckpointed:
+      return "checkpointed";
+    case CheckpointState::kFailed:
+      break;
+  }
+  return "failed";
+}
+
+// What was on the GPU `from` comes back on `to`; UUIDs, "GPU-...".
+struct GpuPair {
+  std::string from, to;
+  friend bool operator==(const GpuPair&, const GpuPair&) = default;
+};
+
+class Checkpointer {
+ public:
+  virtual ~Checkpointer() = default;
+  // "CUDA 13.0"; for the record.
+  [[nodiscard]] virtual std::string Version() const = 0;
+  // Whether Restore takes pairs.
+  [[nodiscard]] virtual bool TakesPairs() const = 0;
+  // The UUIDs of the GPUs that this process sees, by CUDA's ordinal.
+  virtual Result<std::vector<std::string>> Gpus() = 0;
+
+  virtual Result<CheckpointState> State(pid_t pid) = 0;
+  // Waits until the process's driver calls and its work on GPUs have ended. kTimeout: they did not; it runs as before.
+  virtual Status Lock(pid_t pid, std::chrono::milliseconds timeout) = 0;
+  virtual Status Checkpoint(pid_t pid) = 0;
+  // Pairs, if any, must name every GPU that the process uses.
+  virtual Status Restore(pid_t pid, std::span<const GpuPair> pairs) = 0;
+  virtual Status Unlock(pid_t pid) = 0;
+};
+
+}  // namespace amem

@@ -1,0 +1,214 @@
+#include "replay/driver/cuda/checkpoint.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "replay/driver/driver.h"
+#include "replay/driver/result_names.h"
+
+namespace amem {
+namespace {
+
+constexpr int kVersionWithPairs = 13000;  // before, the place of the pairs in the arguments was reserved
+
+// Declared here because the header of an older toolkit does not have them; the layouts are cuda.h's of CUDA 13, which differ from
+// those of 12.8 only in what was reserved and zero.
+struct LockArguments {
+  unsigned timeout_ms, reserved0;
+  std::uint64_t reserved1[7];
+};
+struct PairArgument {
+  CUuuid from, to;
+};
+struct RestoreArguments {
+  PairArgument* pairs;
+  unsigned count;
+  char reserved[52 - sizeof(PairArgument*)];
+  std::uint64_t reserved1;
+};
+static_assert(sizeof(LockArguments) == 64 && sizeof(RestoreArguments) == 72);
+
+struct CheckpointCalls {
+  CUresult (*init)(unsigned) = nullptr;
+  CUresult (*version)(int*) = nullptr;
+  CUresult (*device_count)(int*) = nullptr;
+  CUresult (*device_get)(CUdevice*, int) = nullptr;
+  CUresult (*uuid)(CUuuid*, CUdevice) = nullptr;
+  CUresult (*state)(int, int*) = nullptr;
+  CUresult (*lock)(int, LockArguments*) = nullptr;
+  CUresult (*checkpoint)(int, void*) = nullptr;
+  CUresult (*restore)(int, RestoreArguments*) = nullptr;
+  CUresult (*unlock)(int, void*) = nullptr;
+};
+
+std::string UuidText(const CUuuid& uuid) {
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return text;
+}
+
+bool ReadUuid(std::string_view text, CUuuid& uuid) {
+  if (!text.starts_with("GPU-")) return false;
+  std::size_t nibble = 0;
+  std::array<unsigned char, sizeof uuid.bytes> bytes{};
+  for (const char c : text.substr(4)) {
+    if (c == '-') continue;
+    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (value < 0 || nibble == 2 * bytes.size()) return false;
+    bytes[nibble / 2] = static_cast<unsigned char>(bytes[nibble / 2] << 4 | value);
+    ++nibble;
+  }
+  std::memcpy(uuid.bytes, bytes.data(), bytes.size());
+  return nibble == 2 * bytes.size();
+}
+
+// What can be done about an answer that these calls are known to give; empty: nothing is known.
+std::string_view RemedyOf(int result) {
+  switch (result) {
+    case cuda::kInvalidValue:
+      return "; either the process uses no CUDA, or it is another user's or in a container that this program cannot look into: "
+             "run amem as the job's user, where the job runs";
+    case cuda::kNotPermitted:
+      return "; run amem as the job's user, or as one who may trace it (CAP_SYS_PTRACE, /proc/sys/kernel/yama/ptrace_scope)";
+    case cuda::kIllegalState:
+      return "; another program (cuda-checkpoint?) locks or unlocks the process at the same time";
+    case cuda::kNotSupported:
+      return "; the driver cannot take this process: it shares GPU memory with another, or uses what a checkpoint does not cover";
+    case cuda::kOutOfMemory:
+      return "; host or GPU memory is short";
+    default:
+      return "";
+  }
+}
+
+class CudaCheckpointer final : public Checkpointer {
+ public:
+  CudaCheckpointer(const CheckpointCalls& calls, int version) : calls_(calls), version_(version) {}
+
+  [[nodiscard]] std::string Version() const override {
+    return fmt::format("CUDA {}.{}", version_ / 1000, version_ % 1000 / 10);
+  }
+  [[nodiscard]] bool TakesPairs() const override { return version_ >= kVersionWithPairs; }
+
+  Result<std::vector<std::string>> Gpus() override {
+    int count = 0;
+    AMEM_TRY(Said(calls_.device_count(&count), "cuDeviceGetCount"));
+    std::vector<std::string> uuids;
+    for (int ordinal = 0; ordinal < count; ++ordinal) {
+      CUdevice device = 0;
+      CUuuid uuid{};
+      AMEM_TRY(Said(calls_.device_get(&device, ordinal), "cuDeviceGet"));
+      AMEM_TRY(Said(calls_.uuid(&uuid, device), "cuDeviceGetUuid"));
+      uuids.push_back(UuidText(uuid));
+    }
+    return uuids;
+  }
+
+  Result<CheckpointState> State(pid_t pid) override {
+    int state = 0;
+    AMEM_TRY(Said(calls_.state(pid, &state), fmt::format("cuCheckpointProcessGetState pid {}", pid)));
+    if (state < 0 || state > static_cast<int>(CheckpointState::kFailed)) {
+      return Status(Code::kUnsupported, fmt::format("cuCheckpointProcessGetState pid {}: an unknown state, {}", pid, state));
+    }
+    return static_cast<CheckpointState>(state);
+  }
+
+  Status Lock(pid_t pid, std::chrono::milliseconds timeout) override {
+    LockArguments arguments{};
+    // Zero would mean that it may take for ever.
+    arguments.timeout_ms = static_cast<unsigned>(std::clamp<std::int64_t>(timeout.count(), 1, 24 * 3'600'000));
+    const CUresult result = calls_.lock(pid, &arguments);
+    if (result == CUDA_ERROR_NOT_READY) {
+      return {Code::kTimeout,
+              fmt::format("cuCheckpointProcessLock pid {}: its driver calls and its work on the GPU did not end within {} ms", pid,
+                          arguments.timeout_ms),
+              result};
+    }
+    return Said(result, fmt::format("cuCheckpointProcessLock pid {}", pid));
+  }
+
+  Status Checkpoint(pid_t pid) override {
+    return Said(calls_.checkpoint(pid, nullptr), fmt::format("cuCheckpointProcessCheckpoint pid {}", pid));
+  }
+
+  Status Restore(pid_t pid, std::span<const GpuPair> pairs) override {
+    if (!pairs.empty() && !TakesPairs()) {
+      return {Code::kUnsupported, "restore onto other GPUs needs a driver of CUDA 13 (580) or newer; this is " + Version()};
+    }
+    std::vector<PairArgument> given(pairs.size());
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      if (!ReadUuid(pairs[i].from, given[i].from) || !ReadUuid(pairs[i].to, given[i].to)) {
+        return {Code::kInvalid, fmt::format("\"{}={}\" are no UUIDs of GPUs", pairs[i].from, pairs[i].to)};
+      }
+    }
+    RestoreArguments arguments{};
+    arguments.pairs = given.data();
+    arguments.count = static_cast<unsigned>(given.size());
+    const CUresult result = calls_.restore(pid, pairs.empty() ? nullptr : &arguments);
+    return Said(result, fmt::format("cuCheckpointProcessRestore pid {}", pid));
+  }
+
+  Status Unlock(pid_t pid) override {
+    return Said(calls_.unlock(pid, nullptr), fmt::format("cuCheckpointProcessUnlock pid {}", pid));
+  }
+
+ private:
+  static Status Said(CUresult result, const std::string& tried) {
+    if (result == CUDA_SUCCESS) return {};
+    const int number = result;
+    const std::string_view name = CudaErrorName(number);
+    return {CodeOfResult(number),
+            fmt::format("{}: {} ({}, {}){}", tried, name.empty() ? "an unknown error" : name, number,
+                        CudaErrorDescription(number), RemedyOf(number)),
+            number};
+  }
+
+  const CheckpointCalls calls_;
+  const int version_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays: it cannot be unloaded
+  if (library == nullptr) return Status(Code::kUnsupported, "there is no CUDA driver here (libcuda.so.1 cannot be loaded)");
+  CheckpointCalls calls;
+  const char* missing = nullptr;
+  const auto find = [&](const char* name, auto& pointer) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(::dlsym(library, name));
+    if (pointer == nullptr && missing == nullptr) missing = name;
+  };
+  find("cuInit", calls.init);
+  find("cuDriverGetVersion", calls.version);
+  find("cuDeviceGetCount", calls.device_count);
+  find("cuDeviceGet", calls.device_get);
+  find("cuDeviceGetUuid", calls.uuid);
+  find("cuCheckpointProcessGetState", calls.state);
+  find("cuCheckpointProcessLock", calls.lock);
+  find("cuCheckpointProcessCheckpoint", calls.checkpoint);
+  find("cuCheckpointProcessRestore", calls.restore);
+  find("cuCheckpointProcessUnlock", calls.unlock);
+  if (missing != nullptr) {
+    return Status(Code::kUnsupported,
+                  fmt::format("the CUDA driver has no {}: a driver of CUDA 12.8 (570) or newer is needed for a freeze", missing));
+  }
+  int version = 0;
+  CUresult result = calls.init(0);
+  if (result == CUDA_SUCCESS) result = calls.version(&version);
+  if (result != CUDA_SUCCESS) {
+    return Status(Code::kUnsupported, fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result),
+                                                  static_cast<int>(result), CudaErrorDescription(result)),
+                  result);
+  }
+  return std::unique_ptr<Checkpointer>(std::make_unique<CudaCheckpointer>(calls, version));
+}
+
+}  // namespace amem

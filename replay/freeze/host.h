@@ -1,0 +1,48 @@
+// The machine under a job: its host memory, its GPUs and their users, and which process is which. Injected, so that tests have a
+// machine that is short of something.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "replay/driver/driver.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+struct GpuSight {
+  std::string uuid;
+  MemoryInfo memory;
+  std::vector<MemoryHolder> holders;
+};
+
+// How much host memory a process may still take, and what sets the limit ("MemAvailable", "its cgroup /sys/fs/cgroup/job").
+struct HostRoom {
+  Bytes bytes = 0;
+  std::string limited_by;
+};
+
+class FreezeHost {
+ public:
+  virtual ~FreezeHost() = default;
+  // By index; empty: there is nobody to ask (no NVML).
+  virtual std::vector<GpuSight> Gpus() = 0;
+  // Nothing: it cannot be read.
+  virtual std::optional<HostRoom> RoomFor(pid_t pid) = 0;
+  // Field 22 of /proc/PID/stat; 0: there is no such process, or it has ended and waits for its parent.
+  virtual std::uint64_t StartTicks(pid_t pid) = 0;
+  // The descendants of the process's parent, itself included: what a launcher has started beside a rank.
+  virtual std::vector<pid_t> Siblings(pid_t pid) = 0;
+};
+
+// `root` in place of "/" for tests. Without GPUs; the tool adds those (OfThisHost).
+std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid);
+std::uint64_t ReadStartTicks(pid_t pid);
+std::vector<pid_t> ReadSiblings(pid_t pid);
+
+}  // namespace amem

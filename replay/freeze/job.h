@@ -1,0 +1,53 @@
+// What a freeze needs of a job: its processes, and their pause and resume by AMem. The tool's is on the sessions' control pages
+// (replay/control); tests have their own.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "statemachine/types.h"
+
+namespace amem {
+
+// One process of a job. Two processes are never taken for each other: a number that was used again has another start.
+struct RankProcess {
+  SessionId session;
+  pid_t pid = 0;
+  std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
+  std::string name;               // "rank 1", for messages
+  std::filesystem::path directory;  // of its journal
+  friend bool operator==(const RankProcess&, const RankProcess&) = default;
+};
+
+struct RankSight {
+  RankProcess process;
+  bool alive = false;
+  bool paused = false;  // NCCL's memory and all tags are out
+  std::string doing;    // in words
+};
+
+// What a rank writes into its own journal after a thaw.
+struct FrozenNote {
+  std::uint64_t from_ns = 0, to_ns = 0;  // MonotonicNs(): the checkpoint's end, and the restore's
+  Bytes bytes = 0;                       // that the driver had moved to host memory
+  bool moved_gpus = false;
+};
+
+using Say = std::function<void(const std::string& progress)>;
+
+class FreezableJob {
+ public:
+  virtual ~FreezableJob() = default;
+  virtual std::vector<RankSight> Look() = 0;
+  // All ranks, with all tags, at one safe point; all or nothing. Ranks that are paused already stay so.
+  virtual Status Pause(const Say& say) = 0;
+  virtual Status Resume(const Say& say) = 0;
+  virtual Status LeaveNote(SessionId session, const FrozenNote& note) = 0;
+};
+
+}  // namespace amem

@@ -51,7 +51,7 @@ class Checkpointer {
   // The UUIDs of the GPUs that this process sees, by CUDA's ordinal.
   virtual Result<std::vector<std::string>> Gpus() = 0;
 
-  virtual Result<CheckpointState> State(pid_t pid) = 0;
+  virtual Result<CheckpointState> StateOf(pid_t pid) = 0;
   // Waits until the process's driver calls and its work on GPUs have ended. kTimeout: they did not; it runs as before.
   virtual Status Lock(pid_t pid, std::chrono::milliseconds timeout) = 0;
   virtual Status Checkpoint(pid_t pid) = 0;

@@ -31,7 +31,7 @@ class FreezeHost {
  public:
   virtual ~FreezeHost() = default;
   // By index; empty: there is nobody to ask (no NVML).
-  virtual std::vector<GpuSight> Gpus() = 0;
+  virtual std::vector<GpuSight> GpusInUse() = 0;
   // Nothing: it cannot be read.
   virtual std::optional<HostRoom> RoomFor(pid_t pid) = 0;
   // Field 22 of /proc/PID/stat; 0: there is no such process, or it has ended and waits for its parent.
@@ -40,7 +40,7 @@ class FreezeHost {
   virtual std::vector<pid_t> Siblings(pid_t pid) = 0;
 };
 
-// `root` in place of "/" for tests. Without GPUs; the tool adds those (OfThisHost).
+// `root` in place of "/" for tests. Without GPUs, which the tool adds.
 std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid);
 std::uint64_t ReadStartTicks(pid_t pid);
 std::vector<pid_t> ReadSiblings(pid_t pid);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "statemachine/types.h"
+#include "statemachine/state.h"
 
 namespace amem {
 
@@ -35,7 +35,7 @@ struct RankSight {
 struct FrozenNote {
   std::uint64_t from_ns = 0, to_ns = 0;  // MonotonicNs(): the checkpoint's end, and the restore's
   Bytes bytes = 0;                       // that the driver had moved to host memory
-  bool moved_gpus = false;
+  std::string moved_gpus;                // "GPU-a -> GPU-b"; empty: each came back to its own
 };
 
 using Say = std::function<void(const std::string& progress)>;
@@ -48,6 +48,8 @@ class FreezableJob {
   virtual Status Pause(const Say& say) = 0;
   virtual Status Resume(const Say& say) = 0;
   virtual Status LeaveNote(SessionId session, const FrozenNote& note) = 0;
+  // What the session's journal says of its memory now.
+  virtual Result<State> MemoryOf(const RankProcess& process) = 0;
 };
 
 }  // namespace amem

@@ -31,7 +31,7 @@ struct RestoreArguments {
   char reserved[52 - sizeof(PairArgument*)];
   std::uint64_t reserved1;
 };
-static_assert(sizeof(LockArguments) == 64 && sizeof(RestoreArguments) == 72);
+static_assert(sizeof(LockArguments) == 64 && sizeof(RestoreArguments) == 64);
 
 struct CheckpointCalls {
   CUresult (*init)(unsigned) = nullptr;
@@ -112,7 +112,7 @@ class CudaCheckpointer final : public Checkpointer {
     return uuids;
   }
 
-  Result<CheckpointState> State(pid_t pid) override {
+  Result<CheckpointState> StateOf(pid_t pid) override {
     int state = 0;
     AMEM_TRY(Said(calls_.state(pid, &state), fmt::format("cuCheckpointProcessGetState pid {}", pid)));
     if (state < 0 || state > static_cast<int>(CheckpointState::kFailed)) {

@@ -1,0 +1,255 @@
+#include "replay/freeze/checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <set>
+
+#include "statemachine/amounts.h"
+
+namespace amem {
+namespace {
+
+Status Refusal(const std::vector<std::string>& problems) {
+  if (problems.empty()) return {};
+  std::string text = "nothing was touched: ";
+  for (std::size_t i = 0; i < problems.size(); ++i) text += (i == 0 ? "" : "; and ") + problems[i];
+  return {Code::kRefused, text};
+}
+
+// A rank's memory that a pause leaves and the driver's checkpoint cannot take.
+void FindUntakable(const RankProcess& process, const State& state, std::vector<std::string>& problems) {
+  Bytes multicast = 0, registered = 0, shared = 0;
+  for (const auto& [id, allocation] : state.allocations) {
+    if (allocation.placed()) continue;  // what is said of its slab
+    if (allocation.multicast && !allocation.rebuilt()) multicast += allocation.bytes;
+    if (allocation.registrations > 0) registered += allocation.bytes;
+    const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
+    const KeepReason kept = WhyKept(allocation);
+    if (allocation.on_device() && held_elsewhere && (kept == KeepReason::kUser || kept == KeepReason::kShared)) {
+      shared += allocation.bytes;
+    }
+  }
+  if (multicast > 0) {
+    problems.push_back(fmt::format("{} holds {} in multicast objects (NVLS), which a checkpoint does not cover: run the job with "
+                                   "NCCL_NVLS_ENABLE=0, or AMEM_NVLS=release",
+                                   process.name, RoundedUpBytes(multicast)));
+  }
+  if (registered > 0) {
+    problems.push_back(fmt::format("a network card holds {} of {}: run the job with NCCL_IB_DISABLE=1, or deregister that memory",
+                                   RoundedUpBytes(registered), process.name));
+  }
+  if (shared > 0) {
+    problems.push_back(fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
+                                   "driver could not restore: run the job with AMEM_USER_MEMORY=release",
+                                   process.name, RoundedUpBytes(shared)));
+  }
+}
+
+// Ranks of living communicators that no session here has.
+std::size_t RanksElsewhere(std::span<const State> states) {
+  struct Seen {
+    std::set<std::int32_t> ranks;
+    std::size_t all = 0;
+  };
+  std::map<std::uint64_t, Seen> communicators;
+  for (const State& state : states) {
+    for (const auto& [id, communicator] : state.communicators) {
+      if (!communicator.ready || !communicator.ended.empty() || communicator.hash == 0) continue;
+      Seen& seen = communicators[communicator.hash];
+      seen.ranks.insert(communicator.rank);
+      seen.all = static_cast<std::size_t>(std::max(communicator.ranks, 0));
+    }
+  }
+  std::size_t most = 0;
+  for (const auto& [hash, seen] : communicators) most = std::max(most, seen.all - std::min(seen.all, seen.ranks.size()));
+  return most;
+}
+
+void FindOthers(FreezeHost& host, std::span<const GpuSight> gpus, std::span<const RankProcess> processes,
+                std::vector<std::string>& problems) {
+  std::set<pid_t> family;
+  for (const RankProcess& process : processes) {
+    for (const pid_t pid : host.Siblings(process.pid)) family.insert(pid);
+  }
+  for (const RankProcess& process : processes) family.erase(process.pid);
+  std::set<std::string> others;
+  for (const GpuSight& gpu : gpus) {
+    for (const MemoryHolder& holder : gpu.holders) {
+      if (family.contains(holder.pid)) others.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
+    }
+  }
+  for (const std::string& other : others) {
+    problems.push_back(fmt::format("{} was started beside the ranks, uses a GPU, and is not under AMem: end it, or give "
+                                   "--others-stay if it shares no GPU memory with them",
+                                   other));
+  }
+}
+
+void FindHostRoom(FreezeHost& host, std::span<const RankProcess> processes, Bytes needed, std::vector<std::string>& problems,
+                  std::vector<std::string>& notes) {
+  const auto room = processes.empty() ? std::nullopt : host.RoomFor(processes.front().pid);
+  if (!room) {
+    notes.push_back("how much host memory is available could not be read, and was not checked");
+  } else if (room->bytes < needed) {
+    problems.push_back(fmt::format("the host has not enough memory: {} on the GPUs must be kept there, and {} allows {}; end other "
+                                   "programs, raise the limit, or let tags have policy \"discard\"",
+                                   RoundedUpBytes(needed), room->limited_by, RoundedBytes(room->bytes)));
+  }
+}
+
+}  // namespace
+
+std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes) {
+  std::map<pid_t, std::map<std::string, Bytes>> held;
+  for (const GpuSight& gpu : gpus) {
+    for (const MemoryHolder& holder : gpu.holders) {
+      const bool ours = std::ranges::any_of(processes, [&](const RankProcess& one) { return one.pid == holder.pid; });
+      if (ours) held[holder.pid][gpu.uuid] += holder.bytes;
+    }
+  }
+  return held;
+}
+
+Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
+                         const FreezeAllowances& allowances, std::vector<std::string>& notes) {
+  std::vector<std::string> problems;
+  std::vector<State> states;
+  const std::vector<GpuSight> gpus = host.GpusInUse();
+  const auto held = HeldBy(gpus, processes);
+  Bytes needed = 0;
+  for (const RankProcess& process : processes) {
+    auto state = job.MemoryOf(process);
+    if (!state.ok()) {
+      problems.push_back(fmt::format("what {} holds cannot be read: {}", process.name, state.status().message()));
+      continue;
+    }
+    FindUntakable(process, *state, problems);
+    const auto by_gpu = held.find(process.pid);
+    if (by_gpu != held.end()) {
+      for (const auto& [uuid, bytes] : by_gpu->second) needed += bytes;
+    } else {
+      const Holdings holdings = Measure(*state);
+      needed += holdings.own_device_resident + holdings.pools_resident + holdings.legacy_kept;
+      notes.push_back(fmt::format("NVML does not say what {} holds on its GPUs (a container may hide it): only what AMem knows of "
+                                  "is checked",
+                                  process.name));
+    }
+    states.push_back(*std::move(state));
+  }
+  FindHostRoom(host, processes, needed, problems, notes);
+  if (!allowances.others_stay) FindOthers(host, gpus, processes, problems);
+  if (const std::size_t elsewhere = RanksElsewhere(states); elsewhere > 0 && !allowances.this_host_only) {
+    problems.push_back(fmt::format("{} ranks of its communicators are not here: on other hosts, or not under AMem. amem freezes the "
+                                   "processes of this host only: give --this-host, and run it on each host with the same --at-step",
+                                   elsewhere));
+  }
+  return Refusal(problems);
+}
+
+Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes) {
+  std::vector<std::string> problems;
+  for (const RankProcess& process : processes) {
+    const auto state = job.MemoryOf(process);
+    if (!state.ok()) return state.status().Within("what " + process.name + " holds cannot be read");
+    Bytes shared = 0;
+    for (const auto& [id, allocation] : state->allocations) {
+      if (allocation.placed() || !allocation.resident || !allocation.on_device()) continue;
+      if (!allocation.own() || !allocation.importers.empty()) shared += allocation.bytes;
+    }
+    if (shared > 0) {
+      problems.push_back(fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "
+                                     "`amem-replay state {}` tells which",
+                                     process.name, RoundedUpBytes(shared), process.directory.string()));
+    }
+  }
+  if (problems.empty()) return {};
+  std::string text;
+  for (const std::string& problem : problems) text += (text.empty() ? "" : "; and ") + problem;
+  return {Code::kRefused, text};
+}
+
+Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,
+                 std::span<const GpuPair> pairs, std::vector<std::string>& notes) {
+  const std::vector<GpuSight> gpus = host.GpusInUse();
+  std::map<std::string, Bytes> needed;
+  bool known = false;
+  for (const FrozenProcess& process : processes) {
+    const RankProcess& plain = process.process;
+    auto held = HeldBy(gpus, std::span(&plain, 1));
+    for (const auto& [uuid, bytes] : process.before_pause) {
+      const auto pair = std::ranges::find(pairs, uuid, &GpuPair::from);
+      const bool is_taken = taken.contains(plain.pid);
+      const Bytes there = is_taken ? 0 : held[plain.pid][uuid];  // a paused process that the driver has not taken needs the rest
+      needed[pair == pairs.end() || !is_taken ? uuid : pair->to] += bytes - std::min(bytes, there);
+      known = true;
+    }
+  }
+  if (!known || gpus.empty()) {
+    notes.push_back("how much each GPU must take back is not known, and the room was not checked");
+    return {};
+  }
+  std::string text;
+  for (const auto& [uuid, bytes] : needed) {
+    const auto gpu = std::ranges::find(gpus, uuid, &GpuSight::uuid);
+    if (gpu == gpus.end() || gpu->memory.free >= bytes) continue;
+    text += fmt::format("{}{} (GPU {}) has {} free and needs {}{}", text.empty() ? "" : "; ", uuid, gpu - gpus.begin(),
+                        RoundedBytes(gpu->memory.free), RoundedUpBytes(bytes), ToText(gpu->holders, 0));
+  }
+  if (text.empty()) return {};
+  return {Code::kOutOfMemory, "nothing was touched, the job stays frozen: " + text +
+                                  ". Free memory there and thaw again, or give --gpus to bring it back on other GPUs"};
+}
+
+// ---- pairs -----------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<std::string> SplitAt(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std::string> gpus) {
+  const auto by_uuid = std::ranges::find(gpus, text);
+  if (by_uuid != gpus.end()) return static_cast<std::size_t>(by_uuid - gpus.begin());
+  std::size_t index = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || index >= gpus.size()) return std::nullopt;
+  return index;
+}
+
+}  // namespace
+
+Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<const std::string> gpus) {
+  if (text.empty()) return std::vector<GpuPair>();
+  std::vector<std::size_t> target(gpus.size());
+  std::iota(target.begin(), target.end(), 0);
+  const auto parts = SplitAt(text, ',');
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto equals = parts[i].find('=');
+    const std::string own = equals == std::string::npos ? std::to_string(i) : parts[i].substr(0, equals);
+    const auto from = IndexOf(own, gpus);
+    const auto to = IndexOf(equals == std::string::npos ? parts[i] : parts[i].substr(equals + 1), gpus);
+    if (!from || !to) {
+      return Status(Code::kInvalid, fmt::format("--gpus: \"{}\" names no GPU of the {} here; give 0=1,1=0, or UUIDs", parts[i],
+                                                gpus.size()));
+    }
+    target[from.value()] = to.value();
+  }
+  if (std::set<std::size_t>(target.begin(), target.end()).size() != target.size()) {
+    return Status(Code::kInvalid, fmt::format("--gpus {}: two GPUs would come back on one; name the way of each, as in 0=1,1=0", text));
+  }
+  std::vector<GpuPair> pairs;
+  for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i], gpus[target[i]]});
+  return pairs;
+}
+
+}  // namespace amem

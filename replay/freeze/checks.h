@@ -1,0 +1,42 @@
+// What is looked at before a freeze or a thaw touches anything. Every refusal names what stands in the way and the remedy; all
+// that is found is said at once.
+#pragma once
+
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "replay/freeze/host.h"
+#include "replay/freeze/job.h"
+#include "replay/freeze/operation_journal.h"
+
+namespace amem {
+
+struct FreezeAllowances {
+  bool this_host_only = false;  // the job may have processes on other hosts, which stay as they are
+  bool others_stay = false;     // so may processes beside the ranks that use GPUs and are not under AMem
+};
+
+// By process and GPU, from those who hold memory now. A container's NVML may not see its own processes, and a process that is
+// nowhere among them is left out.
+std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes);
+
+// Of sessions that run: what a pause would leave that the driver cannot take (multicast objects, memory that a network card or
+// another process holds), other processes of the job, and whether the host has room for what is on the GPUs.
+// kRefused; `notes` gets what could not be found out.
+Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
+                         const FreezeAllowances& allowances, std::vector<std::string>& notes);
+// Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
+Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes);
+// Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those that
+// the driver has not `taken` have there now. kOutOfMemory names who holds it.
+Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,
+                 std::span<const GpuPair> pairs, std::vector<std::string>& notes);
+
+// From "0=1,1=0", by index or UUID, or "1,0" (the GPU that takes the place of each, in order): pairs that name every GPU. GPUs
+// that are not named stay. kInvalid: it is no permutation of GPUs of this host.
+Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<const std::string> gpus);
+
+}  // namespace amem

@@ -1,0 +1,96 @@
+// Freezing a job, and thawing it: pause by AMem -> lock all -> checkpoint all ... restore all -> unlock all -> resume by AMem.
+//
+// Both directions start from where each process is, as the driver says, and do what is left. So a tool that died is succeeded by
+// another: --continue goes on to what was wanted, --undo goes back to where it began. A step that fails has what was done undone:
+// after a failed freeze the job runs, after a failed thaw it is frozen, unless the driver has lost a process, which is said.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "replay/driver/checkpointer.h"
+#include "replay/freeze/checks.h"
+#include "replay/freeze/host.h"
+#include "replay/freeze/job.h"
+#include "replay/freeze/operation_journal.h"
+
+namespace amem {
+
+struct FreezeOptions {
+  std::chrono::milliseconds lock_timeout{10'000};
+  FreezeAllowances allowances;
+  std::string gpus;  // of a thaw: ReadGpuPairs
+  Say say = [](const std::string&) {};
+};
+
+struct FreezeReport {
+  std::string outcome;  // "frozen", "running", "lost" (a process is; the others run), "stuck" (see the failure)
+  std::filesystem::path journal;
+  std::vector<FrozenProcess> processes;
+  struct Time {
+    FreezeStep step{};
+    double ms = 0;
+  };
+  std::vector<Time> times;  // in the order in which the steps were made
+  std::vector<std::string> lost;
+  std::vector<std::string> notes;
+};
+
+// Of one thread; it makes the driver's calls for several processes side by side.
+class FreezeOperation {
+ public:
+  FreezeOperation(FreezableJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
+      : job_(job), checkpointer_(checkpointer), host_(host), options_(std::move(options)) {}
+
+  Status Freeze();
+  Status Thaw();
+  // After the death of the tool: on to the goal of the last command, or back from it. kNotFound: no operation is unfinished.
+  Status Continue();
+  Status Undo();
+
+  [[nodiscard]] const FreezeReport& report() const { return report_; }
+
+ private:
+  using Processes = std::vector<FrozenProcess*>;
+
+  // Who there is, and what was done before. Sets processes_ and history_.
+  Status LookAround();
+  Status BeginNew();
+  Status OpenOld();
+  bool Unfinished();
+  Status Towards(FreezeGoal goal);
+
+  Status ToFrozen();
+  Status PauseAll();
+  Status NoteTaken();
+  Status CheckpointAll();
+  Status ToRunning();
+  Status RestoreAll();
+  Status StayFrozen(const Processes& restored, const Status& why);
+  Status ResumeAll();
+
+  // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
+  Processes In(CheckpointState state);
+  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make);
+  Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
+  void Lose(const FrozenProcess& process, const std::string& why);
+  [[nodiscard]] std::string MovedText() const;
+  Status Ended(std::string outcome, const Status& status);
+
+  FreezableJob& job_;
+  Checkpointer& checkpointer_;
+  FreezeHost& host_;
+  const FreezeOptions options_;
+  std::vector<FrozenProcess> processes_;
+  std::optional<FreezeHistory> history_;
+  std::vector<GpuPair> pairs_;
+  bool moved_ = false;
+  FreezeGoal goal_{};
+  std::unique_ptr<FreezeJournal> journal_;
+  FreezeReport report_;
+};
+
+}  // namespace amem

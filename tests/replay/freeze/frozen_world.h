@@ -1,0 +1,229 @@
+// A job of fake processes, their driver and their machine for tests of a freeze, in memory that a forked tool shares with its test:
+// the tool can be killed before and after every call that it makes, and another goes on where it stopped.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "replay/freeze/operation.h"
+
+namespace amem::test {
+
+inline constexpr int kFakeRanks = 3;
+inline constexpr Bytes kOnGpu = Bytes{6} << 30, kLeftByPause = Bytes{1} << 30, kGpuTotal = Bytes{80} << 30;
+
+enum class FakeCall : int { kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume, kNote, kCount };
+
+struct FakeRank {
+  std::atomic<int> state{0};  // CheckpointState
+  std::atomic<std::uint64_t> start{0};
+  std::atomic<bool> shares{false};   // GPU memory, although it is paused
+  std::atomic<bool> touched{false};  // a call was made about it after it had ended
+};
+
+struct FakeShared {
+  std::array<FakeRank, kFakeRanks> ranks;
+  std::atomic<bool> paused{false};
+  std::atomic<int> calls{0}, die_at{0};  // two for each call: before it and after it
+  std::array<std::atomic<int>, static_cast<std::size_t>(FakeCall::kCount)> fail_at{}, made{};
+  std::atomic<int> fail_with{0};
+  std::atomic<Bytes> host_room{Bytes{500} << 30}, taken_by_others{0};
+  std::atomic<int> notes{0};
+};
+
+class FrozenWorld final : public FreezableJob, public Checkpointer, public FreezeHost {
+ public:
+  FrozenWorld() {
+    void* memory = mmap(nullptr, sizeof(FakeShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared = new (memory) FakeShared;
+    for (int rank = 0; rank < kFakeRanks; ++rank) shared->ranks[At(rank)].start = 1000 + static_cast<std::uint64_t>(rank);
+    std::string name = (std::filesystem::temp_directory_path() / "amem-freeze-XXXXXX").string();
+    directory = mkdtemp(name.data());
+  }
+  ~FrozenWorld() override {
+    munmap(shared, sizeof(FakeShared));
+    std::filesystem::remove_all(directory);
+  }
+  FrozenWorld(const FrozenWorld&) = delete;
+  FrozenWorld& operator=(const FrozenWorld&) = delete;
+
+  static constexpr pid_t kFirstPid = 4'000'000;  // above any real one
+  FakeShared* shared = nullptr;
+  std::filesystem::path directory;
+  bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
+  MemoryTag user_memory = MemoryTag::kNccl;
+  bool imported = false, multicast = false, registered = false;
+
+  // What a tool does, in this process.
+  Status Do(Status (FreezeOperation::*what)(), FreezeOptions options = {}) {
+    FreezeOperation operation(*this, *this, *this, std::move(options));
+    const Status done = (operation.*what)();
+    report = operation.report();
+    return done;
+  }
+  // In a process of its own, which dies at the nth of the moments before and after its calls. False: it came to its end.
+  bool DiesIn(Status (FreezeOperation::*what)(), int nth) {
+    shared->calls = 0;
+    shared->die_at = nth;
+    const pid_t child = fork();
+    if (child == 0) {
+      static_cast<void>(Do(what));
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    shared->die_at = 0;
+    return WEXITSTATUS(status) == kDied;
+  }
+  FreezeReport report;
+
+  [[nodiscard]] bool AllAre(CheckpointState state, bool paused) const {
+    for (const FakeRank& rank : shared->ranks) {
+      if (rank.state != static_cast<int>(state)) return false;
+    }
+    return shared->paused == paused;
+  }
+  // The nth call of that name from now on answers `result`.
+  void Fail(FakeCall call, int nth, int result) {
+    shared->fail_at[static_cast<std::size_t>(call)] = shared->made[static_cast<std::size_t>(call)] + nth;
+    shared->fail_with = result;
+  }
+  void End(int rank) { shared->ranks[At(rank)].start = 0; }
+
+  // ---- FreezableJob
+  std::vector<RankSight> Look() override {
+    std::vector<RankSight> sights;
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      const std::uint64_t start = shared->ranks[At(rank)].start;
+      if (start != 1000 + static_cast<std::uint64_t>(rank)) continue;  // has ended, whoever has its number now
+      sights.push_back({.process = {.session = SessionId{static_cast<std::uint64_t>(rank) + 1},
+                                    .pid = kFirstPid + rank,
+                                    .start_ticks = start,
+                                    .name = "rank " + std::to_string(rank),
+                                    .directory = directory / std::to_string(rank)},
+                        .alive = true,
+                        .paused = shared->paused,
+                        .doing = ""});
+    }
+    return sights;
+  }
+  Status Pause(const Say&) override {
+    return Call(FakeCall::kPause, [&]() -> Status {
+      shared->paused = true;
+      return {};
+    });
+  }
+  Status Resume(const Say&) override {
+    return Call(FakeCall::kResume, [&]() -> Status {
+      for (const FakeRank& rank : shared->ranks) {
+        if (rank.start != 0 && rank.state != 0) return {Code::kTimeout, "a rank does not answer"};
+      }
+      shared->paused = false;
+      return {};
+    });
+  }
+  Status LeaveNote(SessionId, const FrozenNote&) override {
+    return Call(FakeCall::kNote, [&]() -> Status {
+      ++shared->notes;
+      return {};
+    });
+  }
+  Result<State> MemoryOf(const RankProcess& process) override {
+    State state;
+    Allocation one{.bytes = kOnGpu, .properties = {.location = {LocationType::kDevice, 0}}};
+    one.tag = user_memory;
+    one.guest_references = 1;
+    one.resident = !shared->paused || user_memory == MemoryTag::kUser;
+    one.multicast = multicast;
+    one.registrations = registered ? 1 : 0;
+    const bool shares = shared->ranks[At(process.pid - kFirstPid)].shares;
+    if (imported || shares) one.importers[{SessionId{77}, AllocationId{1}}] = 1;
+    if (shares) one.resident = true;
+    state.allocations.emplace(AllocationId{1}, one);
+    Communicator communicator;
+    communicator.hash = 7;
+    communicator.rank = process.pid - kFirstPid;
+    communicator.ranks = ranks_elsewhere ? 2 * kFakeRanks : kFakeRanks;
+    communicator.ready = true;
+    state.communicators.emplace(CommunicatorId{1}, communicator);
+    return state;
+  }
+
+  // ---- Checkpointer
+  [[nodiscard]] std::string Version() const override { return "CUDA 13.0"; }
+  [[nodiscard]] bool TakesPairs() const override { return true; }
+  Result<std::vector<std::string>> Gpus() override { return std::vector<std::string>{"GPU-0", "GPU-1", "GPU-2"}; }
+  Result<CheckpointState> StateOf(pid_t pid) override {
+    return static_cast<CheckpointState>(shared->ranks[At(pid - kFirstPid)].state.load());
+  }
+  Status Lock(pid_t pid, std::chrono::milliseconds) override { return Change(FakeCall::kLock, pid, 0, 1); }
+  Status Checkpoint(pid_t pid) override { return Change(FakeCall::kCheckpoint, pid, 1, 2); }
+  Status Restore(pid_t pid, std::span<const GpuPair>) override {
+    FakeRank& rank = shared->ranks[At(pid - kFirstPid)];
+    if (!shared->paused || rank.shares) {  // as the driver does with a process that shares memory
+      rank.state = static_cast<int>(CheckpointState::kFailed);
+      return {Code::kDriver, "CUDA_ERROR_NOT_SUPPORTED", 801};
+    }
+    return Change(FakeCall::kRestore, pid, 2, 1);
+  }
+  Status Unlock(pid_t pid) override { return Change(FakeCall::kUnlock, pid, 1, 0); }
+
+  // ---- FreezeHost
+  std::vector<GpuSight> GpusInUse() override {
+    std::vector<GpuSight> gpus;
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      const bool there = shared->ranks[At(rank)].state != 2 && shared->ranks[At(rank)].start != 0;
+      const Bytes held = !there ? 0 : shared->paused ? kLeftByPause : kOnGpu;
+      GpuSight gpu{.uuid = "GPU-" + std::to_string(rank), .memory = {}, .holders = {}};
+      gpu.memory = {.free = kGpuTotal - held - shared->taken_by_others, .total = kGpuTotal};
+      if (held > 0) gpu.holders.push_back({kFirstPid + rank, held, "python3"});
+      if (shared->taken_by_others > 0) gpu.holders.push_back({99, shared->taken_by_others, "vllm"});
+      gpus.push_back(std::move(gpu));
+    }
+    return gpus;
+  }
+  std::optional<HostRoom> RoomFor(pid_t) override { return HostRoom{shared->host_room, "MemAvailable"}; }
+  std::uint64_t StartTicks(pid_t pid) override { return shared->ranks[At(pid - kFirstPid)].start; }
+  std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
+  std::vector<pid_t> siblings;
+
+ private:
+  static constexpr int kDied = 77;
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+
+  void MayDie() {
+    if (++shared->calls == shared->die_at) _exit(kDied);
+  }
+  Status Call(FakeCall call, const std::function<Status()>& make) {
+    MayDie();
+    const auto number = static_cast<std::size_t>(call);
+    if (++shared->made[number] == shared->fail_at[number]) {
+      return {Code::kDriver, "the driver said " + std::to_string(shared->fail_with), shared->fail_with};
+    }
+    const Status done = make();
+    MayDie();
+    return done;
+  }
+  Status Change(FakeCall call, pid_t pid, int from, int to) {
+    FakeRank& rank = shared->ranks[At(pid - kFirstPid)];
+    if (rank.start == 0) rank.touched = true;
+    return Call(call, [&]() -> Status {
+      if (rank.state != from) return {Code::kDriver, "CUDA_ERROR_ILLEGAL_STATE", 401};
+      rank.state = to;
+      return {};
+    });
+  }
+
+};
+
+}  // namespace amem::test

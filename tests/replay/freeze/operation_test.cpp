@@ -1,0 +1,297 @@
+// Freezes and thaws on a fake job: the order, the refusals, what is undone, and the death of the tool at every moment.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tests/replay/freeze/frozen_world.h"
+
+namespace amem::test {
+namespace {
+
+using enum CheckpointState;
+
+TEST(Freeze, takes_all_processes_and_brings_them_back) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+  EXPECT_EQ(world.report.outcome, "frozen");
+  EXPECT_EQ(world.report.processes.at(1).taken.at("GPU-1"), kLeftByPause);
+  EXPECT_EQ(world.report.processes.at(1).before_pause.at("GPU-1"), kOnGpu);
+  const Status again = world.Do(&FreezeOperation::Freeze);
+  EXPECT_NE(again.message().find("frozen already"), std::string::npos) << again.message();
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  EXPECT_TRUE(world.AllAre(kRunning, false));
+  EXPECT_EQ(world.report.outcome, "running");
+  EXPECT_EQ(world.shared->notes, kFakeRanks);
+  EXPECT_NE(world.Do(&FreezeOperation::Thaw).message().find("not frozen"), std::string::npos);
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "and a second time";
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+}
+
+TEST(Freeze, of_a_paused_job_leaves_the_pause_to_it) {
+  FrozenWorld world;
+  world.shared->paused = true;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kPause)], 0);
+}
+
+// ---- what fails is undone --------------------------------------------------------------------------------------------------
+
+TEST(Freeze, that_fails_at_any_step_leaves_a_job_that_runs) {
+  for (const FakeCall call : {FakeCall::kPause, FakeCall::kLock, FakeCall::kCheckpoint}) {
+    for (int nth = 1; nth <= (call == FakeCall::kPause ? 1 : kFakeRanks); ++nth) {
+      FrozenWorld world;
+      world.Fail(call, nth, 999);
+      const Status failed = world.Do(&FreezeOperation::Freeze);
+      EXPECT_FALSE(failed.ok());
+      EXPECT_NE(failed.message().find("the driver said 999"), std::string::npos) << failed.message();
+      EXPECT_NE(failed.message().find("the job runs as before"), std::string::npos) << failed.message();
+      EXPECT_TRUE(world.AllAre(kRunning, false)) << failed.message();
+      ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "a second try";
+      EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+    }
+  }
+}
+
+TEST(Thaw, that_a_gpu_refuses_leaves_the_whole_job_frozen) {
+  for (int nth = 1; nth <= kFakeRanks; ++nth) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    world.Fail(FakeCall::kRestore, nth, 2);
+    const Status failed = world.Do(&FreezeOperation::Thaw);
+    EXPECT_NE(failed.message().find("stays frozen"), std::string::npos) << failed.message();
+    EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+    EXPECT_EQ(world.report.outcome, "frozen");
+    ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status()) << "a second try";
+    EXPECT_TRUE(world.AllAre(kRunning, false));
+  }
+}
+
+TEST(Thaw, whose_unlock_or_resume_fails_can_be_tried_again) {
+  for (const FakeCall call : {FakeCall::kUnlock, FakeCall::kResume}) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    world.Fail(call, 1, 999);
+    EXPECT_FALSE(world.Do(&FreezeOperation::Thaw).ok());
+    EXPECT_EQ(world.report.outcome, "stuck");
+    ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+    EXPECT_TRUE(world.AllAre(kRunning, false));
+  }
+}
+
+TEST(Thaw, says_which_process_the_driver_lost_and_brings_back_the_others) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  world.shared->ranks[1].shares = true;
+  const Status lost = world.Do(&FreezeOperation::Thaw);
+  EXPECT_EQ(world.report.outcome, "lost");
+  ASSERT_EQ(world.report.lost.size(), 1U);
+  EXPECT_NE(world.report.lost[0].find("rank 1"), std::string::npos) << world.report.lost[0];
+  EXPECT_NE(lost.message().find("still paused"), std::string::npos) << lost.message();
+  EXPECT_EQ(world.shared->ranks[0].state, 0);
+  EXPECT_EQ(world.shared->ranks[2].state, 0);
+}
+
+TEST(Thaw, of_a_job_that_lost_a_rank_meanwhile_brings_back_the_others) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  world.End(2);
+  EXPECT_EQ(world.Do(&FreezeOperation::Thaw).code(), Code::kPeerLost);
+  EXPECT_EQ(world.report.outcome, "lost");
+  EXPECT_NE(world.report.lost.at(0).find("rank 2"), std::string::npos);
+  EXPECT_EQ(world.shared->ranks[0].state, 0);
+  EXPECT_FALSE(world.shared->paused);
+}
+
+TEST(Thaw, never_touches_a_process_that_got_the_number_of_a_rank) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  world.shared->ranks[2].start = 5'000'000;  // another process, which happens to be checkpointed
+  EXPECT_FALSE(world.Do(&FreezeOperation::Undo).ok());
+  EXPECT_FALSE(world.Do(&FreezeOperation::Thaw).ok());
+  EXPECT_EQ(world.shared->ranks[2].state, static_cast<int>(kCheckpointed));
+}
+
+// ---- checks ----------------------------------------------------------------------------------------------------------------
+
+void ExpectUntouched(FrozenWorld& world, const std::string& reason, FreezeOptions options = {}) {
+  const Status refused = world.Do(&FreezeOperation::Freeze, std::move(options));
+  EXPECT_FALSE(refused.ok());
+  EXPECT_NE(refused.message().find("nothing was touched"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find(reason), std::string::npos) << refused.message();
+  EXPECT_TRUE(world.AllAre(kRunning, false));
+  for (const auto& made : world.shared->made) EXPECT_EQ(made, 0);
+}
+
+TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
+  {
+    FrozenWorld world;
+    world.multicast = true;
+    ExpectUntouched(world, "NCCL_NVLS_ENABLE=0");
+  }
+  {
+    FrozenWorld world;
+    world.registered = true;
+    ExpectUntouched(world, "network card");
+  }
+  FrozenWorld world;
+  world.user_memory = MemoryTag::kUser;
+  world.imported = true;
+  ExpectUntouched(world, "AMEM_USER_MEMORY=release");
+}
+
+TEST(FreezeChecks, memory_that_is_shared_in_spite_of_the_pause_is_not_given_to_the_driver) {
+  FrozenWorld world;
+  world.shared->ranks[1].shares = true;
+  const Status refused = world.Do(&FreezeOperation::Freeze);
+  EXPECT_NE(refused.message().find("still shares"), std::string::npos) << refused.message();
+  EXPECT_TRUE(world.AllAre(kRunning, false));
+  EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kLock)], 0);
+}
+
+TEST(FreezeChecks, host_memory_must_hold_what_is_on_the_gpus) {
+  FrozenWorld world;
+  world.shared->host_room = 3 * kOnGpu - 1;
+  ExpectUntouched(world, "the host has not enough memory");
+  world.shared->host_room = 3 * kOnGpu;
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "second try";
+}
+
+TEST(FreezeChecks, a_process_beside_the_ranks_that_uses_a_gpu_must_be_allowed) {
+  FrozenWorld world;
+  world.siblings = {FrozenWorld::kFirstPid, 99};
+  world.shared->taken_by_others = Bytes{1} << 30;
+  ExpectUntouched(world, "pid 99 (vllm)");
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.others_stay = true}}), Status());
+}
+
+TEST(FreezeChecks, ranks_on_other_hosts_must_be_allowed) {
+  FrozenWorld world;
+  world.ranks_elsewhere = true;
+  ExpectUntouched(world, "--this-host");
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.this_host_only = true}}), Status());
+}
+
+TEST(FreezeChecks, a_thaw_waits_for_room_on_the_gpu) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  world.shared->taken_by_others = kGpuTotal - kOnGpu + 1;
+  const Status full = world.Do(&FreezeOperation::Thaw);
+  EXPECT_EQ(full.code(), Code::kOutOfMemory);
+  EXPECT_NE(full.message().find("vllm"), std::string::npos) << full.message();
+  EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+  EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kRestore)], 0);
+  world.shared->taken_by_others = 0;
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status()) << "second try";
+}
+
+TEST(FreezeChecks, pairs_of_gpus_are_permutations) {
+  const std::vector<std::string> gpus = {"GPU-a", "GPU-b", "GPU-c"};
+  const auto swapped = ReadGpuPairs("0=1,GPU-b=GPU-a", gpus);
+  ASSERT_TRUE(swapped.ok());
+  EXPECT_EQ(*swapped, (std::vector<GpuPair>{{"GPU-a", "GPU-b"}, {"GPU-b", "GPU-a"}, {"GPU-c", "GPU-c"}}));
+  EXPECT_EQ(*ReadGpuPairs("1,0", gpus), *swapped);
+  EXPECT_TRUE(ReadGpuPairs("", gpus)->empty());
+  for (const char* wrong : {"0=1", "0=3", "x=1", "0=1,1=1", "1,0,2,3"}) EXPECT_FALSE(ReadGpuPairs(wrong, gpus).ok()) << wrong;
+}
+
+// ---- the death of the tool -------------------------------------------------------------------------------------------------
+
+using Command = Status (FreezeOperation::*)();
+
+// Each moment of `first`, and then `second` in a new tool. Returns how many moments there were.
+int KillEverywhere(bool frozen_before, Command first, Command second, bool frozen_after) {
+  int nth = 1;
+  for (;; ++nth) {
+    FrozenWorld world;
+    if (frozen_before) {
+      EXPECT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    }
+    if (!world.DiesIn(first, nth)) break;
+    const Status done = world.Do(second);
+    EXPECT_EQ(done, Status()) << "killed at " << nth << ": " << done.message();
+    EXPECT_TRUE(world.AllAre(frozen_after ? kCheckpointed : kRunning, frozen_after)) << "killed at " << nth;
+    EXPECT_EQ(world.Do(frozen_after ? &FreezeOperation::Thaw : &FreezeOperation::Freeze), Status()) << "killed at " << nth;
+  }
+  return nth - 1;
+}
+
+TEST(FreezeKill, a_freeze_killed_anywhere_is_finished_or_undone) {
+  EXPECT_EQ(KillEverywhere(false, &FreezeOperation::Freeze, &FreezeOperation::Continue, true), 2 * (1 + 2 * kFakeRanks));
+  KillEverywhere(false, &FreezeOperation::Freeze, &FreezeOperation::Undo, false);
+}
+
+TEST(FreezeKill, a_thaw_killed_anywhere_is_finished_or_undone) {
+  EXPECT_EQ(KillEverywhere(true, &FreezeOperation::Thaw, &FreezeOperation::Continue, false), 2 * (1 + 3 * kFakeRanks));
+  KillEverywhere(true, &FreezeOperation::Thaw, &FreezeOperation::Undo, true);
+}
+
+TEST(FreezeKill, without_an_unfinished_operation_there_is_nothing_to_continue) {
+  FrozenWorld world;
+  EXPECT_EQ(world.Do(&FreezeOperation::Continue).code(), Code::kNotFound);
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_EQ(world.Do(&FreezeOperation::Undo).code(), Code::kNotFound);
+}
+
+// ---- the journal of the operation ------------------------------------------------------------------------------------------
+
+std::filesystem::path OnlyJournal(const FrozenWorld& world) {
+  for (const auto& entry : std::filesystem::directory_iterator(world.directory)) return entry.path();
+  return {};
+}
+
+TEST(FreezeJournal, a_torn_last_line_is_left_out_and_writing_goes_on) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  const auto path = OnlyJournal(world);
+  std::ofstream(path, std::ios::app) << "0123abcd {\"what\":\"beg";
+  ASSERT_TRUE(ReadFreezeJournal(path).ok());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  const auto history = ReadFreezeJournal(path);
+  ASSERT_TRUE(history.ok()) << history.status().message();
+  EXPECT_EQ(history->outcome, "running");
+  EXPECT_EQ(history->processes.size(), static_cast<std::size_t>(kFakeRanks));
+}
+
+TEST(FreezeJournal, bytes_that_were_changed_are_found) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  const auto path = OnlyJournal(world);
+  std::fstream file(path);
+  file.seekp(30);
+  file << "#";
+  file.close();
+  EXPECT_EQ(ReadFreezeJournal(path).status().code(), Code::kCorrupt);
+}
+
+// ---- the machine -----------------------------------------------------------------------------------------------------------
+
+TEST(FreezeHost, room_is_the_least_of_the_host_and_of_every_cgroup_above) {
+  FrozenWorld world;
+  const auto put = [&](const std::string& path, const std::string& text) {
+    const auto file = world.directory / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  };
+  put("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable:   800 kB\n");
+  put("proc/42/cgroup", "0::/job/rank\n");
+  put("sys/fs/cgroup/job/rank/memory.max", "max\n");
+  put("sys/fs/cgroup/job/rank/memory.current", "1000\n");
+  EXPECT_EQ(ReadHostRoom(world.directory, 42)->bytes, 800U << 10);
+  put("sys/fs/cgroup/job/memory.max", "600000\n");
+  put("sys/fs/cgroup/job/memory.current", "300000\n");
+  put("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 100000\n");
+  const auto room = ReadHostRoom(world.directory, 42);
+  EXPECT_EQ(room->bytes, 400'000U);
+  EXPECT_NE(room->limited_by.find("/sys/fs/cgroup/job"), std::string::npos);
+}
+
+TEST(FreezeHost, a_process_is_told_by_its_start) {
+  EXPECT_GT(ReadStartTicks(getpid()), 0U);
+  EXPECT_EQ(ReadStartTicks(FrozenWorld::kFirstPid + 400'000), 0U);
+  const auto siblings = ReadSiblings(getpid());
+  EXPECT_NE(std::find(siblings.begin(), siblings.end(), getpid()), siblings.end());
+}
+
+}  // namespace
+}  // namespace amem::test

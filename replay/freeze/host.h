@@ -18,6 +18,7 @@ namespace amem {
 struct GpuSight {
   std::string uuid;
   MemoryInfo memory;
+  Bytes used = 0;  // by processes; less than total - free by what the driver keeps for itself
   std::vector<MemoryHolder> holders;
 };
 
@@ -43,6 +44,7 @@ class FreezeHost {
 // `root` in place of "/" for tests. Without GPUs, which the tool adds.
 std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid);
 std::uint64_t ReadStartTicks(pid_t pid);
+pid_t ParentOf(pid_t pid);  // 0: there is no such process
 std::vector<pid_t> ReadSiblings(pid_t pid);
 
 }  // namespace amem

@@ -29,6 +29,8 @@
   COMMAND(Status)                     \
   COMMAND(Pause)                      \
   COMMAND(Resume)                     \
+  COMMAND(Freeze)                     \
+  COMMAND(Thaw)                       \
   COMMAND(Collect)                    \
   COMMAND(Pack)                       \
   COMMAND(Unpack)                     \

@@ -41,6 +41,11 @@ namespace {
 struct MemoryNumbers {  // nvmlMemory_t
   unsigned long long total, free, used;
 };
+struct MemoryNumbers2 {  // nvmlMemory_v2_t, which tells what is reserved from what is used
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+};
+constexpr unsigned kMemoryVersion2 = sizeof(MemoryNumbers2) | 2U << 24;
 constexpr unsigned kUuidLength = 96;
 
 struct NvmlCalls {
@@ -86,6 +91,7 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
   int (*by_index)(unsigned, void**) = nullptr;
   int (*uuid_of)(void*, char*, unsigned) = nullptr;
   int (*memory_of)(void*, MemoryNumbers*) = nullptr;
+  int (*memory2_of)(void*, MemoryNumbers2*) = nullptr;
   NvmlCalls calls;
   if (library == nullptr || !Find(library, "nvmlDeviceGetCount_v2", count_of) ||
       !Find(library, "nvmlDeviceGetHandleByIndex_v2", by_index) || !Find(library, "nvmlDeviceGetUUID", uuid_of) ||
@@ -103,7 +109,10 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
         memory_of(device, &memory) != kSuccess) {
       continue;  // lost, or of another user's MIG instance
     }
-    GpuInUse gpu{.uuid = uuid, .memory = {.free = memory.free, .total = memory.total}, .holders = {}};
+    MemoryNumbers2 exact{};
+    exact.version = kMemoryVersion2;
+    if (!Find(library, "nvmlDeviceGetMemoryInfo_v2", memory2_of) || memory2_of(device, &exact) != kSuccess) exact.used = memory.used;
+    GpuInUse gpu{.uuid = uuid, .memory = {.free = memory.free, .total = memory.total}, .used = exact.used, .holders = {}};
     gpu.holders_known = ListHolders(calls, device, gpu.holders);
     gpus.push_back(std::move(gpu));
   }

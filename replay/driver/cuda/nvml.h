@@ -19,6 +19,7 @@ std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid);
 struct GpuInUse {
   std::string uuid;
   MemoryInfo memory;
+  Bytes used = 0;  // by processes: what the driver has reserved for itself is neither free nor used
   bool holders_known = false;  // NVML told who holds it; in a container it may not see the processes
   std::vector<MemoryHolder> holders;
 };

@@ -1,0 +1,155 @@
+// freeze and thaw: a job leaves its GPUs whole, contexts and all, and comes back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "replay/driver/cuda/checkpoint.h"
+#include "replay/freeze/operation.h"
+#include "replay/job/names.h"
+#include "replay/tool/command.h"
+#include "replay/tool/freezing/find_job.h"
+#include "replay/tool/freezing/this_job.h"
+#include "statemachine/amounts.h"
+
+namespace amem::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct FreezeCommandOptions {
+  std::string job, gpus;
+  std::uint32_t deadline_s = 60;
+  std::optional<std::uint64_t> at_step;
+  bool go_on = false, undo = false, this_host = false, others_stay = false, json = false;
+};
+
+Json ToJson(const FrozenProcess& one) {
+  Json gpus = Json::array();
+  for (const auto& [uuid, bytes] : one.before_pause) {
+    const auto taken = one.taken.find(uuid);
+    gpus.push_back({{"uuid", uuid}, {"before", bytes}, {"taken", taken == one.taken.end() ? 0 : taken->second}});
+  }
+  return {{"session", fmt::format("{:016x}", one.process.session.value)},
+          {"name", one.process.name},
+          {"pid", one.process.pid},
+          {"gpus", std::move(gpus)}};
+}
+
+Json ToJson(const FreezeReport& report, const Status& status, std::span<const GpuSight> gpus) {
+  Json processes = Json::array(), times = Json::array(), used = Json::array();
+  for (const FrozenProcess& one : report.processes) processes.push_back(ToJson(one));
+  for (const FreezeReport::Time& time : report.times) times.push_back({{"step", ToText(time.step)}, {"ms", time.ms}});
+  for (const GpuSight& gpu : gpus) {
+    used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
+  }
+  return {{"ok", status.ok()},
+          {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
+          {"message", status.message()},
+          {"journal", report.journal.string()},
+          {"processes", std::move(processes)},
+          {"times", std::move(times)},
+          {"gpus", std::move(used)},
+          {"lost", report.lost},
+          {"notes", report.notes}};
+}
+
+void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight> gpus) {
+  for (const std::string& note : report.notes) out << "note: " << note << "\n";
+  for (const std::string& lost : report.lost) out.Styled(Output::Style::kBad, "LOST: ") << lost << "\n";
+  if (report.outcome.empty()) return;
+  out << fmt::format("{}: {}", report.outcome, Plural(report.processes.size(), "process", "processes"));
+  double sum = 0;
+  std::string steps;
+  for (const FreezeReport::Time& time : report.times) {
+    sum += time.ms;
+    steps += fmt::format("{}{} {:.0f} ms", steps.empty() ? "" : ", ", ToText(time.step), time.ms);
+  }
+  out << fmt::format(" in {:.0f} ms ({})\n", sum, steps);
+  for (const GpuSight& gpu : gpus) {
+    Bytes before = 0;
+    for (const FrozenProcess& one : report.processes) {
+      const auto held = one.before_pause.find(gpu.uuid);
+      before += held == one.before_pause.end() ? 0 : held->second;
+    }
+    if (before == 0) continue;
+    out << fmt::format("  GPU {}  the job held {}; now {} of {} are in use\n", &gpu - gpus.data(), RoundedUpBytes(before),
+                       RoundedUpBytes(gpu.used), RoundedBytes(gpu.memory.total));
+  }
+}
+
+int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, Output& out) {
+  ThisMachine machine;
+  const std::vector<GpuSight> gpus = machine.GpusInUse();
+  if (options.json) {
+    PrintJson(out, ToJson(report, status, gpus), "freeze");
+  } else {
+    PrintText(out, report, gpus);
+  }
+  return status.ok() ? kFine : Complain(status.message(), kViolationFound);
+}
+
+// Both commands: `forward` where neither --continue nor --undo is given.
+int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
+  if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
+  auto checkpointer = OpenCudaCheckpointer();
+  if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), out);
+  const auto sessions = FindJobHere(options.job);
+  if (!sessions.ok()) return Complain(sessions.status().message());
+  auto control = control::JobControl::Open(*sessions);
+  if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), out);
+  ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});
+  ThisMachine machine;
+  FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay}, .gpus = options.gpus};
+  if (!options.json) {
+    how.say = [](const std::string& progress) { std::fprintf(stderr, "%s\n", Escaped(progress).c_str()); };
+  }
+  FreezeOperation operation(job, **checkpointer, machine, std::move(how));
+  const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;
+  const Status done = (operation.*command)();
+  return Finish(options, operation.report(), done, out);
+}
+
+void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
+  arguments.Add("JOB", "JOB", options.job, kJobHelp);
+  arguments.Add("--deadline", "SECONDS", options.deadline_s, "How long the ranks may take to come to the pause, or to resume (60)", 1U);
+  arguments.Flag("--continue", options.go_on, "Finish what another tool has begun, and died");
+  arguments.Flag("--undo", options.undo, "Go back from what another tool has begun, and died");
+  AddJson(arguments, options.json);
+}
+
+void AddFreeze(Arguments& arguments, FreezeCommandOptions& options) {
+  AddCommon(arguments, options);
+  arguments.Add("--at-step", "N", options.at_step, "The safe point to pause at, if it is still to come: the same N on each host");
+  arguments.Flag("--this-host", options.this_host, "The job has processes on other hosts, which are frozen there");
+  arguments.Flag("--others-stay", options.others_stay, "Processes beside the ranks that use GPUs stay as they are");
+}
+
+void AddThaw(Arguments& arguments, FreezeCommandOptions& options) {
+  AddCommon(arguments, options);
+  arguments.Add("--gpus", "OLD=NEW,...", options.gpus,
+                "Bring it back on other GPUs of the same model: pairs of indices or UUIDs, as 0=1,1=0; those not named stay");
+}
+
+int RunFreeze(const FreezeCommandOptions& options, Output& out) { return Perform(options, &FreezeOperation::Freeze, out); }
+int RunThaw(const FreezeCommandOptions& options, Output& out) { return Perform(options, &FreezeOperation::Thaw, out); }
+
+}  // namespace
+
+Command FreezeCommand() {
+  return {"freeze", "Takes a living job off its GPUs, contexts and all: paused by AMem, then checkpointed by the driver",
+          "  amem freeze 4711                   the job of that process, or of that launcher\n"
+          "  amem freeze 4711 --json --deadline 120\n"
+          "  amem freeze 4711 --undo            after the death of the tool: the job runs as before\n",
+          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddFreeze, RunFreeze); }, false};
+}
+
+Command ThawCommand() {
+  return {"thaw", "Brings a frozen job back onto its GPUs, or onto others, and lets it go on",
+          "  amem thaw 4711\n"
+          "  amem thaw 4711 --gpus 0=1,1=0      GPUs 0 and 1 change places\n",
+          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddThaw, RunThaw); }, false};
+}
+
+}  // namespace amem::tool

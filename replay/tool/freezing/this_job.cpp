@@ -1,0 +1,51 @@
+#include "replay/tool/freezing/this_job.h"
+
+#include <utility>
+
+#include "journal/journal.h"
+#include "replay/driver/cuda/nvml.h"
+
+namespace amem::tool {
+
+ControlledJob::ControlledJob(control::JobControl control, control::AskOptions asked)
+    : control_(std::move(control)), asked_(asked) {
+  asked_.all_tags = true;
+}
+
+std::vector<RankSight> ControlledJob::Look() {
+  std::vector<RankSight> sights;
+  for (control::RankLook& look : control_.Look()) {
+    sights.push_back({.process = {.session = look.session,
+                                  .pid = look.pid,
+                                  .start_ticks = look.start_ticks,
+                                  .name = std::move(look.rank_name),
+                                  .directory = std::move(look.directory)},
+                      .alive = look.alive,
+                      .paused = look.phase == control::Phase::kPaused,
+                      .doing = std::move(look.doing)});
+  }
+  return sights;
+}
+
+Status ControlledJob::Pause(const Say& say) { return control_.Pause(asked_, say); }
+Status ControlledJob::Resume(const Say& say) { return control_.Resume(asked_.deadline, say); }
+
+Status ControlledJob::LeaveNote(SessionId session, const FrozenNote& note) {
+  return control_.LeaveNote(session, {note.from_ns, note.to_ns, note.bytes, note.moved_gpus});
+}
+
+Result<State> ControlledJob::MemoryOf(const RankProcess& process) {
+  auto reader = JournalReader::Open(process.directory);
+  if (!reader.ok()) return reader.status();
+  return (*reader)->StateAt(std::nullopt);
+}
+
+std::vector<GpuSight> ThisMachine::GpusInUse() {
+  std::vector<GpuSight> sights;
+  for (GpuInUse& gpu : GpusByNvml(OpenNvml())) {
+    sights.push_back({.uuid = std::move(gpu.uuid), .memory = gpu.memory, .used = gpu.used, .holders = std::move(gpu.holders)});
+  }
+  return sights;
+}
+
+}  // namespace amem::tool

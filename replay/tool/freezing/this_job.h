@@ -1,0 +1,39 @@
+// The job and the machine that a freeze works on, as the tool sees them: sessions by their control pages, GPUs by NVML.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "replay/control/job_control.h"
+#include "replay/freeze/host.h"
+#include "replay/freeze/job.h"
+
+namespace amem::tool {
+
+// Holds the locks of the job's pages for as long as it lives.
+class ControlledJob final : public FreezableJob {
+ public:
+  // `asked.all_tags` is set: what AMem can take out at the link's speed need not go the driver's way.
+  ControlledJob(control::JobControl control, control::AskOptions asked);
+
+  std::vector<RankSight> Look() override;
+  Status Pause(const Say& say) override;
+  Status Resume(const Say& say) override;
+  Status LeaveNote(SessionId session, const FrozenNote& note) override;
+  Result<State> MemoryOf(const RankProcess& process) override;
+
+ private:
+  control::JobControl control_;
+  control::AskOptions asked_;
+};
+
+class ThisMachine final : public FreezeHost {
+ public:
+  std::vector<GpuSight> GpusInUse() override;
+  std::optional<HostRoom> RoomFor(pid_t pid) override { return ReadHostRoom("", pid); }
+  std::uint64_t StartTicks(pid_t pid) override { return ReadStartTicks(pid); }
+  std::vector<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
+};
+
+}  // namespace amem::tool

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -469,7 +470,51 @@ std::string StayBusy(const std::string&) {
   return "0";
 }
 
+// ---- training that is asked from outside ---------------------------------------------------------------------------------
+
+unsigned char* g_own = nullptr;  // device memory that is neither NCCL's nor under a tag
+constexpr std::size_t kOwnBytes = std::size_t{32} << 20;
+
+std::string AllocateOwn() {
+  CUdeviceptr pointer = 0;
+  const auto allocate = reinterpret_cast<decltype(&cuMemAlloc)>(dlsym(g_cuda, "cuMemAlloc_v2"));
+  if (const int result = allocate(&pointer, kOwnBytes); result != 0) return std::to_string(result);
+  g_own = reinterpret_cast<unsigned char*>(pointer);
+  for (std::size_t i = 0; i < kOwnBytes; ++i) g_own[i] = static_cast<unsigned char>(i * 13 + static_cast<std::size_t>(kRank));
+  return "0";
+}
+
+// A driver call, then a look at the device's memory: what a kernel would do.
+bool OwnIsWhole() {
+  std::size_t free = 0, total = 0;
+  reinterpret_cast<decltype(&cuMemGetInfo)>(dlsym(g_cuda, "cuMemGetInfo_v2"))(&free, &total);
+  for (std::size_t i = 0; g_own != nullptr && i < kOwnBytes; i += 509)
+    if (g_own[i] != static_cast<unsigned char>(i * 13 + static_cast<std::size_t>(kRank))) return false;
+  return true;
+}
+
+// Steps with a safe point each, until the file JOB_STOP has the number of the last one. In the file JOB_STEPS and the rank stands
+// how many are done.
+std::string Train(const std::string&) {
+  const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
+  const auto safepoint = Function<int()>("amem_safepoint");
+  std::string sum;
+  for (long step = 1;; ++step) {
+    const std::string now = Reduce();
+    if (sum.empty()) sum = now;
+    if (now != sum) return "step " + std::to_string(step) + ": " + now + " and not " + sum;
+    if (!OwnIsWhole()) return "step " + std::to_string(step) + ": device memory differs";
+    std::ofstream(steps_file) << step << "\n";
+    long last = 0;
+    if (std::ifstream(Text("JOB_STOP", "")) >> last && step >= last) return sum;
+    if (const int code = safepoint(); code != 0) return "safepoint " + WithReason(code);
+    ExitIfInterrupted();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
+    {"train", Train},
     {"sleep", Sleep},
     {"steps", Steps},
     {"linger", Linger},
@@ -535,6 +580,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"figures", Figures},
     {"child", Child},
     {"hang", Hang},
+    {"own", AllocateOwn},
 };
 
 }  // namespace

@@ -1,0 +1,237 @@
+// Jobs that are frozen and thawed from outside by the tool: real processes, the stand-ins for libcuda, NCCL and NVML.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "replay/driver/driver.h"
+#include "replay/driver/simulator/world.h"
+#include "tests/scenarios/job.h"
+
+namespace amem {
+namespace {
+
+using job::Job;
+using job::Rank;
+using namespace std::chrono_literals;
+
+constexpr Bytes kCapacity = Bytes{16384} << 20;
+constexpr Bytes kPlain = Bytes{32} << 20;  // what a rank has that the driver must take
+using ProcessState = SimulatorWorld::ProcessState;
+
+// A job that trains until it is told to stop, with a tool beside it.
+class Frozen : public testing::Test {
+ protected:
+  void Start(int ranks, const std::vector<std::string>& before_training = {}) {
+    ranks_ = ranks;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["JOB_STOP"] = job.directory() / "stop";
+    job.environment["JOB_STEPS"] = job.directory() / "steps";
+    std::vector<std::string> commands = {"cuda", "load", "init", "own", "reduce"};
+    commands.insert(commands.end(), before_training.begin(), before_training.end());
+    commands.insert(commands.end(), {"train", "barrier", "destroy"});
+    job.Start(ranks, commands);
+    for (int rank = 0; rank < ranks && before_training.empty(); ++rank) AwaitSteps(rank, 3);
+    auto opened = SimulatorWorld::Open(job.directory() / "world", 4, kCapacity);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    world = *opened;
+  }
+  [[nodiscard]] long Steps(int rank) const {
+    long steps = 0;
+    std::ifstream(job.directory() / ("steps" + std::to_string(rank))) >> steps;
+    return steps;
+  }
+  void AwaitSteps(int rank, long steps) const {
+    for (int waited = 0; Steps(rank) < steps && waited < 30'000; waited += 5) std::this_thread::sleep_for(5ms);
+    ASSERT_GE(Steps(rank), steps) << job.SoFar(rank).out << job.SoFar(rank).err;
+  }
+  // All ranks go on for some steps.
+  void ExpectTraining() const {
+    for (int rank = 0; rank < ranks_; ++rank) AwaitSteps(rank, Steps(rank) + 3);
+  }
+  void ExpectGoodEnd() {
+    long last = 0;
+    for (int rank = 0; rank < ranks_; ++rank) last = std::max(last, Steps(rank));
+    std::ofstream(job.directory() / "stop.new") << last + 50 << "\n";
+    std::filesystem::rename(job.directory() / "stop.new", job.directory() / "stop");
+    for (const Rank& rank : job.Finish(60s)) {
+      EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+      EXPECT_EQ(rank.Said("train"), rank.Said("reduce")) << rank.err;
+    }
+  }
+  [[nodiscard]] Rank Tool(std::vector<std::string> command, const job::Environment& more = {}) const {
+    command.insert(command.begin(), AMEM_REPLAY);
+    job::Environment environment = {{"AMEM_JOURNAL_DIR", job.journals()},
+                                    {"AMEM_SIM_WORLD", job.directory() / "world"},
+                                    {"LD_LIBRARY_PATH", std::string(AMEM_STAND_INS) + ":" + AMEM_STAND_IN_NVML_FOLDER}};
+    for (const auto& [name, value] : more) environment[name] = value;
+    return job::RunProgram(command, environment, job.directory());
+  }
+  [[nodiscard]] std::string First() const { return std::to_string(job.processes().front()); }
+  // "" if the command did what it was to do.
+  [[nodiscard]] std::string Fails(const std::vector<std::string>& command, const job::Environment& more = {}) const {
+    const Rank done = Tool(command, more);
+    return done.status == 0 ? "" : done.out + done.err;
+  }
+  void ExpectOffTheGpus() const {
+    for (int rank = 0; rank < ranks_; ++rank) EXPECT_EQ(world->InUse(rank), 0U) << "device " << rank;
+  }
+  [[nodiscard]] bool AllAre(ProcessState state) const {
+    for (const pid_t pid : job.processes()) {
+      if (world->StateOf(pid) != state) return false;
+    }
+    return true;
+  }
+
+  Job job;
+  std::shared_ptr<SimulatorWorld> world;
+  int ranks_ = 0;
+};
+
+TEST_F(Frozen, job_of_four_leaves_its_gpus_and_comes_back) {
+  Start(4);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(Fails({"freeze", First()}), "");
+    ExpectOffTheGpus();
+    EXPECT_TRUE(AllAre(ProcessState::kCheckpointed));
+    const auto other = world->Attach();  // another process uses a whole GPU meanwhile
+    ASSERT_TRUE(other.ok());
+    EXPECT_TRUE(world->Add(*other, 1, kCapacity).has_value());
+    const std::string full = Fails({"thaw", First()});
+    EXPECT_NE(full.find("nothing was touched, the job stays frozen"), std::string::npos) << full;
+    EXPECT_TRUE(AllAre(ProcessState::kCheckpointed));
+    world->Detach(*other);
+    EXPECT_EQ(Fails({"thaw", First()}), "");
+    ExpectTraining();
+  }
+  ExpectGoodEnd();
+}
+
+TEST_F(Frozen, json_follows_its_schema_and_tells_times_and_bytes) {
+  Start(2);
+  for (const char* command : {"freeze", "thaw"}) {
+    const Rank done = Tool({command, First(), "--json"});
+    EXPECT_EQ(done.status, 0) << done.out << done.err;
+    std::ofstream(job.directory() / "answer.json") << done.out;
+    const Rank valid = job::RunProgram(
+        {"/bin/sh", "-c", std::string(AMEM_FREEZE_SCHEMA) + " < '" + (job.directory() / "answer.json").string() + "'"}, {},
+        job.directory());
+    EXPECT_EQ(valid.status, 0) << valid.out << valid.err << done.out;
+    EXPECT_NE(done.out.find("\"taken\": " + std::to_string(kPlain)), std::string::npos) << done.out;
+  }
+  ExpectGoodEnd();
+}
+
+TEST_F(Frozen, job_without_the_pause_of_amem_is_lost) {
+  Start(2);
+  const pid_t pid = job.processes().front();
+  ASSERT_EQ(world->LockProcess(pid, 5000), 0);
+  ASSERT_EQ(world->CheckpointProcess(pid), 0) << "as on GPUs, although memory is shared";
+  EXPECT_EQ(world->RestoreProcess(pid, {}), cuda::kNotSupported);
+  EXPECT_EQ(world->StateOf(pid), ProcessState::kFailed);
+  const std::string refused = Fails({"freeze", First()});
+  EXPECT_NE(refused.find("lost"), std::string::npos) << refused;
+  for (const pid_t one : job.processes()) kill(one, SIGKILL);
+}
+
+TEST_F(Frozen, rank_that_does_not_come_costs_nobody_anything) {
+  Start(2, {"1:sleep=6000"});
+  AwaitSteps(0, 1);
+  const std::string late = Fails({"freeze", First(), "--deadline", "1"});
+  EXPECT_NE(late.find("rank 1"), std::string::npos) << late;
+  EXPECT_TRUE(AllAre(ProcessState::kRunning));
+  AwaitSteps(1, 1);
+  EXPECT_EQ(Fails({"freeze", First()}), "") << "second try";
+  EXPECT_EQ(Fails({"thaw", First()}), "");
+  ExpectGoodEnd();
+}
+
+TEST_F(Frozen, refused_call_of_the_driver_is_undone) {
+  Start(2);
+  for (const char* fault : {"CheckpointLock,2,fail=600", "CheckpointTake,2,fail=999"}) {
+    const std::string refused = Fails({"freeze", First()}, {{"STAND_IN_AT", fault}});
+    EXPECT_NE(refused.find("the job runs as before"), std::string::npos) << refused;
+    ExpectTraining();
+    EXPECT_TRUE(AllAre(ProcessState::kRunning));
+  }
+  EXPECT_EQ(Fails({"freeze", First()}), "");
+  const std::string refused = Fails({"thaw", First()}, {{"STAND_IN_AT", "CheckpointRestore,2,fail=2"}});
+  EXPECT_NE(refused.find("stays frozen"), std::string::npos) << refused;
+  ExpectOffTheGpus();
+  EXPECT_EQ(Fails({"thaw", First()}), "");
+  ExpectTraining();
+  ExpectGoodEnd();
+}
+
+TEST_F(Frozen, rank_that_dies_is_said_and_the_others_come_back) {
+  Start(2);
+  EXPECT_EQ(Fails({"freeze", First()}), "");
+  kill(job.processes()[1], SIGKILL);
+  const std::string lost = Fails({"thaw", First(), "--deadline", "5"});
+  EXPECT_NE(lost.find("rank 1"), std::string::npos) << lost;
+  EXPECT_NE(lost.find("it has ended"), std::string::npos) << lost;
+  EXPECT_EQ(world->StateOf(job.processes()[0]), ProcessState::kRunning);
+  kill(job.processes()[0], SIGKILL);
+}
+
+TEST_F(Frozen, job_comes_back_on_other_gpus) {
+  Start(2);
+  EXPECT_EQ(Fails({"freeze", First()}), "");
+  EXPECT_EQ(Fails({"thaw", First(), "--gpus", "0=2,2=0"}), "");
+  EXPECT_EQ(world->InUse(0), 0U);
+  EXPECT_GT(world->InUse(2), kPlain);
+  ExpectTraining();
+  EXPECT_EQ(Fails({"freeze", First()}), "") << "and again from there";
+  EXPECT_EQ(Fails({"thaw", First(), "--gpus", "2=0,0=2"}), "");
+  EXPECT_GT(world->InUse(0), kPlain);
+  EXPECT_EQ(world->InUse(2), 0U);
+  ExpectGoodEnd();
+}
+
+// ---- the death of the tool -------------------------------------------------------------------------------------------------
+
+class KilledTool : public Frozen {
+ protected:
+  // Kills `command` at every moment around the lines of its journal, and lets `then` go on.
+  void KillEverywhere(const std::string& command, const std::string& then, bool frozen_after) {
+    Start(2);
+    for (int moment = 1;; ++moment) {
+      if (command == "thaw") {
+        ASSERT_EQ(Fails({"freeze", First()}), "") << moment;
+      }
+      const Rank killed = Tool({command, First()}, {{"LD_PRELOAD", AMEM_KILL_AT_SYNC},
+                                                    {"STAND_IN_KILL_AT_SYNC", std::to_string(moment)}});
+      if (killed.status == 0) {
+        EXPECT_GT(moment, 10);
+        if (command == "freeze") {
+          EXPECT_EQ(Fails({"thaw", First()}), "");
+        }
+        break;
+      }
+      ASSERT_EQ(killed.status, 256 + SIGKILL) << moment << killed.out << killed.err;
+      const Rank went_on = Tool({command, First(), then});
+      // Before the first line of the operation there is nothing to go on with.
+      const bool nothing = went_on.status != 0 && went_on.err.find("unfinished") != std::string::npos;
+      ASSERT_TRUE(went_on.status == 0 || nothing) << moment << went_on.out << went_on.err;
+      const bool frozen = AllAre(ProcessState::kCheckpointed);
+      if (!nothing) {
+        ASSERT_EQ(frozen, frozen_after) << moment << went_on.out << went_on.err;
+      }
+      if (frozen) {
+        ASSERT_EQ(Fails({"thaw", First()}), "") << moment;
+      }
+      ExpectTraining();
+    }
+    ExpectGoodEnd();
+  }
+};
+
+TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue", true); }
+TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false); }
+TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false); }
+TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true); }
+
+}  // namespace
+}  // namespace amem

@@ -114,7 +114,7 @@ std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> g
 }
 
 Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
-                         const FreezeAllowances& allowances, std::vector<std::string>& notes) {
+                         const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes) {
   std::vector<std::string> problems;
   std::vector<State> states;
   const std::vector<GpuSight> gpus = host.GpusInUse();
@@ -141,8 +141,8 @@ Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const Ra
   }
   FindHostRoom(host, processes, needed, problems, notes);
   if (!allowances.others_stay) FindOthers(host, gpus, processes, problems);
-  if (const std::size_t elsewhere = RanksElsewhere(states); elsewhere > 0 && !allowances.this_host_only) {
-    problems.push_back(fmt::format("{} ranks of its communicators are not here: on other hosts, or not under AMem. amem freezes the "
+  if (const std::size_t elsewhere = std::max(ranks_elsewhere, RanksElsewhere(states)); elsewhere > 0 && !allowances.this_host_only) {
+    problems.push_back(fmt::format("{} of its ranks are not here: on other hosts, or not under AMem. amem freezes the "
                                    "processes of this host only: give --this-host, and run it on each host with the same --at-step",
                                    elsewhere));
   }

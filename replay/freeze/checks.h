@@ -25,9 +25,9 @@ std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> g
 
 // Of sessions that run: what a pause would leave that the driver cannot take (multicast objects, memory that a network card or
 // another process holds), other processes of the job, and whether the host has room for what is on the GPUs.
-// kRefused; `notes` gets what could not be found out.
+// `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what could not be found out.
 Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
-                         const FreezeAllowances& allowances, std::vector<std::string>& notes);
+                         const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
 Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes);
 // Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those that

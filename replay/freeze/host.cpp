@@ -60,12 +60,12 @@ std::vector<std::string> StatFields(pid_t pid) {
   return fields;
 }
 
-}  // namespace
-
 pid_t ParentOf(pid_t pid) {
   const auto fields = StatFields(pid);
   return fields.size() > 1 ? static_cast<pid_t>(NumberIn(fields[1]).value_or(0)) : 0;
 }
+
+}  // namespace
 
 std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid) {
   std::optional<HostRoom> room;

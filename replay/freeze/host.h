@@ -44,7 +44,6 @@ class FreezeHost {
 // `root` in place of "/" for tests. Without GPUs, which the tool adds.
 std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid);
 std::uint64_t ReadStartTicks(pid_t pid);
-pid_t ParentOf(pid_t pid);  // 0: there is no such process
 std::vector<pid_t> ReadSiblings(pid_t pid);
 
 }  // namespace amem

@@ -143,7 +143,7 @@ Status FreezeOperation::Freeze() {
                                           one.process.name, one.process.pid)};
     }
   }
-  AMEM_TRY(CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, report_.notes));
+  AMEM_TRY(CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
   moved_ = false;
   pairs_.clear();
   AMEM_TRY(BeginNew());

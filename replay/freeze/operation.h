@@ -22,6 +22,7 @@ namespace amem {
 struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
   FreezeAllowances allowances;
+  std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
   std::string gpus;  // of a thaw: ReadGpuPairs
   Say say = [](const std::string&) {};
 };

@@ -9,7 +9,7 @@
 #include "replay/freeze/operation.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
-#include "replay/tool/freezing/find_job.h"
+#include "replay/tool/control/request.h"
 #include "replay/tool/freezing/this_job.h"
 #include "statemachine/amounts.h"
 
@@ -87,7 +87,7 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
   } else {
     PrintText(out, report, gpus);
   }
-  return status.ok() ? kFine : Complain(status.message(), kViolationFound);
+  return status.ok() ? kFine : ComplainOf(status, kViolationFound);
 }
 
 // Both commands: `forward` where neither --continue nor --undo is given.
@@ -95,16 +95,16 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
   auto checkpointer = OpenCudaCheckpointer();
   if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), out);
-  const auto sessions = FindJobHere(options.job);
-  if (!sessions.ok()) return Complain(sessions.status().message());
-  auto control = control::JobControl::Open(*sessions);
+  const Result<FoundJob> found = FindJob(options.job);
+  if (!found.ok()) return ComplainOf(found.status(), kCannotRead);
+  auto control = control::JobControl::Open(found->directories);
   if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), out);
   ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});
   ThisMachine machine;
-  FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay}, .gpus = options.gpus};
-  if (!options.json) {
-    how.say = [](const std::string& progress) { std::fprintf(stderr, "%s\n", Escaped(progress).c_str()); };
-  }
+  FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
+                    .ranks_elsewhere = found->elsewhere,
+                    .gpus = options.gpus};
+  if (!options.json) how.say = PrintProgress;
   FreezeOperation operation(job, **checkpointer, machine, std::move(how));
   const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;
   const Status done = (operation.*command)();

@@ -24,16 +24,13 @@ using ProcessState = SimulatorWorld::ProcessState;
 // A job that trains until it is told to stop, with a tool beside it.
 class Frozen : public testing::Test {
  protected:
-  void Start(int ranks, const std::vector<std::string>& before_training = {}) {
+  void Start(int ranks) {
     ranks_ = ranks;
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["JOB_STOP"] = job.directory() / "stop";
     job.environment["JOB_STEPS"] = job.directory() / "steps";
-    std::vector<std::string> commands = {"cuda", "load", "init", "own", "reduce"};
-    commands.insert(commands.end(), before_training.begin(), before_training.end());
-    commands.insert(commands.end(), {"train", "barrier", "destroy"});
-    job.Start(ranks, commands);
-    for (int rank = 0; rank < ranks && before_training.empty(); ++rank) AwaitSteps(rank, 3);
+    job.Start(ranks, {"cuda", "load", "init", "own", "reduce", "train", "barrier", "destroy"});
+    for (int rank = 0; rank < ranks; ++rank) AwaitSteps(rank, 3);
     auto opened = SimulatorWorld::Open(job.directory() / "world", 4, kCapacity);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     world = *opened;
@@ -137,12 +134,13 @@ TEST_F(Frozen, job_without_the_pause_of_amem_is_lost) {
 }
 
 TEST_F(Frozen, rank_that_does_not_come_costs_nobody_anything) {
-  Start(2, {"1:sleep=6000"});
-  AwaitSteps(0, 1);
+  Start(2);
+  kill(job.processes()[1], SIGSTOP);
   const std::string late = Fails({"freeze", First(), "--deadline", "1"});
   EXPECT_NE(late.find("rank 1"), std::string::npos) << late;
   EXPECT_TRUE(AllAre(ProcessState::kRunning));
-  AwaitSteps(1, 1);
+  kill(job.processes()[1], SIGCONT);
+  ExpectTraining();
   EXPECT_EQ(Fails({"freeze", First()}), "") << "second try";
   EXPECT_EQ(Fails({"thaw", First()}), "");
   ExpectGoodEnd();

@@ -190,7 +190,7 @@ Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
   find("cuDriverGetVersion", calls.version);
   find("cuDeviceGetCount", calls.device_count);
   find("cuDeviceGet", calls.device_get);
-  find("cuDeviceGetUuid", calls.uuid);
+  find("cuDeviceGetUuid_v2", calls.uuid);
   find("cuCheckpointProcessGetState", calls.state);
   find("cuCheckpointProcessLock", calls.lock);
   find("cuCheckpointProcessCheckpoint", calls.checkpoint);

@@ -1,9 +1,9 @@
-// The driver's checkpoint of a process, as one process asks it of another: locked, its GPU memory moved to host memory of its own,
-// and back at the same addresses. CUDA alone has it (cuda/checkpoint.h); tests have fakes.
+// The driver's checkpoint of a process, as one process asks it of another: locked, its GPU memory moved to host memory of its
+// own, and back at the same addresses. CUDA alone has it (cuda/checkpoint.h); tests have fakes.
 //
-// RUNNING -> LOCKED -> CHECKPOINTED -> LOCKED -> RUNNING, and FAILED, from which there is no way back. All calls may be made from
-// any thread, for several processes at once. A failure is Code::kDriver with the driver's CUresult, and names the remedy where
-// there is one; unless the state is FAILED afterwards, nothing has changed.
+// RUNNING -> LOCKED -> CHECKPOINTED -> LOCKED -> RUNNING, and FAILED, from which there is no way back. All calls may be made
+// from any thread, for several processes at once. A failure is Code::kDriver with the driver's CUresult, and names the remedy
+// where there is one; unless the state is FAILED afterwards, nothing has changed.
 #pragma once
 
 #include <sys/types.h>

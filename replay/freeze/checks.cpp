@@ -33,18 +33,21 @@ void FindUntakable(const RankProcess& process, const State& state, std::vector<s
     }
   }
   if (multicast > 0) {
-    problems.push_back(fmt::format("{} holds {} in multicast objects (NVLS), which a checkpoint does not cover: run the job with "
-                                   "NCCL_NVLS_ENABLE=0, or AMEM_NVLS=release",
-                                   process.name, RoundedUpBytes(multicast)));
+    problems.push_back(
+        fmt::format("{} holds {} in multicast objects (NVLS), which a checkpoint does not cover: run the job with "
+                    "NCCL_NVLS_ENABLE=0, or AMEM_NVLS=release",
+                    process.name, RoundedUpBytes(multicast)));
   }
   if (registered > 0) {
-    problems.push_back(fmt::format("a network card holds {} of {}: run the job with NCCL_IB_DISABLE=1, or deregister that memory",
-                                   RoundedUpBytes(registered), process.name));
+    problems.push_back(
+        fmt::format("a network card holds {} of {}: run the job with NCCL_IB_DISABLE=1, or deregister that memory",
+                    RoundedUpBytes(registered), process.name));
   }
   if (shared > 0) {
-    problems.push_back(fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
-                                   "driver could not restore: run the job with AMEM_USER_MEMORY=release",
-                                   process.name, RoundedUpBytes(shared)));
+    problems.push_back(
+        fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
+                    "driver could not restore: run the job with AMEM_USER_MEMORY=release",
+                    process.name, RoundedUpBytes(shared)));
   }
 }
 
@@ -82,9 +85,10 @@ void FindOthers(FreezeHost& host, std::span<const GpuSight> gpus, std::span<cons
     }
   }
   for (const std::string& other : others) {
-    problems.push_back(fmt::format("{} was started beside the ranks, uses a GPU, and is not under AMem: end it, or give "
-                                   "--others-stay if it shares no GPU memory with them",
-                                   other));
+    problems.push_back(
+        fmt::format("{} was started beside the ranks, uses a GPU, and is not under AMem: end it, or give "
+                    "--others-stay if it shares no GPU memory with them",
+                    other));
   }
 }
 
@@ -94,9 +98,10 @@ void FindHostRoom(FreezeHost& host, std::span<const RankProcess> processes, Byte
   if (!room) {
     notes.push_back("how much host memory is available could not be read, and was not checked");
   } else if (room->bytes < needed) {
-    problems.push_back(fmt::format("the host has not enough memory: {} on the GPUs must be kept there, and {} allows {}; end other "
-                                   "programs, raise the limit, or let tags have policy \"discard\"",
-                                   RoundedUpBytes(needed), room->limited_by, RoundedBytes(room->bytes)));
+    problems.push_back(
+        fmt::format("the host has not enough memory: {} on the GPUs must be kept there, and {} allows {}; end other "
+                    "programs, raise the limit, or let tags have policy \"discard\"",
+                    RoundedUpBytes(needed), room->limited_by, RoundedBytes(room->bytes)));
   }
 }
 
@@ -133,18 +138,21 @@ Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const Ra
     } else {
       const Holdings holdings = Measure(*state);
       needed += holdings.own_device_resident + holdings.pools_resident + holdings.legacy_kept;
-      notes.push_back(fmt::format("NVML does not say what {} holds on its GPUs (a container may hide it): only what AMem knows of "
-                                  "is checked",
-                                  process.name));
+      notes.push_back(
+          fmt::format("NVML does not say what {} holds on its GPUs (a container may hide it): only what AMem knows of "
+                      "is checked",
+                      process.name));
     }
     states.push_back(*std::move(state));
   }
   FindHostRoom(host, processes, needed, problems, notes);
   if (!allowances.others_stay) FindOthers(host, gpus, processes, problems);
-  if (const std::size_t elsewhere = std::max(ranks_elsewhere, RanksElsewhere(states)); elsewhere > 0 && !allowances.this_host_only) {
-    problems.push_back(fmt::format("{} of its ranks are not here: on other hosts, or not under AMem. amem freezes the "
-                                   "processes of this host only: give --this-host, and run it on each host with the same --at-step",
-                                   elsewhere));
+  if (const std::size_t elsewhere = std::max(ranks_elsewhere, RanksElsewhere(states));
+      elsewhere > 0 && !allowances.this_host_only) {
+    problems.push_back(
+        fmt::format("{} of its ranks are not here: on other hosts, or not under AMem. amem freezes the "
+                    "processes of this host only: give --this-host, and run it on each host with the same --at-step",
+                    elsewhere));
   }
   return Refusal(problems);
 }
@@ -160,9 +168,10 @@ Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processe
       if (!allocation.own() || !allocation.importers.empty()) shared += allocation.bytes;
     }
     if (shared > 0) {
-      problems.push_back(fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "
-                                     "`amem-replay state {}` tells which",
-                                     process.name, RoundedUpBytes(shared), process.directory.string()));
+      problems.push_back(
+          fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "
+                      "`amem-replay state {}` tells which",
+                      process.name, RoundedUpBytes(shared), process.directory.string()));
     }
   }
   if (problems.empty()) return {};
@@ -182,7 +191,8 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
     for (const auto& [uuid, bytes] : process.before_pause) {
       const auto pair = std::ranges::find(pairs, uuid, &GpuPair::from);
       const bool is_taken = taken.contains(plain.pid);
-      const Bytes there = is_taken ? 0 : held[plain.pid][uuid];  // a paused process that the driver has not taken needs the rest
+      const Bytes there =
+          is_taken ? 0 : held[plain.pid][uuid];  // a paused process that the driver has not taken needs the rest
       needed[pair == pairs.end() || !is_taken ? uuid : pair->to] += bytes - std::min(bytes, there);
       known = true;
     }
@@ -239,13 +249,14 @@ Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<con
     const auto from = IndexOf(own, gpus);
     const auto to = IndexOf(equals == std::string::npos ? parts[i] : parts[i].substr(equals + 1), gpus);
     if (!from || !to) {
-      return Status(Code::kInvalid, fmt::format("--gpus: \"{}\" names no GPU of the {} here; give 0=1,1=0, or UUIDs", parts[i],
-                                                gpus.size()));
+      return Status(Code::kInvalid,
+                    fmt::format("--gpus: \"{}\" names no GPU of the {} here; give 0=1,1=0, or UUIDs", parts[i], gpus.size()));
     }
     target[from.value()] = to.value();
   }
   if (std::set<std::size_t>(target.begin(), target.end()).size() != target.size()) {
-    return Status(Code::kInvalid, fmt::format("--gpus {}: two GPUs would come back on one; name the way of each, as in 0=1,1=0", text));
+    return Status(Code::kInvalid,
+                  fmt::format("--gpus {}: two GPUs would come back on one; name the way of each, as in 0=1,1=0", text));
   }
   std::vector<GpuPair> pairs;
   for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i], gpus[target[i]]});

@@ -30,8 +30,8 @@ Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const Ra
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
 Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes);
-// Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those that
-// the driver has not `taken` have there now. kOutOfMemory names who holds it.
+// Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those
+// that the driver has not `taken` have there now. kOutOfMemory names who holds it.
 Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,
                  std::span<const GpuPair> pairs, std::vector<std::string>& notes);
 

@@ -1,5 +1,5 @@
-// The machine under a job: its host memory, its GPUs and their users, and which process is which. Injected, so that tests have a
-// machine that is short of something.
+// The machine under a job: its host memory, its GPUs and their users, and which process is which. Injected, so that tests have
+// a machine that is short of something.
 #pragma once
 
 #include <sys/types.h>

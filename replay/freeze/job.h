@@ -18,8 +18,8 @@ namespace amem {
 struct RankProcess {
   SessionId session;
   pid_t pid = 0;
-  std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
-  std::string name;               // "rank 1", for messages
+  std::uint64_t start_ticks = 0;    // field 22 of /proc/PID/stat
+  std::string name;                 // "rank 1", for messages
   std::filesystem::path directory;  // of its journal
   friend bool operator==(const RankProcess&, const RankProcess&) = default;
 };

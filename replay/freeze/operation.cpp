@@ -124,12 +124,14 @@ Status FreezeOperation::Freeze() {
   AMEM_TRY(LookAround());
   const std::size_t frozen = In(CheckpointState::kCheckpointed).size() + In(CheckpointState::kLocked).size();
   if (frozen > 0 && Unfinished()) {
-    return {Code::kRefused, "a freeze or thaw of this job has not come to its end, because its tool died: amem freeze --continue "
-                            "finishes it, amem freeze --undo goes back"};
+    return {Code::kRefused,
+            "a freeze or thaw of this job has not come to its end, because its tool died: amem freeze --continue "
+            "finishes it, amem freeze --undo goes back"};
   }
   if (frozen == processes_.size()) return {Code::kRefused, "the job is frozen already; amem thaw brings it back"};
   if (frozen > 0) {
-    return {Code::kRefused, "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
+    return {Code::kRefused,
+            "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
   }
   // Those of an earlier freeze that have ended are no part of this one.
   std::erase_if(processes_,
@@ -143,7 +145,8 @@ Status FreezeOperation::Freeze() {
                                           one.process.name, one.process.pid)};
     }
   }
-  AMEM_TRY(CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
+  AMEM_TRY(
+      CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
   moved_ = false;
   pairs_.clear();
   AMEM_TRY(BeginNew());
@@ -184,7 +187,8 @@ Status FreezeOperation::Undo() {
 }
 
 Status FreezeOperation::Ended(std::string outcome, const Status& status) {
-  if (const Status written = journal_->End(outcome, status.message()); !written.ok()) report_.notes.push_back(written.message());
+  if (const Status written = journal_->End(outcome, status.message()); !written.ok())
+    report_.notes.push_back(written.message());
   report_.outcome = std::move(outcome);
   report_.processes = processes_;
   return status;
@@ -218,7 +222,8 @@ Status FreezeOperation::ToFrozen() {
   options_.say("undoing: " + done.message());
   goal_ = FreezeGoal::kRunning;
   const Status undone = ToRunning();
-  if (undone.ok()) return {done.code(), done.message() + ". All that was done is undone, and the job runs as before", done.driver_result()};
+  if (undone.ok())
+    return {done.code(), done.message() + ". All that was done is undone, and the job runs as before", done.driver_result()};
   return {done.code(), fmt::format("{}. What was done could not all be undone: {}", done.message(), undone.message()),
           done.driver_result()};
 }
@@ -305,13 +310,15 @@ Status FreezeOperation::StayFrozen(const Processes& restored, const Status& why)
   const Status back = Each(FreezeStep::kCheckpoint, restored,
                            [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); });
   if (!back.ok()) {
-    return Ended("stuck", {why.code(), fmt::format("{}. Those that were restored could not be frozen again and stay locked: {}. amem "
-                                                   "thaw tries again",
-                                                   why.message(), back.message()),
+    return Ended("stuck", {why.code(),
+                           fmt::format("{}. Those that were restored could not be frozen again and stay locked: {}. amem "
+                                       "thaw tries again",
+                                       why.message(), back.message()),
                            why.driver_result()});
   }
-  return Ended("frozen", {why.code(), why.message() + ". The whole job stays frozen, with its contents kept; mend that and run amem "
-                                                      "thaw again",
+  return Ended("frozen", {why.code(),
+                          why.message() + ". The whole job stays frozen, with its contents kept; mend that and run amem "
+                                          "thaw again",
                           why.driver_result()});
 }
 
@@ -334,13 +341,13 @@ std::string FreezeOperation::MovedText() const {
 
 // ---- steps -----------------------------------------------------------------------------------------------------------------
 
-Status FreezeOperation::Step(FreezeStep step, FrozenProcess& process,
-                             const std::function<Status(const FrozenProcess&)>& make) {
+Status FreezeOperation::Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make) {
   const pid_t pid = process.process.pid;
   if (pid != 0 && host_.StartTicks(pid) != process.process.start_ticks) {
     return {Code::kPeerLost, fmt::format("{} (pid {}) has ended", process.process.name, pid)};
   }
-  // Towards the freeze nothing is done that the journal does not tell. On the way back the job counts for more than the journal.
+  // Towards the freeze nothing is done that the journal does not tell. On the way back the job counts for more than the
+  // journal.
   const Status announced = journal_->BeginStep(step, pid);
   if (!announced.ok() && goal_ == FreezeGoal::kFrozen) return announced;
   const Status done = make(process);

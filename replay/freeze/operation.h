@@ -1,8 +1,9 @@
 // Freezing a job, and thawing it: pause by AMem -> lock all -> checkpoint all ... restore all -> unlock all -> resume by AMem.
 //
-// Both directions start from where each process is, as the driver says, and do what is left. So a tool that died is succeeded by
-// another: --continue goes on to what was wanted, --undo goes back to where it began. A step that fails has what was done undone:
-// after a failed freeze the job runs, after a failed thaw it is frozen, unless the driver has lost a process, which is said.
+// Both directions start from where each process is, as the driver says, and do what is left. So a tool that died is succeeded
+// by another: --continue goes on to what was wanted, --undo goes back to where it began. A step that fails has what was done
+// undone: after a failed freeze the job runs, after a failed thaw it is frozen, unless the driver has lost a process, which is
+// said.
 #pragma once
 
 #include <chrono>
@@ -23,7 +24,7 @@ struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
   FreezeAllowances allowances;
   std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
-  std::string gpus;  // of a thaw: ReadGpuPairs
+  std::string gpus;                 // of a thaw: ReadGpuPairs
   Say say = [](const std::string&) {};
 };
 

@@ -1,4 +1,5 @@
-// The journal of a freeze: what was begun and what was done, so that another tool can finish it or undo it when this one has died.
+// The journal of a freeze: what was begun and what was done, so that another tool can finish it or undo it when this one has
+// died.
 //
 //   JOURNALS/freeze-ID.journal    mode 0600; lines "CRC JSON", the CRC-32C of the JSON in 8 hex digits
 //

@@ -8,6 +8,7 @@
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_json.h"
+#include "replay/freeze/standing.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
@@ -93,8 +94,11 @@ Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& ses
 
 int RunWhy(const WhyOptions& options, Output& out) {
   bool failed = false;
-  const Result<std::vector<Verdict>> verdicts = Judge(FindSessions(options.directories, failed), options.all);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  Result<std::vector<Verdict>> verdicts = Judge(sessions, options.all);
   if (!verdicts) return Complain(verdicts.status().message());
+  // Of a frozen process the journal says only that it is paused.
+  for (std::string& freeze : FreezeStandings(sessions)) verdicts->front().notes.push_back(std::move(freeze));
   bool damaged = false;
   for (const Verdict& verdict : *verdicts) {
     for (const std::string& damage : verdict.damage) Complain(damage);

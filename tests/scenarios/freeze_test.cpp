@@ -163,10 +163,27 @@ TEST_F(Frozen, refused_call_of_the_driver_is_undone) {
   ExpectGoodEnd();
 }
 
+TEST_F(Frozen, journals_tell_of_the_freeze) {
+  Start(2);
+  EXPECT_EQ(Fails({"freeze", First()}), "");
+  const Rank frozen = Tool({"why", "--json", job.journals()});
+  EXPECT_NE(frozen.out.find("the job was frozen at"), std::string::npos) << frozen.out << frozen.err;
+  EXPECT_EQ(Fails({"thaw", First()}), "");
+  const Rank thawed = Tool({"why", "--json", job.journals()});
+  EXPECT_EQ(thawed.out.find("frozen at"), std::string::npos) << thawed.out;
+  ExpectTraining();
+  const Rank log = Tool({"log", job.journals(), "--json"});
+  EXPECT_NE(log.out.find("\"moved_gpus\""), std::string::npos) << "each rank writes an event when it resumes";
+  ExpectGoodEnd();
+}
+
 TEST_F(Frozen, rank_that_dies_is_said_and_the_others_come_back) {
   Start(2);
   EXPECT_EQ(Fails({"freeze", First()}), "");
   kill(job.processes()[1], SIGKILL);
+  std::this_thread::sleep_for(100ms);
+  const Rank why = Tool({"why", "--json", job.journals()});
+  EXPECT_NE(why.out.find("ended meanwhile, with what it had on GPUs: rank 1"), std::string::npos) << why.out << why.err;
   const std::string lost = Fails({"thaw", First(), "--deadline", "5"});
   EXPECT_NE(lost.find("rank 1"), std::string::npos) << lost;
   EXPECT_NE(lost.find("it has ended"), std::string::npos) << lost;
@@ -199,8 +216,8 @@ class KilledTool : public Frozen {
       if (command == "thaw") {
         ASSERT_EQ(Fails({"freeze", First()}), "") << moment;
       }
-      const Rank killed = Tool({command, First()}, {{"LD_PRELOAD", AMEM_KILL_AT_SYNC},
-                                                    {"STAND_IN_KILL_AT_SYNC", std::to_string(moment)}});
+      const Rank killed =
+          Tool({command, First()}, {{"LD_PRELOAD", AMEM_KILL_AT_SYNC}, {"STAND_IN_KILL_AT_SYNC", std::to_string(moment)}});
       if (killed.status == 0) {
         EXPECT_GT(moment, 10);
         if (command == "freeze") {

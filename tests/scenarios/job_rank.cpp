@@ -493,8 +493,8 @@ bool OwnIsWhole() {
   return true;
 }
 
-// Steps with a safe point each, until the file JOB_STOP has the number of the last one. In the file JOB_STEPS and the rank stands
-// how many are done.
+// Steps with a safe point each, until the file JOB_STOP has the number of the last one. In the file JOB_STEPS and the rank
+// stands how many are done.
 std::string Train(const std::string&) {
   const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
   const auto safepoint = Function<int()>("amem_safepoint");

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kVersionWithPairs = 13000;  // before, the place of the pairs in the arguments was reserved
 
-// Declared here because the header of an older toolkit does not have them; the layouts are cuda.h's of CUDA 13, which differ from
-// those of 12.8 only in what was reserved and zero.
+// Declared here because the header of an older toolkit does not have them; the layouts are cuda.h's of CUDA 13, which differ
+// from those of 12.8 only in what was reserved and zero.
 struct LockArguments {
   unsigned timeout_ms, reserved0;
   std::uint64_t reserved1[7];
@@ -81,7 +81,8 @@ std::string_view RemedyOf(int result) {
     case cuda::kIllegalState:
       return "; another program (cuda-checkpoint?) locks or unlocks the process at the same time";
     case cuda::kNotSupported:
-      return "; the driver cannot take this process: it shares GPU memory with another, or uses what a checkpoint does not cover";
+      return "; the driver cannot take this process: it shares GPU memory with another, or uses what a checkpoint does not "
+             "cover";
     case cuda::kOutOfMemory:
       return "; host or GPU memory is short";
     default:
@@ -128,8 +129,8 @@ class CudaCheckpointer final : public Checkpointer {
     const CUresult result = calls_.lock(pid, &arguments);
     if (result == CUDA_ERROR_NOT_READY) {
       return {Code::kTimeout,
-              fmt::format("cuCheckpointProcessLock pid {}: its driver calls and its work on the GPU did not end within {} ms", pid,
-                          arguments.timeout_ms),
+              fmt::format("cuCheckpointProcessLock pid {}: its driver calls and its work on the GPU did not end within {} ms",
+                          pid, arguments.timeout_ms),
               result};
     }
     return Said(result, fmt::format("cuCheckpointProcessLock pid {}", pid));
@@ -197,15 +198,17 @@ Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
   find("cuCheckpointProcessRestore", calls.restore);
   find("cuCheckpointProcessUnlock", calls.unlock);
   if (missing != nullptr) {
-    return Status(Code::kUnsupported,
-                  fmt::format("the CUDA driver has no {}: a driver of CUDA 12.8 (570) or newer is needed for a freeze", missing));
+    return Status(
+        Code::kUnsupported,
+        fmt::format("the CUDA driver has no {}: a driver of CUDA 12.8 (570) or newer is needed for a freeze", missing));
   }
   int version = 0;
   CUresult result = calls.init(0);
   if (result == CUDA_SUCCESS) result = calls.version(&version);
   if (result != CUDA_SUCCESS) {
-    return Status(Code::kUnsupported, fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result),
-                                                  static_cast<int>(result), CudaErrorDescription(result)),
+    return Status(Code::kUnsupported,
+                  fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result), static_cast<int>(result),
+                              CudaErrorDescription(result)),
                   result);
   }
   return std::unique_ptr<Checkpointer>(std::make_unique<CudaCheckpointer>(calls, version));

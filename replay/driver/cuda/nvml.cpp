@@ -111,7 +111,8 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
     }
     MemoryNumbers2 exact{};
     exact.version = kMemoryVersion2;
-    if (!Find(library, "nvmlDeviceGetMemoryInfo_v2", memory2_of) || memory2_of(device, &exact) != kSuccess) exact.used = memory.used;
+    if (!Find(library, "nvmlDeviceGetMemoryInfo_v2", memory2_of) || memory2_of(device, &exact) != kSuccess)
+      exact.used = memory.used;
     GpuInUse gpu{.uuid = uuid, .memory = {.free = memory.free, .total = memory.total}, .used = exact.used, .holders = {}};
     gpu.holders_known = ListHolders(calls, device, gpu.holders);
     gpus.push_back(std::move(gpu));

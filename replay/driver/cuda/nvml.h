@@ -14,12 +14,11 @@ void* OpenNvml();
 // Empty where `library` is null or does not answer. `uuid` as in CudaDriver::DeviceUuid: "GPU-...".
 std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid);
 
-
 // A GPU of this machine, whether or not CUDA shows it to this process.
 struct GpuInUse {
   std::string uuid;
   MemoryInfo memory;
-  Bytes used = 0;  // by processes: what the driver has reserved for itself is neither free nor used
+  Bytes used = 0;              // by processes: what the driver has reserved for itself is neither free nor used
   bool holders_known = false;  // NVML told who holds it; in a container it may not see the processes
   std::vector<MemoryHolder> holders;
 };

@@ -86,9 +86,8 @@ std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
 }
 
 std::int32_t Simulator::OrdinalOf(std::int32_t world_device) const {
-  const auto at = std::find_if(visible_.begin(), visible_.end(), [&](std::int32_t visible) {
-    return world_->DeviceNow(member_, visible) == world_device;
-  });
+  const auto at = std::find_if(visible_.begin(), visible_.end(),
+                               [&](std::int32_t visible) { return world_->DeviceNow(member_, visible) == world_device; });
   return at == visible_.end() ? -1 : static_cast<std::int32_t>(at - visible_.begin());
 }
 

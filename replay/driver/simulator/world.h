@@ -82,8 +82,8 @@ class SimulatorWorld {
   // Around each driver call of the member: waits until its process may make calls. False: its process is lost (kFailed).
   bool EnterCall(std::uint32_t member);
   void LeaveCall(std::uint32_t member);
-  void SetBusy(std::uint32_t member, bool busy);            // its work does not end, so that it cannot be locked
-  std::optional<ProcessState> StateOf(std::int32_t pid);    // nothing: no member is of that process
+  void SetBusy(std::uint32_t member, bool busy);                // its work does not end, so that it cannot be locked
+  std::optional<ProcessState> StateOf(std::int32_t pid);        // nothing: no member is of that process
   int LockProcess(std::int32_t pid, std::uint32_t timeout_ms);  // CUresult, as those below; 0: no timeout
   // Its memory is no longer counted to the devices. Succeeds although memory is shared with other processes, as measured.
   int CheckpointProcess(std::int32_t pid);

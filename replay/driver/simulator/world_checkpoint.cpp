@@ -40,8 +40,8 @@ struct SimulatorWorld::OfProcess {
   std::uint32_t number = 0;
 };
 
-// Dekker's handshake with LockProcess: the member counts its call and then looks at the state, the other sets the state and then
-// looks at the count.
+// Dekker's handshake with LockProcess: the member counts its call and then looks at the state, the other sets the state and
+// then looks at the count.
 bool SimulatorWorld::EnterCall(std::uint32_t number) {
   WorldMember& member = table_->members[number];
   const std::atomic_ref in_calls(member.in_calls);

@@ -22,10 +22,10 @@ inline constexpr std::uint64_t kWorldVersion = 3;
 struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left
   std::uint64_t start_time;
-  std::uint32_t state;     // SimulatorWorld::ProcessState; by std::atomic_ref, as are the next two
-  std::uint32_t in_calls;  // driver calls under way
-  std::uint32_t busy;      // its work does not end
-  std::uint32_t shared;    // at its checkpoint it shared memory with another process
+  std::uint32_t state;                 // SimulatorWorld::ProcessState; by std::atomic_ref, as are the next two
+  std::uint32_t in_calls;              // driver calls under way
+  std::uint32_t busy;                  // its work does not end
+  std::uint32_t shared;                // at its checkpoint it shared memory with another process
   std::array<std::int16_t, 64> moved;  // by device, one more than the device that a restore put in its place; 0: none
 };
 

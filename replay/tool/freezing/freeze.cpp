@@ -113,7 +113,8 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
 
 void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
   arguments.Add("JOB", "JOB", options.job, kJobHelp);
-  arguments.Add("--deadline", "SECONDS", options.deadline_s, "How long the ranks may take to come to the pause, or to resume (60)", 1U);
+  arguments.Add("--deadline", "SECONDS", options.deadline_s,
+                "How long the ranks may take to come to the pause, or to resume (60)", 1U);
   arguments.Flag("--continue", options.go_on, "Finish what another tool has begun, and died");
   arguments.Flag("--undo", options.undo, "Go back from what another tool has begun, and died");
   AddJson(arguments, options.json);
@@ -121,7 +122,8 @@ void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
 
 void AddFreeze(Arguments& arguments, FreezeCommandOptions& options) {
   AddCommon(arguments, options);
-  arguments.Add("--at-step", "N", options.at_step, "The safe point to pause at, if it is still to come: the same N on each host");
+  arguments.Add("--at-step", "N", options.at_step,
+                "The safe point to pause at, if it is still to come: the same N on each host");
   arguments.Flag("--this-host", options.this_host, "The job has processes on other hosts, which are frozen there");
   arguments.Flag("--others-stay", options.others_stay, "Processes beside the ranks that use GPUs stay as they are");
 }

@@ -1,5 +1,5 @@
-// A job of fake processes, their driver and their machine for tests of a freeze, in memory that a forked tool shares with its test:
-// the tool can be killed before and after every call that it makes, and another goes on where it stopped.
+// A job of fake processes, their driver and their machine for tests of a freeze, in memory that a forked tool shares with its
+// test: the tool can be killed before and after every call that it makes, and another goes on where it stopped.
 #pragma once
 
 #include <sys/mman.h>
@@ -223,7 +223,6 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
       return {};
     });
   }
-
 };
 
 }  // namespace amem::test

@@ -96,8 +96,8 @@ class InCall {
 }  // namespace amem::stand_in
 
 // The first lines of almost every call.
-#define STARTED_OR_RETURN(name)                       \
-  const amem::stand_in::InCall name##_call;           \
+#define STARTED_OR_RETURN(name)                            \
+  const amem::stand_in::InCall name##_call;                \
   amem::stand_in::StandIn* const name = name##_call.get(); \
   if (name == nullptr) return CUDA_ERROR_NOT_INITIALIZED
 #define CONTEXT_OR_RETURN(name)                     \

@@ -1,5 +1,5 @@
-// Preloaded, it kills the process (SIGKILL) at the nth line that it brings to disk in the journal of a freeze: before the line is
-// written for odd numbers, after it for even ones. STAND_IN_KILL_AT_SYNC is that number, from 1 on.
+// Preloaded, it kills the process (SIGKILL) at the nth line that it brings to disk in the journal of a freeze: before the line
+// is written for odd numbers, after it for even ones. STAND_IN_KILL_AT_SYNC is that number, from 1 on.
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// NVIDIA's management library for the GPUs of a simulated world (AMEM_SIM_WORLD and the like, as the stand-in libcuda reads them):
-// how much of each is free, and which processes hold it.
+// NVIDIA's management library for the GPUs of a simulated world (AMEM_SIM_WORLD and the like, as the stand-in libcuda reads
+// them): how much of each is free, and which processes hold it.
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>

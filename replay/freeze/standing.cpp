@@ -1,0 +1,87 @@
+#include "replay/freeze/standing.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "replay/freeze/host.h"
+#include "replay/freeze/operation_journal.h"
+
+namespace amem {
+namespace {
+
+std::optional<SessionId> SessionOf(const std::filesystem::path& directory) {
+  const std::string name = directory.filename();
+  SessionId session;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), session.value, 16);
+  return parsed.ec == std::errc() ? std::optional(session) : std::nullopt;
+}
+
+std::optional<FreezeHistory> LastOf(const std::filesystem::path& folder, const std::set<SessionId>& sessions) {
+  std::optional<FreezeHistory> last;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("freeze-") || !name.ends_with(".journal")) continue;
+    auto history = ReadFreezeJournal(entry.path());
+    if (!history.ok() || (last && last->begun_ns > history->begun_ns)) continue;
+    const bool concerns = std::ranges::any_of(history->processes,
+                                              [&](const FrozenProcess& one) { return sessions.contains(one.process.session); });
+    if (concerns) last = *std::move(history);
+  }
+  return last;
+}
+
+std::string SentenceOf(const FreezeHistory& history) {
+  if (history.ended && history.outcome == "running") return {};
+  const auto begun =
+      std::chrono::time_point<std::chrono::system_clock, std::chrono::nanoseconds>(std::chrono::nanoseconds(history.begun_ns));
+  std::string gone;
+  for (const FrozenProcess& one : history.processes) {
+    if (ReadStartTicks(one.process.pid) == one.process.start_ticks) continue;
+    gone += fmt::format("{}{} (pid {})", gone.empty() ? "" : ", ", one.process.name, one.process.pid);
+  }
+  const std::string when = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", std::chrono::floor<std::chrono::seconds>(begun));
+  std::string text;
+  if (!history.ended) {
+    text = fmt::format(
+        "a {} that was begun with the freeze at {} has not come to its end: unless its tool is still at work, amem "
+        "freeze --continue finishes it, and amem freeze --undo goes back",
+        history.goal == FreezeGoal::kFrozen ? "freeze" : "thaw", when);
+  } else if (history.outcome == "frozen") {
+    text = fmt::format(
+        "the job was frozen at {}: the driver keeps its GPU memory in host memory, and its calls wait; amem thaw "
+        "brings it back",
+        when);
+  } else if (history.outcome == "lost") {
+    text = fmt::format("at the thaw after the freeze at {} a process was lost, and the others came back without it", when);
+  } else {
+    text = fmt::format("the thaw after the freeze at {} stopped half way; amem thaw tries again", when);
+  }
+  if (!gone.empty()) text += "; ended meanwhile, with what it had on GPUs: " + gone;
+  return text + "; " + history.path.string() + " has the steps";
+}
+
+}  // namespace
+
+std::vector<std::string> FreezeStandings(std::span<const std::filesystem::path> session_directories) {
+  std::map<std::filesystem::path, std::set<SessionId>> folders;
+  for (const auto& directory : session_directories) {
+    if (const auto session = SessionOf(directory)) folders[directory.parent_path()].insert(*session);
+  }
+  std::vector<std::string> sentences;
+  for (const auto& [folder, sessions] : folders) {
+    const auto last = LastOf(folder, sessions);
+    std::string sentence = last ? SentenceOf(*last) : "";
+    if (!sentence.empty()) sentences.push_back(std::move(sentence));
+  }
+  return sentences;
+}
+
+}  // namespace amem

@@ -190,10 +190,11 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
     auto held = HeldBy(gpus, std::span(&plain, 1));
     for (const auto& [uuid, bytes] : process.before_pause) {
       const auto pair = std::ranges::find(pairs, uuid, &GpuPair::from);
+      const auto moved = process.moved.find(uuid);
+      const std::string& now = moved == process.moved.end() ? uuid : moved->second;
       const bool is_taken = taken.contains(plain.pid);
-      const Bytes there =
-          is_taken ? 0 : held[plain.pid][uuid];  // a paused process that the driver has not taken needs the rest
-      needed[pair == pairs.end() || !is_taken ? uuid : pair->to] += bytes - std::min(bytes, there);
+      const Bytes there = is_taken ? 0 : held[plain.pid][now];  // a paused process that the driver has not taken needs the rest
+      needed[pair == pairs.end() || !is_taken ? now : pair->to] += bytes - std::min(bytes, there);
       known = true;
     }
   }

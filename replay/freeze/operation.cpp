@@ -56,7 +56,6 @@ Status FreezeOperation::LookAround() {
   if (processes_.empty()) return {Code::kNotFound, "no process of the job lives on this host"};
   history_ = LatestFreeze(processes_.front().process.directory.parent_path(), WithoutFigures(processes_));
   if (!history_) return {};
-  moved_ = history_->moved;
   pairs_ = history_->pairs;
   // A session that had no process of its own at the freeze (a job that goes on with another set of ranks) is none of it.
   std::vector<FrozenProcess> known = history_->processes;
@@ -76,6 +75,7 @@ Status FreezeOperation::BeginNew() {
   for (FrozenProcess& one : processes_) {
     one.before_pause = std::move(held[one.process.pid]);
     one.taken.clear();
+    one.moved.clear();
     one.from_ns = 0;
   }
   auto journal = FreezeJournal::Make(processes_.front().process.directory.parent_path(), processes_);
@@ -147,7 +147,6 @@ Status FreezeOperation::Freeze() {
   }
   AMEM_TRY(
       CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
-  moved_ = false;
   pairs_.clear();
   AMEM_TRY(BeginNew());
   return Towards(FreezeGoal::kFrozen);
@@ -290,12 +289,13 @@ Status FreezeOperation::ToRunning() {
 Status FreezeOperation::RestoreAll() {
   const Processes frozen = In(CheckpointState::kCheckpointed);
   const Status done = Each(FreezeStep::kRestore, frozen,
-                           [this](const FrozenProcess& one) { return checkpointer_.Restore(one.process.pid, pairs_); });
+                           [this](const FrozenProcess& one) { return checkpointer_.Restore(one.process.pid, PairsOf(one)); });
   const std::uint64_t now = MonotonicNs();
-  moved_ |= !pairs_.empty();
   Processes restored;
   for (FrozenProcess* one : In(CheckpointState::kLocked)) {
-    if (std::ranges::find(frozen, one) != frozen.end()) restored.push_back(one);
+    if (std::ranges::find(frozen, one) == frozen.end()) continue;
+    restored.push_back(one);
+    for (const GpuPair& pair : pairs_) one->moved[pair.from] = pair.to;
   }
   if (!In(CheckpointState::kCheckpointed).empty()) return StayFrozen(restored, done);
   for (const FrozenProcess* one : restored) {
@@ -329,6 +329,15 @@ Status FreezeOperation::ResumeAll() {
   const Status done = Step(FreezeStep::kResume, all, [this](const FrozenProcess&) { return job_.Resume(options_.say); });
   report_.times.push_back({FreezeStep::kResume, static_cast<double>(MonotonicNs() - began) / 1e6});
   return done;
+}
+
+std::vector<GpuPair> FreezeOperation::PairsOf(const FrozenProcess& process) const {
+  std::vector<GpuPair> pairs = pairs_;
+  for (GpuPair& pair : pairs) {
+    const auto moved = process.moved.find(pair.from);
+    if (moved != process.moved.end()) pair.from = moved->second;
+  }
+  return pairs;
 }
 
 std::string FreezeOperation::MovedText() const {

@@ -78,6 +78,8 @@ class FreezeOperation {
   Processes In(CheckpointState state);
   Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make);
   Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
+  // For one process: from where its GPUs' contents are now.
+  [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;
   void Lose(const FrozenProcess& process, const std::string& why);
   [[nodiscard]] std::string MovedText() const;
   Status Ended(std::string outcome, const Status& status);
@@ -89,7 +91,6 @@ class FreezeOperation {
   std::vector<FrozenProcess> processes_;
   std::optional<FreezeHistory> history_;
   std::vector<GpuPair> pairs_;
-  bool moved_ = false;
   FreezeGoal goal_{};
   std::unique_ptr<FreezeJournal> journal_;
   FreezeReport report_;

@@ -74,7 +74,9 @@ void ApplyLine(const Json& line, FreezeHistory& history) {
     const std::string step = line.at("step");
     FrozenProcess* const one = process();
     if (step == ToText(FreezeStep::kCheckpoint) && one != nullptr) one->from_ns = line.at("at_ns");
-    if (step == ToText(FreezeStep::kRestore) && !history.pairs.empty()) history.moved = true;
+    if (step == ToText(FreezeStep::kRestore) && one != nullptr) {
+      for (const GpuPair& pair : history.pairs) one->moved[pair.from] = pair.to;
+    }
   } else if (what == "end") {
     history.ended = true;
     history.outcome = line.at("outcome");

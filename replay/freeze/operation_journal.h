@@ -29,6 +29,8 @@ struct FrozenProcess {
   RankProcess process;
   std::map<std::string, Bytes> before_pause, taken;
   std::uint64_t from_ns = 0;  // when its checkpoint was done; 0: it was not
+  // Where restores have put what was on a GPU, by the UUID that it had at the freeze; not there: where it was.
+  std::map<std::string, std::string> moved;
 };
 
 enum class FreezeGoal : std::uint8_t { kFrozen, kRunning };
@@ -43,7 +45,6 @@ struct FreezeHistory {
   std::vector<FrozenProcess> processes;
   FreezeGoal goal{};           // of the last command
   std::vector<GpuPair> pairs;  // of the last restore that was asked for
-  bool moved = false;          // a restore with pairs was done
   bool ended = false;          // the last command came to its end
   std::string outcome;         // then: "frozen", "running", "lost"
 };

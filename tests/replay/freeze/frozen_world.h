@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -27,6 +28,7 @@ enum class FakeCall : int { kPause, kLock, kCheckpoint, kRestore, kUnlock, kResu
 struct FakeRank {
   std::atomic<int> state{0};  // CheckpointState
   std::atomic<std::uint64_t> start{0};
+  std::atomic<int> gpu{0};
   std::atomic<bool> shares{false};   // GPU memory, although it is paused
   std::atomic<bool> touched{false};  // a call was made about it after it had ended
 };
@@ -46,7 +48,10 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   FrozenWorld() {
     void* memory = mmap(nullptr, sizeof(FakeShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared = new (memory) FakeShared;
-    for (int rank = 0; rank < kFakeRanks; ++rank) shared->ranks[At(rank)].start = 1000 + static_cast<std::uint64_t>(rank);
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      shared->ranks[At(rank)].start = 1000 + static_cast<std::uint64_t>(rank);
+      shared->ranks[At(rank)].gpu = rank;
+    }
     std::string name = (std::filesystem::temp_directory_path() / "amem-freeze-XXXXXX").string();
     directory = mkdtemp(name.data());
   }
@@ -168,13 +173,16 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   }
   Status Lock(pid_t pid, std::chrono::milliseconds) override { return Change(FakeCall::kLock, pid, 0, 1); }
   Status Checkpoint(pid_t pid) override { return Change(FakeCall::kCheckpoint, pid, 1, 2); }
-  Status Restore(pid_t pid, std::span<const GpuPair>) override {
+  Status Restore(pid_t pid, std::span<const GpuPair> pairs) override {
     FakeRank& rank = shared->ranks[At(pid - kFirstPid)];
     if (!shared->paused || rank.shares) {  // as the driver does with a process that shares memory
       rank.state = static_cast<int>(CheckpointState::kFailed);
       return {Code::kDriver, "CUDA_ERROR_NOT_SUPPORTED", 801};
     }
-    return Change(FakeCall::kRestore, pid, 2, 1);
+    const Status done = Change(FakeCall::kRestore, pid, 2, 1);
+    const auto pair = std::ranges::find(pairs, "GPU-" + std::to_string(rank.gpu), &GpuPair::from);
+    if (done.ok() && pair != pairs.end()) rank.gpu = std::stoi(pair->to.substr(4));
+    return done;
   }
   Status Unlock(pid_t pid) override { return Change(FakeCall::kUnlock, pid, 1, 0); }
 

@@ -67,6 +67,19 @@ TEST(Thaw, that_a_gpu_refuses_leaves_the_whole_job_frozen) {
   }
 }
 
+TEST(Thaw, onto_other_gpus_that_stopped_half_way_ends_where_it_was_to) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  const FreezeOptions moved{.gpus = "0=1,1=2,2=0"};
+  world.Fail(FakeCall::kRestore, 2, 2);
+  EXPECT_FALSE(world.Do(&FreezeOperation::Thaw, moved).ok()) << "two have moved, and are frozen again";
+  EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw, moved), Status());
+  for (int rank = 0; rank < kFakeRanks; ++rank) {
+    EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks);
+  }
+}
+
 TEST(Thaw, whose_unlock_or_resume_fails_can_be_tried_again) {
   for (const FakeCall call : {FakeCall::kUnlock, FakeCall::kResume}) {
     FrozenWorld world;

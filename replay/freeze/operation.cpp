@@ -122,34 +122,60 @@ FreezeOperation::Processes FreezeOperation::In(CheckpointState state) {
 
 Status FreezeOperation::Freeze() {
   AMEM_TRY(LookAround());
-  const std::size_t frozen = In(CheckpointState::kCheckpointed).size() + In(CheckpointState::kLocked).size();
-  if (frozen > 0 && Unfinished()) {
-    return {Code::kRefused,
-            "a freeze or thaw of this job has not come to its end, because its tool died: amem freeze --continue "
-            "finishes it, amem freeze --undo goes back"};
-  }
-  if (frozen == processes_.size()) return {Code::kRefused, "the job is frozen already; amem thaw brings it back"};
-  if (frozen > 0) {
-    return {Code::kRefused,
-            "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
-  }
+  // Where the last freeze has come back, or there was none, the driver is asked after the pause: it needs a tenth of a second
+  // to start, and a process that it has locked does not come to a pause.
+  const bool runs = !history_ || (history_->ended && history_->outcome == "running");
+  if (!runs) AMEM_TRY(AskDriver());
   // Those of an earlier freeze that have ended are no part of this one.
   std::erase_if(processes_,
                 [&](const FrozenProcess& one) { return host_.StartTicks(one.process.pid) != one.process.start_ticks; });
   report_.lost.clear();
-  for (const FrozenProcess& one : processes_) {
-    const auto state = checkpointer_.StateOf(one.process.pid);
-    if (!state.ok()) return state.status().Within("nothing was touched: " + one.process.name);
-    if (*state == CheckpointState::kFailed) {
-      return {Code::kRefused, fmt::format("nothing was touched: {} (pid {}) was lost by an earlier restore, and must end",
-                                          one.process.name, one.process.pid)};
-    }
-  }
   AMEM_TRY(
       CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
   pairs_.clear();
   AMEM_TRY(BeginNew());
-  return Towards(FreezeGoal::kFrozen);
+  goal_ = FreezeGoal::kFrozen;
+  AMEM_TRY(journal_->Begin(goal_, pairs_));
+  Took("checks", began_ns_);
+  if (const Status paused = PauseBeforeAsking(); !paused.ok()) return paused;
+  return ToFrozen();
+}
+
+// Whether all processes run, as the driver sees it.
+Status FreezeOperation::AskDriver() {
+  std::size_t frozen = 0, alive = 0;
+  for (const FrozenProcess& one : processes_) {
+    if (host_.StartTicks(one.process.pid) != one.process.start_ticks) continue;
+    const auto state = checkpointer_.StateOf(one.process.pid);
+    if (!state.ok()) return state.status().Within(one.process.name);
+    if (*state == CheckpointState::kFailed) {
+      return {Code::kRefused,
+              fmt::format("{} (pid {}) was lost by an earlier restore, and must end", one.process.name, one.process.pid)};
+    }
+    ++alive;
+    frozen += *state != CheckpointState::kRunning ? 1U : 0U;
+  }
+  if (frozen == 0) return {};
+  if (Unfinished() && journal_ == nullptr) {
+    return {Code::kRefused,
+            "a freeze or thaw of this job has not come to its end, because its tool died: amem freeze --continue "
+            "finishes it, amem freeze --undo goes back"};
+  }
+  if (frozen == alive && journal_ == nullptr) return {Code::kRefused, "the job is frozen already; amem thaw brings it back"};
+  return {Code::kRefused,
+          "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
+}
+
+// The pause of a job that is taken to run, and then the driver's word.
+Status FreezeOperation::PauseBeforeAsking() {
+  Status done = PauseAll();
+  if (!done.ok()) return Ended("running", {done.code(), done.message() + ". The job runs as before", done.driver_result()});
+  done = AskDriver();
+  if (done.ok()) return {};
+  const Status resumed = ResumeAll();
+  if (!resumed.ok()) return Ended("stuck", {done.code(), done.message() + "; and then " + resumed.message()});
+  return Ended("running",
+               {done.code(), done.message() + ". The pause is undone, and the job runs as before", done.driver_result()});
 }
 
 Status FreezeOperation::Thaw() {
@@ -185,11 +211,18 @@ Status FreezeOperation::Undo() {
   return Towards(to_frozen ? FreezeGoal::kFrozen : FreezeGoal::kRunning);
 }
 
+void FreezeOperation::Took(std::string_view step, std::uint64_t since_ns) {
+  report_.times.push_back({std::string(step), static_cast<double>(MonotonicNs() - since_ns) / 1e6});
+}
+
 Status FreezeOperation::Ended(std::string outcome, const Status& status) {
   if (const Status written = journal_->End(outcome, status.message()); !written.ok())
     report_.notes.push_back(written.message());
   report_.outcome = std::move(outcome);
   report_.processes = processes_;
+  double told = 0;
+  for (const FreezeReport::Time& time : report_.times) told += time.ms;
+  report_.times.push_back({"rest", std::max(0.0, static_cast<double>(MonotonicNs() - began_ns_) / 1e6 - told)});
   return status;
 }
 
@@ -202,13 +235,14 @@ Status FreezeOperation::Towards(FreezeGoal goal) {
     AMEM_TRY(CheckRoom(host_, processes_, taken, pairs_, report_.notes));
   }
   AMEM_TRY(journal_->Begin(goal, pairs_));
+  Took("checks", began_ns_);
   return goal == FreezeGoal::kFrozen ? ToFrozen() : ToRunning();
 }
 
 // ---- there -----------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ToFrozen() {
-  Status done = PauseAll();
+  Status done = In(CheckpointState::kRunning).empty() ? Status() : PauseAll();
   if (done.ok()) done = NoteTaken();
   if (done.ok()) {
     done = Each(FreezeStep::kLock, In(CheckpointState::kRunning),
@@ -228,17 +262,16 @@ Status FreezeOperation::ToFrozen() {
 }
 
 Status FreezeOperation::PauseAll() {
-  const Processes running = In(CheckpointState::kRunning);
   const std::vector<RankSight> sights = job_.Look();
-  const bool paused = std::ranges::all_of(running, [&](const FrozenProcess* one) {
-    return std::ranges::any_of(sights, [&](const RankSight& s) { return Same(s.process, one->process) && s.paused; });
+  const bool paused = std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
+    return std::ranges::any_of(sights, [&](const RankSight& s) { return Same(s.process, one.process) && s.paused; });
   });
   if (paused) return {};
   FrozenProcess all;
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();
   const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say); });
-  report_.times.push_back({FreezeStep::kPause, static_cast<double>(MonotonicNs() - began) / 1e6});
+  Took(ToText(FreezeStep::kPause), began);
   return done;
 }
 
@@ -327,7 +360,7 @@ Status FreezeOperation::ResumeAll() {
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();
   const Status done = Step(FreezeStep::kResume, all, [this](const FrozenProcess&) { return job_.Resume(options_.say); });
-  report_.times.push_back({FreezeStep::kResume, static_cast<double>(MonotonicNs() - began) / 1e6});
+  Took(ToText(FreezeStep::kResume), began);
   return done;
 }
 
@@ -375,7 +408,7 @@ Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::
       threads.emplace_back([&, i] { results[i] = Step(step, *whom[i], make); });
     }
   }
-  report_.times.push_back({step, static_cast<double>(MonotonicNs() - began) / 1e6});
+  Took(ToText(step), began);
   const auto failed = std::ranges::find_if(results, [](const Status& one) { return !one.ok(); });
   return failed == results.end() ? Status() : *failed;
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "replay/driver/checkpointer.h"
 #include "replay/freeze/checks.h"
 #include "replay/freeze/host.h"
@@ -25,6 +26,7 @@ struct FreezeOptions {
   FreezeAllowances allowances;
   std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
   std::string gpus;                 // of a thaw: ReadGpuPairs
+  std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
   Say say = [](const std::string&) {};
 };
 
@@ -33,10 +35,10 @@ struct FreezeReport {
   std::filesystem::path journal;
   std::vector<FrozenProcess> processes;
   struct Time {
-    FreezeStep step{};
+    std::string step;  // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them
     double ms = 0;
   };
-  std::vector<Time> times;  // in the order in which the steps were made
+  std::vector<Time> times;  // in the order in which the steps were made; the sum is the whole
   std::vector<std::string> lost;
   std::vector<std::string> notes;
 };
@@ -45,7 +47,11 @@ struct FreezeReport {
 class FreezeOperation {
  public:
   FreezeOperation(FreezableJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
-      : job_(job), checkpointer_(checkpointer), host_(host), options_(std::move(options)) {}
+      : job_(job),
+        checkpointer_(checkpointer),
+        host_(host),
+        options_(std::move(options)),
+        began_ns_(options_.began_ns != 0 ? options_.began_ns : MonotonicNs()) {}
 
   Status Freeze();
   Status Thaw();
@@ -63,10 +69,12 @@ class FreezeOperation {
   Status BeginNew();
   Status OpenOld();
   bool Unfinished();
+  Status AskDriver();
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();
   Status PauseAll();
+  Status PauseBeforeAsking();
   Status NoteTaken();
   Status CheckpointAll();
   Status ToRunning();
@@ -80,6 +88,7 @@ class FreezeOperation {
   Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
   // For one process: from where its GPUs' contents are now.
   [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;
+  void Took(std::string_view step, std::uint64_t since_ns);
   void Lose(const FrozenProcess& process, const std::string& why);
   [[nodiscard]] std::string MovedText() const;
   Status Ended(std::string outcome, const Status& status);
@@ -93,6 +102,7 @@ class FreezeOperation {
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
   std::unique_ptr<FreezeJournal> journal_;
+  std::uint64_t began_ns_ = 0;
   FreezeReport report_;
 };
 

@@ -9,6 +9,7 @@ tensors of 8 GB under a tag of AMem's. It calls amem.safepoint() once a step and
 two cycles another process fills and reads nearly the whole GPU. Then the same training runs without freezes: all losses must be
 equal to the last bit. Everything ends by itself; no process is ended by force between its checkpoint and its end.
 
+--cases shows what is refused, each with a second try: a GPU that is full at the thaw, and a rank that is stopped and does not come.
 --kill-tool-at STEP kills the tool as soon as its journal announces that step, of each freeze and each thaw, and goes on with
 --continue and --undo in turn. --swap-gpus lets the GPUs change places at each thaw. --without-amem makes the driver's calls alone,
 without AMem's pause, which loses the job: run it last.
@@ -47,6 +48,7 @@ def arguments():
     parser.add_argument("--nccl", default="", help="a libnccl.so.2 in place of PyTorch's own")
     parser.add_argument("--swap-gpus", action="store_true", help="at each thaw the GPUs change places")
     parser.add_argument("--kill-tool-at", default="", help="pause, lock, checkpoint, restore, unlock, resume, or all in turn")
+    parser.add_argument("--cases", action="store_true", help="a full GPU at the thaw, and a rank that does not come")
     parser.add_argument("--without-amem", action="store_true", help="the sequence that loses the job")
     parser.add_argument("--no-hog", action="store_true", help="no other process uses the GPUs while the job is frozen")
     parser.add_argument("--no-reference", action="store_true", help="do not train again to compare")
@@ -55,6 +57,7 @@ def arguments():
     parser.add_argument("--work", default="", help="a folder for journals and losses; default: one that is made")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # this is one rank of the job
     parser.add_argument("--hog", type=int, default=-1, help=argparse.SUPPRESS)  # this is the other process on that GPU
+    parser.add_argument("--hold", default="", help=argparse.SUPPRESS)  # the other process stays as long as this file exists
     parser.add_argument("--last-step", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -147,6 +150,16 @@ class Training:
             wrong.append("the all-reduce of registered memory")
         return loss.item(), wrong
 
+    def end(self):
+        """A communicator is not destroyed while a captured graph that uses it lives, or a pool is registered with it."""
+        torch, dist = self.torch, self.dist
+        self.graph.reset()
+        self.graph = None
+        torch.cuda.synchronize()
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda")).deregister_mem_pool(self.pool)
+        self.registered = self.pool = None
+        torch.cuda.empty_cache()
+
     def all_stop(self, want):
         self.stop.fill_(1.0 if want else 0.0)
         self.dist.all_reduce(self.stop)
@@ -189,6 +202,7 @@ def rank_main(options):
             if with_amem and not done:
                 amem.safepoint()
             time.sleep(0.02)
+    training.end()
     dist.destroy_process_group()
     return 0
 
@@ -203,6 +217,8 @@ def hog_main(options):
     parts = [torch.full(((1 << 30) // 4,), i, device="cuda", dtype=torch.int32) for i in range(free >> 30)]
     well = all(bool((part == i).all()) for i, part in enumerate(parts))
     print(json.dumps({"ok": well, "mib": len(parts) << 10}), flush=True)
+    while options.hold and os.path.exists(options.hold):
+        time.sleep(0.05)
     return 0 if well else 1
 
 
@@ -228,8 +244,9 @@ class Job:
         self.work = os.path.join(options.work, name)
         os.makedirs(self.work)
         self.journals = os.path.join(self.work, "journal")
-        environment = dict(os.environ, AMEM_JOURNAL_DIR=self.journals, CUBLAS_WORKSPACE_CONFIG=":4096:8", NCCL_NVLS_ENABLE="0", AMEM_USER_MEMORY="release",
-                           TORCH_NCCL_ASYNC_ERROR_HANDLING="0")
+        # Peers import the MemPool that is registered, and what is shared the driver could not restore: a pause has to take it, too.
+        environment = dict(os.environ, AMEM_JOURNAL_DIR=self.journals, AMEM_USER_MEMORY="release", NCCL_NVLS_ENABLE="0",
+                           CUBLAS_WORKSPACE_CONFIG=":4096:8", TORCH_NCCL_ASYNC_ERROR_HANDLING="0")
         if not options.without_amem:
             environment["LD_PRELOAD"] = os.path.abspath(options.library)
         if options.nccl:
@@ -310,7 +327,11 @@ class Job:
 
 
 def row_of(before, frozen, freeze, thaw):
-    times = {time_["step"]: round(time_["ms"], 1) for time_ in freeze[1]["times"] + thaw[1]["times"]}
+    times = {}
+    for command, answer in (("freeze", freeze[1]), ("thaw", thaw[1])):
+        for one in answer["times"]:
+            name = f"{command} {one['step']}" if one["step"] in ("checks", "rest") else one["step"]
+            times[name] = round(one["ms"], 1)
     return {"used_before_mib": before, "used_frozen_mib": frozen, "freeze_ms": round(1e3 * freeze[0], 1), "thaw_ms": round(1e3 * thaw[0], 1),
             "taken_mib": [round(sum(gpu["taken"] for gpu in one["gpus"]) / MIB) for one in freeze[1]["processes"]],
             "steps_ms": times, "notes": freeze[1]["notes"] + thaw[1]["notes"]}
@@ -365,8 +386,49 @@ def killed_cycle(options, job, number, step):
     return row
 
 
+def full_at_thaw(options, job):
+    """Another process keeps GPU 0 until a thaw has been refused."""
+    job.tool("freeze")
+    hold = os.path.join(options.work, "hold")
+    open(hold, "w").close()
+    hog = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--hog", "0", "--hold", hold], stdout=subprocess.PIPE, text=True)
+    try:
+        if not json.loads(hog.stdout.readline())["ok"]:
+            raise Failed("the other process could not use the GPU")
+        refused = job.tool("thaw", may_fail=True)[1]
+    finally:
+        os.remove(hold)
+        hog.communicate()
+    if refused["ok"] or "stays frozen" not in refused["message"]:
+        raise Failed(f"a thaw onto a full GPU: {refused['message']}")
+    thawed = job.tool("thaw")[1]
+    job.train(options.steps_between)
+    return {"case": "full at the thaw", "refused": refused["message"], "second_try": thawed["outcome"]}
+
+
+def absent_rank(options, job):
+    """Rank 1 is stopped, so that it comes to no safe point."""
+    pid = job.lines(1)[-1]["pid"]
+    os.kill(pid, signal.SIGSTOP)  # nothing is frozen yet
+    try:
+        seconds, refused = job.tool("freeze", "--deadline", "3", may_fail=True)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    if refused["ok"] or "rank 1" not in refused["message"]:
+        raise Failed(f"a freeze without rank 1: {refused['message']}")
+    job.train(options.steps_between)
+    job.tool("freeze")
+    thawed = job.tool("thaw")[1]
+    job.train(options.steps_between)
+    return {"case": "a rank that does not come", "refused": refused["message"], "after_s": round(seconds, 1),
+            "second_try": thawed["outcome"]}
+
+
 def cycles(options, job, report):
     try:
+        if options.cases:
+            report["cases"] = [full_at_thaw(options, job), absent_rank(options, job)]
+            return
         if options.kill_tool_at:
             steps = STEPS["freeze"] + STEPS["thaw"] if options.kill_tool_at == "all" else (options.kill_tool_at,)
             for step in steps:
@@ -437,6 +499,8 @@ def table(report):
               f"{row['thaw_ms']:7.0f} ms   ({steps})")
     for row in report["kills"]:
         print(f"tool killed at {row['step']:10} {row['way']:10} {'-> ' + row['after'] if row.get('after') else 'it was too quick'}")
+    for row in report.get("cases", ()):
+        print(f"{row['case']}: {row['refused']}\n    second try: {row['second_try']}")
     if report["cycles"]:
         later = report["cycles"][1:] or report["cycles"]
         report["median"] = {key: statistics.median(row[key] for row in later) for key in ("freeze_ms", "thaw_ms")}

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <future>
 
 #include "replay/driver/driver.h"
 #include "replay/driver/result_names.h"
@@ -92,7 +93,8 @@ std::string_view RemedyOf(int result) {
 
 class CudaCheckpointer final : public Checkpointer {
  public:
-  CudaCheckpointer(const CheckpointCalls& calls, int version) : calls_(calls), version_(version) {}
+  CudaCheckpointer(const CheckpointCalls& calls, int version)
+      : calls_(calls), version_(version), started_(std::async(std::launch::async, [init = calls.init] { return init(0); })) {}
 
   [[nodiscard]] std::string Version() const override {
     return fmt::format("CUDA {}.{}", version_ / 1000, version_ % 1000 / 10);
@@ -100,6 +102,7 @@ class CudaCheckpointer final : public Checkpointer {
   [[nodiscard]] bool TakesPairs() const override { return version_ >= kVersionWithPairs; }
 
   Result<std::vector<std::string>> Gpus() override {
+    AMEM_TRY(Started());
     int count = 0;
     AMEM_TRY(Said(calls_.device_count(&count), "cuDeviceGetCount"));
     std::vector<std::string> uuids;
@@ -114,6 +117,7 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Result<CheckpointState> StateOf(pid_t pid) override {
+    AMEM_TRY(Started());
     int state = 0;
     AMEM_TRY(Said(calls_.state(pid, &state), fmt::format("cuCheckpointProcessGetState pid {}", pid)));
     if (state < 0 || state > static_cast<int>(CheckpointState::kFailed)) {
@@ -123,6 +127,7 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Status Lock(pid_t pid, std::chrono::milliseconds timeout) override {
+    AMEM_TRY(Started());
     LockArguments arguments{};
     // Zero would mean that it may take for ever.
     arguments.timeout_ms = static_cast<unsigned>(std::clamp<std::int64_t>(timeout.count(), 1, 24 * 3'600'000));
@@ -137,6 +142,7 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Status Checkpoint(pid_t pid) override {
+    AMEM_TRY(Started());
     return Said(calls_.checkpoint(pid, nullptr), fmt::format("cuCheckpointProcessCheckpoint pid {}", pid));
   }
 
@@ -144,6 +150,7 @@ class CudaCheckpointer final : public Checkpointer {
     if (!pairs.empty() && !TakesPairs()) {
       return {Code::kUnsupported, "restore onto other GPUs needs a driver of CUDA 13 (580) or newer; this is " + Version()};
     }
+    AMEM_TRY(Started());
     std::vector<PairArgument> given(pairs.size());
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       if (!ReadUuid(pairs[i].from, given[i].from) || !ReadUuid(pairs[i].to, given[i].to)) {
@@ -158,10 +165,19 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Status Unlock(pid_t pid) override {
+    AMEM_TRY(Started());
     return Said(calls_.unlock(pid, nullptr), fmt::format("cuCheckpointProcessUnlock pid {}", pid));
   }
 
  private:
+  [[nodiscard]] Status Started() const {
+    const CUresult result = started_.get();
+    if (result == CUDA_SUCCESS) return {};
+    return {Code::kUnsupported,
+            fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result), static_cast<int>(result),
+                        CudaErrorDescription(result)),
+            result};
+  }
   static Status Said(CUresult result, const std::string& tried) {
     if (result == CUDA_SUCCESS) return {};
     const int number = result;
@@ -174,6 +190,7 @@ class CudaCheckpointer final : public Checkpointer {
 
   const CheckpointCalls calls_;
   const int version_;
+  const std::shared_future<CUresult> started_;  // cuInit
 };
 
 }  // namespace
@@ -203,12 +220,8 @@ Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
         fmt::format("the CUDA driver has no {}: a driver of CUDA 12.8 (570) or newer is needed for a freeze", missing));
   }
   int version = 0;
-  CUresult result = calls.init(0);
-  if (result == CUDA_SUCCESS) result = calls.version(&version);
-  if (result != CUDA_SUCCESS) {
-    return Status(Code::kUnsupported,
-                  fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result), static_cast<int>(result),
-                              CudaErrorDescription(result)),
+  if (const CUresult result = calls.version(&version); result != CUDA_SUCCESS) {  // answers without cuInit
+    return Status(Code::kUnsupported, fmt::format("the CUDA driver does not tell its version ({})", static_cast<int>(result)),
                   result);
   }
   return std::unique_ptr<Checkpointer>(std::make_unique<CudaCheckpointer>(calls, version));

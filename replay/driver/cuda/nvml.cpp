@@ -92,10 +92,11 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
   int (*uuid_of)(void*, char*, unsigned) = nullptr;
   int (*memory_of)(void*, MemoryNumbers*) = nullptr;
   int (*memory2_of)(void*, MemoryNumbers2*) = nullptr;
-  NvmlCalls calls;
-  if (library == nullptr || !Find(library, "nvmlDeviceGetCount_v2", count_of) ||
+  static NvmlCalls calls;
+  static const bool started = StartNvml(library, calls);
+  if (!started || !Find(library, "nvmlDeviceGetCount_v2", count_of) ||
       !Find(library, "nvmlDeviceGetHandleByIndex_v2", by_index) || !Find(library, "nvmlDeviceGetUUID", uuid_of) ||
-      !Find(library, "nvmlDeviceGetMemoryInfo", memory_of) || !StartNvml(library, calls)) {
+      !Find(library, "nvmlDeviceGetMemoryInfo", memory_of)) {
     return {};
   }
   std::vector<GpuInUse> gpus;
@@ -117,7 +118,6 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
     gpu.holders_known = ListHolders(calls, device, gpu.holders);
     gpus.push_back(std::move(gpu));
   }
-  calls.shutdown();
   return gpus;
 }
 

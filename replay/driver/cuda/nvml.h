@@ -22,7 +22,8 @@ struct GpuInUse {
   bool holders_known = false;  // NVML told who holds it; in a container it may not see the processes
   std::vector<MemoryHolder> holders;
 };
-// By NVML's index; empty where `library` is null or does not answer.
+// By NVML's index; empty where `library` is null or does not answer. NVML stays initialised for the process's life: to start it
+// takes longer than all that is asked of it.
 std::vector<GpuInUse> GpusByNvml(void* library);
 
 }  // namespace amem

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "journal/base/clock.h"
 #include "replay/driver/cuda/checkpoint.h"
 #include "replay/freeze/operation.h"
 #include "replay/job/names.h"
@@ -40,7 +41,7 @@ Json ToJson(const FrozenProcess& one) {
 Json ToJson(const FreezeReport& report, const Status& status, std::span<const GpuSight> gpus) {
   Json processes = Json::array(), times = Json::array(), used = Json::array();
   for (const FrozenProcess& one : report.processes) processes.push_back(ToJson(one));
-  for (const FreezeReport::Time& time : report.times) times.push_back({{"step", ToText(time.step)}, {"ms", time.ms}});
+  for (const FreezeReport::Time& time : report.times) times.push_back({{"step", time.step}, {"ms", time.ms}});
   for (const GpuSight& gpu : gpus) {
     used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
   }
@@ -64,7 +65,7 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight
   std::string steps;
   for (const FreezeReport::Time& time : report.times) {
     sum += time.ms;
-    steps += fmt::format("{}{} {:.0f} ms", steps.empty() ? "" : ", ", ToText(time.step), time.ms);
+    steps += fmt::format("{}{} {:.0f} ms", steps.empty() ? "" : ", ", time.step, time.ms);
   }
   out << fmt::format(" in {:.0f} ms ({})\n", sum, steps);
   for (const GpuSight& gpu : gpus) {
@@ -79,8 +80,8 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight
   }
 }
 
-int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, Output& out) {
-  ThisMachine machine;
+int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, ThisMachine& machine,
+           Output& out) {
   const std::vector<GpuSight> gpus = machine.GpusInUse();
   if (options.json) {
     PrintJson(out, ToJson(report, status, gpus), "freeze");
@@ -93,22 +94,24 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
 // Both commands: `forward` where neither --continue nor --undo is given.
 int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
+  const std::uint64_t began_ns = MonotonicNs();
   auto checkpointer = OpenCudaCheckpointer();
-  if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), out);
+  ThisMachine machine;
+  if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   const Result<FoundJob> found = FindJob(options.job);
   if (!found.ok()) return ComplainOf(found.status(), kCannotRead);
   auto control = control::JobControl::Open(found->directories);
-  if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), out);
+  if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), machine, out);
   ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});
-  ThisMachine machine;
   FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
                     .ranks_elsewhere = found->elsewhere,
-                    .gpus = options.gpus};
+                    .gpus = options.gpus,
+                    .began_ns = began_ns};
   if (!options.json) how.say = PrintProgress;
   FreezeOperation operation(job, **checkpointer, machine, std::move(how));
   const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;
   const Status done = (operation.*command)();
-  return Finish(options, operation.report(), done, out);
+  return Finish(options, operation.report(), done, machine, out);
 }
 
 void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {

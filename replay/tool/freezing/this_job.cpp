@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "journal/journal.h"
-#include "replay/driver/cuda/nvml.h"
 
 namespace amem::tool {
 

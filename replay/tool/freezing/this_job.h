@@ -3,9 +3,11 @@
 
 #include <filesystem>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "replay/control/job_control.h"
+#include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/host.h"
 #include "replay/freeze/job.h"
 
@@ -30,10 +32,14 @@ class ControlledJob final : public FreezableJob {
 
 class ThisMachine final : public FreezeHost {
  public:
+  ThisMachine() : nvml_([] { GpusByNvml(OpenNvml()); }) {}  // starts NVML beside everything else
   std::vector<GpuSight> GpusInUse() override;
   std::optional<HostRoom> RoomFor(pid_t pid) override { return ReadHostRoom("", pid); }
   std::uint64_t StartTicks(pid_t pid) override { return ReadStartTicks(pid); }
   std::vector<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
+
+ private:
+  std::jthread nvml_;
 };
 
 }  // namespace amem::tool

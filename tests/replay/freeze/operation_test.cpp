@@ -28,6 +28,28 @@ TEST(Freeze, takes_all_processes_and_brings_them_back) {
   ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
 }
 
+TEST(Freeze, times_are_the_whole) {
+  FrozenWorld world;
+  const std::uint64_t began = MonotonicNs();
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  const double whole = static_cast<double>(MonotonicNs() - began) / 1e6;
+  double sum = 0;
+  for (const auto& time : world.report.times) sum += time.ms;
+  EXPECT_EQ(world.report.times.front().step, "checks");
+  EXPECT_EQ(world.report.times.back().step, "rest");
+  EXPECT_LE(sum, whole);
+  EXPECT_GT(sum, 0.9 * whole - 5);
+}
+
+TEST(Freeze, that_the_driver_refuses_after_the_pause_lets_the_job_go_on) {
+  FrozenWorld world;
+  world.shared->ranks[1].state = static_cast<int>(kLocked);  // by another program
+  const Status refused = world.Do(&FreezeOperation::Freeze);
+  EXPECT_NE(refused.message().find("and not AMem"), std::string::npos) << refused.message();
+  EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kLock)], 0);
+  EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kResume)], 1);
+}
+
 TEST(Freeze, of_a_paused_job_leaves_the_pause_to_it) {
   FrozenWorld world;
   world.shared->paused = true;
@@ -45,7 +67,7 @@ TEST(Freeze, that_fails_at_any_step_leaves_a_job_that_runs) {
       const Status failed = world.Do(&FreezeOperation::Freeze);
       EXPECT_FALSE(failed.ok());
       EXPECT_NE(failed.message().find("the driver said 999"), std::string::npos) << failed.message();
-      EXPECT_NE(failed.message().find("the job runs as before"), std::string::npos) << failed.message();
+      EXPECT_NE(failed.message().find("he job runs as before"), std::string::npos) << failed.message();
       EXPECT_TRUE(world.AllAre(kRunning, false)) << failed.message();
       ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "a second try";
       EXPECT_TRUE(world.AllAre(kCheckpointed, true));

@@ -95,11 +95,11 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
 int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
   const std::uint64_t began_ns = MonotonicNs();
-  auto checkpointer = OpenCudaCheckpointer();
+  auto checkpointer = OpenCudaCheckpointer();  // the driver starts while the job is looked for
   ThisMachine machine;
-  if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   const Result<FoundJob> found = FindJob(options.job);
   if (!found.ok()) return ComplainOf(found.status(), kCannotRead);
+  if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   auto control = control::JobControl::Open(found->directories);
   if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), machine, out);
   ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});

@@ -61,7 +61,8 @@ class Schemas(Scratch):
 
     COMMANDS = {"why": "why", "ls": "session", "info": "session", "log": "event", "state": "state", "verify": "verify", "run": "run",
                 "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path", "watch": "watch",
-                "pause": "control", "resume": "control", "status": "control"}
+                "pause": "control", "resume": "control", "status": "control", "freeze": "freeze",
+                "thaw": "freeze"}
 
     @classmethod
     def setUpClass(cls):

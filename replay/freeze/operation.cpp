@@ -180,11 +180,11 @@ Status FreezeOperation::PauseBeforeAsking() {
 
 Status FreezeOperation::Thaw() {
   AMEM_TRY(LookAround());
-  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
-    return {Code::kRefused, "the job is not frozen"};
-  }
-  const auto gpus = checkpointer_.Gpus();
+  const auto gpus = checkpointer_.Gpus();  // the driver's first answer: without it no process could be asked
   if (!gpus.ok()) return gpus.status();
+  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
+    return {Code::kRefused, report_.lost.empty() ? "the job is not frozen" : "nothing to thaw: " + report_.lost.front()};
+  }
   auto pairs = ReadGpuPairs(options_.gpus, *gpus);
   if (!pairs.ok()) return pairs.status();
   if (!pairs->empty() && !checkpointer_.TakesPairs()) {
@@ -198,6 +198,7 @@ Status FreezeOperation::Thaw() {
 Status FreezeOperation::Continue() {
   AMEM_TRY(LookAround());
   if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
+  if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(OpenOld());
   return Towards(history_->goal);
 }
@@ -205,6 +206,7 @@ Status FreezeOperation::Continue() {
 Status FreezeOperation::Undo() {
   AMEM_TRY(LookAround());
   if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
+  if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(OpenOld());
   const bool to_frozen = history_->goal == FreezeGoal::kRunning;
   if (to_frozen) pairs_.clear();

@@ -105,10 +105,29 @@ std::string_view ToText(FreezeStep step) {
   return "resume";
 }
 
+namespace {
+
+// Operations that came to their end, on sessions whose journals are gone as well.
+void RemoveForgotten(const std::filesystem::path& directory) {
+  std::error_code error;
+  std::vector<std::filesystem::path> forgotten;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("freeze-") || !name.ends_with(".journal")) continue;
+    const auto history = ReadFreezeJournal(entry.path());
+    const auto gone = [&](const FrozenProcess& one) { return !std::filesystem::exists(one.process.directory, error); };
+    if (history.ok() && history->ended && std::ranges::all_of(history->processes, gone)) forgotten.push_back(entry.path());
+  }
+  for (const auto& path : forgotten) std::filesystem::remove(path, error);
+}
+
+}  // namespace
+
 // ---- writing ---------------------------------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<FreezeJournal>> FreezeJournal::Make(const std::filesystem::path& directory,
                                                            std::span<const FrozenProcess> processes) {
+  RemoveForgotten(directory);
   std::uint64_t id = 0;
   static_cast<void>(getrandom(&id, sizeof id, 0));  // so few bytes are never refused
   const auto path = directory / fmt::format("freeze-{:016x}.journal", id);

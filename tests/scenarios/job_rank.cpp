@@ -514,18 +514,10 @@ std::string Train(const std::string&) {
 }
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
-    {"train", Train},
-    {"sleep", Sleep},
-    {"steps", Steps},
-    {"linger", Linger},
-    {"do", Do},
-    {"at", At},
-    {"later", Later},
-    {"hog", Hog},
-    {"descriptors", TakeDescriptors},
-    {"fill disk", FillDisk},
-    {"busy", StayBusy},
-    {"group", Group},
+    {"train", Train},        {"sleep", Sleep},   {"steps", Steps},
+    {"linger", Linger},      {"do", Do},         {"at", At},
+    {"later", Later},        {"hog", Hog},       {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.

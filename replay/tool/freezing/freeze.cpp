@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "journal/base/clock.h"
@@ -95,6 +96,7 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
 int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
   const std::uint64_t began_ns = MonotonicNs();
+  ::unsetenv("CUDA_VISIBLE_DEVICES");          // of this shell; pairs must name every GPU that the job may use
   auto checkpointer = OpenCudaCheckpointer();  // the driver starts while the job is looked for
   ThisMachine machine;
   const Result<FoundJob> found = FindJob(options.job);

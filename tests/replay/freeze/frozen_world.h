@@ -54,6 +54,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     }
     std::string name = (std::filesystem::temp_directory_path() / "amem-freeze-XXXXXX").string();
     directory = mkdtemp(name.data());
+    for (int rank = 0; rank < kFakeRanks; ++rank) std::filesystem::create_directory(directory / std::to_string(rank));
   }
   ~FrozenWorld() override {
     munmap(shared, sizeof(FakeShared));

@@ -271,8 +271,23 @@ TEST(FreezeKill, without_an_unfinished_operation_there_is_nothing_to_continue) {
 // ---- the journal of the operation ------------------------------------------------------------------------------------------
 
 std::filesystem::path OnlyJournal(const FrozenWorld& world) {
-  for (const auto& entry : std::filesystem::directory_iterator(world.directory)) return entry.path();
+  for (const auto& entry : std::filesystem::directory_iterator(world.directory)) {
+    if (entry.is_regular_file()) return entry.path();
+  }
   return {};
+}
+
+TEST(FreezeJournal, goes_with_the_journals_of_its_sessions) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  const auto first = world.report.journal;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_TRUE(std::filesystem::exists(first));
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  for (int rank = 0; rank < kFakeRanks; ++rank) std::filesystem::remove(world.directory / std::to_string(rank));
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_FALSE(std::filesystem::exists(first));
 }
 
 TEST(FreezeJournal, a_torn_last_line_is_left_out_and_writing_goes_on) {

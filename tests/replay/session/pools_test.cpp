@@ -540,6 +540,18 @@ TEST_F(PoolsTest, a_failure_without_waiting_comes_at_the_wait_once) {
   EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
 }
 
+TEST_F(PoolsTest, a_failure_that_nobody_heard_of_is_not_told_after_a_try_that_worked) {
+  const PoolId pool = Open("weights");
+  Take(pool, 4 * kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  while (pools().Stand()[0].failure.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  EXPECT_EQ(pools().Wait(pool), Status{});
+  EXPECT_EQ(StateOf(pool), "resident");
+}
+
 TEST_F(PoolsTest, what_is_asked_of_one_tag_is_done_in_that_order) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, 4 * kMiB);

@@ -71,6 +71,9 @@ void Asking::Post(Ask ask, bool all_tags, Stage stage) {
   Beat();
   for (const Rank& rank : ranks_) {
     Page& page = rank.page.page();
+    // No rank that waits may take what follows for the stage of an earlier request. One that is paused looks at the number
+    // alone.
+    if (PhaseOf(rank) != Phase::kPaused) page.asked.store(0, std::memory_order_seq_cst);
     page.last_request.store(request_, std::memory_order_relaxed);
     page.kind.store(static_cast<std::uint32_t>(ask), std::memory_order_relaxed);
     page.all_tags.store(all_tags ? 1 : 0, std::memory_order_relaxed);
@@ -107,10 +110,12 @@ bool Asking::HasDone(const Rank& rank, Stage stage) const {
   return stage == Stage::kNccl ? done && PhaseOf(rank) == Phase::kPaused : done;
 }
 
-Status Asking::FirstFailure() const {
+Status Asking::FirstFailure(Ask asked) const {
   for (const Rank& rank : ranks_) {
     const Page& page = rank.page.page();
-    const bool failed = Has(rank, Phase::kFailed) || (Has(rank, Phase::kPaused) && page.code.load() != 0);
+    // A rank whose pause fails runs on, which is all that a resume wants.
+    const bool failed =
+        (asked == Ask::kPause && Has(rank, Phase::kFailed)) || (Has(rank, Phase::kPaused) && page.code.load() != 0);
     if (failed)
       return {static_cast<Code>(page.code.load(std::memory_order_relaxed)),
               NameOfRank(page) + ": " + GetText(page.message, sizeof page.message)};

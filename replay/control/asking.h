@@ -49,7 +49,7 @@ class Asking {
   Status UndoPause(const Status& why);
   Status AwaitResumed(Stage stage, Clock::time_point until);
   [[nodiscard]] Status DidNotCome(std::chrono::milliseconds deadline) const;
-  [[nodiscard]] Status FirstFailure() const;
+  [[nodiscard]] Status FirstFailure(Ask asked) const;
 
   std::vector<Rank> ranks_;
   std::vector<const Rank*> resuming_;  // those that a resume waits for

@@ -108,7 +108,7 @@ Status Asking::AwaitAll(const AskOptions& options, const Progress& progress) {
 Status Asking::AwaitStage(Stage stage, Clock::time_point until) {
   for (;;) {
     Beat();
-    AMEM_TRY(FirstFailure());
+    AMEM_TRY(FirstFailure(Ask::kPause));
     bool all = true;
     for (const Rank& rank : ranks_) {
       if (HasDone(rank, stage)) continue;

@@ -43,8 +43,10 @@ RankControl::Next RankControl::Look(std::uint64_t step) {
   const std::uint64_t request = page_->asked.load(std::memory_order_seq_cst);
   if (mode_ == Mode::kPaused) return LookPaused(request);
   if (mode_ == Mode::kWaiting) {
-    const Stage stage = StageOf(*&page_.page());
-    if (request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
+    const Stage stage = StageOf(page_.page());
+    // Looked at again: a stage that belongs to a later request was written after `asked` had changed.
+    if (request != about_ || page_->asked.load(std::memory_order_seq_cst) != about_)
+      return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
     if (stage != Stage::kNccl && !ToolLives())
       return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
     return LookWaiting(stage);

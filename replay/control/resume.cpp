@@ -47,7 +47,7 @@ Status Asking::Resume(std::chrono::milliseconds deadline, const Progress& progre
 Status Asking::AwaitResumed(Stage stage, Clock::time_point until) {
   for (;;) {
     Beat();
-    AMEM_TRY(FirstFailure());
+    AMEM_TRY(FirstFailure(Ask::kResume));
     const Rank* waits_for = nullptr;
     for (const Rank* rank : resuming_) {
       const bool done = IsAbout(*rank) && rank->page->stage_done.load() >= static_cast<std::uint32_t>(stage);

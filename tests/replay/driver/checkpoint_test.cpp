@@ -14,7 +14,7 @@ namespace {
 
 using enum SimulatorWorld::ProcessState;
 using Pair = SimulatorWorld::DevicePair;
-constexpr Bytes kMiB = Bytes{1} << 20, kDevice = 100 * kMiB;
+constexpr Bytes kDevice = Bytes{100} << 20;
 
 class SimulatedCheckpoint : public testing::Test {
  protected:

@@ -100,7 +100,8 @@ bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
 
 void Begin(Session& session) {
   const Session::Whereabouts where = session.Where();
-  if (where.journal.empty()) return log::Warn("without a journal this process takes no requests from outside (amem pause)");
+  // That there is no journal has been warned of already.
+  if (where.journal.empty()) return log::Info("without a journal this process takes no requests from outside (amem pause)");
   auto page = control::MappedPage::Create(where.journal, where.session, where.rank);
   if (!page.ok()) return log::Warn("this process takes no requests from outside (amem pause): " + page.status().message());
   // Both are never destroyed, as the session.

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from . import _calls
+from . import _calls, _library
 
 _IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
 
@@ -15,6 +15,8 @@ def _function(name, quick=False):
     """Of a library that is not there, or is older, nobody can ask for anything. A quick one is called without letting other threads
     run, which takes longer than the function itself."""
     library = _calls.lib
+    if not _library.is_there(library):
+        return _unavailable
     try:
         if quick and isinstance(library, ctypes.CDLL):
             library = ctypes.PyDLL(library._name, handle=library._handle)

@@ -1,7 +1,9 @@
 // Jobs that are frozen and thawed from outside by the tool: real processes, the stand-ins for libcuda, NCCL and NVML.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -209,10 +211,13 @@ TEST_F(Frozen, job_comes_back_on_other_gpus) {
 
 class KilledTool : public Frozen {
  protected:
-  // Kills `command` at every moment around the lines of its journal, and lets `then` go on.
-  void KillEverywhere(const std::string& command, const std::string& then, bool frozen_after) {
+  // Kills `command` at moments around the lines of its journal, from `first` on, and lets `then` go on. At every one with
+  // AMEM_MATRIX_STRIDE=1, else at every fourth.
+  void KillEverywhere(const std::string& command, const std::string& then, bool frozen_after, int first) {
     Start(2);
-    for (int moment = 1;; ++moment) {
+    const char* const set = std::getenv("AMEM_MATRIX_STRIDE");
+    const int stride = set != nullptr ? std::max(1, std::atoi(set)) : 4;
+    for (int moment = stride == 1 ? 1 : first;; moment += stride) {
       if (command == "thaw") {
         ASSERT_EQ(Fails({"freeze", First()}), "") << moment;
       }
@@ -243,10 +248,10 @@ class KilledTool : public Frozen {
   }
 };
 
-TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue", true); }
-TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false); }
-TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false); }
-TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true); }
+TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue", true, 1); }
+TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false, 2); }
+TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false, 3); }
+TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true, 4); }
 
 }  // namespace
 }  // namespace amem

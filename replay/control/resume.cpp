@@ -50,7 +50,10 @@ Status Asking::AwaitResumed(Stage stage, Clock::time_point until) {
     AMEM_TRY(FirstFailure(Ask::kResume));
     const Rank* waits_for = nullptr;
     for (const Rank* rank : resuming_) {
-      const bool done = IsAbout(*rank) && rank->page->stage_done.load() >= static_cast<std::uint32_t>(stage);
+      // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's memory,
+      // which ends when the others come to it.
+      const bool speaks = IsAbout(*rank) || (stage == Stage::kTags && PhaseOf(*rank) == Phase::kResuming);
+      const bool done = speaks && rank->page->stage_done.load() >= static_cast<std::uint32_t>(stage);
       if (!done && ProcessLives(rank->page.page())) waits_for = rank;
     }
     if (waits_for == nullptr) return {};

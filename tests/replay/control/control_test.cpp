@@ -5,10 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <thread>
+#include <vector>
 
+#include "replay/control/page.h"
 #include "tests/replay/control/ranks.h"
 
 namespace amem::control {
@@ -211,6 +214,41 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
     for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(ranks[rank].tag_pauses, ranks[rank].tag_resumes) << "kill " << kill;
   }
   EXPECT_GT(running, 0);
+}
+
+// Rank 0 has been told to bring NCCL's memory back, and the tool died before it told the others.
+TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
+  Ranks ranks(3, true);
+  {
+    Result<JobControl> job = ranks.Open();
+    ASSERT_TRUE(job.ok());
+    ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
+  }
+  {
+    std::vector<MappedPage> pages;
+    for (const std::filesystem::path& directory : ranks.directories()) {
+      auto page = MappedPage::Open(directory);
+      ASSERT_TRUE(page.ok()) << page.status().message();
+      ASSERT_TRUE(page->Lock().ok());
+      pages.push_back(*std::move(page));
+    }
+    const std::uint64_t request = pages[0]->last_request + 1;
+    for (MappedPage& page : pages) {
+      page->last_request = request;
+      page->kind = static_cast<std::uint32_t>(Ask::kResume);
+      page->stage = static_cast<std::uint32_t>(&page == &pages[0] ? Stage::kNccl : Stage::kTags);
+      page->asked = request;
+      page->bell.Ring();
+    }
+    ASSERT_TRUE(Ranks::Becomes([&] { return pages[0]->phase == static_cast<std::uint32_t>(Phase::kResuming); }));
+  }
+  Result<JobControl> next = ranks.Open();
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  const auto from = std::chrono::steady_clock::now();
+  const Status resumed = next->Resume(kLong);
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_LT(std::chrono::steady_clock::now() - from, milliseconds(5'000)) << "rank 0 waited in vain";
+  EXPECT_TRUE(ranks.AllGoOn());
 }
 
 TEST(Control, without_a_tool_ranks_that_wait_go_on) {

@@ -60,8 +60,11 @@ class Numbers final : public Actions {
       ++shared_.failures;
     }
     const auto until = SteadyClock::now() + milliseconds(10'000);
-    while (shared_.collective.load() < all)
-      if (SteadyClock::now() > until) return {Code::kTimeout, "another rank did not come to the pause"};
+    for (std::uint64_t come = shared_.collective.load(); come < all; come = shared_.collective.load()) {
+      if (SteadyClock::now() < until) continue;
+      // Who gives up has not come; the next try counts anew.
+      if (shared_.collective.compare_exchange_strong(come, come - 1)) return {Code::kTimeout, "another rank did not come"};
+    }
     Nap(std::chrono::microseconds(200));
     if (shared_.failures.load() != 0) {
       Nap(milliseconds(20));  // until all have seen it

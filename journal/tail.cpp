@@ -21,6 +21,7 @@
 #include <sstream>
 #include <string>
 
+#include "journal/base/process_stat.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {
@@ -29,20 +30,10 @@ namespace {
 constexpr std::uint32_t kSkipMagic = 0x70694b53;  // "SKip": go on at the start of the ring
 constexpr Bytes kCrcBytes = offsetof(TailHeader, crc);
 
-std::uint64_t ProcessStart(std::int32_t pid) {
-  const std::string stat = ReadSmallFile("/proc/" + std::to_string(pid) + "/stat");
-  std::size_t at = stat.rfind(')');  // the process name before it may contain anything
-  if (at == std::string::npos) return 0;
-  for (int field = 2; field < 22; ++field) {
-    at = stat.find(' ', at + 1);
-    if (at == std::string::npos) return 0;
-  }
-  return std::strtoull(stat.c_str() + at, nullptr, 10);
-}
-
-std::uint64_t PidNamespace() {
-  struct stat st {};
-  return stat("/proc/self/ns/pid", &st) == 0 ? static_cast<std::uint64_t>(st.st_ino) : 0;
+// Also of a process that has ended and waits for its parent: the lock of its tail tells that it has ended.
+std::uint64_t StartOf(std::int32_t pid) {
+  const auto stat = ReadProcessStat(pid);
+  return stat ? stat->start_ticks : 0;
 }
 
 // FNV-1a's own offset basis has one digit more. This one was mistyped once, and is in the headers of the tails on disk: a
@@ -74,7 +65,7 @@ void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, in
   header.capacity = capacity;
   header.session = session.value;
   header.pid_namespace = PidNamespace();
-  header.process_start = ProcessStart(header.pid);
+  header.process_start = StartOf(header.pid);
   header.boot = BootNumber();
   header.host = HostNumber();
   header.crc = HeaderCrc(header);
@@ -335,7 +326,7 @@ WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   if (header.boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
   if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
   if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
-  return ProcessStart(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
+  return StartOf(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
 }
 
 namespace {
@@ -343,7 +334,7 @@ namespace {
 // The process that the header names, if it is to be seen from here and has not ended; else 0.
 std::int32_t LivingWriter(const TailHeader& header) {
   const bool here = header.boot == BootNumber() && header.pid_namespace == PidNamespace() && header.process_start != 0;
-  return here && ProcessStart(header.pid) == header.process_start ? header.pid : 0;
+  return here && StartOf(header.pid) == header.process_start ? header.pid : 0;
 }
 
 }  // namespace

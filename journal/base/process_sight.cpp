@@ -16,6 +16,7 @@
 #include <optional>
 #include <string_view>
 
+#include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
 
 namespace amem {
@@ -38,35 +39,6 @@ std::string LinkOf(const std::string& path) {
 }
 
 std::string_view BaseName(std::string_view path) { return path.substr(path.rfind('/') + 1); }  // npos + 1 is 0
-
-struct Stat {
-  std::string name;
-  char state = '?';
-  bool exiting = false;
-  int exit_status = 0;  // as of wait; 0 also where this process may not see it
-};
-
-// proc(5): the name is in parentheses and may hold any byte, so the fields count from the last one.
-std::optional<Stat> ReadStat(const std::string& directory) {
-  constexpr int kState = 3, kFlags = 9, kExitCode = 52;
-  constexpr unsigned long kExiting = 0x4;  // PF_EXITING
-  const auto text = ReadSome(directory + "/stat");
-  if (!text) return std::nullopt;
-  const std::size_t open = text->find('('), close = text->rfind(')');
-  if (open == std::string::npos || close == std::string::npos || close < open) return std::nullopt;
-  Stat stat;
-  stat.name = text->substr(open + 1, close - open - 1);
-  int field = kState;
-  for (std::size_t at = close + 2; at < text->size(); ++field) {
-    const std::size_t end = std::min(text->find(' ', at), text->size());
-    const char* first = text->data() + at;
-    if (field == kState) stat.state = *first;
-    if (field == kFlags) stat.exiting = (std::strtoul(first, nullptr, 10) & kExiting) != 0;
-    if (field == kExitCode) stat.exit_status = static_cast<int>(std::strtol(first, nullptr, 10));
-    at = end + 1;
-  }
-  return stat;
-}
 
 // The kernel shows how a process ended to those who may look into it, and zero to others.
 bool MaySeeExitCode(const std::string& directory) {
@@ -162,9 +134,9 @@ Sight SeeProcess(pid_t pid, int pidfd) {
   Sight sight;
   if (pid <= 0 || pidfd < 0) return sight;
   const std::string directory = "/proc/" + std::to_string(pid);
-  const auto stat = ReadStat(directory);
+  const auto stat = ReadProcessStat(directory);
   if (stat) {
-    const bool ended = stat->state == 'Z' || stat->state == 'X' || stat->exiting;
+    const bool ended = stat->ended() || stat->exiting;
     sight.state = ended ? "zombie" : StateText(stat->state);
     if (ended && MaySeeExitCode(directory)) sight.exit_code = ExitCode(stat->exit_status);
     if (!ended && stat->state != 'T') sight.where = Where(directory, directory);
@@ -178,7 +150,7 @@ Sight SeeProcess(pid_t pid, int pidfd) {
 }
 
 std::string StateOfProcess(pid_t pid) {
-  const auto stat = ReadStat("/proc/" + std::to_string(pid));
+  const auto stat = ReadProcessStat(pid);
   const std::string state = stat ? StateText(stat->state) : "";
   return state == "unknown" ? "" : state;
 }
@@ -194,7 +166,7 @@ std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
     const std::string_view name = entry->d_name;
     pid_t thread = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), thread).ec != std::errc()) continue;
-    const auto stat = ReadStat(process + "/task/" + std::string(name));
+    const auto stat = ReadProcessStat(process + "/task/" + std::string(name));
     if (stat) threads.push_back({thread, stat->name, {StateText(stat->state), "", -1}});
   }
   ::closedir(tasks);

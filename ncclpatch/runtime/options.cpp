@@ -210,7 +210,7 @@ std::int32_t ParseRank(const Lookup& get) {
 
 Bytes PinnedForPools(const Options& options) {
   const auto available = options.shares_host ? HostMemoryAvailable() : std::nullopt;
-  return available ? *available / 2 / std::max(options.ranks_of_host, 1U) : options.pool_pinned_bytes;
+  return available ? available->bytes / 2 / std::max(options.ranks_of_host, 1U) : options.pool_pinned_bytes;
 }
 
 std::vector<std::string> UnknownVariables(const char* const* environment) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "journal/base/clock.h"
+#include "journal/base/process_stat.h"
 #include "journal/tail.h"
 #include "replay/control/look.h"
 

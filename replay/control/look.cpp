@@ -9,6 +9,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
+#include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
 #include "journal/journal.h"
 

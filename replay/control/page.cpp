@@ -8,9 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <new>
+
+#include "journal/base/process_stat.h"
 
 namespace amem::control {
 namespace {
@@ -64,32 +65,6 @@ std::string_view ToText(Phase phase) {
       return "failed";
   }
   return "unknown";
-}
-
-std::uint64_t StartTicks(pid_t pid) {
-  const std::string stat = ReadSmallFile("/proc/" + std::to_string(pid) + "/stat");
-  // The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
-  const std::size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::string_view rest = std::string_view(stat).substr(name_end + 1);
-  constexpr int kStartTime = 22 - 3, kState = 0;
-  for (int field = 0; !rest.empty(); ++field) {
-    rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
-    const std::string_view value = rest.substr(0, rest.find(' '));
-    if (field == kState && (value == "Z" || value == "X")) return 0;
-    if (field == kStartTime) {
-      std::uint64_t ticks = 0;
-      std::from_chars(value.data(), value.data() + value.size(), ticks);
-      return ticks;
-    }
-    rest.remove_prefix(value.size());
-  }
-  return 0;
-}
-
-std::uint64_t PidNamespace() {
-  struct stat found {};
-  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
 Result<MappedPage> MappedPage::Create(const std::filesystem::path& directory, SessionId session, std::int64_t rank) {

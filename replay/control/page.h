@@ -119,10 +119,6 @@ class MappedPage {
   Page* page_ = nullptr;
 };
 
-// Field 22 of /proc/PID/stat; 0: there is no such process, or it is a zombie.
-std::uint64_t StartTicks(pid_t pid);
-std::uint64_t PidNamespace();  // of this process; 0: unknown
-
 // Bounded texts in a page.
 void PutText(char* into, std::size_t size, std::string_view text);
 std::string GetText(const char* from, std::size_t size);

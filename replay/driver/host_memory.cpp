@@ -32,18 +32,18 @@ std::optional<Bytes> NumberBehind(const std::filesystem::path& file, const std::
 
 // What a group has used counts file contents that nobody uses just now, and that the system takes back at need.
 void ConsiderGroup(const std::filesystem::path& group, const char* limit, const char* usage, const char* reclaimable,
-                   std::optional<Bytes>& least) {
+                   std::optional<HostRoom>& least) {
   const auto most = NumberIn(group / limit), used = NumberIn(group / usage);
   if (!most || !used) return;
   const Bytes idle = NumberBehind(group / "memory.stat", reclaimable).value_or(0);
   const Bytes taken = *used - std::min(*used, idle);
   const Bytes left = *most - std::min(*most, taken);
-  least = std::min(least.value_or(left), left);
+  if (!least || left < least->bytes) least = HostRoom{left, "the memory limit of the cgroup " + group.string()};
 }
 
 // The group and all that it lies in.
 void ConsiderGroups(const std::filesystem::path& mount, const std::string& own, const char* limit, const char* usage,
-                    const char* reclaimable, std::optional<Bytes>& least) {
+                    const char* reclaimable, std::optional<HostRoom>& least) {
   std::filesystem::path group(own.empty() ? "/" : own);
   while (true) {
     ConsiderGroup(mount / group.relative_path(), limit, usage, reclaimable, least);
@@ -54,10 +54,11 @@ void ConsiderGroups(const std::filesystem::path& mount, const std::string& own, 
 
 }  // namespace
 
-std::optional<Bytes> HostMemoryAvailable(const std::filesystem::path& root) {
-  std::optional<Bytes> least;
-  if (const auto kib = NumberBehind(root / "proc/meminfo", "MemAvailable:")) least = *kib << 10;
-  std::ifstream groups(root / "proc/self/cgroup");
+std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, const std::string& process) {
+  std::optional<HostRoom> least;
+  if (const auto kib = NumberBehind(root / "proc/meminfo", "MemAvailable:"))
+    least = HostRoom{*kib << 10, "what the host has available (MemAvailable)"};
+  std::ifstream groups(root / "proc" / process / "cgroup");
   for (std::string line; std::getline(groups, line);) {
     const std::size_t names = line.find(':'), path = line.find(':', names + 1);
     if (names == std::string::npos || path == std::string::npos) continue;
@@ -73,7 +74,7 @@ std::optional<Bytes> HostMemoryAvailable(const std::filesystem::path& root) {
 
 bool HostHasRoom(Bytes bytes, const std::filesystem::path& root) {
   const auto available = HostMemoryAvailable(root);
-  return !available || *available >= bytes + kLeft;
+  return !available || available->bytes >= bytes + kLeft;
 }
 
 }  // namespace amem

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "replay/driver/driver.h"
+#include "replay/driver/host_memory.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -20,12 +21,6 @@ struct GpuSight {
   MemoryInfo memory;
   Bytes used = 0;  // by processes; less than total - free by what the driver keeps for itself
   std::vector<MemoryHolder> holders;
-};
-
-// How much host memory a process may still take, and what sets the limit ("MemAvailable", "its cgroup /sys/fs/cgroup/job").
-struct HostRoom {
-  Bytes bytes = 0;
-  std::string limited_by;
 };
 
 class FreezeHost {
@@ -41,9 +36,6 @@ class FreezeHost {
   virtual std::vector<pid_t> Siblings(pid_t pid) = 0;
 };
 
-// `root` in place of "/" for tests. Without GPUs, which the tool adds.
-std::optional<HostRoom> ReadHostRoom(const std::string& root, pid_t pid);
-std::uint64_t ReadStartTicks(pid_t pid);
 std::vector<pid_t> ReadSiblings(pid_t pid);
 
 }  // namespace amem

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "journal/base/process_stat.h"
 #include "replay/freeze/host.h"
 #include "replay/freeze/operation_journal.h"
 
@@ -44,7 +45,7 @@ std::string SentenceOf(const FreezeHistory& history) {
       std::chrono::time_point<std::chrono::system_clock, std::chrono::nanoseconds>(std::chrono::nanoseconds(history.begun_ns));
   std::string gone;
   for (const FrozenProcess& one : history.processes) {
-    if (ReadStartTicks(one.process.pid) == one.process.start_ticks) continue;
+    if (StartTicks(one.process.pid) == one.process.start_ticks) continue;
     gone += fmt::format("{}{} (pid {})", gone.empty() ? "" : ", ", one.process.name, one.process.pid);
   }
   const std::string when = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", std::chrono::floor<std::chrono::seconds>(begun));

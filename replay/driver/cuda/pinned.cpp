@@ -97,9 +97,9 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages>
   const InContext current(core_->calls, *context);
   CUresult result = current.result();
   if (pages == nullptr && !HostHasRoom(bytes)) {
-    return Status{Code::kOutOfMemory,
-                  fmt::format("pin {} bytes of host memory: the host has {} available; free some, or give the job more", bytes,
-                              FormatBytes(HostMemoryAvailable().value_or(0)))};
+    const HostRoom room = HostMemoryAvailable().value_or(HostRoom{});
+    return Status{Code::kOutOfMemory, fmt::format("pin {} of host memory: {} are left by {}; free some, or give the job more",
+                                                  FormatBytes(bytes), FormatBytes(room.bytes), room.limited_by)};
   }
   if (pages == nullptr) pages = Populate(bytes);
   if (pages != nullptr && result == CUDA_SUCCESS) {

@@ -18,34 +18,13 @@
 #include <set>
 #include <string>
 
+#include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
 #include "replay/driver/simulator/memfd.h"
 #include "replay/driver/simulator/world_table.h"
 
 namespace amem {
 namespace {
-
-struct ProcessStat {
-  char state = 'X';
-  std::uint64_t start_time = 0;
-};
-
-ProcessStat ReadProcessStat(std::int32_t pid) {
-  const UniqueFd file(open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  std::array<char, 1024> text{};
-  if (!file || read(file.get(), text.data(), text.size() - 1) <= 0) return {};
-  const char* after_name = std::strrchr(text.data(), ')');  // the name itself may hold anything
-  if (after_name == nullptr) return {};
-  ProcessStat stat;
-  unsigned long long start = 0;
-  // Field 3 is the state, field 22 the start time.
-  if (std::sscanf(after_name + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
-                  &stat.state, &start) != 2) {
-    return {};
-  }
-  stat.start_time = start;
-  return stat;
-}
 
 std::string Errno(const std::string& tried) { return tried + ": " + std::strerror(errno); }
 
@@ -59,10 +38,7 @@ Status CheckSettings(std::int32_t devices, Bytes capacity) {
 
 }  // namespace
 
-bool IsAlive(const WorldMember& member) {
-  const ProcessStat stat = ReadProcessStat(member.pid);
-  return stat.state != 'X' && stat.state != 'Z' && stat.start_time == member.start_time;
-}
+bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
 
 void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
   DIR* directory = opendir(("/proc/" + std::to_string(pid) + "/fd").c_str());
@@ -152,7 +128,7 @@ Result<std::uint32_t> SimulatorWorld::Attach() {
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (std::uint32_t m = 0; m < kMembers; ++m) {
       if (table_->members[m].pid != 0) continue;
-      table_->members[m].start_time = ReadProcessStat(getpid()).start_time;
+      table_->members[m].start_time = StartTicks(getpid());
       table_->members[m].pid = getpid();
       return m;
     }

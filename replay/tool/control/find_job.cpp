@@ -7,7 +7,7 @@
 #include <optional>
 #include <set>
 
-#include "journal/base/file.h"
+#include "journal/base/process_stat.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
@@ -56,15 +56,9 @@ std::optional<std::uint64_t> Number(const std::string& text) {
   return !text.empty() && parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
 }
 
-// The fourth field of /proc/PID/stat; 0: there is none.
 std::int32_t ParentOf(std::int32_t pid) {
-  const std::string stat = ReadSmallFile(fmt::format("/proc/{}/stat", pid));
-  const std::size_t name_end = stat.rfind(')');  // the name may hold spaces and parentheses
-  std::int32_t parent = 0;
-  constexpr std::size_t kState = 4;  // ") S "
-  if (name_end != std::string::npos && name_end + kState < stat.size())
-    std::from_chars(stat.data() + name_end + kState, stat.data() + stat.size(), parent);
-  return parent;
+  const auto stat = ReadProcessStat(pid);
+  return stat ? stat->parent : 0;
 }
 
 bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "journal/base/process_stat.h"
 #include "replay/control/job_control.h"
 #include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/host.h"
@@ -34,8 +35,8 @@ class ThisMachine final : public FreezeHost {
  public:
   ThisMachine() : nvml_([] { GpusByNvml(OpenNvml()); }) {}  // starts NVML beside everything else
   std::vector<GpuSight> GpusInUse() override;
-  std::optional<HostRoom> RoomFor(pid_t pid) override { return ReadHostRoom("", pid); }
-  std::uint64_t StartTicks(pid_t pid) override { return ReadStartTicks(pid); }
+  std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
+  std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
   std::vector<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
 
  private:

@@ -16,6 +16,7 @@
 #include <future>
 #include <thread>
 
+#include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
 
 namespace amem {
@@ -146,6 +147,32 @@ TEST(OwnStack, names_the_program_and_is_bounded) {
   ASSERT_GE(stack.size(), 3u);
   EXPECT_TRUE(std::ranges::any_of(stack, [](const std::string& frame) { return frame.starts_with("exe+0x"); })) << stack[0];
   EXPECT_EQ(OwnStack(2).size(), 2u);
+}
+
+TEST(ProcessStatTest, a_name_may_hold_what_separates_fields) {
+  const Watched child([] {
+    ::prctl(PR_SET_NAME, ") Z 1 (x");
+    ::pause();
+    return 0;
+  });
+  ASSERT_EQ(child.Await("sleeping").state, "sleeping");
+  const auto stat = ReadProcessStat(child.pid());
+  ASSERT_TRUE(stat);
+  EXPECT_EQ(stat->name, ") Z 1 (x");
+  EXPECT_EQ(stat->state, 'S');
+  EXPECT_EQ(stat->parent, ::getpid());
+  EXPECT_GE(stat->start_ticks, StartTicks(::getpid()));
+  EXPECT_EQ(StartTicks(child.pid()), stat->start_ticks);
+}
+
+TEST(ProcessStatTest, a_process_that_waits_for_its_parent_has_no_start) {
+  const Watched child([] { return 3; });
+  ASSERT_EQ(child.Await("zombie").state, "zombie");
+  EXPECT_TRUE(ReadProcessStat(child.pid())->ended());
+  EXPECT_EQ(StartTicks(child.pid()), 0U);
+  constexpr pid_t kNobody = 1 << 30;
+  EXPECT_FALSE(ReadProcessStat(kNobody));
+  EXPECT_EQ(StartTicks(kNobody), 0U);
 }
 
 }  // namespace

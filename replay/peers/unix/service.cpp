@@ -273,7 +273,8 @@ void PeerService::ProcessDied(std::uint64_t id) {
 
 void PeerService::MarkForClose(Inbound& connection, std::string why) {
   if (connection.marked) return;
-  if (connection.process && why == kPeerDied)
+  // Only a session's own connection stays for as long as its process; those of rounds end with each of them.
+  if (connection.purpose == Purpose::kData && connection.process && why == kPeerDied)
     connection.seen = SeeProcessOf(connection.peer, connection.process.pid(), connection.process.process(), {});
   connection.marked = std::move(why);
   connection.queue.clear();

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "journal/base/process_sight.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
 #include "tests/scenarios/job.h"
@@ -31,6 +32,7 @@ class Frozen : public testing::Test {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["JOB_STOP"] = job.directory() / "stop";
     job.environment["JOB_STEPS"] = job.directory() / "steps";
+    job.environment["JOB_HALT"] = job.directory() / "halt";
     job.Start(ranks, {"cuda", "load", "init", "own", "reduce", "train", "barrier", "destroy"});
     for (int rank = 0; rank < ranks; ++rank) AwaitSteps(rank, 3);
     auto opened = SimulatorWorld::Open(job.directory() / "world", 4, kCapacity);
@@ -51,10 +53,7 @@ class Frozen : public testing::Test {
     for (int rank = 0; rank < ranks_; ++rank) AwaitSteps(rank, Steps(rank) + 3);
   }
   void ExpectGoodEnd() {
-    long last = 0;
-    for (int rank = 0; rank < ranks_; ++rank) last = std::max(last, Steps(rank));
-    std::ofstream(job.directory() / "stop.new") << last + 50 << "\n";
-    std::filesystem::rename(job.directory() / "stop.new", job.directory() / "stop");
+    std::ofstream(job.directory() / "stop").close();
     for (const Rank& rank : job.Finish(60s)) {
       EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
       EXPECT_EQ(rank.Said("train"), rank.Said("reduce")) << rank.err;
@@ -137,7 +136,8 @@ TEST_F(Frozen, job_without_the_pause_of_amem_is_lost) {
 
 TEST_F(Frozen, rank_that_does_not_come_costs_nobody_anything) {
   Start(2);
-  kill(job.processes()[1], SIGSTOP);
+  std::ofstream(job.directory() / "halt1").close();
+  while (StateOfProcess(job.processes()[1]) != "stopped") std::this_thread::sleep_for(1ms);
   const std::string late = Fails({"freeze", First(), "--deadline", "1"});
   EXPECT_NE(late.find("rank 1"), std::string::npos) << late;
   EXPECT_TRUE(AllAre(ProcessState::kRunning));

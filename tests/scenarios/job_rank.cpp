@@ -25,6 +25,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -97,7 +98,7 @@ std::string Init() {
   return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), kWorld, id, kRank));
 }
 
-std::uint64_t HashOf(const std::vector<float>& values) {
+std::uint64_t HashOf(std::span<const float> values) {
   std::uint64_t hash = 14695981039346656037ULL;
   for (const float value : values) {
     std::uint32_t bits = 0;
@@ -107,18 +108,32 @@ std::uint64_t HashOf(const std::vector<float>& values) {
   return hash;
 }
 
-// Two chunks through the ring; sums whose order shows in the last bits.
-std::string Reduce() {
-  constexpr std::size_t kCount = 700'000;
-  std::vector<float> input(kCount), output(kCount);
+// Sums whose order shows in the last bits. `last`: this rank wants to stop; any_wants_to_stop: a rank wanted, known to all at once.
+struct Reduced {
+  std::string sum;
+  bool any_wants_to_stop = false;
+};
+Reduced ReduceOf(std::size_t count, bool last) {
+  std::vector<float> input(count), output(count);
   std::uint32_t random = 12345U + static_cast<std::uint32_t>(kRank);
   for (float& value : input) {
     random = random * 1664525U + 1013904223U;
     value = static_cast<float>(random >> 8) * 1.1e-3F;
   }
+  input.front() = last ? 1.0F : 0.0F;
   using AllReduce = int(const void*, void*, std::size_t, int, int, Comm, void*);
-  const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), kCount, 7, 0, g_comms.back(), nullptr);
-  return code == 0 ? "sum " + std::to_string(HashOf(output)) : "failed " + std::to_string(code);
+  const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), count, 7, 0, g_comms.back(), nullptr);
+  if (code != 0) return {"failed " + std::to_string(code), true};
+  return {"sum " + std::to_string(HashOf(std::span<const float>(output).subspan(1))), output.front() != 0.0F};
+}
+
+// Two chunks through the ring.
+std::string Reduce() { return ReduceOf(700'000, false).sum; }
+
+// An all-reduce of a step of which there are many. All ranks stop at the same one, soon after the file JOB_STOP exists.
+Reduced ReduceOfStep() {
+  constexpr std::size_t kCount = 2'000;
+  return ReduceOf(kCount, access(Text("JOB_STOP", ""), F_OK) == 0);
 }
 
 // Memory of the program in a symmetric window of the last communicator.
@@ -254,19 +269,22 @@ std::string ReadTags() {
   return "as written";
 }
 
-// "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point.
+// "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point; fewer where JOB_STOP is.
 std::string Steps(const std::string& text) {
   const long count = std::atol(text.c_str()), most_ms = std::atol(text.c_str() + text.find(',') + 1);
   const auto safepoint = Function<int()>("amem_safepoint");
-  const std::string first = Reduce();
+  const std::string first = ReduceOfStep().sum, whole = Reduce();
   std::uint32_t random = static_cast<std::uint32_t>(getpid());
   for (long step = 0; step < count; ++step) {
     random = random * 1664525U + 1013904223U;
     std::this_thread::sleep_for(std::chrono::microseconds((random >> 8) % (most_ms * 1000 + 1)));
-    if (const std::string sum = Reduce(); sum != first) return "step " + std::to_string(step) + ": " + sum + " for " + first;
+    const Reduced now = ReduceOfStep();
+    if (now.sum != first) return "step " + std::to_string(step) + ": " + now.sum + " for " + first;
+    if (now.any_wants_to_stop) break;
     if (const int code = safepoint(); code != 0) return "safe point " + std::to_string(step) + ": " + WithReason(code);
   }
-  return first;
+  const std::string last = Reduce();
+  return last == whole ? last : "at the end: " + last + " for " + whole;
 }
 // What a safe point costs when nothing is asked.
 std::string TimeSafepoints() {
@@ -493,20 +511,20 @@ bool OwnIsWhole() {
   return true;
 }
 
-// Steps with a safe point each, until the file JOB_STOP has the number of the last one. In the file JOB_STEPS and the rank
-// stands how many are done.
+// Steps with a safe point each, until the file JOB_STOP exists. In the file JOB_STEPS and the rank stands how many are done. Where
+// the file JOB_HALT and the rank exists the process stops, outside of all calls of the driver: the stand-in's lock is another's.
 std::string Train(const std::string&) {
   const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
+  const std::string halt_file = std::string(Text("JOB_HALT", "")) + std::to_string(kRank);
   const auto safepoint = Function<int()>("amem_safepoint");
-  std::string sum;
+  const std::string first = ReduceOfStep().sum;
   for (long step = 1;; ++step) {
-    const std::string now = Reduce();
-    if (sum.empty()) sum = now;
-    if (now != sum) return "step " + std::to_string(step) + ": " + now + " and not " + sum;
+    if (unlink(halt_file.c_str()) == 0) raise(SIGSTOP);
+    const Reduced now = ReduceOfStep();
+    if (now.sum != first) return "step " + std::to_string(step) + ": " + now.sum + " and not " + first;
     if (!OwnIsWhole()) return "step " + std::to_string(step) + ": device memory differs";
     std::ofstream(steps_file) << step << "\n";
-    long last = 0;
-    if (std::ifstream(Text("JOB_STOP", "")) >> last && step >= last) return sum;
+    if (now.any_wants_to_stop) return Reduce();
     if (const int code = safepoint(); code != 0) return "safepoint " + WithReason(code);
     ExitIfInterrupted();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

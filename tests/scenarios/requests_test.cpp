@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -28,6 +29,7 @@ class Requests : public ::testing::Test {
  protected:
   void Start(const Words& commands, Job& job) {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["JOB_STOP"] = job.directory() / "stop";
     job.Start(kRanks, commands);
   }
   void Start(const Words& commands) { Start(commands, job_); }
@@ -76,7 +78,10 @@ class Requests : public ::testing::Test {
       return true;
     });
   }
+  // Ends the steps of a job at the next one.
+  static void Stop(const Job& job) { std::ofstream(job.directory() / "stop").close(); }
   void AllEndWell(const std::string& said = "steps") {
+    Stop(job_);
     const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
     for (const Rank& rank : ranks) {
       EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
@@ -88,7 +93,7 @@ class Requests : public ::testing::Test {
 };
 
 TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_same_sums) {
-  Start({"cuda", "load", "init", "tags", "barrier", "steps=80,4", "read tags", "barrier", "destroy"});
+  Start({"cuda", "load", "init", "tags", "barrier", "steps=100000,4", "read tags", "barrier", "destroy"});
   ASSERT_TRUE(UntilSteps(5));
   for (int i = 0; i < 3; ++i) {
     const json paused = Ask({"pause", Pid(i), "--tags"});
@@ -102,6 +107,7 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
     for (const json& rank : status) EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << "it stands still";
     for (const json& rank : Ask({"resume", Pid(0)})) EXPECT_EQ(rank["phase"], "running") << rank;
   }
+  Stop(job_);
   const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
   for (const Rank& rank : ranks) {
     EXPECT_EQ(rank.status, 0) << rank.err;
@@ -120,7 +126,7 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
 TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   job_.environment["TORCHELASTIC_RUN_ID"] = "run-77";
   job_.environment["WORLD_SIZE"] = "5";
-  Start({"cuda", "load", "init", "steps=120,4", "barrier"});
+  Start({"cuda", "load", "init", "steps=100000,4", "barrier"});
   ASSERT_TRUE(UntilSteps(2));
   const auto session = ListSessions(job_.journals())->front().string();
   for (const std::string& name : {Pid(1), std::to_string(::getpid()), std::string("run-77"), job_.journals().string(), session})
@@ -134,13 +140,14 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   Job other;
   other.environment["AMEM_JOURNAL_DIR"] = job_.journals();
   other.environment["TORCHELASTIC_RUN_ID"] = "run-79";
-  Start({"cuda", "load", "init", "steps=60,4", "barrier"}, other);
+  Start({"cuda", "load", "init", "steps=100000,4", "barrier"}, other);
   ASSERT_TRUE(Until([&] { return ListSessions(job_.journals())->size() == 2 * kRanks; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   const Rank both = Tool({"pause"});
   EXPECT_EQ(both.status, 2);
   EXPECT_NE(both.err.find("there are 2 living jobs"), std::string::npos) << both.err;
   EXPECT_EQ(Ask({"status", "run-79"}).size(), kRanks);
+  Stop(other);
   other.Finish(std::chrono::milliseconds(60'000));
   AllEndWell();
 }
@@ -174,7 +181,7 @@ TEST_F(Requests, a_rank_that_does_not_come_is_named_and_the_job_runs_on) {
 }
 
 TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) {
-  Start({"cuda", "load", "init", "tags", "barrier", "1:at=Unmap,1,fail=999", "steps=80,4", "read tags", "barrier"});
+  Start({"cuda", "load", "init", "tags", "barrier", "1:at=Unmap,1,fail=999", "steps=100000,4", "read tags", "barrier"});
   ASSERT_TRUE(UntilSteps(5));
   const Rank failed = Tool({"pause", "--tags"});
   EXPECT_EQ(failed.status, 3) << failed.out << failed.err;
@@ -186,7 +193,7 @@ TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) 
 }
 
 TEST_F(Requests, a_rank_that_dies_while_paused_does_not_keep_the_others) {
-  Start({"cuda", "load", "init", "reduce", "barrier", "steps=3000,4"});
+  Start({"cuda", "load", "init", "reduce", "barrier", "steps=100000,4"});
   ASSERT_TRUE(UntilSteps(5));
   Ask({"pause"});
   ::kill(job_.processes()[2], SIGKILL);
@@ -212,7 +219,7 @@ TEST_F(Requests, safe_points_cost_little_and_do_nothing_where_nobody_can_ask) {
 }
 
 TEST_F(Requests, the_page_is_its_users_alone_and_without_it_nobody_can_ask) {
-  Start({"cuda", "load", "init", "steps=50,4", "barrier"});
+  Start({"cuda", "load", "init", "steps=100000,4", "barrier"});
   ASSERT_TRUE(UntilSteps(1));
   const auto sessions = ListSessions(job_.journals());
   ASSERT_TRUE(sessions.ok());

@@ -10,6 +10,8 @@ Each part is a process of its own and prints one JSON line, with "ok" where a ba
              --discard-resume-ms
   floor      the driver's calls alone for part discard, in handles of 1 GiB: what no library that gives the memory back can be below
              on this host, where the driver may clear memory when it is released or created
+  speeds     only if asked for: where the time of part discard goes, step by step, beside the driver's calls in several forms, on a
+             CPU of each NUMA node; needs amem-replay in ../bin of the library's directory, or AMEM_REPLAY
   sparse     --gib of which one byte in a mebibyte is not zero
   prefetch   resume without waiting of --prefetch-gib beside a matrix product: the product slows by at most 10 %, the copy is
              hidden to at least 90 %; a stream that waits sees every byte
@@ -26,12 +28,16 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+
+import pools_speeds
 
 BEGAN = time.monotonic()
 MIB, GIB = 1 << 20, 1 << 30
 NO_WAIT, ON_STREAM = 1, 2
-PARTS = ("preserve", "discard", "floor", "sparse", "prefetch", "behind", "rival")
+PARTS = ("preserve", "discard", "floor", "sparse", "prefetch", "behind", "rival")  # without being asked for
+ON_REQUEST = ("speeds",)
 
 
 def arguments():
@@ -120,6 +126,12 @@ class Tensors:
     def identical(self):
         return all(bool(self.torch.equal(self.values(number, tensor), tensor)) for number, tensor in enumerate(self.all))
 
+    def usable(self):
+        for tensor in self.all:
+            tensor.fill_(1)
+        self.torch.cuda.synchronize()
+        return True
+
 
 def timed(torch, call):
     torch.cuda.synchronize()
@@ -175,70 +187,26 @@ def discard(torch, options):
     library = Library(options.library)
     tensors = Tensors(torch, library, "cache", options.discard_gib, 20, discard=True)
 
-    def usable():
-        for tensor in tensors.all:
-            tensor.fill_(1)
-        torch.cuda.synchronize()
-        return True
-
-    usable()
-    told = cycles(torch, options, lambda: library.pause("cache"), lambda: library.resume("cache"), usable)
+    tensors.usable()
+    told = cycles(torch, options, lambda: library.pause("cache"), lambda: library.resume("cache"), tensors.usable)
     told.update(gib=options.discard_gib, memory=library.memory("cache"))
     told["ok"] = told["pause_ms"] <= options.discard_pause_ms and told["resume_ms"] <= options.discard_resume_ms
     return told
 
 
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location), ("metadata", ctypes.c_void_p),
-                ("flags", ctypes.c_uint64)]
-
-
-class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
-
-
 def floor(torch, options):
-    cuda = ctypes.CDLL("libcuda.so.1")
-    device, chunk, count = Location(1, torch.cuda.current_device()), GIB, int(options.discard_gib)
-    properties, access = Properties(1, 1, device, None, 0), Access(device, 3)
-    base, handles = ctypes.c_uint64(), [ctypes.c_uint64() for _ in range(count)]
+    alone = pools_speeds.Floor(torch, [GIB] * int(options.discard_gib))
+    alone.resume()
+    alone.used()
+    return {**cycles(torch, options, alone.pause, alone.resume, alone.used), "gib": int(options.discard_gib)}
 
-    def call(name, *given):
-        result = getattr(cuda, name)(*given)
-        if result:
-            raise RuntimeError(f"{name} answered {result}")
 
-    def address(number):
-        return ctypes.c_uint64(base.value + number * chunk)
-
-    def resume():
-        for number, handle in enumerate(handles):
-            call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(chunk), ctypes.byref(properties), ctypes.c_uint64(0))
-            call("cuMemMap", address(number), ctypes.c_size_t(chunk), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-            call("cuMemSetAccess", address(number), ctypes.c_size_t(chunk), ctypes.byref(access), ctypes.c_size_t(1))
-
-    def pause():
-        for number in range(count):
-            call("cuMemUnmap", address(number), ctypes.c_size_t(chunk))
-        for handle in handles:
-            call("cuMemRelease", handle)
-
-    def used():
-        call("cuMemsetD8_v2", base, ctypes.c_ubyte(1), ctypes.c_size_t(count * chunk))
-        torch.cuda.synchronize()
-        return True
-
-    torch.ones(1, device="cuda")
-    call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(count * chunk), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
-    resume()
-    used()
-    return {**cycles(torch, options, pause, resume, used), "gib": count}
+def speeds(torch, options):
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["AMEM_JOURNAL_DIR"] = directory
+        library = Library(options.library)
+        tensors = Tensors(torch, library, "cache", options.discard_gib, 20, discard=True)
+        return pools_speeds.speeds(torch, options, library, tensors.usable, directory)
 
 
 class Product:
@@ -370,7 +338,8 @@ def child(options):
     if not torch.cuda.is_available():
         return {"skipped": "PyTorch sees no GPU"}
     torch.cuda.init()
-    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "prefetch": prefetch, "behind": behind, "floor": floor, "rival": rival}[options.part]
+    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "prefetch": prefetch, "behind": behind,
+            "floor": floor, "speeds": speeds, "rival": rival}[options.part]
     told = call(torch, options)
     return {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, **told}
 
@@ -394,8 +363,8 @@ def main():
         sys.stdout.flush()
         os._exit(0)  # tensors in pools need not be freed one by one
     parts = [part for part in options.parts.split(",") if part]
-    if any(part not in PARTS for part in parts):
-        print(f"unknown part; known: {', '.join(PARTS)}", file=sys.stderr)
+    if any(part not in PARTS + ON_REQUEST for part in parts):
+        print(f"unknown part; known: {', '.join(PARTS + ON_REQUEST)}", file=sys.stderr)
         return 2
     bad = False
     for part in parts:

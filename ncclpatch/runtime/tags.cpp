@@ -42,7 +42,6 @@ bool Changes(Session& session, const Named& tag, CycleKind kind) {
 Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {
   Asked back = asked;
   back.kind = asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
-  back.after.reset();
   std::string message = why.message();
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
     const Status undone = CycleOf(session, *tag, back);

@@ -59,6 +59,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
     LongArrival(j);
     Awaited(j);
     Waiting(j);
+    StalledPools(j);
     Broken(j);
     Death(j);
     Leaving(j);

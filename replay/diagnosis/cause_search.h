@@ -77,6 +77,8 @@ class CauseSearch {
   bool CounterStalled(const Attempt& attempt);
   void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
   void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
+  // Pauses and resumes of pools that are open and silent.
+  void StalledPools(const JournalHistory& j);
   void AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
 
   // ---- search_ends.cpp: processes that ended ----

@@ -87,6 +87,26 @@ void NoteOutside(const Roster& roster, Verdict& verdict) {
         one_frozen->outside.frozen->at.seq.value, ToText(EventBody(one_frozen->outside.frozen->event))));
 }
 
+// No failure as a rule: a program may end while a tag is paused. Who misses the contents learns here where they went.
+void NoteEndedPaused(const Roster& roster, Verdict& verdict) {
+  for (const JournalHistory& j : roster.journals()) {
+    if (!j.closed && j.findings.info.status != SessionStatus::kCrashed) continue;
+    const State& state = j.findings.state;
+    for (const auto& [id, pool] : state.pools) {
+      if (pool.lifecycle != Lifecycle::kPaused) continue;
+      Bytes saved = 0;
+      for (const auto& [allocation, a] : state.allocations) saved += a.pool == id && a.saved ? a.bytes : 0;
+      verdict.notes.push_back(fmt::format(
+          "tag {} of {} was paused (pause {}) and not resumed when the process ended{}", pool.tag, roster.names().Name(j.session()),
+          pool.cycles,
+          saved != 0 ? fmt::format("; the contents that were kept, {} at most, went with it: resume before what needs them (a "
+                                   "checkpoint, an evaluation)",
+                                   FormatBytes(saved))
+                     : ""));
+    }
+  }
+}
+
 void NoteAbsent(const Roster& roster, Verdict& verdict) {
   std::set<SessionId> absent;
   for (const JournalHistory& j : roster.journals()) {
@@ -155,6 +175,7 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
   }
   NoteOvercome(roster, verdict);
   NoteOutside(roster, verdict);
+  NoteEndedPaused(roster, verdict);
   NoteAbsent(roster, verdict);
   Finish(verdict);
   return verdict;

@@ -79,7 +79,8 @@ void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress
     const Attempt::OpenStep& open = *e.cause.attempt->open_step;
     e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.step));
   } else {
-    e.AddEvidence(j, since, Role::kCause, "the last thing it did: " + j.last_text);
+    const bool last = since.seq == j.last.seq;  // what NCCL and other pools did later is not about this
+    e.AddEvidence(j, since, Role::kCause, last ? "the last thing it did: " + j.last_text : "nothing about " + e.Cycle() + " after it");
   }
 }
 
@@ -209,7 +210,49 @@ void ExplainRefused(Explanation& e) {
   RecommendForRefusal(e);
 }
 
+namespace {
+
+// The other tags of that process whose memory is away, or on its way. One thread does what was asked for without waiting, a
+// pause or a resume of one tag after the other, so they may wait behind the one that hangs.
+void SayTagsBehind(Explanation& e, const JournalHistory& j) {
+  std::vector<std::string> behind;
+  for (const auto& [id, pool] : j.findings.state.pools) {
+    if (pool.tag != e.cause.attempt->tag && pool.lifecycle != Lifecycle::kRunning) behind.push_back(pool.tag);
+  }
+  if (behind.empty()) return;
+  const bool several = behind.size() > 1;
+  e.Say(fmt::format("{} {} of the same process {} not resident either; {} resume that was asked for without waiting comes after "
+                    "this one.",
+                    several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
+}
+
+// A pause or resume of a pool waits for no other session: the process itself does not finish it.
+void ExplainStalledPool(Explanation& e) {
+  const JournalHistory& j = *e.cause.journal;
+  const Progress progress = ProgressOf(j, e.cause.attempt->tag);
+  Verdict& v = e.verdict;
+  v.code = Code::kTimeout;
+  v.phase = progress.phase;
+  v.seq = progress.since.seq;
+  if (progress.step) e.TakeStep(&j, *progress.step);
+  v.headline = fmt::format("{}{} on {}{}", Capitalized(e.Cycle()), e.HowItEnded(), e.NamesOfAll(),
+                           v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
+  e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(), e.cause.together.empty() ? v.process : e.NamesOfAll(),
+                    v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
+  e.AddBeginning(j);
+  TellStuck(e, j, progress);
+  if (e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, j);
+  e.SaySight(e.cause.session);
+  SayThreads(e, j);
+  e.Recommend(Action::kExamineProcess);
+  v.remedy.process = e.NamesOfAll();
+  e.RecommendForStopped();
+}
+
+}  // namespace
+
 void ExplainStalled(Explanation& e) {
+  if (e.cause.attempt != nullptr && !e.cause.attempt->tag.empty()) return ExplainStalledPool(e);
   const JournalHistory* j = e.cause.journal;
   const JournalHistory* witness = e.cause.witness;
   const Progress progress = j != nullptr ? ProgressOf(*j) : Progress{};

@@ -114,6 +114,14 @@ constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
                                                                        "stay-until-resumed",
                                                                        "call-the-same"};
 
+constexpr std::string_view kExamineTag =
+    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}; what was asked for without waiting is done by its threads "
+    "amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver call may hang "
+    "after a GPU fault (dmesg); if it is only slow, it goes on by itself";
+
+constexpr std::string_view kContinueTag =
+    "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then";
+
 constexpr std::string_view kFreeSomeMemory =
     "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
     "a "
@@ -152,6 +160,8 @@ std::string ToText(const Remedy& r) {
   const bool of_pool = !r.tag.empty();
   if (of_pool && r.action == Remedy::Action::kResumeAgain)
     return filled("call {call} again to finish what is left; if that fails too, restart the process");
+  if (of_pool && r.action == Remedy::Action::kExamineProcess) return filled(kExamineTag);
+  if (of_pool && r.action == Remedy::Action::kContinueProcess) return filled(kContinueTag);
   const std::string outlook = of_pool && r.outlook == Remedy::Outlook::kCallAgain
                                   ? filled("; then call {call} again; a failed try loses nothing")
                                   : filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));

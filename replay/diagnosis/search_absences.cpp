@@ -342,6 +342,18 @@ void CauseSearch::Stalled(const JournalHistory& j, const JournalHistory* witness
   if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
 }
 
+void CauseSearch::StalledPools(const JournalHistory& j) {
+  if (IsDead(j) || j.closed) return;  // see Death
+  for (const auto& [id, attempt] : j.pools) {
+    if (attempt.end != Attempt::End::kOpen) continue;
+    const Moment since = ProgressOf(j, attempt.tag).since;
+    const std::uint64_t wall_ns = roster_.Wall(j, since.time_ns);
+    if (SeenState(j.session()) != "stopped" && job_end_ - std::min(job_end_, wall_ns) < kPatience_ns) continue;
+    Stalled(j, nullptr, since.time_ns);
+    candidates_.back().attempt = &attempt;
+  }
+}
+
 // It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
 void CauseSearch::AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {
   for (const SessionId member : attempt.members) {

@@ -82,7 +82,9 @@ void ExplainHealth(const Roster& roster, Verdict& verdict) {
     copied += j.findings.info.status == SessionStatus::kCopied ? 1 : 0;
     closed += j.findings.info.status == SessionStatus::kClosed ? 1 : 0;
     paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
-    under_way += !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen ? 1 : 0;
+    const auto open = [](const Attempt& attempt) { return attempt.end == Attempt::End::kOpen; };
+    const bool of_pool = std::ranges::any_of(j.pools, [&](const auto& pool) { return open(pool.second); });
+    under_way += of_pool || (!j.attempts.empty() && open(j.attempts.back())) ? 1 : 0;
   }
   verdict.live = live != 0;
   verdict.headline = fmt::format("Nothing is wrong: {} and {} of {} completed", Plural(t.pauses, "pause"),

@@ -170,7 +170,10 @@ class HistoryBuilder final : public FoldObserver {
     if (!attempt->phases.empty()) ++attempt->phases.back().steps;
   }
   void On(const StepDone& e, const State&) {
-    if (Attempt* attempt = OpenOf(e.pool)) attempt->open_step.reset();
+    Attempt* attempt = OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    attempt->open_step.reset();
+    if (!attempt->phases.empty()) attempt->phases.back().done = now_;
   }
   void On(const StepFailed& e, const State& before) {
     Attempt* attempt = OpenOf(e.pool);

@@ -43,6 +43,7 @@ struct Attempt {
   struct PhaseTaken {
     PhaseKind phase{};
     Moment begun, voted, decided;
+    Moment done;  // the last of its steps that was
     std::uint64_t steps = 0;
   };
   std::vector<PhaseTaken> phases;  // in order, those of an undo too

@@ -16,6 +16,7 @@ STATE = ("statemachine_test",)
 BACKUP = ("backup_test",)
 CYCLE = ("cycle_test",)
 SESSION = ("session_test",)
+POOLS = ("pools_test",)
 LEGACY = ("ledger_test",)
 PEERS = ("peers_test",)
 JOURNAL = ("journal_test",)
@@ -272,6 +273,25 @@ BUGS = [
     *_in("statemachine/apply_cycle.cpp", SESSION,
          ("the copy of what stayed is trusted", "if (e.kind == CycleKind::kPause) ForgetSavedOfKept(e.pool);", ""),
          tests="PoolsTest*"),
+    *_in("ncclpatch/runtime/tags.cpp", POOLS,
+         ("tag user is looked for among the pools", 'if (tag == "user")', "if (false)"),
+         ("a name that is wrong is skipped", "    if (!tag.ok()) return tag.status();\n    tags.push_back", "    if (!tag.ok()) continue;\n    tags.push_back"),
+         ("what stood so before is undone as well", "if (changes) done.push_back(tag);", "done.push_back(tag);"),
+         ("an undo does the same again", "asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;", "asked.kind;"),
+         ("a priority is lost", ".priority = asked.priority}", ".priority = 0}"),
+         ("a resume is always waited for", "session.pools().Resume(tag.pool, {.wait = asked.wait,", "session.pools().Resume(tag.pool, {.wait = true,"),
+         ("a pause forgets its stream", ", .after = asked.after}", ", .after = {}}"),
+         ("a stream is not made to wait", "stream ? (*session)->pools().WaitOn(tag->pool, *stream) : ", "")),
+    *_in("ncclpatch/runtime/tags_api.cpp", POOLS,
+         ("the outermost of nested pools is allocated from", "t_entered.back()", "t_entered.front()"),
+         ("a wrong tag is called an error of the system", "wrong_argument ? kInvalidArgument : result;", "false ? kInvalidArgument : result;")),
+    *_in("ncclpatch/runtime/plain_memory.cpp", POOLS,
+         ("plain memory is always of the first device", "cu.get(&handle, device)", "cu.get(&handle, 0)"),
+         ("plain memory is freed twice", "    plain.taken.erase(found);\n", ""),
+         ("plain memory is never freed", "  plain.taken[memory] = context;\n", ""),
+         ("a request for nothing gets no plain memory", "std::max<Bytes>(bytes, 1)", "bytes"),
+         ("a thread keeps the context of plain memory", "  cu.pop(&popped);\n", ""),
+         ("out of plain memory is logged as a failure", "result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,", "Code::kDriver,")),
     *_in("replay/session/legacy_pool.cpp", LEGACY,
          ("a block of another device is given out", "if (entry.block.device != device) continue;", "static_cast<void>(device);"),
          ("pieces that are freed stay apart", "if (const auto next = std::next(it); next != entry.free.end() && it->first + it->second == next->first) {", "if (const auto next = std::next(it); false) {")),

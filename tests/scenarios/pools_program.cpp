@@ -81,7 +81,7 @@ bool Holds(const Block& block) {
   return true;
 }
 void Give(const Block& block) { amem_free(block.at, block.bytes, 0, nullptr); }
-std::uint64_t InUse() { return DRIVER(stand_in_cuda_bytes_in_use)(0); }
+std::uint64_t InUse(int device = 0) { return DRIVER(stand_in_cuda_bytes_in_use)(device); }
 void FailNext(const char* call, std::uint64_t nth, int result) {
   EXPECT(DRIVER(stand_in_cuda_fail_next)(call, nth, result) == 0);
 }
@@ -115,6 +115,16 @@ void Off() {
   EXPECT(Shows("switched off"));
   Give(block);
   EXPECT(InUse() == 0);
+  CUcontext context = nullptr;
+  EXPECT(DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context == nullptr);  // as before
+  void* const nothing = amem_alloc(0, 0, nullptr);
+  void* const second = amem_alloc(kMiB, 1, nullptr);
+  EXPECT(nothing != nullptr && second != nullptr && InUse(1) >= kMiB);
+  EXPECT(amem_alloc(ssize_t{1} << 50, 0, nullptr) == nullptr && Says("the driver answered 2"));  // and is not logged
+  amem_free(nothing, 0, 0, nullptr);
+  amem_free(second, kMiB, 1, nullptr);
+  EXPECT(InUse() == 0 && InUse(1) == 0);
+  amem_free(second, kMiB, 1, nullptr);  // is logged: the driver may have given that address to somebody else
 }
 
 void WrongUse() {
@@ -128,7 +138,7 @@ void WrongUse() {
   EXPECT(amem_pool_leave() == 5);
   EXPECT(Pause({"weights", "wieghts"}) == 4);
   EXPECT(Shows("\"state\":\"resident\",\"tag\":\"weights\""));
-  EXPECT(Pause({"user"}) == 4 && Pause({nullptr}) == 4 && amem_pause(nullptr, 1, 0, nullptr) == 4);
+  EXPECT(Pause({"user"}) == 4 && Says("AMEM_USER_MEMORY") && Pause({nullptr}) == 4 && amem_pause(nullptr, 1, 0, nullptr) == 4);
   EXPECT(Pause({"weights"}, 64) == 4 && Resume({"weights"}, AMEM_ON_STREAM) == 4);
   EXPECT(amem_pause(nullptr, 0, 0, nullptr) == 0);
   EXPECT(amem_alloc(-1, 0, nullptr) == nullptr && Says("no size"));
@@ -214,6 +224,30 @@ void Together() {
   EXPECT(Holds(a) && Holds(b) && Holds(c));
 }
 
+// What is asked for while the thread is busy is done by priority: the second to create memory is what has the higher one. And a
+// call that does not wait does not tell of failures.
+void Priorities() {
+  EXPECT(amem_pool("a", AMEM_PRESERVE) == 0 && amem_pool("b", AMEM_PRESERVE) == 0 && amem_pool("c", AMEM_PRESERVE) == 0);
+  const Block a = Take("a", 200 * kMiB, 1), b = Take("b", kMiB, 2), c = Take("c", kMiB, 3);
+  EXPECT(Pause({"a", "b", "c"}) == 0);
+  FailNext("Create", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(Resume({"a"}, AMEM_NO_WAIT) == 0);
+  EXPECT(Resume({"b"}, AMEM_NO_WAIT, -1) == 0 && Resume({"c"}, AMEM_NO_WAIT, 1) == 0);
+  EXPECT(amem_wait("a") == 0 && amem_wait("b") == 0 && amem_wait("c") == 1);
+  EXPECT(Holds(a) && Holds(b));
+  EXPECT(Resume({"c"}) == 0 && Holds(c));
+}
+
+void Nested() {
+  EXPECT(amem_pool("outer", AMEM_PRESERVE) == 0 && amem_pool("inner", AMEM_PRESERVE) == 0);
+  EXPECT(amem_pool_enter("outer") == 0);
+  Give(Take("inner", kMiB, 1));
+  const Block inner = Take("inner", kMiB, 2);
+  EXPECT(Pause({"outer"}) == 0 && Holds(inner));
+  EXPECT(amem_alloc(kMiB, 0, nullptr) == nullptr && Says("outer is paused"));  // left again
+  EXPECT(Resume({"outer"}) == 0 && amem_pool_leave() == 0);
+}
+
 void Threads() {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -266,6 +300,8 @@ int main(int argc, char** argv) {
                                                          {"out-of-memory", OutOfMemory},
                                                          {"without-waiting", WithoutWaiting},
                                                          {"together", Together},
+                                                         {"priorities", Priorities},
+                                                         {"nested", Nested},
                                                          {"threads", Threads},
                                                          {"forked", Forked},
                                                          {"default-tag", DefaultTag}};

@@ -123,6 +123,84 @@ TEST(PoolVerdict, a_failure_of_nccls_own_is_more_than_one_of_a_pool) {
   ASSERT_GE(verdict.causes.size(), 2u) << "the pool's is still told";
 }
 
+TEST(PoolVerdict, a_pause_that_hangs_names_rank_tag_phase_object_and_remedy) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  const Step unmap = job.weights.Work(CycleKind::kPause, StepKind::kUnmap, 2);
+  EXPECT_TRUE(job.Judge().healthy()) << "it has just begun";
+  const Verdict verdict = job.CycleJob::Judge(SessionStatus::kLive, SessionStatus::kLive, 3 * test::kSecond);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled);
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_EQ(verdict.rank, 0);
+  EXPECT_EQ(verdict.phase, PhaseKind::kPauseReleaseOwn);
+  ASSERT_TRUE(verdict.step.has_value());
+  EXPECT_EQ(*verdict.step, unmap);
+  EXPECT_EQ(verdict.allocation, unmap.allocation);
+  EXPECT_EQ(verdict.bytes, 6 * test::kMiB);
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kExamineProcess);
+  EXPECT_HAS(verdict.headline, "Pause 1 of tag weights hangs on rank 0, which is at \"unmap");
+  EXPECT_HAS(verdict.summary, "It has recorded nothing since");
+  EXPECT_HAS(ToText(verdict.remedy), "gdb -p 1000");
+  EXPECT_HAS(ToText(verdict.remedy), "amem-pool-out");
+  EXPECT_FALSE(test::Has(verdict.summary, "others")) << verdict.summary;
+  EXPECT_FALSE(test::Has(ToText(verdict.remedy), "AMEM_TIMEOUT_MS")) << "which does not bound what hangs here";
+}
+
+TEST(PoolVerdict, what_others_record_meanwhile_is_no_progress_of_a_pool) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  job.owner.Then(PhaseBegun{.phase = PhaseKind::kPauseArrive, .pool = job.weights.id()});
+  job.clock += 3 * test::kSecond;
+  job.owner.Create();  // NCCL goes on
+  const Verdict verdict = job.CycleJob::Judge(SessionStatus::kLive, SessionStatus::kLive, 1);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.headline;
+  EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
+  ASSERT_FALSE(verdict.evidence.empty());
+  EXPECT_HAS(verdict.evidence.back().text, "nothing about pause 1 of tag weights after it");
+}
+
+TEST(PoolVerdict, a_resume_that_hangs_keeps_those_that_nobody_waits_for) {
+  PoolJob job;
+  ScriptedPool cache{job.owner, "cache"};
+  cache.Chunk();
+  for (ScriptedPool* pool : {&job.weights, &cache}) pool->Run(CycleKind::kPause);
+  job.weights.Begin(CycleKind::kResume);
+  job.weights.Work(CycleKind::kResume, StepKind::kCreate);
+  const Verdict verdict = job.CycleJob::Judge(SessionStatus::kLive, SessionStatus::kLive, 3 * test::kSecond);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled);
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_HAS(verdict.headline, "Resume 1 of tag weights hangs on rank 0");
+  EXPECT_HAS(verdict.summary, "Tag cache of the same process is not resident either");
+}
+
+TEST(PoolVerdict, a_stopped_process_is_to_be_continued) {
+  PoolJob job;
+  job.weights.Begin(CycleKind::kPause);
+  job.weights.Work(CycleKind::kPause, StepKind::kUnmap);
+  std::vector<JournalHistory> journals = job.Read(SessionStatus::kLive, SessionStatus::kLive);
+  journals[0].process_now = "stopped";
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << "at once: it cannot go on by itself";
+  EXPECT_EQ(verdict.remedy.action, Remedy::Action::kContinueProcess);
+  EXPECT_FALSE(test::Has(ToText(verdict.remedy), "the others")) << ToText(verdict.remedy);
+}
+
+TEST(PoolVerdict, a_tag_that_is_paused_when_its_process_ends_is_noted) {
+  PoolJob job;
+  ScriptedPool cache{job.owner, "cache", PoolPolicy::kDiscard};
+  cache.Chunk();
+  for (ScriptedPool* pool : {&job.weights, &cache}) pool->Run(CycleKind::kPause);
+  EXPECT_TRUE(job.Judge().notes.empty()) << "it lives, and may resume yet";
+  job.owner.Then(SessionClosed{.reason = "exit", .exit_code = 0});
+  const Verdict verdict = job.Judge(SessionStatus::kClosed);
+  EXPECT_TRUE(verdict.healthy()) << verdict.headline;
+  ASSERT_EQ(verdict.notes.size(), 2u);
+  EXPECT_HAS(verdict.notes[0], "tag weights of rank 0");
+  EXPECT_HAS(verdict.notes[0], "8 MiB at most, went with it");
+  EXPECT_HAS(verdict.notes[1], "tag cache of rank 0");
+  EXPECT_FALSE(test::Has(verdict.notes[1], "contents")) << "it discards";
+}
+
 TEST(PoolVerdict, events_of_a_pool_do_not_count_for_a_pause_of_nccl_that_is_under_way) {
   PoolJob job;
   job.BeginAll(CycleKind::kPause);

@@ -45,7 +45,8 @@ Status Undone(Session& session, std::span<const Named> done, const Asked& asked,
   std::string message = why.message();
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
     const Status undone = CycleOf(session, *tag, back);
-    message += fmt::format("; tag {} was {} again", tag->name, back.kind == CycleKind::kPause ? "paused" : "resumed");
+    message += fmt::format("; tag {} {} {} again", tag->name, asked.wait || !tag->pool ? "was" : "is being",
+                           back.kind == CycleKind::kPause ? "paused" : "resumed");
     if (!undone.ok()) message += ", which failed as well: " + undone.message();
   }
   return {why.code(), message, why.driver_result()};

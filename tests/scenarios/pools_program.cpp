@@ -196,6 +196,10 @@ void WithoutWaiting() {
   }
   EXPECT(DRIVER(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
   EXPECT(Pause({"weights"}, AMEM_ON_STREAM, stream) == 5 && Says("capture"));
+  // A tag without memory has no moment to wait for. Its pause has begun when the next one's is refused, and nobody waits.
+  EXPECT(amem_pool("empty", AMEM_PRESERVE) == 0);
+  EXPECT(Pause({"empty", "weights"}, AMEM_NO_WAIT | AMEM_ON_STREAM, stream) == 5 && Says("tag empty is being resumed again"));
+  EXPECT(amem_wait("empty") == 0 && Shows("\"state\":\"resident\",\"tag\":\"empty\""));
   CUgraph graph = nullptr;
   EXPECT(DRIVER(cuStreamEndCapture)(stream, &graph) == CUDA_SUCCESS);
   EXPECT(Pause({"weights"}) == 0);

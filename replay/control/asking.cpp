@@ -10,6 +10,7 @@
 #include "journal/base/process_stat.h"
 #include "journal/tail.h"
 #include "replay/control/look.h"
+#include "statemachine/event.h"
 
 namespace amem::control {
 namespace {

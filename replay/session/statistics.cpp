@@ -115,13 +115,13 @@ json ByCommunicator(const State& state) {
   return out;
 }
 
-// Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
 Bytes Kept(const PoolHoldings& pool) {
   Bytes sum = 0;
   for (const auto& [reason, bytes] : pool.kept) sum += bytes;
   return sum;
 }
 
+// Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
   for (const auto& [id, a] : state.allocations) {

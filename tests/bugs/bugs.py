@@ -169,7 +169,7 @@ BUGS = [
     *_in("journal/tail.cpp", JOURNAL,
          ("records of an earlier round of the ring are taken for new", "if (out.records.empty() || record->seq > out.records.back().seq) {", "{"),
          ("what was drained during the copy is read from it", "const std::uint64_t gone = drained - before.drained;", "const std::uint64_t gone = 0 * drained;"),
-         ("a lock is enough to be alive", "return ProcessStart(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;", "return WriterLife::kAlive;"),
+         ("a lock is enough to be alive", "return StartOf(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;", "return WriterLife::kAlive;"),
          tests="TailTest*:Retention*"),
     *_in("journal/reader.cpp", JOURNAL,
          ("an event that has another number is read", "if (event && event->seq.value == record.seq) return", "if (event) return"),

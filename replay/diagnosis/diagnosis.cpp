@@ -96,13 +96,14 @@ void NoteEndedPaused(const Roster& roster, Verdict& verdict) {
       if (pool.lifecycle != Lifecycle::kPaused) continue;
       Bytes saved = 0;
       for (const auto& [allocation, a] : state.allocations) saved += a.pool == id && a.saved ? a.bytes : 0;
-      verdict.notes.push_back(fmt::format(
-          "tag {} of {} was paused (pause {}) and not resumed when the process ended{}", pool.tag, roster.names().Name(j.session()),
-          pool.cycles,
-          saved != 0 ? fmt::format("; the contents that were kept, {} at most, went with it: resume before what needs them (a "
-                                   "checkpoint, an evaluation)",
-                                   FormatBytes(saved))
-                     : ""));
+      const std::string contents =
+          saved == 0 ? ""
+                     : fmt::format(
+                           "; its contents, {} at most, went with it: resume before they are needed, and wait for what was "
+                           "asked for without waiting (amem_wait), which an exit does not begin any more",
+                           FormatBytes(saved));
+      verdict.notes.push_back(fmt::format("tag {} of {} was paused (pause {}) and not resumed when the process ended{}",
+                                          pool.tag, roster.names().Name(j.session()), pool.cycles, contents));
     }
   }
 }

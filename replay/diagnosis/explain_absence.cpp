@@ -80,7 +80,8 @@ void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress
     e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.step));
   } else {
     const bool last = since.seq == j.last.seq;  // what NCCL and other pools did later is not about this
-    e.AddEvidence(j, since, Role::kCause, last ? "the last thing it did: " + j.last_text : "nothing about " + e.Cycle() + " after it");
+    e.AddEvidence(j, since, Role::kCause,
+                  last ? "the last thing it did: " + j.last_text : "nothing about " + e.Cycle() + " after it");
   }
 }
 
@@ -221,9 +222,10 @@ void SayTagsBehind(Explanation& e, const JournalHistory& j) {
   }
   if (behind.empty()) return;
   const bool several = behind.size() > 1;
-  e.Say(fmt::format("{} {} of the same process {} not resident either; {} resume that was asked for without waiting comes after "
-                    "this one.",
-                    several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
+  e.Say(
+      fmt::format("{} {} of the same process {} not resident either; {} resume that was asked for without waiting comes after "
+                  "this one.",
+                  several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
 }
 
 // A pause or resume of a pool waits for no other session: the process itself does not finish it.
@@ -237,7 +239,8 @@ void ExplainStalledPool(Explanation& e) {
   if (progress.step) e.TakeStep(&j, *progress.step);
   v.headline = fmt::format("{}{} on {}{}", Capitalized(e.Cycle()), e.HowItEnded(), e.NamesOfAll(),
                            v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
-  e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(), e.cause.together.empty() ? v.process : e.NamesOfAll(),
+  e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(),
+                    e.cause.together.empty() ? v.process : e.NamesOfAll(),
                     v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
   e.AddBeginning(j);
   TellStuck(e, j, progress);

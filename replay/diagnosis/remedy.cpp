@@ -115,8 +115,10 @@ constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
                                                                        "call-the-same"};
 
 constexpr std::string_view kExamineTag =
-    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}; what was asked for without waiting is done by its threads "
-    "amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver call may hang "
+    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}; what was asked for without waiting is done by its "
+    "threads "
+    "amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver call may "
+    "hang "
     "after a GPU fault (dmesg); if it is only slow, it goes on by itself";
 
 constexpr std::string_view kContinueTag =

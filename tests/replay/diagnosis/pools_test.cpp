@@ -196,7 +196,8 @@ TEST(PoolVerdict, a_tag_that_is_paused_when_its_process_ends_is_noted) {
   EXPECT_TRUE(verdict.healthy()) << verdict.headline;
   ASSERT_EQ(verdict.notes.size(), 2u);
   EXPECT_HAS(verdict.notes[0], "tag weights of rank 0");
-  EXPECT_HAS(verdict.notes[0], "8 MiB at most, went with it");
+  EXPECT_HAS(verdict.notes[0], "its contents, 8 MiB at most, went with it");
+  EXPECT_HAS(verdict.notes[0], "amem_wait");
   EXPECT_HAS(verdict.notes[1], "tag cache of rank 0");
   EXPECT_FALSE(test::Has(verdict.notes[1], "contents")) << "it discards";
 }

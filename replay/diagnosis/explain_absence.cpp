@@ -73,7 +73,9 @@ void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress
   const Moment since = progress.since ? progress.since : j.last;
   e.verdict.seq = since.seq;
   if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
-  e.Say(fmt::format("It has recorded nothing since {}{}{}.", WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
+  const bool of_pool = !e.cause.attempt->tag.empty();  // the process may well record something else
+  e.Say(fmt::format("{} since {}{}{}.", of_pool ? "Nothing of it has been recorded" : "It has recorded nothing",
+                    WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
                     e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
   if (e.cause.attempt->open_step) {
     const Attempt::OpenStep& open = *e.cause.attempt->open_step;

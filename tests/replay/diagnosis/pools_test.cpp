@@ -139,11 +139,26 @@ TEST(PoolVerdict, a_pause_that_hangs_names_rank_tag_phase_object_and_remedy) {
   EXPECT_EQ(verdict.bytes, 6 * test::kMiB);
   EXPECT_EQ(verdict.remedy.action, Remedy::Action::kExamineProcess);
   EXPECT_HAS(verdict.headline, "Pause 1 of tag weights hangs on rank 0, which is at \"unmap");
-  EXPECT_HAS(verdict.summary, "It has recorded nothing since");
+  EXPECT_HAS(verdict.summary, "Nothing of it has been recorded since");
   EXPECT_HAS(ToText(verdict.remedy), "gdb -p 1000");
   EXPECT_HAS(ToText(verdict.remedy), "amem-pool-out");
   EXPECT_FALSE(test::Has(verdict.summary, "others")) << verdict.summary;
   EXPECT_FALSE(test::Has(ToText(verdict.remedy), "AMEM_TIMEOUT_MS")) << "which does not bound what hangs here";
+}
+
+TEST(PoolVerdict, all_ranks_that_hang_in_the_pause_of_a_tag_are_named) {
+  PoolJob job;
+  ScriptedPool of_importer{job.importer, "weights"};
+  of_importer.Chunk();
+  for (ScriptedPool* pool : {&job.weights, &of_importer}) {
+    pool->Begin(CycleKind::kPause);
+    pool->Work(CycleKind::kPause, StepKind::kQuiesce);
+  }
+  const Verdict verdict = job.CycleJob::Judge(SessionStatus::kLive, SessionStatus::kLive, 3 * test::kSecond);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled);
+  EXPECT_EQ(verdict.ranks, (std::vector<std::int32_t>{0, 1}));
+  EXPECT_HAS(verdict.headline, "hangs on ranks 0 and 1");
+  EXPECT_EQ(verdict.remedy.process, "ranks 0 and 1");
 }
 
 TEST(PoolVerdict, what_others_record_meanwhile_is_no_progress_of_a_pool) {

@@ -67,7 +67,7 @@ class PoolsTest : public test::TwoProcesses {
   }
   bool BothReach(const std::byte* part) const {
     const auto mapping = a.simulator->MappingAt(AddressOf(part));
-    return mapping.has_value() && mapping->access.size() == 2;
+    return mapping.ok() && mapping->access.size() == 2;
   }
   Status Pause(PoolId pool) const { return pools().Pause(pool, {}); }
   Status Resume(PoolId pool) const { return pools().Resume(pool, {}); }

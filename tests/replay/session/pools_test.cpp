@@ -539,6 +539,10 @@ TEST_F(PoolsTest, a_failure_without_waiting_comes_at_the_wait_once) {
   EXPECT_TRUE(pools().Wait(pool).ok()) << "it was heard";
   ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  EXPECT_FALSE(pools().Wait(pool).ok());
+  EXPECT_TRUE(pools().Wait(pool).ok()) << "it was heard here, too";
+  ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   const Status still = Pause(pool);
   EXPECT_NE(still.message().find("still paused"), std::string::npos) << still.message();
   ASSERT_TRUE(Resume(pool).ok());
@@ -659,6 +663,27 @@ TEST_F(PoolsTest, memory_whose_stream_cannot_be_waited_for_is_given_back_later) 
   a.simulator->SetCapturing(false);
   std::byte* const another = Take(pool, kMiB);
   EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U);
+  EXPECT_TRUE(Give(another).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(PoolsTest, memory_that_is_freed_during_a_resume_is_given_back_when_its_stream_lets_go_of_it) {
+  const PoolId pool = Open("cache", PoolPolicy::kDiscard);
+  std::byte* const memory = Take(pool, kMiB);
+  ASSERT_TRUE(Pause(pool).ok());
+  const auto gate = HoldAt("Create");
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  gate->AwaitReached();
+  EXPECT_TRUE(Give(memory).ok());
+  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
+  a.simulator->SetCapturing(true);  // so that the device cannot be asked, either
+  gate->Open();
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "its stream may still work on it";
+  EXPECT_EQ(a.InUse(), kChunk);
+  a.simulator->SetCapturing(false);
+  std::byte* const another = Take(pool, kMiB);
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "that of the other";
   EXPECT_TRUE(Give(another).ok());
   EXPECT_EQ(a.InUse(), 0U);
 }

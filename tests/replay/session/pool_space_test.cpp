@@ -52,6 +52,19 @@ TEST(PoolSpace, what_is_free_is_joined_but_not_across_chunks) {
   EXPECT_EQ(space.held() + space.taken() + space.parts(), 0U);
 }
 
+TEST(PoolSpace, what_is_free_in_the_next_chunk_is_not_joined_either) {
+  PoolSpace space;
+  space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB});
+  space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB});
+  const Address a = *space.Take(16 * kMiB), b = *space.Take(16 * kMiB), c = *space.Take(16 * kMiB);
+  const Address d = *space.Take(16 * kMiB);
+  EXPECT_FALSE(space.Give(c)->emptied);
+  EXPECT_FALSE(space.Give(b)->emptied) << "a is still taken";
+  EXPECT_FALSE(space.Take(32 * kMiB));
+  EXPECT_EQ(space.PartAt(a)->chunk, AllocationId{1});
+  EXPECT_EQ(space.PartAt(d)->chunk, AllocationId{2});
+}
+
 TEST(PoolSpace, chunks_grow_with_what_is_held_and_shrink_where_memory_is_short) {
   PoolSpace space;
   EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity), 32 * kMiB);

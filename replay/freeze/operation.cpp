@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <thread>
 
 #include "journal/base/clock.h"
@@ -130,15 +131,39 @@ Status FreezeOperation::Freeze() {
   std::erase_if(processes_,
                 [&](const FrozenProcess& one) { return host_.StartTicks(one.process.pid) != one.process.start_ticks; });
   report_.lost.clear();
-  AMEM_TRY(
-      CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
   pairs_.clear();
-  AMEM_TRY(BeginNew());
   goal_ = FreezeGoal::kFrozen;
-  AMEM_TRY(journal_->Begin(goal_, pairs_));
-  Took("checks", began_ns_);
   if (const Status paused = PauseBeforeAsking(); !paused.ok()) return paused;
   return ToFrozen();
+}
+
+// What precedes the pause. From any thread, while no other uses the object.
+Status FreezeOperation::CheckAndBegin() {
+  AMEM_TRY(
+      CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
+  AMEM_TRY(BeginNew());
+  return journal_->Begin(goal_, pairs_);
+}
+
+// The checks take about as long as the ranks need to come to their safe point, so both are done side by side. A rank that has
+// come only waits: nothing is paused before the checks have passed and the journal has said that the pause begins.
+Status FreezeOperation::PauseWhenChecked() {
+  Took("checks", began_ns_);
+  const std::uint64_t began = MonotonicNs();
+  auto checks = std::async(std::launch::async, [this]() -> Status {
+    AMEM_TRY(CheckAndBegin());
+    return journal_->BeginStep(FreezeStep::kPause, 0);
+  });
+  std::optional<Status> passed;
+  const Status paused = job_.Pause(options_.say, [&]() -> std::optional<Status> {
+    if (!passed && checks.wait_for(std::chrono::seconds(0)) == std::future_status::ready) passed = checks.get();
+    return passed;
+  });
+  if (!passed) passed = checks.get();
+  Took(ToText(FreezeStep::kPause), began);
+  if (!passed->ok()) return *passed;
+  static_cast<void>(journal_->EndStep(FreezeStep::kPause, 0, paused));
+  return paused.Within("the job: pause");
 }
 
 // Whether all processes run, as the driver sees it.
@@ -168,7 +193,14 @@ Status FreezeOperation::AskDriver() {
 
 // The pause of a job that is taken to run, and then the driver's word.
 Status FreezeOperation::PauseBeforeAsking() {
-  Status done = PauseAll();
+  Status done;
+  if (AllArePaused()) {
+    AMEM_TRY(CheckAndBegin());
+    Took("checks", began_ns_);
+  } else {
+    done = PauseWhenChecked();
+  }
+  if (!done.ok() && report_.journal.empty()) return done;  // the checks found something
   if (!done.ok()) return Ended("running", {done.code(), done.message() + ". The job runs as before", done.driver_result()});
   done = AskDriver();
   if (done.ok()) return {};
@@ -263,16 +295,19 @@ Status FreezeOperation::ToFrozen() {
           done.driver_result()};
 }
 
-Status FreezeOperation::PauseAll() {
+bool FreezeOperation::AllArePaused() {
   const std::vector<RankSight> sights = job_.Look();
-  const bool paused = std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
+  return std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
     return std::ranges::any_of(sights, [&](const RankSight& s) { return Same(s.process, one.process) && s.paused; });
   });
-  if (paused) return {};
+}
+
+Status FreezeOperation::PauseAll() {
+  if (AllArePaused()) return {};
   FrozenProcess all;
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();
-  const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say); });
+  const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say, {}); });
   Took(ToText(FreezeStep::kPause), began);
   return done;
 }
@@ -293,7 +328,8 @@ Status FreezeOperation::NoteTaken() {
 Status FreezeOperation::CheckpointAll() {
   const Processes locked = In(CheckpointState::kLocked);
   const Status done = Each(FreezeStep::kCheckpoint, locked,
-                           [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); });
+                           [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); },
+                           options_.between_checkpoints);
   const std::uint64_t now = MonotonicNs();
   for (FrozenProcess* one : locked) one->from_ns = now;
   return done;
@@ -399,7 +435,8 @@ Status FreezeOperation::Step(FreezeStep step, FrozenProcess& process, const std:
   return done.Within(fmt::format("{}: {}", process.process.name, ToText(step)));
 }
 
-Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make) {
+Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
+                             std::optional<std::chrono::milliseconds> between) {
   if (whom.empty()) return {};
   options_.say(std::string(Doing(step)));
   const std::uint64_t began = MonotonicNs();
@@ -407,7 +444,11 @@ Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::
   {
     std::vector<std::jthread> threads;
     for (std::size_t i = 0; i < whom.size(); ++i) {
-      threads.emplace_back([&, i] { results[i] = Step(step, *whom[i], make); });
+      threads.emplace_back([&, i] {
+        if (between) std::this_thread::sleep_for(*between * static_cast<std::int64_t>(i));
+        results[i] = Step(step, *whom[i], make);
+      });
+      if (!between) threads.back().join();
     }
   }
   Took(ToText(step), began);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct FreezeOptions {
   std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
   std::string gpus;                 // of a thaw: ReadGpuPairs
   std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
+  // From the beginning of one process's checkpoint to the next one's; nothing: one after the other. For measurements.
+  std::optional<std::chrono::milliseconds> between_checkpoints = std::chrono::milliseconds(0);
   Say say = [](const std::string&) {};
 };
 
@@ -35,7 +38,9 @@ struct FreezeReport {
   std::filesystem::path journal;
   std::vector<FrozenProcess> processes;
   struct Time {
-    std::string step;  // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them
+    // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them. The checks of a freeze are
+    // made while the ranks come to their safe point, and are part of its pause.
+    std::string step;
     double ms = 0;
   };
   std::vector<Time> times;  // in the order in which the steps were made; the sum is the whole
@@ -73,7 +78,10 @@ class FreezeOperation {
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();
+  [[nodiscard]] bool AllArePaused();
   Status PauseAll();
+  Status CheckAndBegin();
+  Status PauseWhenChecked();
   Status PauseBeforeAsking();
   Status NoteTaken();
   Status CheckpointAll();
@@ -84,7 +92,8 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make);
+  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
+              std::optional<std::chrono::milliseconds> between = std::chrono::milliseconds(0));
   Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
   // For one process: from where its GPUs' contents are now.
   [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;

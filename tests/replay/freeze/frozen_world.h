@@ -41,6 +41,7 @@ struct FakeShared {
   std::atomic<int> fail_with{0};
   std::atomic<Bytes> host_room{Bytes{500} << 30}, taken_by_others{0};
   std::atomic<int> notes{0};
+  std::atomic<int> asked{0};  // to come to a pause
 };
 
 class FrozenWorld final : public FreezableJob, public Checkpointer, public FreezeHost {
@@ -123,8 +124,13 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     }
     return sights;
   }
-  Status Pause(const Say&) override {
+  Status Pause(const Say&, const MayPause& may_pause) override {
     return Call(FakeCall::kPause, [&]() -> Status {
+      ++shared->asked;
+      while (may_pause) {  // the ranks have come, and wait
+        if (const auto allowed = may_pause(); allowed && allowed->ok()) break;
+        else if (allowed) return *allowed;
+      }
       shared->paused = true;
       return {};
     });

@@ -92,6 +92,23 @@ Status FreezeOperation::OpenOld() {
   if (!journal.ok()) return journal.status();
   journal_ = *std::move(journal);
   report_.journal = journal_->path();
+  return AnswerRestores();
+}
+
+// Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
+Status FreezeOperation::AnswerRestores() {
+  for (FrozenProcess& one : processes_) {
+    if (!one.restore_unanswered || host_.StartTicks(one.process.pid) != one.process.start_ticks) continue;
+    const auto state = checkpointer_.StateOf(one.process.pid);
+    if (!state.ok()) return state.status().Within(one.process.name);
+    const bool made = *state == CheckpointState::kLocked || *state == CheckpointState::kRunning;
+    one.restore_unanswered = false;
+    if (made) {
+      for (const GpuPair& pair : history_->pairs) one.moved[pair.from] = pair.to;
+    }
+    AMEM_TRY(journal_->EndStep(FreezeStep::kRestore, one.process.pid,
+                               made ? Status() : Status(Code::kPeerLost, "the tool died before it was made")));
+  }
   return {};
 }
 
@@ -217,13 +234,18 @@ Status FreezeOperation::Thaw() {
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
     return {Code::kRefused, report_.lost.empty() ? "the job is not frozen" : "nothing to thaw: " + report_.lost.front()};
   }
-  auto pairs = ReadGpuPairs(options_.gpus, *gpus);
+  const auto pairs = ReadGpuPairs(options_.gpus, *gpus);
   if (!pairs.ok()) return pairs.status();
   if (!pairs->empty() && !checkpointer_.TakesPairs()) {
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
   }
-  pairs_ = *std::move(pairs);
   AMEM_TRY(OpenOld());
+  pairs_ = *pairs;
+  // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
+  const bool some_moved = std::ranges::any_of(processes_, [](const FrozenProcess& one) { return !one.moved.empty(); });
+  if (pairs_.empty() && some_moved) {
+    for (const std::string& gpu : *gpus) pairs_.push_back({gpu, gpu});
+  }
   return Towards(FreezeGoal::kRunning);
 }
 
@@ -242,6 +264,11 @@ Status FreezeOperation::Undo() {
   AMEM_TRY(OpenOld());
   const bool to_frozen = history_->goal == FreezeGoal::kRunning;
   if (to_frozen) pairs_.clear();
+  for (const FrozenProcess& one : processes_) {
+    if (!to_frozen || std::ranges::none_of(one.moved, [](const auto& way) { return way.first != way.second; })) continue;
+    report_.notes.push_back(one.process.name + " had come back on other GPUs already; amem thaw brings it to those that it had "
+                                               "at the freeze, unless --gpus says otherwise");
+  }
   return Towards(to_frozen ? FreezeGoal::kFrozen : FreezeGoal::kRunning);
 }
 

@@ -73,6 +73,7 @@ class FreezeOperation {
   Status LookAround();
   Status BeginNew();
   Status OpenOld();
+  Status AnswerRestores();
   bool Unfinished();
   Status AskDriver();
   Status Towards(FreezeGoal goal);

@@ -42,6 +42,23 @@ TEST(Freeze, times_are_the_whole) {
   EXPECT_GT(sum, 0.9 * whole - 5);
 }
 
+TEST(Freeze, checks_while_the_ranks_come) {
+  FrozenWorld world;
+  world.looks_when_asked = true;
+  const std::uint64_t began = MonotonicNs();
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_TRUE(world.saw_asked);
+  EXPECT_LT(MonotonicNs() - began, 4'000'000'000U) << "the checks ended before the ranks were asked";
+}
+
+TEST(Freeze, checkpoints_may_be_staggered_or_made_in_turn) {
+  for (const auto between : {std::optional(std::chrono::milliseconds(5)), std::optional<std::chrono::milliseconds>()}) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze, {.between_checkpoints = between}), Status());
+    EXPECT_TRUE(world.AllAre(kCheckpointed, true));
+  }
+}
+
 TEST(Freeze, that_the_driver_refuses_after_the_pause_lets_the_job_go_on) {
   FrozenWorld world;
   world.shared->ranks[1].state = static_cast<int>(kLocked);  // by another program
@@ -101,6 +118,23 @@ TEST(Thaw, onto_other_gpus_that_stopped_half_way_ends_where_it_was_to) {
   for (int rank = 0; rank < kFakeRanks; ++rank) {
     EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks);
   }
+}
+
+TEST(Thaw, onto_other_gpus_that_was_undone_comes_back_on_the_old_ones) {
+  const FreezeOptions moved{.gpus = "0=1,1=2,2=0"};
+  bool told = false;
+  for (int nth = 1;; ++nth) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    if (!world.DiesIn(&FreezeOperation::Thaw, nth, moved)) break;
+    ASSERT_EQ(world.Do(&FreezeOperation::Undo), Status()) << "killed at " << nth;
+    for (const std::string& note : world.report.notes) told = told || note.find("other GPUs already") != std::string::npos;
+    ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status()) << "killed at " << nth;
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, rank) << "killed at " << nth;
+    }
+  }
+  EXPECT_TRUE(told);
 }
 
 TEST(Thaw, whose_unlock_or_resume_fails_can_be_tried_again) {

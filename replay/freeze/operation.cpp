@@ -355,8 +355,7 @@ Status FreezeOperation::NoteTaken() {
 Status FreezeOperation::CheckpointAll() {
   const Processes locked = In(CheckpointState::kLocked);
   const Status done = Each(FreezeStep::kCheckpoint, locked,
-                           [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); },
-                           options_.between_checkpoints);
+                           [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); });
   const std::uint64_t now = MonotonicNs();
   for (FrozenProcess* one : locked) one->from_ns = now;
   return done;
@@ -462,8 +461,7 @@ Status FreezeOperation::Step(FreezeStep step, FrozenProcess& process, const std:
   return done.Within(fmt::format("{}: {}", process.process.name, ToText(step)));
 }
 
-Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
-                             std::optional<std::chrono::milliseconds> between) {
+Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make) {
   if (whom.empty()) return {};
   options_.say(std::string(Doing(step)));
   const std::uint64_t began = MonotonicNs();
@@ -471,11 +469,7 @@ Status FreezeOperation::Each(FreezeStep step, const Processes& whom, const std::
   {
     std::vector<std::jthread> threads;
     for (std::size_t i = 0; i < whom.size(); ++i) {
-      threads.emplace_back([&, i] {
-        if (between) std::this_thread::sleep_for(*between * static_cast<std::int64_t>(i));
-        results[i] = Step(step, *whom[i], make);
-      });
-      if (!between) threads.back().join();
+      threads.emplace_back([&, i] { results[i] = Step(step, *whom[i], make); });
     }
   }
   Took(ToText(step), began);

@@ -28,8 +28,6 @@ struct FreezeOptions {
   std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
   std::string gpus;                 // of a thaw: ReadGpuPairs
   std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
-  // From the beginning of one process's checkpoint to the next one's; nothing: one after the other. For measurements.
-  std::optional<std::chrono::milliseconds> between_checkpoints = std::chrono::milliseconds(0);
   Say say = [](const std::string&) {};
 };
 
@@ -93,8 +91,7 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
-              std::optional<std::chrono::milliseconds> between = std::chrono::milliseconds(0));
+  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make);
   Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
   // For one process: from where its GPUs' contents are now.
   [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;

@@ -92,13 +92,6 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
   return status.ok() ? kFine : ComplainOf(status, kViolationFound);
 }
 
-// AMEM_CHECKPOINT_ORDER, for measurements: "in-turn", or the milliseconds from one process's checkpoint to the next one's.
-std::optional<std::chrono::milliseconds> BetweenCheckpoints() {
-  const char* const order = std::getenv("AMEM_CHECKPOINT_ORDER");
-  if (order != nullptr && std::string_view(order) == "in-turn") return std::nullopt;
-  return std::chrono::milliseconds(order == nullptr ? 0 : std::clamp(std::atoi(order), 0, 10'000));
-}
-
 // Both commands: `forward` where neither --continue nor --undo is given.
 int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
@@ -115,8 +108,7 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
                     .ranks_elsewhere = found->elsewhere,
                     .gpus = options.gpus,
-                    .began_ns = began_ns,
-                    .between_checkpoints = BetweenCheckpoints()};
+                    .began_ns = began_ns};
   if (!options.json) how.say = PrintProgress;
   FreezeOperation operation(job, **checkpointer, machine, std::move(how));
   const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;

@@ -51,14 +51,6 @@ TEST(Freeze, checks_while_the_ranks_come) {
   EXPECT_LT(MonotonicNs() - began, 4'000'000'000U) << "the checks ended before the ranks were asked";
 }
 
-TEST(Freeze, checkpoints_may_be_staggered_or_made_in_turn) {
-  for (const auto between : {std::optional(std::chrono::milliseconds(5)), std::optional<std::chrono::milliseconds>()}) {
-    FrozenWorld world;
-    ASSERT_EQ(world.Do(&FreezeOperation::Freeze, {.between_checkpoints = between}), Status());
-    EXPECT_TRUE(world.AllAre(kCheckpointed, true));
-  }
-}
-
 TEST(Freeze, that_the_driver_refuses_after_the_pause_lets_the_job_go_on) {
   FrozenWorld world;
   world.shared->ranks[1].state = static_cast<int>(kLocked);  // by another program

@@ -131,6 +131,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     std::optional<Status> allowed = may_pause ? std::nullopt : std::optional<Status>(Status());
     while (!allowed) allowed = may_pause();  // the ranks have come, and wait
     AMEM_TRY(*allowed);
+    if (when_pausing) when_pausing();
     return Call(FakeCall::kPause, [&]() -> Status {
       shared->paused = true;
       return {};
@@ -214,6 +215,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::uint64_t StartTicks(pid_t pid) override { return shared->ranks[At(pid - kFirstPid)].start; }
   std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
   std::vector<pid_t> siblings;
+  std::function<void()> when_pausing;
   bool looks_when_asked = false;           // the GPUs are looked at when the ranks have been asked, or after 5 s
   std::atomic<bool> saw_asked{false};      // they were
 

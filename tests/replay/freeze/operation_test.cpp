@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
+#include <string>
 
 #include "journal/base/process_stat.h"
 #include "tests/replay/freeze/frozen_world.h"
@@ -127,6 +129,17 @@ TEST(Thaw, onto_other_gpus_that_was_undone_comes_back_on_the_old_ones) {
     }
   }
   EXPECT_TRUE(told);
+}
+
+TEST(Thaw, of_a_job_that_changed_its_gpus_at_an_earlier_one_stays_where_it_ran) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw, {.gpus = "0=1,1=2,2=0"}), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  for (int rank = 0; rank < kFakeRanks; ++rank) {
+    EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks);
+  }
 }
 
 TEST(Thaw, whose_unlock_or_resume_fails_can_be_tried_again) {
@@ -315,6 +328,18 @@ TEST(FreezeJournal, goes_with_the_journals_of_its_sessions) {
   for (int rank = 0; rank < kFakeRanks; ++rank) std::filesystem::remove(world.directory / std::to_string(rank));
   ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
   EXPECT_FALSE(std::filesystem::exists(first));
+}
+
+TEST(FreezeJournal, tells_of_the_pause_before_it_is_made) {
+  FrozenWorld world;
+  std::string told;
+  world.when_pausing = [&] {
+    std::ifstream file(OnlyJournal(world));
+    told.assign(std::istreambuf_iterator<char>(file), {});
+  };
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_NE(told.find("\"begin\""), std::string::npos) << told;
+  EXPECT_NE(told.find("\"step\":\"pause\""), std::string::npos) << told;
 }
 
 TEST(FreezeJournal, a_torn_last_line_is_left_out_and_writing_goes_on) {

@@ -71,6 +71,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::filesystem::path directory;
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
+  LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false;
 
   // What a tool does, in this process.
@@ -128,6 +129,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   }
   Status Pause(const Say&, const MayPause& may_pause) override {
     ++shared->asked;
+    if (does_not_come) return {Code::kTimeout, "rank 1 did not come"};
     std::optional<Status> allowed = may_pause ? std::nullopt : std::optional<Status>(Status());
     while (!allowed) allowed = may_pause();  // the ranks have come, and wait
     AMEM_TRY(*allowed);
@@ -156,6 +158,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     State state;
     Allocation one{.bytes = kOnGpu, .properties = {.location = {LocationType::kDevice, 0}}};
     one.tag = user_memory;
+    one.properties.location.type = location;
     one.guest_references = 1;
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;
     one.multicast = multicast;
@@ -216,6 +219,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
   std::vector<pid_t> siblings;
   std::function<void()> when_pausing;
+  bool does_not_come = false;  // a rank, to the pause
   bool looks_when_asked = false;           // the GPUs are looked at when the ranks have been asked, or after 5 s
   std::atomic<bool> saw_asked{false};      // they were
 

@@ -53,6 +53,18 @@ TEST(Freeze, checks_while_the_ranks_come) {
   EXPECT_LT(MonotonicNs() - began, 4'000'000'000U) << "the checks ended before the ranks were asked";
 }
 
+TEST(Freeze, whose_ranks_do_not_come_leaves_a_job_that_runs) {
+  FrozenWorld world;
+  world.does_not_come = true;  // which is known before the checks have ended
+  const Status late = world.Do(&FreezeOperation::Freeze);
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  EXPECT_NE(late.message().find("rank 1 did not come"), std::string::npos) << late.message();
+  EXPECT_NE(late.message().find("The job runs as before"), std::string::npos) << late.message();
+  EXPECT_EQ(world.report.outcome, "running");
+  world.does_not_come = false;
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "second try";
+}
+
 TEST(Freeze, that_the_driver_refuses_after_the_pause_lets_the_job_go_on) {
   FrozenWorld world;
   world.shared->ranks[1].state = static_cast<int>(kLocked);  // by another program
@@ -208,6 +220,12 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
     FrozenWorld world;
     world.registered = true;
     ExpectUntouched(world, "network card");
+  }
+  {
+    FrozenWorld world;
+    world.user_memory = MemoryTag::kUser;
+    world.location = LocationType::kHostNuma;
+    ExpectUntouched(world, "cuMemHostAlloc");
   }
   FrozenWorld world;
   world.user_memory = MemoryTag::kUser;

@@ -56,8 +56,8 @@ Result<Asking> Asking::Open(std::span<const std::filesystem::path> session_direc
   return asking;
 }
 
-// A tool that died between its last word to one rank and that to another has decided for all: those that it told already wait for
-// the others in the pause of NCCL's memory. The others are told now, and nothing else is asked before they have heard.
+// A tool that died between its last word to one rank and that to another has decided for all: those that it told already wait
+// for the others in the pause of NCCL's memory. The others are told now, and nothing else is asked before they have heard.
 void Asking::TellTheRest() {
   const auto is_told = [&](const Rank& rank) {
     return request_ != 0 && rank.page->asked.load() == request_ &&

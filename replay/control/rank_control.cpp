@@ -59,7 +59,7 @@ RankControl::Next RankControl::Look(std::uint64_t step) {
     if (request != about_ || page_->asked.load(std::memory_order_seq_cst) != about_)
       return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
     if (stage != Stage::kNccl && !ToolLives()) {
-      if (true)
+      if (!AnotherIsTold())
         return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
       stage = Stage::kNccl;
     }

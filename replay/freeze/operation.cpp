@@ -266,8 +266,9 @@ Status FreezeOperation::Undo() {
   if (to_frozen) pairs_.clear();
   for (const FrozenProcess& one : processes_) {
     if (!to_frozen || std::ranges::none_of(one.moved, [](const auto& way) { return way.first != way.second; })) continue;
-    report_.notes.push_back(one.process.name + " had come back on other GPUs already; amem thaw brings it to those that it had "
-                                               "at the freeze, unless --gpus says otherwise");
+    report_.notes.push_back(one.process.name +
+                            " had come back on other GPUs already; amem thaw brings it to those that it had "
+                            "at the freeze, unless --gpus says otherwise");
   }
   return Towards(to_frozen ? FreezeGoal::kFrozen : FreezeGoal::kRunning);
 }

@@ -331,7 +331,8 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   }
   // They name GPUs and paths, and each of their lines has a checksum.
   if (!options.anonymous) {
-    for (const FreezeText& freeze : FreezesOf(sessions, packed.damage)) compressor.Add(Block::kFreeze, BytesOf(ToBlock(freeze)));
+    for (const FreezeText& freeze : FreezesOf(sessions, packed.damage))
+      compressor.Add(Block::kFreeze, BytesOf(ToBlock(freeze)));
   }
   if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
   if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};

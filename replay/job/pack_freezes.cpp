@@ -45,12 +45,13 @@ std::vector<FreezeText> FreezesOf(std::span<const fs::path> sessions, std::vecto
       if (!IsFreezeName(freeze.name)) continue;
       std::ifstream in(entry.path(), std::ios::binary);
       if (!in || entry.file_size(failed) > kLongestFreeze) {
-        damage.push_back(entry.path().string() + ": " + (in ? "it is too long for the journal of a freeze" : "it cannot be read"));
+        damage.push_back(entry.path().string() + ": " +
+                         (in ? "it is too long for the journal of a freeze" : "it cannot be read"));
         continue;
       }
       freeze.content.assign(std::istreambuf_iterator<char>(in), {});
-      const bool concerned = std::ranges::any_of(
-          names, [&](const std::string& name) { return freeze.content.find(name) != std::string::npos; });
+      const bool concerned =
+          std::ranges::any_of(names, [&](const std::string& name) { return freeze.content.find(name) != std::string::npos; });
       if (concerned) found.push_back(std::move(freeze));
     }
   }

@@ -1,5 +1,5 @@
-// The journals of freezes that a pack takes along, `freeze-ID.journal` beside the sessions' directories: what was begun on a job
-// from outside, and how far it came. Their inside is replay/freeze's; here they are bounded texts with a name.
+// The journals of freezes that a pack takes along, `freeze-ID.journal` beside the sessions' directories: what was begun on a
+// job from outside, and how far it came. Their inside is replay/freeze's; here they are bounded texts with a name.
 #pragma once
 
 #include <cstddef>

@@ -219,9 +219,9 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
   std::vector<pid_t> siblings;
   std::function<void()> when_pausing;
-  bool does_not_come = false;  // a rank, to the pause
-  bool looks_when_asked = false;           // the GPUs are looked at when the ranks have been asked, or after 5 s
-  std::atomic<bool> saw_asked{false};      // they were
+  bool does_not_come = false;          // a rank, to the pause
+  bool looks_when_asked = false;       // the GPUs are looked at when the ranks have been asked, or after 5 s
+  std::atomic<bool> saw_asked{false};  // they were
 
  private:
   static constexpr int kDied = 77;

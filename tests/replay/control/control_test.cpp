@@ -89,6 +89,7 @@ TEST(Control, a_step_that_is_named_is_kept_and_one_that_has_passed_is_refused) {
 
 TEST(Control, a_rank_that_does_not_come_costs_nobody_anything_and_is_named) {
   Ranks ranks(3);
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[1].steps > 0; }));
   ranks[1].away = true;
   ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].steps > 5; }));
   Result<JobControl> job = ranks.Open();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "journal/base/clock.h"
 #include "journal/base/process_stat.h"
@@ -17,6 +18,8 @@ namespace {
 
 // How long ranks take a tool for alive that shows no sign of it, because it was stopped.
 constexpr std::uint64_t kPatienceNs = 30'000'000'000;
+constexpr std::chrono::milliseconds kLookAtTold{1};
+constexpr std::chrono::seconds kForTold{60};  // the pause of a rank's memory
 
 Status OpenOne(const std::filesystem::path& directory, std::vector<Asking::Rank>& ranks) {
   auto page = MappedPage::Open(directory);
@@ -48,9 +51,31 @@ Result<Asking> Asking::Open(std::span<const std::filesystem::path> session_direc
     rank.page->by_pid.store(::getpid(), std::memory_order_release);
     asking.request_ = std::max({asking.request_, rank.page->last_request.load(), rank.page->asked.load()});
   }
+  asking.TellTheRest();
   asking.standing_ = false;
   asking.Withdraw();  // what a tool that died has left
   return asking;
+}
+
+// A tool that died between its last word to one rank and that to another has decided for all: those that it told already wait
+// for the others in the pause of NCCL's memory. The others are told now, and nothing else is asked before they have heard.
+void Asking::TellTheRest() {
+  const auto is_told = [&](const Rank& rank) {
+    return request_ != 0 && rank.page->asked.load() == request_ &&
+           rank.page->kind.load() == static_cast<std::uint32_t>(Ask::kPause) &&
+           rank.page->stage.load() == static_cast<std::uint32_t>(Stage::kNccl);
+  };
+  const auto pauses = [&](const Rank& rank) {
+    return rank.page->asked.load() == request_ && Has(rank, Phase::kPausing) && ProcessLives(rank.page.page());
+  };
+  if (std::ranges::none_of(ranks_, is_told) || std::ranges::all_of(ranks_, is_told)) return;
+  for (const Rank& rank : ranks_) {
+    if (!pauses(rank)) continue;
+    rank.page->stage.store(static_cast<std::uint32_t>(Stage::kNccl), std::memory_order_release);
+    rank.page->bell.Ring();
+  }
+  const auto until = Clock::now() + kForTold;
+  while (std::ranges::any_of(ranks_, pauses) && Clock::now() < until) std::this_thread::sleep_for(kLookAtTold);
 }
 
 void Asking::Withdraw() {
@@ -71,6 +96,8 @@ void Asking::Post(Ask ask, bool all_tags, Stage stage) {
   ++request_;
   standing_ = stage == Stage::kNccl;
   Beat();
+  std::error_code unknown;
+  const std::string first = std::filesystem::absolute(ranks_.front().directory, unknown).string();
   for (const Rank& rank : ranks_) {
     Page& page = rank.page.page();
     // No rank that waits may take what follows for the stage of an earlier request. One that is paused looks at the number
@@ -80,12 +107,14 @@ void Asking::Post(Ask ask, bool all_tags, Stage stage) {
     page.kind.store(static_cast<std::uint32_t>(ask), std::memory_order_relaxed);
     page.all_tags.store(all_tags ? 1 : 0, std::memory_order_relaxed);
     page.target.store(0, std::memory_order_relaxed);
+    PutText(page.told_first, sizeof page.told_first, first.size() < sizeof page.told_first ? first : "");
     page.stage.store(static_cast<std::uint32_t>(stage), std::memory_order_release);
     page.asked.store(request_, std::memory_order_seq_cst);
     page.bell.Ring();
   }
 }
 
+// In the order of the ranks: the first one's page is where the others look when the tool has died (Page::told_first).
 void Asking::SetStage(Stage stage) {
   if (stage == Stage::kNccl) standing_ = true;
   for (const Rank& rank : ranks_) {

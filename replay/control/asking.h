@@ -35,6 +35,7 @@ class Asking {
   enum class Coming { kAll, kNotYet, kOnceMore };
   void Post(Ask ask, bool all_tags, Stage stage);
   void SetStage(Stage stage);
+  void TellTheRest();
   void Beat();  // the tool lives and is not stopped
   [[nodiscard]] bool IsAbout(const Rank& rank) const;
   [[nodiscard]] bool Has(const Rank& rank, Phase phase) const { return IsAbout(rank) && PhaseOf(rank) == phase; }

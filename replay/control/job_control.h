@@ -42,6 +42,9 @@ struct AskOptions {
   std::chrono::milliseconds deadline{60'000};
   std::optional<std::uint64_t> at_step;  // the same on each host of a job
   bool all_tags = false;                 // the program's tags as well, before NCCL's memory
+  // What the caller has still to find out while the ranks come; asked every millisecond, by the thread that asks for the pause.
+  // Nothing: it does not know yet. Nothing is paused before it says ok; a failure withdraws the request, and is its answer.
+  std::function<std::optional<Status>()> may_pause;
 };
 
 // Written to the rank's journal when it resumes: its process was frozen by the driver, and is back. Times are CLOCK_MONOTONIC.

@@ -89,6 +89,9 @@ struct Page {
   std::atomic<std::uint64_t> note{0};           // number of the note below; 0: none was left
   std::atomic<std::uint64_t> note_from_ns{0}, note_to_ns{0}, note_bytes{0};
   char note_gpus[768] = {};  // with a NUL
+  // The session directory of the rank that is told first to pause NCCL's memory, with a NUL: whether that one was told is
+  // decided for all. Written before `asked`; empty: by a tool that did not know this word, or the path is too long.
+  char told_first[768] = {};
 };
 static_assert(sizeof(Page) <= kPageBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);

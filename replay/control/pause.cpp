@@ -79,8 +79,10 @@ Status Asking::AwaitAll(const AskOptions& options, const Progress& progress) {
   std::chrono::milliseconds between = 10 * kLook;  // requests that are put again
   for (;;) {
     Beat();
+    const auto allowed = options.may_pause ? options.may_pause() : Status();
+    if (allowed && !allowed->ok()) return *allowed;
     const Coming coming = Look();
-    if (coming == Coming::kAll) return {};
+    if (coming == Coming::kAll && allowed) return {};
     const auto now = Clock::now();
     if (now - looked > kLookForDead) {
       looked = now;

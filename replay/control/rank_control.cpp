@@ -1,9 +1,11 @@
 #include "replay/control/rank_control.h"
 
 #include <algorithm>
+#include <string>
 #include <thread>
 
 #include "journal/base/clock.h"
+#include "journal/base/process_stat.h"
 
 namespace amem::control {
 namespace {
@@ -20,6 +22,15 @@ Ask AskOf(const Page& page) { return static_cast<Ask>(page.kind.load(std::memory
 
 bool RankControl::ToolLives() const {
   return page_.LockedByAnother() && MonotonicNs() < page_->void_after_ns.load(std::memory_order_acquire);
+}
+
+// The tool died between its last word to one rank and that to another. The one that it told first decides for all.
+bool RankControl::AnotherIsTold() const {
+  const std::string first = GetText(page_->told_first, sizeof page_->told_first);
+  if (first.empty() || StageOf(page_.page()) != Stage::kTags) return false;
+  const auto page = MappedPage::Open(first);
+  return page.ok() && (*page)->asked.load(std::memory_order_seq_cst) == about_ && AskOf(page->page()) == Ask::kPause &&
+         StageOf(page->page()) == Stage::kNccl && StartTicks((*page)->pid) == (*page)->start_ticks;
 }
 
 bool RankControl::Serve(std::uint64_t step, bool return_soon) {
@@ -43,12 +54,15 @@ RankControl::Next RankControl::Look(std::uint64_t step) {
   const std::uint64_t request = page_->asked.load(std::memory_order_seq_cst);
   if (mode_ == Mode::kPaused) return LookPaused(request);
   if (mode_ == Mode::kWaiting) {
-    const Stage stage = StageOf(page_.page());
+    Stage stage = StageOf(page_.page());
     // Looked at again: a stage that belongs to a later request was written after `asked` had changed.
     if (request != about_ || page_->asked.load(std::memory_order_seq_cst) != about_)
       return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
-    if (stage != Stage::kNccl && !ToolLives())
-      return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
+    if (stage != Stage::kNccl && !ToolLives()) {
+      if (!AnotherIsTold())
+        return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
+      stage = Stage::kNccl;
+    }
     return LookWaiting(stage);
   }
   if (request == 0 || request == settled_) {

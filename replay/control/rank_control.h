@@ -76,6 +76,7 @@ class RankControl {
   void Report(Phase phase, Stage done);
   void ReportFailure(const Status& why);
   [[nodiscard]] bool ToolLives() const;
+  [[nodiscard]] bool AnotherIsTold() const;
 
   MappedPage page_;
   Actions& actions_;

@@ -21,11 +21,14 @@ Status Refusal(const std::vector<std::string>& problems) {
 
 // A rank's memory that a pause leaves and the driver's checkpoint cannot take.
 void FindUntakable(const RankProcess& process, const State& state, std::vector<std::string>& problems) {
-  Bytes multicast = 0, registered = 0, shared = 0;
+  Bytes multicast = 0, registered = 0, shared = 0, on_host = 0;
   for (const auto& [id, allocation] : state.allocations) {
     if (allocation.placed()) continue;  // what is said of its slab
     if (allocation.multicast && !allocation.rebuilt()) multicast += allocation.bytes;
     if (allocation.registrations > 0) registered += allocation.bytes;
+    if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device()) {
+      on_host += allocation.bytes;
+    }
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
     const KeepReason kept = WhyKept(allocation);
     if (allocation.on_device() && held_elsewhere && (kept == KeepReason::kUser || kept == KeepReason::kShared)) {
@@ -48,6 +51,12 @@ void FindUntakable(const RankProcess& process, const State& state, std::vector<s
         fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
                     "driver could not restore: run the job with AMEM_USER_MEMORY=release",
                     process.name, RoundedUpBytes(shared)));
+  }
+  if (on_host > 0) {
+    problems.push_back(
+        fmt::format("the program of {} has {} of host memory from cuMemCreate, with which the driver does not restore a "
+                    "process: have that memory from cuMemHostAlloc",
+                    process.name, RoundedUpBytes(on_host)));
   }
 }
 

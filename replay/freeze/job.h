@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,13 +40,17 @@ struct FrozenNote {
 };
 
 using Say = std::function<void(const std::string& progress)>;
+// Nothing: not known yet. A failure: the pause must not be.
+using MayPause = std::function<std::optional<Status>()>;
 
 class FreezableJob {
  public:
   virtual ~FreezableJob() = default;
   virtual std::vector<RankSight> Look() = 0;
-  // All ranks, with all tags, at one safe point; all or nothing. Ranks that are paused already stay so.
-  virtual Status Pause(const Say& say) = 0;
+  // All ranks, with all tags, at one safe point; all or nothing. Ranks that are paused already stay so. `may_pause` is asked
+  // again and again while the ranks come, until it says something; nothing is paused before it says ok, and its failure is the
+  // answer.
+  virtual Status Pause(const Say& say, const MayPause& may_pause) = 0;
   virtual Status Resume(const Say& say) = 0;
   virtual Status LeaveNote(SessionId session, const FrozenNote& note) = 0;
   // What the session's journal says of its memory now.

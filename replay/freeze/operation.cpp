@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <thread>
 
 #include "journal/base/clock.h"
@@ -91,6 +92,23 @@ Status FreezeOperation::OpenOld() {
   if (!journal.ok()) return journal.status();
   journal_ = *std::move(journal);
   report_.journal = journal_->path();
+  return AnswerRestores();
+}
+
+// Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
+Status FreezeOperation::AnswerRestores() {
+  for (FrozenProcess& one : processes_) {
+    if (!one.restore_unanswered || host_.StartTicks(one.process.pid) != one.process.start_ticks) continue;
+    const auto state = checkpointer_.StateOf(one.process.pid);
+    if (!state.ok()) return state.status().Within(one.process.name);
+    const bool made = *state == CheckpointState::kLocked || *state == CheckpointState::kRunning;
+    one.restore_unanswered = false;
+    if (made) {
+      for (const GpuPair& pair : history_->pairs) one.moved[pair.from] = pair.to;
+    }
+    AMEM_TRY(journal_->EndStep(FreezeStep::kRestore, one.process.pid,
+                               made ? Status() : Status(Code::kPeerLost, "the tool died before it was made")));
+  }
   return {};
 }
 
@@ -130,15 +148,39 @@ Status FreezeOperation::Freeze() {
   std::erase_if(processes_,
                 [&](const FrozenProcess& one) { return host_.StartTicks(one.process.pid) != one.process.start_ticks; });
   report_.lost.clear();
-  AMEM_TRY(
-      CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
   pairs_.clear();
-  AMEM_TRY(BeginNew());
   goal_ = FreezeGoal::kFrozen;
-  AMEM_TRY(journal_->Begin(goal_, pairs_));
-  Took("checks", began_ns_);
   if (const Status paused = PauseBeforeAsking(); !paused.ok()) return paused;
   return ToFrozen();
+}
+
+// What precedes the pause. From any thread, while no other uses the object.
+Status FreezeOperation::CheckAndBegin() {
+  AMEM_TRY(
+      CheckBeforeFreeze(job_, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere, report_.notes));
+  AMEM_TRY(BeginNew());
+  return journal_->Begin(goal_, pairs_);
+}
+
+// The checks take about as long as the ranks need to come to their safe point, so both are done side by side. A rank that has
+// come only waits: nothing is paused before the checks have passed and the journal has said that the pause begins.
+Status FreezeOperation::PauseWhenChecked() {
+  Took("checks", began_ns_);
+  const std::uint64_t began = MonotonicNs();
+  auto checks = std::async(std::launch::async, [this]() -> Status {
+    AMEM_TRY(CheckAndBegin());
+    return journal_->BeginStep(FreezeStep::kPause, 0);
+  });
+  std::optional<Status> passed;
+  const Status paused = job_.Pause(options_.say, [&]() -> std::optional<Status> {
+    if (!passed && checks.wait_for(std::chrono::seconds(0)) == std::future_status::ready) passed = checks.get();
+    return passed;
+  });
+  if (!passed) passed = checks.get();
+  Took(ToText(FreezeStep::kPause), began);
+  if (!passed->ok()) return *passed;
+  static_cast<void>(journal_->EndStep(FreezeStep::kPause, 0, paused));
+  return paused.Within("the job: pause");
 }
 
 // Whether all processes run, as the driver sees it.
@@ -168,7 +210,14 @@ Status FreezeOperation::AskDriver() {
 
 // The pause of a job that is taken to run, and then the driver's word.
 Status FreezeOperation::PauseBeforeAsking() {
-  Status done = PauseAll();
+  Status done;
+  if (AllArePaused()) {
+    AMEM_TRY(CheckAndBegin());
+    Took("checks", began_ns_);
+  } else {
+    done = PauseWhenChecked();
+  }
+  if (!done.ok() && report_.journal.empty()) return done;  // the checks found something
   if (!done.ok()) return Ended("running", {done.code(), done.message() + ". The job runs as before", done.driver_result()});
   done = AskDriver();
   if (done.ok()) return {};
@@ -185,13 +234,18 @@ Status FreezeOperation::Thaw() {
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
     return {Code::kRefused, report_.lost.empty() ? "the job is not frozen" : "nothing to thaw: " + report_.lost.front()};
   }
-  auto pairs = ReadGpuPairs(options_.gpus, *gpus);
+  const auto pairs = ReadGpuPairs(options_.gpus, *gpus);
   if (!pairs.ok()) return pairs.status();
   if (!pairs->empty() && !checkpointer_.TakesPairs()) {
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
   }
-  pairs_ = *std::move(pairs);
   AMEM_TRY(OpenOld());
+  pairs_ = *pairs;
+  // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
+  const bool some_moved = std::ranges::any_of(processes_, [](const FrozenProcess& one) { return !one.moved.empty(); });
+  if (pairs_.empty() && some_moved) {
+    for (const std::string& gpu : *gpus) pairs_.push_back({gpu, gpu});
+  }
   return Towards(FreezeGoal::kRunning);
 }
 
@@ -210,6 +264,12 @@ Status FreezeOperation::Undo() {
   AMEM_TRY(OpenOld());
   const bool to_frozen = history_->goal == FreezeGoal::kRunning;
   if (to_frozen) pairs_.clear();
+  for (const FrozenProcess& one : processes_) {
+    if (!to_frozen || std::ranges::none_of(one.moved, [](const auto& way) { return way.first != way.second; })) continue;
+    report_.notes.push_back(one.process.name +
+                            " had come back on other GPUs already; amem thaw brings it to those that it had "
+                            "at the freeze, unless --gpus says otherwise");
+  }
   return Towards(to_frozen ? FreezeGoal::kFrozen : FreezeGoal::kRunning);
 }
 
@@ -263,16 +323,19 @@ Status FreezeOperation::ToFrozen() {
           done.driver_result()};
 }
 
-Status FreezeOperation::PauseAll() {
+bool FreezeOperation::AllArePaused() {
   const std::vector<RankSight> sights = job_.Look();
-  const bool paused = std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
+  return std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
     return std::ranges::any_of(sights, [&](const RankSight& s) { return Same(s.process, one.process) && s.paused; });
   });
-  if (paused) return {};
+}
+
+Status FreezeOperation::PauseAll() {
+  if (AllArePaused()) return {};
   FrozenProcess all;
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();
-  const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say); });
+  const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say, {}); });
   Took(ToText(FreezeStep::kPause), began);
   return done;
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,9 @@ struct FreezeReport {
   std::filesystem::path journal;
   std::vector<FrozenProcess> processes;
   struct Time {
-    std::string step;  // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them
+    // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them. The checks of a freeze are
+    // made while the ranks come to their safe point, and are part of its pause.
+    std::string step;
     double ms = 0;
   };
   std::vector<Time> times;  // in the order in which the steps were made; the sum is the whole
@@ -68,12 +71,16 @@ class FreezeOperation {
   Status LookAround();
   Status BeginNew();
   Status OpenOld();
+  Status AnswerRestores();
   bool Unfinished();
   Status AskDriver();
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();
+  [[nodiscard]] bool AllArePaused();
   Status PauseAll();
+  Status CheckAndBegin();
+  Status PauseWhenChecked();
   Status PauseBeforeAsking();
   Status NoteTaken();
   Status CheckpointAll();

@@ -70,11 +70,15 @@ void ApplyLine(const Json& line, FreezeHistory& history) {
     history.outcome.clear();
   } else if (what == "taken") {
     if (FrozenProcess* one = process()) one->taken = line.at("bytes").get<std::map<std::string, Bytes>>();
+  } else if (what == "step" || what == "failed") {
+    FrozenProcess* const one = process();
+    if (line.at("step") == ToText(FreezeStep::kRestore) && one != nullptr) one->restore_unanswered = what == "step";
   } else if (what == "done") {
     const std::string step = line.at("step");
     FrozenProcess* const one = process();
     if (step == ToText(FreezeStep::kCheckpoint) && one != nullptr) one->from_ns = line.at("at_ns");
     if (step == ToText(FreezeStep::kRestore) && one != nullptr) {
+      one->restore_unanswered = false;
       for (const GpuPair& pair : history.pairs) one->moved[pair.from] = pair.to;
     }
   } else if (what == "end") {

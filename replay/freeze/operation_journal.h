@@ -31,6 +31,7 @@ struct FrozenProcess {
   std::uint64_t from_ns = 0;  // when its checkpoint was done; 0: it was not
   // Where restores have put what was on a GPU, by the UUID that it had at the freeze; not there: where it was.
   std::map<std::string, std::string> moved;
+  bool restore_unanswered = false;  // it was begun, and the tool died before it wrote what came of it
 };
 
 enum class FreezeGoal : std::uint8_t { kFrozen, kRunning };

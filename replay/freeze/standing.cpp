@@ -39,22 +39,36 @@ std::optional<FreezeHistory> LastOf(const std::filesystem::path& folder, const s
   return last;
 }
 
-std::string SentenceOf(const FreezeHistory& history) {
-  if (history.ended && history.outcome == "running") return {};
-  const auto begun =
-      std::chrono::time_point<std::chrono::system_clock, std::chrono::nanoseconds>(std::chrono::nanoseconds(history.begun_ns));
+// Its sessions are elsewhere, as those of a pack are: where they ran they may have gone on since.
+bool IsCopy(const FreezeHistory& history) {
+  std::error_code gone;
+  const std::filesystem::path home = history.processes.front().process.directory.parent_path();
+  return !std::filesystem::equivalent(home, history.path.parent_path(), gone) || gone;
+}
+
+// Of those whose number is another process's now, or nobody's.
+std::string EndedMeanwhile(const FreezeHistory& history) {
   std::string gone;
   for (const FrozenProcess& one : history.processes) {
     if (StartTicks(one.process.pid) == one.process.start_ticks) continue;
     gone += fmt::format("{}{} (pid {})", gone.empty() ? "" : ", ", one.process.name, one.process.pid);
   }
+  return gone;
+}
+
+std::string SentenceOf(const FreezeHistory& history) {
+  if (history.ended && history.outcome == "running") return {};
+  const bool copy = IsCopy(history);
+  const auto begun =
+      std::chrono::time_point<std::chrono::system_clock, std::chrono::nanoseconds>(std::chrono::nanoseconds(history.begun_ns));
   const std::string when = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", std::chrono::floor<std::chrono::seconds>(begun));
   std::string text;
   if (!history.ended) {
     text = fmt::format(
-        "a {} that was begun with the freeze at {} has not come to its end: unless its tool is still at work, amem "
-        "freeze --continue finishes it, and amem freeze --undo goes back",
-        history.goal == FreezeGoal::kFrozen ? "freeze" : "thaw", when);
+        "a {} that was begun with the freeze at {} {}: unless its tool is still at work, amem freeze --continue "
+        "finishes it, and amem freeze --undo goes back",
+        history.goal == FreezeGoal::kFrozen ? "freeze" : "thaw", when,
+        copy ? "had not come to its end when this copy of its journal was made" : "has not come to its end");
   } else if (history.outcome == "frozen") {
     text = fmt::format(
         "the job was frozen at {}: the driver keeps its GPU memory in host memory, and its calls wait; amem thaw "
@@ -65,6 +79,8 @@ std::string SentenceOf(const FreezeHistory& history) {
   } else {
     text = fmt::format("the thaw after the freeze at {} stopped half way; amem thaw tries again", when);
   }
+  if (copy) return text + "; " + history.path.filename().string() + " has the steps";
+  const std::string gone = EndedMeanwhile(history);
   if (!gone.empty()) text += "; ended meanwhile, with what it had on GPUs: " + gone;
   return text + "; " + history.path.string() + " has the steps";
 }

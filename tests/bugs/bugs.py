@@ -27,6 +27,8 @@ OPTIONS = ("options_test",)
 HOOK = ("hook_test",)
 PATCH = ("patch_test",)
 JOB = ("end_to_end_test",)
+FREEZE = ("freeze_test",)
+CONTROL = ("control_test",)
 MATRIX = ("crash_matrix_test",)
 GUEST = ("guest_test",)
 BARS = ("tests/gpu/bars_test.py",)
@@ -455,4 +457,15 @@ BUGS = [
          ("the library itself is overwritten", "if (in_place && !result.was_patched)", "if (false)"),
          ("a patched library is patched again", "result.library, !result.was_patched));", "result.library, true));"),
          ("a copy that could not be patched is left behind", "    fs::remove(staged, error);\n    return patched;", "    return patched;")),
+    *_in("replay/freeze/operation.cpp", FREEZE,
+         ("a job is paused before the journal of its freeze says so", "    return journal_->BeginStep(FreezeStep::kPause, 0);", "    return {};"),
+         ("a job is paused before the checks have passed", "    return passed;\n  });", "    return passed ? passed : Status();\n  });"),
+         ("a restore whose tool died is taken for not made", "const bool made = *state == CheckpointState::kLocked || *state", "const bool made = *state"),
+         ("a thaw that was undone leaves some ranks on other GPUs", "pairs_.push_back({gpu, gpu});", "static_cast<void>(gpu);")),
+    *_in("replay/control/pause.cpp", CONTROL,
+         ("the step that is agreed on has been passed", "page.steps.load(std::memory_order_seq_cst) + 1", "page.steps.load(std::memory_order_seq_cst)"),
+         ("a pause does not wait for its caller's checks", "coming == Coming::kAll && allowed)", "coming == Coming::kAll)"),
+         tests="*step_is_the_next*:*nothing_is_paused*"),
+    *_in("replay/control/rank_control.cpp", CONTROL,
+         ("a rank gives up while another pauses", "if (!AnotherIsTold())", "if (true)"), tests="*died_between*"),
 ]

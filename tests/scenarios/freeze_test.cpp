@@ -248,6 +248,33 @@ class KilledTool : public Frozen {
   }
 };
 
+// What is known of a job elsewhere is what its pack says: neither its processes nor its GPUs are here.
+TEST_F(KilledTool, freeze_half_done_is_told_by_a_pack) {
+  Start(2);
+  const Rank killed = Tool({"freeze", First()}, {{"LD_PRELOAD", AMEM_KILL_AT_SYNC}, {"STAND_IN_KILL_AT_SYNC", "10"}});
+  ASSERT_EQ(killed.status, 256 + SIGKILL) << killed.out << killed.err;
+  const std::string pack = job.directory() / "job.amem", anonymous = job.directory() / "anonymous.amem";
+  ASSERT_EQ(Fails({"pack", job.journals(), "-o", pack}), "");
+  ASSERT_EQ(Fails({"pack", job.journals(), "-o", anonymous, "--anonymous"}), "");
+  const Rank why = Tool({"why", "--json", pack});
+  EXPECT_NE(why.out.find("had not come to its end when this copy"), std::string::npos) << why.out << why.err;
+  EXPECT_EQ(why.out.find("ended meanwhile"), std::string::npos) << why.out;
+  EXPECT_EQ(Tool({"why", "--json", anonymous}).out.find("had not come to its end"), std::string::npos);
+  const std::filesystem::path unpacked = job.directory() / "unpacked";
+  ASSERT_EQ(Fails({"unpack", pack, "-o", unpacked}), "");
+  int freezes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(unpacked)) {
+    if (!entry.path().filename().string().starts_with("freeze-")) continue;
+    ++freezes;
+    EXPECT_EQ(entry.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  }
+  EXPECT_EQ(freezes, 1);
+  EXPECT_EQ(Fails({"freeze", First(), "--undo"}), "");
+  ASSERT_EQ(Fails({"pack", job.journals(), "-o", pack}), "");
+  EXPECT_EQ(Tool({"why", "--json", pack}).out.find("had not come to its end"), std::string::npos);
+  ExpectGoodEnd();
+}
+
 TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue", true, 1); }
 TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false, 2); }
 TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false, 3); }

@@ -26,7 +26,12 @@ std::vector<RankSight> ControlledJob::Look() {
   return sights;
 }
 
-Status ControlledJob::Pause(const Say& say) { return control_.Pause(asked_, say); }
+Status ControlledJob::Pause(const Say& say, const MayPause& may_pause) {
+  control::AskOptions asked = asked_;
+  asked.may_pause = may_pause;
+  return control_.Pause(asked, say);
+}
+
 Status ControlledJob::Resume(const Say& say) { return control_.Resume(asked_.deadline, say); }
 
 Status ControlledJob::LeaveNote(SessionId session, const FrozenNote& note) {

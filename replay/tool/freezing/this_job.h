@@ -21,7 +21,7 @@ class ControlledJob final : public FreezableJob {
   ControlledJob(control::JobControl control, control::AskOptions asked);
 
   std::vector<RankSight> Look() override;
-  Status Pause(const Say& say) override;
+  Status Pause(const Say& say, const MayPause& may_pause) override;
   Status Resume(const Say& say) override;
   Status LeaveNote(SessionId session, const FrozenNote& note) override;
   Result<State> MemoryOf(const RankProcess& process) override;

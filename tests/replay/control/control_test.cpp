@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -87,6 +89,7 @@ TEST(Control, a_step_that_is_named_is_kept_and_one_that_has_passed_is_refused) {
 
 TEST(Control, a_rank_that_does_not_come_costs_nobody_anything_and_is_named) {
   Ranks ranks(3);
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[1].steps > 0; }));
   ranks[1].away = true;
   ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].steps > 5; }));
   Result<JobControl> job = ranks.Open();
@@ -249,6 +252,118 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
   EXPECT_TRUE(resumed.ok()) << resumed.message();
   EXPECT_LT(std::chrono::steady_clock::now() - from, milliseconds(5'000)) << "rank 0 waited in vain";
   EXPECT_TRUE(ranks.AllGoOn());
+}
+
+// Rank 0 has been told to pause NCCL's memory, and the tool died before it told the others.
+void DieBetweenTwoRanks(const Ranks& ranks) {
+  std::vector<MappedPage> pages;
+  for (const std::filesystem::path& directory : ranks.directories()) {
+    auto page = MappedPage::Open(directory);
+    ASSERT_TRUE(page.ok()) << page.status().message();
+    ASSERT_TRUE(page->Lock().ok());
+    pages.push_back(*std::move(page));
+  }
+  const auto all_are = [&](Phase phase, Stage done) {
+    return Ranks::Becomes([&] {
+      return std::ranges::all_of(pages, [&](const MappedPage& page) {
+        return page->about == page->asked && page->phase == static_cast<std::uint32_t>(phase) &&
+               page->stage_done == static_cast<std::uint32_t>(done);
+      });
+    });
+  };
+  std::uint64_t step = 0;
+  for (const MappedPage& page : pages) {
+    page->void_after_ns = ~0ULL;
+    page->kind = static_cast<std::uint32_t>(Ask::kPause);
+    PutText(page->told_first, sizeof page->told_first, ranks.directories().front().string());
+    page->last_request = 1;
+    page->asked = 1;
+  }
+  ASSERT_TRUE(all_are(Phase::kHeld, Stage::kCome));
+  for (const MappedPage& page : pages) step = std::max(step, page->at.load());
+  for (const MappedPage& page : pages) page->target = step;
+  for (const MappedPage& page : pages) page->bell.Ring();
+  ASSERT_TRUE(all_are(Phase::kArrived, Stage::kCome));
+  for (const MappedPage& page : pages) {
+    page->stage = static_cast<std::uint32_t>(Stage::kTags);
+    page->bell.Ring();
+  }
+  ASSERT_TRUE(all_are(Phase::kPausing, Stage::kTags));
+  pages[0]->stage = static_cast<std::uint32_t>(Stage::kNccl);
+  pages[0]->bell.Ring();
+}
+
+TEST(Control, a_pause_whose_tool_died_between_two_ranks_goes_through) {
+  Ranks ranks(3);
+  DieBetweenTwoRanks(ranks);
+  const auto from = std::chrono::steady_clock::now();
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].pauses == 1 && ranks[1].pauses == 1 && ranks[2].pauses == 1; }))
+      << "rank 0 waited in vain";
+  EXPECT_LT(std::chrono::steady_clock::now() - from, milliseconds(5'000));
+  Result<JobControl> next = ranks.Open();
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  EXPECT_TRUE(ranks.AllArePaused());
+  EXPECT_TRUE(next->Resume(kLong).ok());
+  EXPECT_TRUE(ranks.AllGoOn());
+}
+
+TEST(Control, a_pause_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
+  Ranks ranks(3);
+  DieBetweenTwoRanks(ranks);
+  const auto from = std::chrono::steady_clock::now();
+  Result<JobControl> next = ranks.Open();
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  const Status resumed = next->Resume(kLong);
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_LT(std::chrono::steady_clock::now() - from, milliseconds(5'000)) << "rank 0 waited in vain";
+  EXPECT_TRUE(ranks.AllGoOn());
+  for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks[rank].pauses, 1U);
+}
+
+// Ranks that do nothing have passed the step that they told last: the next one is it, and no second request is needed.
+TEST(Control, the_step_is_the_next_of_the_rank_that_is_ahead) {
+  Ranks ranks(3);
+  ASSERT_TRUE(ranks.AllGoOn());
+  for (int rank = 0; rank < ranks.count(); ++rank) ranks[rank].away = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  std::uint64_t ahead = 0;
+  for (int rank = 0; rank < ranks.count(); ++rank) ahead = std::max(ahead, ranks[rank].steps.load());
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  const auto go_on = [&]() -> std::optional<Status> {  // when the step is agreed on
+    for (int rank = 0; rank < ranks.count(); ++rank) ranks[rank].away = false;
+    return Status();
+  };
+  ASSERT_TRUE(job->Pause({.deadline = kLong, .may_pause = go_on}).ok());
+  for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks[rank].paused_at, ahead + 1);
+  const auto page = MappedPage::Open(ranks.directories().front());
+  ASSERT_TRUE(page.ok());
+  EXPECT_EQ((*page)->last_request, 1U);
+  EXPECT_TRUE(job->Resume(kLong).ok());
+}
+
+TEST(Control, nothing_is_paused_before_the_caller_says_so) {
+  Ranks ranks(2);
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  int asked = 0;
+  const Status refused = job->Pause({.deadline = kLong, .may_pause = [&]() -> std::optional<Status> {
+                                       if (++asked < 200) return std::nullopt;
+                                       return Status(Code::kRefused, "the checks found something");
+                                     }});
+  EXPECT_EQ(refused.message(), "the checks found something");
+  for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks[rank].pauses, 0U);
+  for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks[rank].tag_pauses, 0U);
+  EXPECT_TRUE(ranks.AllGoOn());
+  bool waited = true;
+  asked = 0;
+  const Status paused = job->Pause({.deadline = kLong, .may_pause = [&]() -> std::optional<Status> {
+                                      for (int rank = 0; rank < 2; ++rank) waited = waited && ranks[rank].pauses == 0;
+                                      return ++asked < 200 ? std::nullopt : std::optional<Status>(Status());
+                                    }});
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_TRUE(waited);
+  EXPECT_TRUE(job->Resume(kLong).ok());
 }
 
 TEST(Control, without_a_tool_ranks_that_wait_go_on) {

@@ -13,7 +13,9 @@
 #include <filesystem>
 #include <functional>
 #include <new>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "replay/freeze/operation.h"
@@ -41,6 +43,7 @@ struct FakeShared {
   std::atomic<int> fail_with{0};
   std::atomic<Bytes> host_room{Bytes{500} << 30}, taken_by_others{0};
   std::atomic<int> notes{0};
+  std::atomic<int> asked{0};  // to come to a pause
 };
 
 class FrozenWorld final : public FreezableJob, public Checkpointer, public FreezeHost {
@@ -68,6 +71,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::filesystem::path directory;
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
+  LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false;
 
   // What a tool does, in this process.
@@ -78,12 +82,12 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     return done;
   }
   // In a process of its own, which dies at the nth of the moments before and after its calls. False: it came to its end.
-  bool DiesIn(Status (FreezeOperation::*what)(), int nth) {
+  bool DiesIn(Status (FreezeOperation::*what)(), int nth, const FreezeOptions& options = {}) {
     shared->calls = 0;
     shared->die_at = nth;
     const pid_t child = fork();
     if (child == 0) {
-      static_cast<void>(Do(what));
+      static_cast<void>(Do(what, options));
       _exit(0);
     }
     int status = 0;
@@ -123,7 +127,13 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     }
     return sights;
   }
-  Status Pause(const Say&) override {
+  Status Pause(const Say&, const MayPause& may_pause) override {
+    ++shared->asked;
+    if (does_not_come) return {Code::kTimeout, "rank 1 did not come"};
+    std::optional<Status> allowed = may_pause ? std::nullopt : std::optional<Status>(Status());
+    while (!allowed) allowed = may_pause();  // the ranks have come, and wait
+    AMEM_TRY(*allowed);
+    if (when_pausing) when_pausing();
     return Call(FakeCall::kPause, [&]() -> Status {
       shared->paused = true;
       return {};
@@ -148,6 +158,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     State state;
     Allocation one{.bytes = kOnGpu, .properties = {.location = {LocationType::kDevice, 0}}};
     one.tag = user_memory;
+    one.properties.location.type = location;
     one.guest_references = 1;
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;
     one.multicast = multicast;
@@ -180,15 +191,17 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
       rank.state = static_cast<int>(CheckpointState::kFailed);
       return {Code::kDriver, "CUDA_ERROR_NOT_SUPPORTED", 801};
     }
-    const Status done = Change(FakeCall::kRestore, pid, 2, 1);
     const auto pair = std::ranges::find(pairs, "GPU-" + std::to_string(rank.gpu), &GpuPair::from);
-    if (done.ok() && pair != pairs.end()) rank.gpu = std::stoi(pair->to.substr(4));
-    return done;
+    return Change(FakeCall::kRestore, pid, 2, 1, pair == pairs.end() ? rank.gpu.load() : std::stoi(pair->to.substr(4)));
   }
   Status Unlock(pid_t pid) override { return Change(FakeCall::kUnlock, pid, 1, 0); }
 
   // ---- FreezeHost
   std::vector<GpuSight> GpusInUse() override {
+    for (int waited = 0; looks_when_asked && shared->asked == 0 && waited < 5000; ++waited) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (shared->asked > 0) saw_asked = true;
     std::vector<GpuSight> gpus;
     for (int rank = 0; rank < kFakeRanks; ++rank) {
       const bool there = shared->ranks[At(rank)].state != 2 && shared->ranks[At(rank)].start != 0;
@@ -205,6 +218,10 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::uint64_t StartTicks(pid_t pid) override { return shared->ranks[At(pid - kFirstPid)].start; }
   std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
   std::vector<pid_t> siblings;
+  std::function<void()> when_pausing;
+  bool does_not_come = false;          // a rank, to the pause
+  bool looks_when_asked = false;       // the GPUs are looked at when the ranks have been asked, or after 5 s
+  std::atomic<bool> saw_asked{false};  // they were
 
  private:
   static constexpr int kDied = 77;
@@ -223,11 +240,12 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     MayDie();
     return done;
   }
-  Status Change(FakeCall call, pid_t pid, int from, int to) {
+  Status Change(FakeCall call, pid_t pid, int from, int to, int gpu = -1) {
     FakeRank& rank = shared->ranks[At(pid - kFirstPid)];
     if (rank.start == 0) rank.touched = true;
     return Call(call, [&]() -> Status {
       if (rank.state != from) return {Code::kDriver, "CUDA_ERROR_ILLEGAL_STATE", 401};
+      if (gpu >= 0) rank.gpu = gpu;  // before the state, by which a tool that looks after another's death tells it
       rank.state = to;
       return {};
     });

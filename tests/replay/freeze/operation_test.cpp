@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
+#include <string>
 
 #include "journal/base/process_stat.h"
 #include "tests/replay/freeze/frozen_world.h"
@@ -40,6 +42,27 @@ TEST(Freeze, times_are_the_whole) {
   EXPECT_EQ(world.report.times.back().step, "rest");
   EXPECT_LE(sum, whole);
   EXPECT_GT(sum, 0.9 * whole - 5);
+}
+
+TEST(Freeze, checks_while_the_ranks_come) {
+  FrozenWorld world;
+  world.looks_when_asked = true;
+  const std::uint64_t began = MonotonicNs();
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_TRUE(world.saw_asked);
+  EXPECT_LT(MonotonicNs() - began, 4'000'000'000U) << "the checks ended before the ranks were asked";
+}
+
+TEST(Freeze, whose_ranks_do_not_come_leaves_a_job_that_runs) {
+  FrozenWorld world;
+  world.does_not_come = true;  // which is known before the checks have ended
+  const Status late = world.Do(&FreezeOperation::Freeze);
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  EXPECT_NE(late.message().find("rank 1 did not come"), std::string::npos) << late.message();
+  EXPECT_NE(late.message().find("The job runs as before"), std::string::npos) << late.message();
+  EXPECT_EQ(world.report.outcome, "running");
+  world.does_not_come = false;
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "second try";
 }
 
 TEST(Freeze, that_the_driver_refuses_after_the_pause_lets_the_job_go_on) {
@@ -98,6 +121,34 @@ TEST(Thaw, onto_other_gpus_that_stopped_half_way_ends_where_it_was_to) {
   EXPECT_FALSE(world.Do(&FreezeOperation::Thaw, moved).ok()) << "two have moved, and are frozen again";
   EXPECT_TRUE(world.AllAre(kCheckpointed, true));
   ASSERT_EQ(world.Do(&FreezeOperation::Thaw, moved), Status());
+  for (int rank = 0; rank < kFakeRanks; ++rank) {
+    EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks);
+  }
+}
+
+TEST(Thaw, onto_other_gpus_that_was_undone_comes_back_on_the_old_ones) {
+  const FreezeOptions moved{.gpus = "0=1,1=2,2=0"};
+  bool told = false;
+  for (int nth = 1;; ++nth) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    if (!world.DiesIn(&FreezeOperation::Thaw, nth, moved)) break;
+    ASSERT_EQ(world.Do(&FreezeOperation::Undo), Status()) << "killed at " << nth;
+    for (const std::string& note : world.report.notes) told = told || note.find("other GPUs already") != std::string::npos;
+    ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status()) << "killed at " << nth;
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, rank) << "killed at " << nth;
+    }
+  }
+  EXPECT_TRUE(told);
+}
+
+TEST(Thaw, of_a_job_that_changed_its_gpus_at_an_earlier_one_stays_where_it_ran) {
+  FrozenWorld world;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw, {.gpus = "0=1,1=2,2=0"}), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
   for (int rank = 0; rank < kFakeRanks; ++rank) {
     EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks);
   }
@@ -169,6 +220,12 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
     FrozenWorld world;
     world.registered = true;
     ExpectUntouched(world, "network card");
+  }
+  {
+    FrozenWorld world;
+    world.user_memory = MemoryTag::kUser;
+    world.location = LocationType::kHostNuma;
+    ExpectUntouched(world, "cuMemHostAlloc");
   }
   FrozenWorld world;
   world.user_memory = MemoryTag::kUser;
@@ -289,6 +346,18 @@ TEST(FreezeJournal, goes_with_the_journals_of_its_sessions) {
   for (int rank = 0; rank < kFakeRanks; ++rank) std::filesystem::remove(world.directory / std::to_string(rank));
   ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
   EXPECT_FALSE(std::filesystem::exists(first));
+}
+
+TEST(FreezeJournal, tells_of_the_pause_before_it_is_made) {
+  FrozenWorld world;
+  std::string told;
+  world.when_pausing = [&] {
+    std::ifstream file(OnlyJournal(world));
+    told.assign(std::istreambuf_iterator<char>(file), {});
+  };
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_NE(told.find("\"begin\""), std::string::npos) << told;
+  EXPECT_NE(told.find("\"step\":\"pause\""), std::string::npos) << told;
 }
 
 TEST(FreezeJournal, a_torn_last_line_is_left_out_and_writing_goes_on) {

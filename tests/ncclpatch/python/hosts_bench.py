@@ -124,6 +124,8 @@ class Bench:
         while os.read(self.go[0], 1):
             _hosts.together(group, "pause of nccl", lambda: None, lambda: None, 60)
             os.write(self.done[1], ANSWER.pack(time.process_time()))
+        if hasattr(group.store, "close"):
+            group.store.close()
 
     def _collect(self):
         """The members' processor seconds so far, once all have written."""

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 # The library reads its settings when it is loaded, and the processes of the actors inherit them.
 FOLDER = os.path.dirname(os.environ.get("AMEM_JOURNAL_DIR", "")) or tempfile.mkdtemp(prefix="amem-actors-", dir="/tmp")
@@ -170,6 +171,21 @@ class Actors(unittest.TestCase):
         with self.assertRaisesRegex(amem.AmemError, "rank 0 does not answer"):
             amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
         self.all_are("resident", self.actors[1:])
+
+    def test_an_interrupted_caller_makes_all_undo(self):
+        real, waits = self.engine.wait, []
+
+        def wait(calls, seconds):
+            answers = real(calls, seconds)
+            waits.append(seconds)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            return answers
+
+        with mock.patch.object(self.engine, "wait", wait), self.assertRaises(KeyboardInterrupt):
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.assertGreater(len(waits), 1)
+        self.all_are("resident")
 
     def test_kills_at_random(self):
         chance = random.Random(int(os.environ.get("AMEM_SEED", "7")))

@@ -46,7 +46,8 @@ class Rank:
         if not os.path.exists(folder + "/libcuda.so.1"):
             os.symlink(STAND_INS + "/libcuda.so.1", folder + "/libcuda.so.1")
         self.rank, self.host = rank, host
-        self.process = subprocess.Popen([sys.executable, "-B", RANK, store, str(rank), str(size), host], env=environment,
+        lean = ["-S"] if store.startswith("plain:") else []  # without PyTorch no installed package is needed: half the start-up
+        self.process = subprocess.Popen([sys.executable, "-B", *lean, RANK, store, str(rank), str(size), host], env=environment,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, command, *arguments):

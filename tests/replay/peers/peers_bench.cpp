@@ -1,5 +1,6 @@
-// How long an import, an import again and a vote take between processes: medians, in microseconds. With a number of ranks, from 2 to 128,
-// it measures the arrival and the vote of so many alone; all ranks of one host vote together, so their number is the whole question.
+// How long an import, an import again and a vote take between processes: medians, in microseconds. With a number of ranks, from
+// 2 to 128, it measures the arrival and the vote of so many alone; all ranks of one host vote together, so their number is the
+// whole question.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -475,5 +475,5 @@ class Cost(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    signal.alarm(560)
+    signal.alarm(1150 if NIGHTLY else 280)
     unittest.main()

@@ -126,8 +126,13 @@ def _run(operation, actors, tags, timeout, engine):
     engine = engine or Ray()
     timeout = _hosts.default_timeout() if timeout is None else timeout
     attempt = "%s-%d-%d-%d" % (socket.gethostname(), os.getpid(), time.monotonic_ns(), next(_numbers))
-    calls = [engine.call(actor, _act, attempt, operation, tags) for actor in actors]
-    answers = engine.wait(calls, timeout)
+    try:
+        calls = [engine.call(actor, _act, attempt, operation, tags) for actor in actors]
+        answers = engine.wait(calls, timeout)
+    except BaseException:  # Ctrl-C, for example: without this some actors would stay paused, and nobody would know which
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            _undo_all(engine, actors, attempt, timeout)
+        raise
     failures, silent = [], []
     for number, (kind, value) in enumerate(answers):
         if kind == "silent":
@@ -164,7 +169,7 @@ def pause(actors, *tags, timeout=None, engine=None):
     timeout:  seconds for the actors to do it, and again for undoing; default: nine eighths of AMEM_TIMEOUT_MS.
     engine:   what calls the actors; default Ray.
     AmemError (code 6): names the rank, which is the number in `actors`, its host and its reason. Then those that live are as before,
-    and it can be called again.
+    and it can be called again. An exception that comes while it waits, Ctrl-C for example, makes all undo as well.
     """
     _run("pause", actors, tags, timeout, engine)
 

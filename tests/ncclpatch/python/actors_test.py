@@ -4,12 +4,14 @@ import concurrent.futures
 import ctypes
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 # The library reads its settings when it is loaded, and the processes of the actors inherit them.
 FOLDER = os.path.dirname(os.environ.get("AMEM_JOURNAL_DIR", "")) or tempfile.mkdtemp(prefix="amem-actors-", dir="/tmp")
@@ -19,6 +21,7 @@ import amem.hosts  # noqa: E402
 
 STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
 TIMEOUT = 10
+KILLS = 30 if os.environ.get("AMEM_NIGHTLY") == "1" else 3
 try:
     import ray
 except ImportError:
@@ -48,6 +51,11 @@ class Worker:
 
     def die(self):
         os._exit(1)
+
+    def die_in(self, operation):
+        """Its next part of this operation ends the process."""
+        import amem._tags
+        setattr(amem._tags, operation, lambda *_tags: os._exit(1))
 
 
 def serve(pipe):
@@ -128,6 +136,9 @@ class Actors(unittest.TestCase):
     def begin(self, actor, name, *arguments):
         return actor.begin(name, *arguments)
 
+    def kill(self, actor):
+        actor.process.kill()
+
     def all_are(self, state, actors=None):
         self.assertEqual({self.do(actor, "state") for actor in self.actors if actors is None or actor in actors}, {state})
 
@@ -160,6 +171,60 @@ class Actors(unittest.TestCase):
         with self.assertRaisesRegex(amem.AmemError, "rank 0 does not answer"):
             amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
         self.all_are("resident", self.actors[1:])
+
+    def test_an_interrupted_caller_makes_all_undo(self):
+        real, waits = self.engine.wait, []
+
+        def wait(calls, seconds):
+            answers = real(calls, seconds)
+            waits.append(seconds)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            return answers
+
+        with mock.patch.object(self.engine, "wait", wait), self.assertRaises(KeyboardInterrupt):
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.assertGreater(len(waits), 1)
+        self.all_are("resident")
+
+    def test_kills_at_random(self):
+        chance = random.Random(int(os.environ.get("AMEM_SEED", "7")))
+        self.actors += self.make(1)
+        named = 0
+        for number in range(KILLS):
+            with self.subTest(number):
+                named += self.one_kill(chance, ("in its part", "at any time")[number % 2])
+        self.assertGreater(named, 0)
+
+    def one_kill(self, chance, when):
+        """One of four dies: the others are as before and its number is told in time, or all had done it already. Returns whether it was told."""
+        victim, operation = chance.randrange(4), chance.choice(("pause", "resume"))
+        others = [actor for actor in self.actors if actor is not self.actors[victim]]
+        if operation == "resume":
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        if when == "in its part":
+            self.do(self.actors[victim], "die_in", operation)
+            killer = threading.Timer(0, lambda: None)
+        else:
+            killer = threading.Timer(chance.uniform(0, 0.02), self.kill, [self.actors[victim]])
+        began, failure = time.monotonic(), None
+        killer.start()
+        try:
+            getattr(amem.hosts, operation)(self.actors, timeout=TIMEOUT, engine=self.engine)
+        except amem.AmemError as error:
+            failure = str(error)
+        self.assertLess(time.monotonic() - began, TIMEOUT)
+        killer.join()
+        if failure is None:
+            self.assertEqual(when, "at any time")
+        else:
+            self.assertIn("rank %d does not answer" % victim, failure)
+            self.assertIn("all that live are as before", failure)
+        self.all_are("paused" if (operation == "pause") == (failure is None) else "resident", others)
+        amem.hosts.resume(others, timeout=TIMEOUT, engine=self.engine)
+        self.actors[victim] = self.make(1)[0]
+        self.all_are("resident")
+        return failure is not None
 
     def test_what_was_paused_before_stays_paused(self):
         amem.hosts.pause(self.actors[:1], timeout=TIMEOUT, engine=self.engine)
@@ -197,8 +262,11 @@ class WithRay(Actors):
     def begin(self, actor, name, *arguments):
         return getattr(actor, name).remote(*arguments)
 
+    def kill(self, actor):
+        ray.kill(actor)
+
 
 if __name__ == "__main__":
-    signal.alarm(280)
+    signal.alarm(1150 if KILLS > 3 else 280)
     atexit.register(shutil.rmtree, FOLDER, True)
     unittest.main()

@@ -72,6 +72,16 @@ def with_paused(timeout):
         return state()[0]
 
 
+def join(where):
+    """As a new process would: another store, and nothing planted or paused that a test left behind."""
+    global store, group
+    _tags.pause, _tags.resume = real["pause"], real["resume"]
+    if state()[0] == "paused":
+        _tags.resume("nccl")
+    store = store_for_tests.open_store(where)
+    group = amem.StoreGroup(store, rank, size, host)
+
+
 def do(command, *arguments):
     if command == "pause":
         amem.pause(*arguments[1:], process_group=group, timeout=arguments[0])
@@ -79,6 +89,8 @@ def do(command, *arguments):
         amem.resume(*arguments[1:], process_group=group, timeout=arguments[0])
     elif command == "state":
         return state()
+    elif command == "join":
+        join(*arguments)
     elif command == "fail_next_pause":
         plant("pause", fail)
     elif command == "fail_next_resume":

@@ -1,7 +1,9 @@
 """The Python package on the stand-ins for the driver and NCCL. Each test is a process of its own: attaching happens once."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,9 @@ def run(script, **more):
         return subprocess.run(
             [sys.executable, "-c", PREAMBLE + script], env=environment, capture_output=True, text=True, timeout=60
         )
+
+
+PYTHON = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python")
 
 
 class Scripts(unittest.TestCase):
@@ -535,6 +540,17 @@ assert len(beats) == 1 and time.monotonic() - begun > 0.4
 assert beats[0].wait() == 0 and in_use() > 0
 """
         )
+
+
+class Syntax(unittest.TestCase):
+    def test_every_file_of_the_package_is_that_of_the_oldest_python_it_claims(self):
+        with open(os.path.join(PYTHON, "pyproject.toml"), encoding="utf-8") as file:
+            oldest = tuple(map(int, re.search(r'requires-python = ">=(\d+)\.(\d+)"', file.read()).groups()))
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(PYTHON) for name in names if name.endswith(".py")]
+        self.assertGreater(len(files), 20)
+        for path in files:
+            with self.subTest(path), open(path, encoding="utf-8") as file:
+                ast.parse(file.read(), path, feature_version=oldest)
 
 
 class Why(Scripts):

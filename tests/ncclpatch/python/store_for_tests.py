@@ -10,6 +10,7 @@ class Server:
     def __init__(self, path):
         self.values, self.changed, self.open = {}, threading.Condition(), []
         self.most = 0  # characters of all values, at any time
+        self.requests = 0  # about: threads count it without a lock
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(256)
@@ -36,6 +37,7 @@ class Server:
         with contextlib.suppress(OSError), connection, connection.makefile("rw") as file:  # a client that dies, or close()
             for line in file:
                 call, *arguments = json.loads(line)
+                self.requests += 1
                 file.write(json.dumps(getattr(self, "_" + call)(*arguments)) + "\n")
                 file.flush()
 

@@ -1,13 +1,21 @@
 """libamem_nccl.so in one process with the libraries that have what it has inside: pycapnp (Cap'n Proto), lmdb, protobuf and PyTorch, in every
-order, preloaded and loaded. Each is used a little beside a session on the stand-in driver. What this Python lacks is left out, and said."""
+order, preloaded and loaded. Each is used a little beside a session on the stand-in driver. What this Python lacks is left out, and said.
 
+    together_test.py [WHEEL]
+
+With a wheel, what is tested is its package and the library inside, where Cap'n Proto and LMDB are linked in; otherwise AMEM_LIBRARY's.
+"""
+
+import atexit
 import importlib.util
 import itertools
 import os
 import subprocess
+import shutil
 import sys
 import tempfile
 import unittest
+import zipfile
 
 NAMES = ("capnp", "lmdb", "google.protobuf", "torch")
 
@@ -82,8 +90,8 @@ for name in order:
 for _ in range(2):
     for name in order:
         globals()["use_" + name]()
-mapped = open("/proc/self/maps").read()
-assert mapped.count("libamem_nccl.so") > 0
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libamem_nccl.so" in line}
+assert mapped == {os.path.realpath(os.environ["TEST_LIBRARY"])}, mapped
 print("well")
 """
 
@@ -93,12 +101,28 @@ def present():
     return [name.rpartition(".")[2] for name in found]
 
 
+def unpack(wheel):
+    """A folder with the wheel's files, as pip would install them."""
+    folder = tempfile.mkdtemp(prefix="amem-together-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, True)
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+    return folder
+
+
+WHEEL = unpack(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].endswith(".whl") else None
+LIBRARY = WHEEL + "/amem/libamem_nccl.so" if WHEEL else os.environ["AMEM_LIBRARY"]
+
+
 class Together(unittest.TestCase):
     def check(self, order, **more):
         with tempfile.TemporaryDirectory() as scratch:
             environment = {key: value for key, value in os.environ.items() if not key.startswith("AMEM_") or key == "AMEM_LIBRARY"}
             environment.update(AMEM_JOURNAL_DIR=scratch, AMEM_USER_MEMORY="release", TEST_NCCL=os.environ["LD_LIBRARY_PATH"],
-                               OMP_NUM_THREADS="1", **more)
+                               OMP_NUM_THREADS="1", TEST_LIBRARY=LIBRARY, **more)
+            if WHEEL:  # it finds the library inside by itself
+                environment["PYTHONPATH"] = WHEEL
+                environment.pop("AMEM_LIBRARY", None)
             done = subprocess.run([sys.executable, "-c", SCRIPT, ",".join(order)], env=environment, capture_output=True, text=True, timeout=120,
                                   check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "well\n"), "%s\n%s" % (order, done.stderr[-2000:]))
@@ -113,7 +137,7 @@ class Together(unittest.TestCase):
         if "torch" in names:  # it takes seconds to import: first and last of all
             orders += [("torch", "amem", *light), ("amem", *light, "torch"), (*reversed(light), "torch", "amem")]
         for order in orders:
-            for preload in ("", os.environ["AMEM_LIBRARY"]):
+            for preload in ("", LIBRARY):
                 with self.subTest(order=order, preload=bool(preload)):
                     self.check(order, **({"LD_PRELOAD": preload} if preload else {}))
 

@@ -1,6 +1,9 @@
-// How long an import, an import again and a vote take between processes: medians, in microseconds.
+// How long an import, an import again and a vote take between processes: medians, in microseconds. With a number of ranks, from
+// 2 to 128, it measures the arrival and the vote of so many alone; all ranks of one host vote together, so their number is the
+// whole question.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "tests/replay/peers/peers_fixture.h"
 
@@ -29,8 +32,10 @@ double MedianOf(int times, const Work& work) {
   return Median(took);
 }
 
+constexpr int kMostRanks = 128;
+
 struct Desk {
-  Token token[8];
+  Token token[kMostRanks];
 };
 
 void BenchSharing(const TemporaryDirectory& directory, Desk* desk) {
@@ -55,17 +60,17 @@ void BenchSharing(const TemporaryDirectory& directory, Desk* desk) {
   done.Pass();
 }
 
-void BenchRounds(const TemporaryDirectory& directory, Desk* desk) {
-  constexpr int kRanks = 4, kVotes = 2000, kRounds = 50;
+void BenchRounds(const TemporaryDirectory& directory, Desk* desk, int ranks) {
+  const int votes = 8000 / ranks, rounds = std::max(200 / ranks, 5);
   Baton come, go[2];
   std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     children.push_back(std::make_unique<Child>([&, rank] {
       Rank self(directory, rank);
       desk->token[rank] = self.session.Export(AllocationId{1});
       come.Pass();
       go[0].Await();
-      for (int other = 0; other < kRanks; ++other) {
+      for (int other = 0; other < ranks; ++other) {
         if (other == rank) continue;
         (void)self.peers->Import(desk->token[other], AllocationId{static_cast<std::uint64_t>(other) + 100});
         self.session.Add(desk->token[other].session);
@@ -73,31 +78,36 @@ void BenchRounds(const TemporaryDirectory& directory, Desk* desk) {
       come.Pass();
       go[1].Await();
       std::unique_ptr<Round> round;
-      const double arrive = MedianOf(kRounds, [&](int) {
+      const double arrive = MedianOf(rounds, [&](int) {
         round.reset();
         auto arrived = self.peers->Arrive(CycleKind::kPause, 1);
         if (arrived) round = *std::move(arrived);
       });
       if (round == nullptr) return 1;
-      const double vote = MedianOf(kVotes, [&](int) { (void)round->Vote(PhaseKind::kPauseSave, {}, nullptr); });
-      if (rank == 1) std::printf("vote of %d processes %.1f us, arrival with discovery %.1f us\n", kRanks, vote, arrive);
+      const double vote = MedianOf(votes, [&](int) { (void)round->Vote(PhaseKind::kPauseSave, {}, nullptr); });
+      if (rank == 1) std::printf("vote of %d processes %.1f us, arrival with discovery %.1f us\n", ranks, vote, arrive);
       std::fflush(stdout);
       return 0;
     }));
   }
   for (int stage = 0; stage < 2; ++stage) {
-    for (int rank = 0; rank < kRanks; ++rank) come.Await();
-    go[stage].Pass(kRanks);
+    for (int rank = 0; rank < ranks; ++rank) come.Await();
+    go[stage].Pass(ranks);
   }
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  const int ranks = count > 1 ? std::atoi(arguments[1]) : 4;
+  if (ranks < 2 || ranks > kMostRanks) {
+    std::fprintf(stderr, "usage: peers_bench [RANKS], from 2 to %d\n", kMostRanks);
+    return 2;
+  }
   const TemporaryDirectory directory;
   auto* desk = static_cast<Desk*>(::mmap(nullptr, sizeof(Desk), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  BenchSharing(directory, desk);
+  if (count == 1) BenchSharing(directory, desk);
   std::fflush(stdout);  // or each child would say it again
-  BenchRounds(directory, desk);
+  BenchRounds(directory, desk, ranks);
   return 0;
 }

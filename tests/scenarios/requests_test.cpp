@@ -129,7 +129,8 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   Start({"cuda", "load", "init", "steps=100000,4", "barrier"});
   ASSERT_TRUE(UntilSteps(2));
   const auto session = ListSessions(job_.journals())->front().string();
-  for (const std::string& name : {Pid(1), std::to_string(::getpid()), std::string("run-77"), job_.journals().string(), session})
+  for (const std::string& name : {Pid(1), std::to_string(::getpid()), std::string("run-77"), job_.journals().string(), session,
+                                  session + "/", session + "/.", session + "/tail"})
     EXPECT_EQ(Ask({"status", name}).size(), kRanks) << name;
   EXPECT_NE(Tool({"status"}).out.find("The launcher counts 2 more ranks"), std::string::npos);
   for (const char* nobody : {"1", "run-78", "/nowhere"}) {

@@ -103,6 +103,17 @@ std::string ListOf(const std::vector<JobOfLiving>& jobs) {
   return text;
 }
 
+// The directory of the only session found, without links, if `what` names it rather than a folder above: the directory itself
+// in any spelling (a shell completes it with a slash), or a file in it.
+std::optional<std::filesystem::path> SessionNamed(const std::string& what, const std::vector<Living>& living) {
+  if (living.size() != 1) return std::nullopt;
+  std::error_code failed;
+  const auto session = std::filesystem::canonical(living.front().directory, failed);
+  if (failed) return std::nullopt;
+  const auto named = std::filesystem::canonical(what, failed);
+  return !failed && (named == session || named.parent_path() == session) ? std::optional(session) : std::nullopt;
+}
+
 }  // namespace
 
 Result<FoundJob> FindJob(const std::string& what) {
@@ -112,9 +123,9 @@ Result<FoundJob> FindJob(const std::string& what) {
   Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
   // Of one session's directory the job is meant, whose other sessions lie beside it.
   std::optional<std::int32_t> of_session;
-  if (place && living.ok() && living->size() == 1 && living->front().directory == std::filesystem::path(what)) {
+  if (const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt) {
     of_session = living->front().ties.who.pid;
-    living = LivingUnder(std::filesystem::absolute(what).parent_path());
+    living = LivingUnder(session->parent_path());
   }
   if (!living.ok()) return living.status();
   std::vector<JobOfLiving> jobs = JobsOf(*living);

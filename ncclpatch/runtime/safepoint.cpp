@@ -30,11 +30,15 @@ class OnSession final : public control::Actions {
 
   // A pool that forgets its contents stays: its program does not expect to lose them here.
   Status PauseTags() override {
-    std::vector<std::string> resident;
-    for (const Pools::Standing& pool : session_.pools().Stand())
-      if (pool.state != "paused" && pool.policy == PoolPolicy::kPreserve) resident.push_back(pool.tag);
-    const Status status = CycleAll(resident, CycleKind::kPause);
-    if (status.ok()) paused_.insert(paused_.end(), resident.begin(), resident.end());
+    std::vector<std::string> all, by_request;
+    for (const Pools::Standing& pool : session_.pools().Stand()) {
+      if (pool.state == "paused" || pool.policy != PoolPolicy::kPreserve) continue;
+      all.push_back(pool.tag);
+      // What the program is pausing is waited for, and stays paused when the request resumes.
+      if (pool.state != "pausing") by_request.push_back(pool.tag);
+    }
+    const Status status = CycleAll(all, CycleKind::kPause);
+    if (status.ok()) paused_.insert(paused_.end(), by_request.begin(), by_request.end());
     return status;
   }
   Status ResumeTags() override {

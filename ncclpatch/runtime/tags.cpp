@@ -33,10 +33,12 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority});
 }
 
-// Where the opposite call would be needed to come back from what `asked` does; not where nothing was to be done.
+// Where the opposite call would be needed to come back from what `asked` does; not where nothing was to be done, or where an
+// earlier call is doing it.
 bool Changes(Session& session, const Named& tag, CycleKind kind) {
   const Lifecycle now = session.Inspect([&](const State& state) { return state.LifecycleOf(tag.pool); });
-  return now != (kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning);
+  if (kind == CycleKind::kPause) return now != Lifecycle::kPaused && now != Lifecycle::kPausing;
+  return now != Lifecycle::kRunning && now != Lifecycle::kResuming;
 }
 
 Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {

@@ -263,6 +263,21 @@ std::string OpenTags() {
   for (std::size_t i = 0; i < kTensor; ++i) g_weights[i] = g_cache[i] = Written(i);
   return "0";
 }
+std::string PauseWeightsLater() {
+  constexpr unsigned kNoWait = 1;
+  const char* const tags[] = {"weights"};
+  return std::to_string(Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(tags, 1, kNoWait, nullptr));
+}
+// How tag weights stands; then it is resumed.
+std::string BringWeightsBack() {
+  std::string text(1 << 16, '\0');
+  std::size_t length = text.size();
+  if (const int code = Function<int(char*, std::size_t*)>("amem_memory_json")(text.data(), &length); code != 0) return WithReason(code);
+  const bool paused = text.find(R"("state":"paused","tag":"weights")") != std::string::npos;
+  const char* const tags[] = {"weights"};
+  const int code = Function<int(const char* const*, std::size_t, unsigned, int)>("amem_resume")(tags, 1, 0, 0);
+  return code != 0 ? WithReason(code) : paused ? "was paused" : text.substr(0, length);
+}
 std::string ReadTags() {
   for (std::size_t i = 0; i < kTensor; ++i)
     if (g_weights[i] != Written(i) || g_cache[i] != Written(i)) return "byte " + std::to_string(i) + " differs";
@@ -567,6 +582,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"die", Die},
     {"tags", OpenTags},
     {"read tags", ReadTags},
+    {"pause weights later", PauseWeightsLater},
+    {"bring weights back", BringWeightsBack},
     {"time safepoints", TimeSafepoints},
     {"fork safepoints", ForkSafepoints},
     {"exit", [] { return std::exit(3), std::string(); }},

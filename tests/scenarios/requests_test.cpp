@@ -193,6 +193,19 @@ TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) 
   AllEndWell();
 }
 
+TEST_F(Requests, a_tag_that_the_program_is_pausing_stays_paused_after_a_request) {
+  Start({"cuda", "load", "init", "tags", "barrier", "at=Copy,1,sleep=1500", "pause weights later", "steps=100000,4",
+         "bring weights back", "read tags", "barrier"});
+  ASSERT_TRUE(UntilSteps(2));
+  for (const json& rank : Ask({"pause", "--tags"})) EXPECT_EQ(rank["phase"], "paused") << rank;
+  Ask({"resume"});
+  Stop(job_);
+  for (const Rank& rank : job_.Finish(std::chrono::milliseconds(60'000))) {
+    EXPECT_EQ(rank.Said("bring weights back"), "was paused") << rank.err;
+    EXPECT_EQ(rank.Said("read tags"), "as written") << rank.err;
+  }
+}
+
 TEST_F(Requests, a_rank_that_dies_while_paused_does_not_keep_the_others) {
   Start({"cuda", "load", "init", "reduce", "barrier", "steps=100000,4"});
   ASSERT_TRUE(UntilSteps(5));

@@ -55,7 +55,9 @@ Status FreezeOperation::LookAround() {
     if (sight.alive) processes_.push_back({.process = sight.process, .before_pause = {}, .taken = {}});
   }
   if (processes_.empty()) return {Code::kNotFound, "no process of the job lives on this host"};
-  history_ = LatestFreeze(processes_.front().process.directory.parent_path(), WithoutFigures(processes_));
+  history_ = LatestFreeze(processes_.front().process.directory.parent_path(), [&](const RankProcess& process) {
+    return std::ranges::any_of(processes_, [&](const FrozenProcess& one) { return Same(one.process, process); });
+  });
   if (!history_) return {};
   pairs_ = history_->pairs;
   // A session that had no process of its own at the freeze (a job that goes on with another set of ranks) is none of it.

@@ -226,7 +226,8 @@ Result<FreezeHistory> ReadFreezeJournal(const std::filesystem::path& path) {
   return history;
 }
 
-std::optional<FreezeHistory> LatestFreeze(const std::filesystem::path& directory, std::span<const RankProcess> processes) {
+std::optional<FreezeHistory> LatestFreeze(const std::filesystem::path& directory,
+                                          const std::function<bool(const RankProcess&)>& concerned) {
   std::optional<FreezeHistory> latest;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
@@ -234,12 +235,7 @@ std::optional<FreezeHistory> LatestFreeze(const std::filesystem::path& directory
     if (!name.starts_with("freeze-") || !name.ends_with(".journal")) continue;
     auto history = ReadFreezeJournal(entry.path());
     if (!history.ok() || (latest && latest->begun_ns > history->begun_ns)) continue;
-    const bool concerned = std::ranges::any_of(history->processes, [&](const FrozenProcess& one) {
-      return std::ranges::any_of(processes, [&](const RankProcess& process) {
-        return process.pid == one.process.pid && process.start_ticks == one.process.start_ticks;
-      });
-    });
-    if (concerned) latest = *std::move(history);
+    if (std::ranges::any_of(history->processes, concerned, &FrozenProcess::process)) latest = *std::move(history);
   }
   return latest;
 }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -78,7 +79,9 @@ class FreezeJournal {
 
 // kCorrupt: a line in its middle is damaged, or it is not of this version.
 Result<FreezeHistory> ReadFreezeJournal(const std::filesystem::path& path);
-// The last operation in that directory on any of these processes; nothing: there is none. What cannot be read is left out.
-std::optional<FreezeHistory> LatestFreeze(const std::filesystem::path& directory, std::span<const RankProcess> processes);
+// The last operation in that directory with a process that is `concerned`; nothing: there is none. What cannot be read is left
+// out.
+std::optional<FreezeHistory> LatestFreeze(const std::filesystem::path& directory,
+                                          const std::function<bool(const RankProcess&)>& concerned);
 
 }  // namespace amem

@@ -24,21 +24,6 @@ std::optional<SessionId> SessionOf(const std::filesystem::path& directory) {
   return parsed.ec == std::errc() ? std::optional(session) : std::nullopt;
 }
 
-std::optional<FreezeHistory> LastOf(const std::filesystem::path& folder, const std::set<SessionId>& sessions) {
-  std::optional<FreezeHistory> last;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("freeze-") || !name.ends_with(".journal")) continue;
-    auto history = ReadFreezeJournal(entry.path());
-    if (!history.ok() || (last && last->begun_ns > history->begun_ns)) continue;
-    const bool concerns = std::ranges::any_of(history->processes,
-                                              [&](const FrozenProcess& one) { return sessions.contains(one.process.session); });
-    if (concerns) last = *std::move(history);
-  }
-  return last;
-}
-
 // Its sessions are elsewhere, as those of a pack are: where they ran they may have gone on since.
 bool IsCopy(const FreezeHistory& history) {
   std::error_code gone;
@@ -94,7 +79,7 @@ std::vector<std::string> FreezeStandings(std::span<const std::filesystem::path> 
   }
   std::vector<std::string> sentences;
   for (const auto& [folder, sessions] : folders) {
-    const auto last = LastOf(folder, sessions);
+    const auto last = LatestFreeze(folder, [&](const RankProcess& process) { return sessions.contains(process.session); });
     std::string sentence = last ? SentenceOf(*last) : "";
     if (!sentence.empty()) sentences.push_back(std::move(sentence));
   }

@@ -108,7 +108,8 @@ std::uint64_t HashOf(std::span<const float> values) {
   return hash;
 }
 
-// Sums whose order shows in the last bits. `last`: this rank wants to stop; any_wants_to_stop: a rank wanted, known to all at once.
+// Sums whose order shows in the last bits. `last`: this rank wants to stop; any_wants_to_stop: a rank wanted, known to all at
+// once.
 struct Reduced {
   std::string sum;
   bool any_wants_to_stop = false;
@@ -266,13 +267,15 @@ std::string OpenTags() {
 std::string PauseWeightsLater() {
   constexpr unsigned kNoWait = 1;
   const char* const tags[] = {"weights"};
-  return std::to_string(Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(tags, 1, kNoWait, nullptr));
+  return std::to_string(
+      Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(tags, 1, kNoWait, nullptr));
 }
 // How tag weights stands; then it is resumed.
 std::string BringWeightsBack() {
   std::string text(1 << 16, '\0');
   std::size_t length = text.size();
-  if (const int code = Function<int(char*, std::size_t*)>("amem_memory_json")(text.data(), &length); code != 0) return WithReason(code);
+  if (const int code = Function<int(char*, std::size_t*)>("amem_memory_json")(text.data(), &length); code != 0)
+    return WithReason(code);
   const bool paused = text.find(R"("state":"paused","tag":"weights")") != std::string::npos;
   const char* const tags[] = {"weights"};
   const int code = Function<int(const char* const*, std::size_t, unsigned, int)>("amem_resume")(tags, 1, 0, 0);
@@ -284,7 +287,8 @@ std::string ReadTags() {
   return "as written";
 }
 
-// "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point; fewer where JOB_STOP is.
+// "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point; fewer where JOB_STOP
+// is.
 std::string Steps(const std::string& text) {
   const long count = std::atol(text.c_str()), most_ms = std::atol(text.c_str() + text.find(',') + 1);
   const auto safepoint = Function<int()>("amem_safepoint");
@@ -526,8 +530,9 @@ bool OwnIsWhole() {
   return true;
 }
 
-// Steps with a safe point each, until the file JOB_STOP exists. In the file JOB_STEPS and the rank stands how many are done. Where
-// the file JOB_HALT and the rank exists the process stops, outside of all calls of the driver: the stand-in's lock is another's.
+// Steps with a safe point each, until the file JOB_STOP exists. In the file JOB_STEPS and the rank stands how many are done.
+// Where the file JOB_HALT and the rank exists the process stops, outside of all calls of the driver: the stand-in's lock is
+// another's.
 std::string Train(const std::string&) {
   const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
   const std::string halt_file = std::string(Text("JOB_HALT", "")) + std::to_string(kRank);

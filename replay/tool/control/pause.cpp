@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string_view>
 
+#include "replay/job/names.h"
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {
@@ -35,7 +36,7 @@ int RunRequest(const RequestOptions& options, Output& out, std::string_view done
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.freed;
   const std::string amount = done != kPaused || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
-  PrintRanks(out, ranks, *job, fmt::format("{} {} ranks in {:.2f} s{}", done, ranks.size(), seconds, amount), seconds,
+  PrintRanks(out, ranks, *job, fmt::format("{} {} in {:.2f} s{}", done, Plural(ranks.size(), "rank"), seconds, amount), seconds,
              options.json);
   return kFine;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "replay/job/names.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
@@ -31,7 +32,7 @@ nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
 void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline) {
   arguments.Add("JOB", "JOB", options.job, kJobHelp);
   if (deadline)
-    arguments.Add("--deadline", "S", options.deadline_s,
+    arguments.Add("--deadline", "SECONDS", options.deadline_s,
                   "Give up after so many seconds, and leave the job as it was; default: 60", 1U);
   AddJson(arguments, options.json);
 }
@@ -61,7 +62,7 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted) out << fmt::format("{} (pid {}): {}\n", rank.rank_name, rank.pid, rank.doing);
   if (job.elsewhere > 0)
-    out << fmt::format("The launcher counts {} more ranks: those of other hosts are asked there.\n", job.elsewhere);
+    out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }
 
 }  // namespace amem::tool

@@ -119,7 +119,7 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
 void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
   arguments.Add("JOB", "JOB", options.job, kJobHelp);
   arguments.Add("--deadline", "SECONDS", options.deadline_s,
-                "How long the ranks may take to come to the pause, or to resume (60)", 1U);
+                "How long the ranks may take to come to the pause, or to resume; default: 60", 1U);
   arguments.Flag("--continue", options.go_on, "Finish what another tool has begun, and died");
   arguments.Flag("--undo", options.undo, "Go back from what another tool has begun, and died");
   AddJson(arguments, options.json);
@@ -146,16 +146,16 @@ int RunThaw(const FreezeCommandOptions& options, Output& out) { return Perform(o
 
 Command FreezeCommand() {
   return {"freeze", "Takes a living job off its GPUs, contexts and all: paused by AMem, then checkpointed by the driver",
-          "  amem freeze 4711                   the job of that process, or of that launcher\n"
-          "  amem freeze 4711 --json --deadline 120\n"
-          "  amem freeze 4711 --undo            after the death of the tool: the job runs as before\n",
+          "  amem-replay freeze 4711                  the job of that process, or of that launcher\n"
+          "  amem-replay freeze 4711 --json --deadline 120\n"
+          "  amem-replay freeze 4711 --undo           after the death of the tool: the job runs as before\n",
           [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddFreeze, RunFreeze); }, false};
 }
 
 Command ThawCommand() {
   return {"thaw", "Brings a frozen job back onto its GPUs, or onto others, and lets it go on",
-          "  amem thaw 4711\n"
-          "  amem thaw 4711 --gpus 0=1,1=0      GPUs 0 and 1 change places\n",
+          "  amem-replay thaw 4711\n"
+          "  amem-replay thaw 4711 --gpus 0=1,1=0     GPUs 0 and 1 change places\n",
           [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddThaw, RunThaw); }, false};
 }
 

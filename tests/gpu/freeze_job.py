@@ -9,7 +9,8 @@ tensors of 8 GB under a tag of AMem's. It calls amem.safepoint() once a step and
 two cycles another process fills and reads nearly the whole GPU. Then the same training runs without freezes: all losses must be
 equal to the last bit. Everything ends by itself; no process is ended by force between its checkpoint and its end.
 
---cases shows what is refused, each with a second try: a GPU that is full at the thaw, and a rank that is stopped and does not come.
+--cases shows what is refused, each with a second try: a GPU that is full at the thaw, a rank that is stopped and does not come, and
+a host without the memory (the tool reads another /proc/meminfo, in a mount namespace of its own; skipped where that is not allowed).
 --kill-tool-at STEP kills the tool as soon as its journal announces that step, of each freeze and each thaw, and goes on with
 --continue and --undo in turn. --swap-gpus lets the GPUs change places at each thaw. --without-amem makes the driver's calls alone,
 without AMem's pause, which loses the job: run it last.
@@ -48,7 +49,7 @@ def arguments():
     parser.add_argument("--nccl", default="", help="a libnccl.so.2 in place of PyTorch's own")
     parser.add_argument("--swap-gpus", action="store_true", help="at each thaw the GPUs change places")
     parser.add_argument("--kill-tool-at", default="", help="pause, lock, checkpoint, restore, unlock, resume, or all in turn")
-    parser.add_argument("--cases", action="store_true", help="a full GPU at the thaw, and a rank that does not come")
+    parser.add_argument("--cases", action="store_true", help="a full GPU at the thaw, a rank that does not come, too little host memory")
     parser.add_argument("--without-amem", action="store_true", help="the sequence that loses the job")
     parser.add_argument("--no-hog", action="store_true", help="no other process uses the GPUs while the job is frozen")
     parser.add_argument("--no-reference", action="store_true", help="do not train again to compare")
@@ -290,10 +291,10 @@ class Job:
         if code != 0:
             raise Failed(f"the job ended with {code}: {self.tail()}")
 
-    def tool(self, command, *more, may_fail=False):
+    def tool(self, command, *more, may_fail=False, under=()):
         """(seconds, the JSON that the command prints)"""
         began = time.monotonic()
-        done = subprocess.run([self.options.tool, command, str(self.process.pid), "--json", *more], env=self.environment,
+        done = subprocess.run([*under, self.options.tool, command, str(self.process.pid), "--json", *more], env=self.environment,
                               capture_output=True, text=True)
         seconds = time.monotonic() - began
         try:
@@ -424,10 +425,29 @@ def absent_rank(options, job):
             "second_try": thawed["outcome"]}
 
 
+def little_host_memory(options, job):
+    """The tool is shown a host with 256 MiB left."""
+    case = "too little host memory"
+    shown = os.path.join(options.work, "meminfo")
+    with open("/proc/meminfo") as real, open(shown, "w") as file:
+        file.writelines("MemAvailable: 262144 kB\n" if line.startswith("MemAvailable:") else line for line in real)
+    under = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /proc/meminfo && exec "$@"', shown)
+    if subprocess.run([*under, "true"], capture_output=True).returncode != 0:
+        return {"case": case, "refused": "SKIPPED: no mount namespace can be made here", "second_try": "not run"}
+    refused = job.tool("freeze", may_fail=True, under=under)[1]
+    if refused["ok"] or "MemAvailable" not in refused["message"]:
+        raise Failed(f"a freeze without host memory: {refused['message']}")
+    job.train(options.steps_between)
+    job.tool("freeze")
+    thawed = job.tool("thaw")[1]
+    job.train(options.steps_between)
+    return {"case": case, "refused": refused["message"], "second_try": thawed["outcome"]}
+
+
 def cycles(options, job, report):
     try:
         if options.cases:
-            report["cases"] = [full_at_thaw(options, job), absent_rank(options, job)]
+            report["cases"] = [full_at_thaw(options, job), absent_rank(options, job), little_host_memory(options, job)]
             return
         if options.kill_tool_at:
             steps = STEPS["freeze"] + STEPS["thaw"] if options.kill_tool_at == "all" else (options.kill_tool_at,)

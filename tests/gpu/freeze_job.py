@@ -407,6 +407,15 @@ def full_at_thaw(options, job):
     return {"case": "full at the thaw", "refused": refused["message"], "second_try": thawed["outcome"]}
 
 
+def second_try(options, job):
+    """After a freeze that was refused."""
+    job.train(options.steps_between)
+    job.tool("freeze")
+    thawed = job.tool("thaw")[1]
+    job.train(options.steps_between)
+    return thawed["outcome"]
+
+
 def absent_rank(options, job):
     """Rank 1 is stopped, so that it comes to no safe point."""
     pid = job.lines(1)[-1]["pid"]
@@ -417,12 +426,8 @@ def absent_rank(options, job):
         os.kill(pid, signal.SIGCONT)
     if refused["ok"] or "rank 1" not in refused["message"]:
         raise Failed(f"a freeze without rank 1: {refused['message']}")
-    job.train(options.steps_between)
-    job.tool("freeze")
-    thawed = job.tool("thaw")[1]
-    job.train(options.steps_between)
     return {"case": "a rank that does not come", "refused": refused["message"], "after_s": round(seconds, 1),
-            "second_try": thawed["outcome"]}
+            "second_try": second_try(options, job)}
 
 
 def little_host_memory(options, job):
@@ -437,11 +442,7 @@ def little_host_memory(options, job):
     refused = job.tool("freeze", may_fail=True, under=under)[1]
     if refused["ok"] or "MemAvailable" not in refused["message"]:
         raise Failed(f"a freeze without host memory: {refused['message']}")
-    job.train(options.steps_between)
-    job.tool("freeze")
-    thawed = job.tool("thaw")[1]
-    job.train(options.steps_between)
-    return {"case": case, "refused": refused["message"], "second_try": thawed["outcome"]}
+    return {"case": case, "refused": refused["message"], "second_try": second_try(options, job)}
 
 
 def cycles(options, job, report):

@@ -219,6 +219,17 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
   EXPECT_GT(running, 0);
 }
 
+// As a tool has them, which dies when they go.
+std::vector<MappedPage> LockPages(const Ranks& ranks) {
+  std::vector<MappedPage> pages;
+  for (const std::filesystem::path& directory : ranks.directories()) {
+    auto page = MappedPage::Open(directory);
+    EXPECT_TRUE(page.ok() && page->Lock().ok()) << directory;
+    if (page.ok()) pages.push_back(*std::move(page));
+  }
+  return pages;
+}
+
 // Rank 0 has been told to bring NCCL's memory back, and the tool died before it told the others.
 TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
   Ranks ranks(3, true);
@@ -228,13 +239,8 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
     ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
   }
   {
-    std::vector<MappedPage> pages;
-    for (const std::filesystem::path& directory : ranks.directories()) {
-      auto page = MappedPage::Open(directory);
-      ASSERT_TRUE(page.ok()) << page.status().message();
-      ASSERT_TRUE(page->Lock().ok());
-      pages.push_back(*std::move(page));
-    }
+    std::vector<MappedPage> pages = LockPages(ranks);
+    ASSERT_EQ(pages.size(), 3U);
     const std::uint64_t request = pages[0]->last_request + 1;
     for (MappedPage& page : pages) {
       page->last_request = request;
@@ -256,13 +262,8 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
 
 // Rank 0 has been told to pause NCCL's memory, and the tool died before it told the others.
 void DieBetweenTwoRanks(const Ranks& ranks) {
-  std::vector<MappedPage> pages;
-  for (const std::filesystem::path& directory : ranks.directories()) {
-    auto page = MappedPage::Open(directory);
-    ASSERT_TRUE(page.ok()) << page.status().message();
-    ASSERT_TRUE(page->Lock().ok());
-    pages.push_back(*std::move(page));
-  }
+  const std::vector<MappedPage> pages = LockPages(ranks);
+  ASSERT_EQ(pages.size(), 3U);
   const auto all_are = [&](Phase phase, Stage done) {
     return Ranks::Becomes([&] {
       return std::ranges::all_of(pages, [&](const MappedPage& page) {

@@ -173,7 +173,10 @@ def engine_vote(program, ranks):
     if ranks < 2:
         return None
     said = subprocess.run([program, str(ranks)], capture_output=True, text=True, check=True, timeout=300).stdout
-    return float(re.search(r"vote of %d processes ([\d.]+) us" % ranks, said).group(1)) / 1e6
+    vote = re.search(r"vote of %d processes ([\d.]+) us" % ranks, said)
+    if not vote:
+        sys.exit(f"hosts_bench: {program} {ranks} told of no vote of {ranks} processes; build peers_bench of this tree")
+    return float(vote.group(1)) / 1e6
 
 
 def table(rows):

@@ -60,6 +60,10 @@ JobClock::JobClock(std::span<const Journal> journals) {
   }
 }
 
+bool JobClock::NeedsCommunicators(std::span<const SessionOpened* const> sessions) {
+  return std::ranges::any_of(sessions, [&](const SessionOpened* one) { return BootOf(*one) != BootOf(*sessions.front()); });
+}
+
 void JobClock::Align(std::span<const Journal> journals) {
   if (boots_.size() < 2) return;
   // When the last rank of a boot had each communicator: no rank has it before all of them came.

@@ -52,6 +52,9 @@ class JobClock {
   };
   explicit JobClock(std::span<const Journal> journals);
 
+  // Whether a clock of such sessions is made with ReadyCommunicators: those of one boot have one clock without them.
+  static bool NeedsCommunicators(std::span<const SessionOpened* const> sessions);
+
   // Add this to a time of that session's journal to get nanoseconds since 1970; 0 for a session of another job. If no boot
   // knows its wall clock, the origin of the sum is arbitrary and the same for all.
   [[nodiscard]] std::int64_t OffsetOf(const SessionOpened& opened) const;

@@ -52,4 +52,16 @@ Result<Opening> ReadOpening(JournalReader& reader) {
   return opening;
 }
 
+JobClock ClockOf(std::span<const OpenedJournal> journals) {
+  std::vector<const SessionOpened*> opened;
+  for (const OpenedJournal& one : journals) opened.push_back(&one.opening->who);
+  const bool compare = JobClock::NeedsCommunicators(opened);
+  std::vector<JobClock::Journal> times;
+  for (const auto& [opening, reader] : journals) {
+    times.push_back({&opening->who, opening->first_ns, {}});
+    if (compare) times.back().communicators = ReadCommunicators(*reader, opening->info);
+  }
+  return JobClock(times);
+}
+
 }  // namespace amem

@@ -23,6 +23,13 @@ Result<Opening> ReadOpening(JournalReader& reader);
 // For JobClock, by a reader that does not read all events anyway. What cannot be read is left out.
 ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info);
 
+// The clock of these journals, which are read for their communicators only where they are of several boots.
+struct OpenedJournal {
+  const Opening* opening = nullptr;
+  JournalReader* reader = nullptr;
+};
+JobClock ClockOf(std::span<const OpenedJournal> journals);
+
 // Opening::before alone. A failure says that the journal has lost its beginning.
 Result<State> StateBefore(JournalReader& reader, const JournalInfo& info);
 // Opening::who of a session that is known already, as from a state.

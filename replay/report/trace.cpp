@@ -477,11 +477,9 @@ Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> 
                                 const std::function<void(std::string_view)>& write, const TraceWindow& window) {
   const Result<std::vector<Part>> parts = PartsOf(journals);
   if (!parts) return parts.status();
-  std::vector<JobClock::Journal> times;
-  for (const Part& part : *parts) {
-    times.push_back({&part.opening.who, part.opening.first_ns, ReadCommunicators(*part.reader, part.opening.info)});
-  }
-  const JobClock clock(times);
+  std::vector<OpenedJournal> opened;
+  for (const Part& part : *parts) opened.push_back({&part.opening, part.reader});
+  const JobClock clock = ClockOf(opened);
   const Result<Extent> extent = ExtentOf(window, clock);
   if (!extent) return extent.status();
   TraceSummary summary;

@@ -155,11 +155,9 @@ class Host {
       return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
     AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
-    std::vector<JobClock::Journal> journals;
-    for (const auto& one : ranks_) {
-      journals.push_back({&one->opening.who, one->opening.first_ns, ReadCommunicators(*one->reader, one->opening.info)});
-    }
-    const JobClock clock(journals);
+    std::vector<OpenedJournal> opened;
+    for (const auto& one : ranks_) opened.push_back({&one->opening, &*one->reader});
+    const JobClock clock = ClockOf(opened);
     for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opening.who));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
     for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));

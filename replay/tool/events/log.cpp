@@ -118,18 +118,37 @@ struct Source {
   ReadyCommunicators for_clock = {};
 };
 
+// Reads what tells the clocks of several boots apart; most jobs have one boot, and their journals need not be read twice.
+void CompareClocks(std::vector<Source>& sources, bool& failed) {
+  std::vector<const SessionOpened*> opened;
+  std::vector<std::filesystem::path> directories;
+  for (const Source& source : sources) {
+    opened.push_back(&source.who);
+    directories.push_back(source.directory);
+  }
+  if (!JobClock::NeedsCommunicators(opened)) return;
+  ForEachJournal(directories, failed, [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
+    const Result<JournalInfo> info = reader.Info();
+    if (!info) return info.status();
+    const auto source = std::ranges::find(sources, directory, &Source::directory);
+    source->for_clock = ReadCommunicators(reader, *info);
+    return Status{};
+  });
+}
+
 std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wishes, bool& failed) {
   std::vector<Source> sources;
-  ForEachJournal(
-      FindSessions(options.directories, failed), failed,
-      [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
-        Result<Opening> opening = ReadOpening(reader);
-        if (!opening) return opening.status();
-        const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
-        if (!wanted) return Status{};
-        sources.push_back({directory, std::move(opening->who), opening->first_ns, ReadCommunicators(reader, opening->info)});
-        return Status{};
-      });
+  ForEachJournal(FindSessions(options.directories, failed), failed,
+                 [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
+                   Result<Opening> opening = ReadOpening(reader);
+                   if (!opening) return opening.status();
+                   const bool wanted =
+                       wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
+                   if (!wanted) return Status{};
+                   sources.push_back({directory, std::move(opening->who), opening->first_ns});
+                   return Status{};
+                 });
+  CompareClocks(sources, failed);
   if (sources.empty() && !failed && !wishes.ranks.empty()) {
     Complain("--rank: no session here has such a rank; `amem-replay ls` lists them");
     failed = true;

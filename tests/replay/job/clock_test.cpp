@@ -90,6 +90,18 @@ TEST(Clock, without_any_wall_clock_all_boots_begin_together) {
   EXPECT_EQ(clock.began_ns(), static_cast<std::int64_t>(7 * kSecond_ns));
 }
 
+TEST(Clock, only_several_boots_are_compared_by_their_communicators) {
+  const auto needed = [](const std::vector<SessionOpened>& sessions) {
+    std::vector<const SessionOpened*> all;
+    for (const SessionOpened& one : sessions) all.push_back(&one);
+    return JobClock::NeedsCommunicators(all);
+  };
+  EXPECT_FALSE(needed({}));
+  EXPECT_FALSE(needed({Opened("a", "one", 1, 1), Opened("a", "one", 2, 2)}));
+  EXPECT_TRUE(needed({Opened("a", "one", 1, 1), Opened("a", "one", 2, 2), Opened("a", "two", 3, 3)}));
+  EXPECT_TRUE(needed({Opened("a", "", 1, 1), Opened("b", "", 1, 1)}));
+}
+
 TEST(Clock, this_host_knows_its_own_journals) {
   const ThisHost host = ThisHost::Now();
   EXPECT_GT(host.now_ns, 0U);

@@ -154,6 +154,31 @@ TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   EXPECT_HAS(ran.out, "CUDA_ERROR_NOT_SUPPORTED");
 }
 
+// Two hosts whose wall clocks differ by an hour: what both of them made at once tells how they stand.
+TEST_F(Commands, log_puts_hosts_together_by_the_communicators_that_they_made) {
+  constexpr std::uint64_t kHour_ns = 3'600'000'000'000;
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    std::uint64_t clock = 1'000'000'000;
+    Story story(0x70 + rank, static_cast<std::int32_t>(rank), &clock);
+    auto& opened = std::get<SessionOpened>(story.events()[0].body);
+    opened.boot_id = "boot " + std::to_string(rank);
+    opened.monotonic_ns = story.events()[0].time_ns;
+    opened.realtime_ns = (400'000 + rank) * kHour_ns;
+    story.Then(CommunicatorReady{
+        .communicator = CommunicatorId{1}, .hash = 0xabc, .rank = static_cast<std::int32_t>(rank), .ranks = 2});
+    JournalOptions options;
+    options.directory = scratch_ / "hosts";
+    auto writer = JournalWriter::Open(options, story.id());
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const Ran ran = Shell(
+      "$TOOL log --merge --wall --kind communicator-ready $S/hosts | cut -d: -f1 | grep -o '20[0-9-]* [0-9]*' | sort -u | wc "
+      "-l");
+  EXPECT_EQ(ran.out, "1\n") << Shell("$TOOL log --merge --wall $S/hosts").out;
+}
+
 // ---- diff, refs, top -------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, diff_tells_what_changed_between_two_events) {

@@ -52,25 +52,22 @@ class Numbers final : public Actions {
   }
   // Fails on all ranks, as NCCL's pause does, when one of them fails or does not come.
   Status Together(Fails fails, std::atomic<std::uint64_t>& counter) {
-    const std::uint64_t mine = shared_.collective.fetch_add(1);
+    // No rank gets past a call before this one has come to it, so its number is known before, and so is a failure.
     const auto n = static_cast<std::uint64_t>(count_);
-    const std::uint64_t all = (mine / n + 1) * n;
+    const std::uint64_t call = shared_.collective.load() / n + 1;
     if (fails != kNothingFails && words_.fails.load() == fails) {
       words_.fails = kNothingFails;
-      ++shared_.failures;
+      shared_.failed_call = call;
     }
+    ++shared_.collective;
     const auto until = SteadyClock::now() + milliseconds(10'000);
-    for (std::uint64_t come = shared_.collective.load(); come < all; come = shared_.collective.load()) {
+    for (std::uint64_t come = shared_.collective.load(); come < call * n; come = shared_.collective.load()) {
+      Nap(std::chrono::microseconds(50));
       if (SteadyClock::now() < until) continue;
       // Who gives up has not come; the next try counts anew.
       if (shared_.collective.compare_exchange_strong(come, come - 1)) return {Code::kTimeout, "another rank did not come"};
     }
-    Nap(std::chrono::microseconds(200));
-    if (shared_.failures.load() != 0) {
-      Nap(milliseconds(20));  // until all have seen it
-      shared_.failures = 0;
-      return {Code::kOutOfMemory, "the device is full"};
-    }
+    if (shared_.failed_call.load() == call) return {Code::kOutOfMemory, "the device is full"};
     ++counter;
     return {};
   }

@@ -38,8 +38,8 @@ enum Fails : std::uint32_t { kNothingFails, kPauseTagsFails, kPauseNcclFails, kR
 struct Shared {
   std::array<RankWords, kMostRanks> ranks;
   std::atomic<bool> stop{false};
-  std::atomic<std::uint64_t> collective{0};  // calls of PauseNccl and ResumeNccl, of all ranks
-  std::atomic<std::uint32_t> failures{0};    // of those that failed
+  std::atomic<std::uint64_t> collective{0};   // calls of PauseNccl and ResumeNccl, of all ranks
+  std::atomic<std::uint64_t> failed_call{0};  // the last of them that failed; 0: none
 };
 
 class Ranks {

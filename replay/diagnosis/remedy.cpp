@@ -116,10 +116,8 @@ constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
 
 constexpr std::string_view kExamineTag =
     "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}; what was asked for without waiting is done by its "
-    "threads "
-    "amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver call may "
-    "hang "
-    "after a GPU fault (dmesg); if it is only slow, it goes on by itself";
+    "threads amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
+    "call may hang after a GPU fault (dmesg); if it is only slow, it goes on by itself";
 
 constexpr std::string_view kContinueTag =
     "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then";

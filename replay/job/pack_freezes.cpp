@@ -1,16 +1,13 @@
 #include "replay/job/pack_freezes.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <iterator>
 #include <set>
 
 #include "journal/base/file.h"
-#include "journal/base/unique_fd.h"
 
 namespace amem {
 namespace {
@@ -66,13 +63,9 @@ Status WriteFreeze(std::span<const std::byte> block, const fs::path& directory) 
   const std::size_t end = text.find('\n');
   const std::string name(text.substr(0, std::min(end, text.size())));
   if (end == std::string_view::npos || !IsFreezeName(name)) return {Code::kCorrupt, "a freeze's journal has no name"};
-  const std::string_view content = text.substr(end + 1);
   const fs::path path = directory / name;
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) return SystemFailure("unpack the journal of a freeze", path, errno);
-  if (::write(file.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size()))
-    return SystemFailure("unpack the journal of a freeze", path, errno);
-  return {};
+  const auto file = File::Open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+  return file.ok() ? file->Write(text.substr(end + 1)).Within(path.string()) : file.status();
 }
 
 }  // namespace amem

@@ -7,6 +7,7 @@
 #include "replay/diagnosis/verdict.h"
 #include "replay/job/scratch_directory.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
+#include "tests/replay/job/written_journal.h"
 
 namespace amem {
 namespace {
@@ -508,13 +509,7 @@ class VerdictOfDirectories : public ::testing::Test {
     std::uint64_t clock = kSecond;
     Story story(0x5, 7, &clock);
     story.Then(SessionClosed{.reason = "exit"});
-    JournalOptions options;
-    options.directory = *scratch_.Get() / below;
-    auto writer = JournalWriter::Open(options, story.id());
-    EXPECT_TRUE(writer.ok()) << writer.status().message();
-    for (const Event& event : story.events()) EXPECT_TRUE((*writer)->Append(event).ok());
-    EXPECT_TRUE((*writer)->Close().ok());
-    return (*writer)->Directory();
+    return test::WriteJournal(story, *scratch_.Get() / below);
   }
   static Result<Verdict> Judge(const std::vector<std::filesystem::path>& sessions) { return Diagnose(sessions); }
 
@@ -554,13 +549,10 @@ TEST_F(VerdictOfDirectories, leaves_out_a_second_copy_of_a_journal_and_says_so) 
 TEST_F(VerdictOfDirectories, a_plain_copy_of_a_live_journal_is_a_copy_and_not_a_crash) {
   std::uint64_t clock = kSecond;
   Story story(0x5, 7, &clock);
-  JournalOptions options;
-  options.directory = *scratch_.Get() / "live";
-  auto writer = JournalWriter::Open(options, story.id());
-  ASSERT_TRUE(writer.ok()) << writer.status().message();
-  for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-  ASSERT_TRUE((*writer)->Flush().ok());
-  const std::filesystem::path journal = (*writer)->Directory(), copy = *scratch_.Get() / "copy" / journal.filename();
+  auto writer = test::BeginJournal(story, *scratch_.Get() / "live");
+  ASSERT_NE(writer, nullptr);
+  ASSERT_TRUE(writer->Flush().ok());
+  const std::filesystem::path journal = writer->Directory(), copy = *scratch_.Get() / "copy" / journal.filename();
   std::filesystem::create_directories(copy.parent_path());
   std::filesystem::copy(journal, copy, std::filesystem::copy_options::recursive);
   const auto status = [](const std::filesystem::path& directory) { return (*JournalReader::Open(directory))->Info()->status; };
@@ -569,19 +561,12 @@ TEST_F(VerdictOfDirectories, a_plain_copy_of_a_live_journal_is_a_copy_and_not_a_
   const Result<Verdict> verdict = Judge({copy});
   ASSERT_TRUE(verdict.ok());
   EXPECT_TRUE(verdict->healthy()) << verdict->summary;
-  writer->reset();
+  writer.reset();
   EXPECT_EQ(status(journal), kCrashed) << "the journal itself tells that its process is dead";
   EXPECT_EQ(status(copy), SessionStatus::kCopied);
 }
 
 TEST_F(VerdictOfDirectories, are_told_job_by_job_and_the_newest_failure_first) {
-  const auto write = [&](Story& story) {
-    JournalOptions options;
-    options.directory = *scratch_.Get() / "jobs";
-    auto writer = JournalWriter::Open(options, story.id());
-    for (const Event& event : story.events()) EXPECT_TRUE((*writer)->Append(event).ok());
-    EXPECT_TRUE((*writer)->Close().ok());
-  };
   std::uint64_t clock = kSecond;
   for (const std::uint64_t session : {1, 2, 3}) {  // rank 0 was started three times, and the last time it went well
     clock += 100 * kSecond;
@@ -591,7 +576,7 @@ TEST_F(VerdictOfDirectories, are_told_job_by_job_and_the_newest_failure_first) {
     if (session != 3) story.Then(CycleFailed{CycleKind::kPause, 1, true, "no", Code::kRefused});
     clock += 50 * kSecond;
     story.Then(SessionClosed{.reason = "exit"});
-    write(story);
+    test::WriteJournal(story, *scratch_.Get() / "jobs");
   }
   const Result<std::vector<Verdict>> verdicts = DiagnoseJobs(*ListSessions(*scratch_.Get() / "jobs"));
   ASSERT_TRUE(verdicts.ok()) << verdicts.status().message();

@@ -57,6 +57,7 @@ class Story {
   [[nodiscard]] SessionId id() const { return session_; }
   [[nodiscard]] AllocationId NextId() { return AllocationId{next_++}; }
   [[nodiscard]] std::vector<Event>& events() { return events_; }
+  [[nodiscard]] const std::vector<Event>& events() const { return events_; }
 
   static AllocationProperties Properties() { return {.handle_types = 1, .location = {LocationType::kDevice, 0}}; }
 

@@ -6,8 +6,8 @@
 #include <fstream>
 
 #include "journal/base/clock.h"
-#include "journal/journal.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/job/written_journal.h"
 #include "tests/replay/report/report_job.h"
 #include "tests/replay/tool/run_tool.h"
 
@@ -102,14 +102,11 @@ TEST_F(Report, of_a_pack_of_a_living_process_is_as_of_the_packing) {
   std::uint64_t clock = MonotonicNs();
   test::Story story(0x77, 5, &clock);
   story.Create();
-  JournalOptions options;
-  options.directory = journals();
-  auto writer = JournalWriter::Open(options, story.id());
-  ASSERT_TRUE(writer.ok()) << writer.status().message();
-  for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-  ASSERT_TRUE((*writer)->Flush().ok());
+  const auto writer = test::BeginJournal(story, journals());
+  ASSERT_NE(writer, nullptr);
+  ASSERT_TRUE(writer->Flush().ok());
   ASSERT_EQ(Shell("$TOOL pack '" + journals() + "' -o $S/job.amem").code, 0);
-  ASSERT_TRUE((*writer)->Close().ok());
+  ASSERT_TRUE(writer->Close().ok());
   const Ran ran = Run("$S/job.amem -o '" + page() + "'");
   EXPECT_EQ(ran.code, 0) << ran.err;
   const std::string text = Contents(page());

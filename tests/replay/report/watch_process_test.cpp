@@ -14,6 +14,7 @@
 
 #include "journal/journal.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/job/written_journal.h"
 #include "tests/replay/tool/run_tool.h"
 
 namespace amem {
@@ -25,18 +26,13 @@ using test::Story;
 
 class Watch : public test::ToolTest {
  protected:
-  // Opens the journals of both sessions and appends what has happened so far.
+  // The journals of both sessions, with what has happened so far.
   void Open() {
     for (Story* story : {&job_.owner, &job_.importer}) {
-      JournalOptions options;
-      options.directory = scratch_ / "journal";
-      options.map_bytes = Bytes{256} << 20;
-      auto writer = JournalWriter::Open(options, story->id());
-      ASSERT_TRUE(writer.ok()) << writer.status().message();
-      writers_.push_back(*std::move(writer));
-      written_.push_back(0);
+      writers_.push_back(test::BeginJournal(*story, scratch_ / "journal"));
+      ASSERT_NE(writers_.back(), nullptr);
+      written_.push_back(story->events().size());
     }
-    Append();
   }
   void Append() {
     std::size_t i = 0;

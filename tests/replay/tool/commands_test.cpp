@@ -11,9 +11,9 @@
 #include <set>
 #include <thread>
 
-#include "journal/journal.h"
 #include "tests/replay/job/scripted_journal.h"
 #include "tests/replay/job/scripted_pool.h"
+#include "tests/replay/job/written_journal.h"
 #include "tests/replay/tool/run_tool.h"
 #include "tests/replay/tool/scenario.h"
 
@@ -140,14 +140,7 @@ TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   const AllocationId id = story.Create();
   story.Then(RangeReserved{.address = Address{0x7f0000000000}, .bytes = 4 * test::kMiB});
   story.Then(Mapped{.address = Address{0x7f0000000000}, .bytes = test::kMiB, .allocation = id});  // a handle is mapped whole
-  JournalOptions options;
-  options.directory = scratch_ / "journal";
-  {
-    auto writer = JournalWriter::Open(options, story.id());
-    ASSERT_TRUE(writer.ok()) << writer.status().message();
-    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
-  }
+  test::WriteJournal(story, scratch_ / "journal");
   const Ran ran = Shell("$TOOL run $S/journal");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(ran.out, "event 4: result of \"mapped 0x7f0000000000");
@@ -166,12 +159,7 @@ TEST_F(Commands, log_puts_hosts_together_by_the_communicators_that_they_made) {
     opened.realtime_ns = (400'000 + rank) * kHour_ns;
     story.Then(CommunicatorReady{
         .communicator = CommunicatorId{1}, .hash = 0xabc, .rank = static_cast<std::int32_t>(rank), .ranks = 2});
-    JournalOptions options;
-    options.directory = scratch_ / "hosts";
-    auto writer = JournalWriter::Open(options, story.id());
-    ASSERT_TRUE(writer.ok()) << writer.status().message();
-    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
+    test::WriteJournal(story, scratch_ / "hosts");
   }
   const Ran ran = Shell(
       "$TOOL log --merge --wall --kind communicator-ready $S/hosts | cut -d: -f1 | grep -o '20[0-9-]* [0-9]*' | sort -u | wc "
@@ -219,14 +207,7 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   story.Map(story.Create());
   for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume, CycleKind::kPause}) weights.Run(kind);
   story.Then(SessionClosed{.reason = "exit"});
-  JournalOptions options;
-  options.directory = scratch_ / "tags";
-  {
-    auto writer = JournalWriter::Open(options, story.id());
-    ASSERT_TRUE(writer.ok()) << writer.status().message();
-    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
-  }
+  test::WriteJournal(story, scratch_ / "tags");
   const Json top = Shell("$TOOL top --by tag --json $S/tags").json();
   ASSERT_EQ(top.size(), 2U) << top.dump();
   EXPECT_EQ(top[0]["tag"], "weights");
@@ -393,14 +374,7 @@ TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
   std::get<SessionOpened>(story.events()[0].body).realtime_ns = 4'000'000'000'000'000'000;
   story.Create();
   story.Then(SessionClosed{"exit"});
-  JournalOptions options;
-  options.directory = scratch_ / "journals";
-  {
-    auto writer = JournalWriter::Open(options, story.id());
-    ASSERT_TRUE(writer.ok()) << writer.status().message();
-    for (const Event& event : story.events()) ASSERT_TRUE((*writer)->Append(event).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
-  }
+  test::WriteJournal(story, scratch_ / "journals");
   const Ran both = Shell("$TOOL why $S/journals");
   EXPECT_EQ(both.code, 3) << both.out;
   EXPECT_HAS(both.out, "Resume 1 failed on rank 2");
@@ -418,20 +392,17 @@ TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
 TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
   std::uint64_t clock = 1'000'000'000;
   Story story(0x77, 5, &clock);
-  JournalOptions options;
-  options.directory = scratch_ / "journal";
-  auto writer = JournalWriter::Open(options, story.id());
-  ASSERT_TRUE(writer.ok()) << writer.status().message();
-  ASSERT_TRUE((*writer)->Append(story.events()[0]).ok());
+  const auto writer = test::BeginJournal(story, scratch_ / "journal");
+  ASSERT_NE(writer, nullptr);
   std::jthread job([&] {
     for (int i = 0; i < 20; ++i) {
       story.Create();
-      EXPECT_TRUE((*writer)->Append(story.events().back()).ok());
+      EXPECT_TRUE(writer->Append(story.events().back()).ok());
       std::this_thread::sleep_for(std::chrono::milliseconds(15));
     }
     story.Then(SessionClosed{"exit"});
-    EXPECT_TRUE((*writer)->Append(story.events().back()).ok());
-    EXPECT_TRUE((*writer)->Close().ok());
+    EXPECT_TRUE(writer->Append(story.events().back()).ok());
+    EXPECT_TRUE(writer->Close().ok());
   });
   // Where it starts late, as under a sanitizer, it begins with what was there before.
   const Ran ran = Shell("timeout 20 $TOOL tail --last 100 --interval 20 $S/journal");

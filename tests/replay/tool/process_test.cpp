@@ -13,6 +13,7 @@
 #include "journal/journal.h"
 #include "replay/job/event_json.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/job/written_journal.h"
 #include "tests/replay/tool/run_tool.h"
 
 namespace amem {
@@ -31,32 +32,13 @@ class Tool : public test::ToolTest {
     return ToolTest::Shell("export AMEM_JOURNAL_DIR='" + journals().string() + "'; JOURNALS=$AMEM_JOURNAL_DIR; " + command);
   }
 
-  // Writes events as a session that ended in order.
-  fs::path Write(Story& story) {
-    auto writer = Append(story);
-    if (!writer) return {};
-    const fs::path directory = writer->Directory();
-    EXPECT_TRUE(writer->Close().ok());
-    return directory;
-  }
-  std::unique_ptr<JournalWriter> Append(Story& story) {
-    JournalOptions options;
-    options.directory = journals();
-    options.map_bytes = Bytes{256} << 20;
-    Result<std::unique_ptr<JournalWriter>> writer = JournalWriter::Open(options, story.id());
-    EXPECT_TRUE(writer.ok()) << writer.status().message();
-    if (!writer) return nullptr;
-    for (const Event& event : story.events()) {
-      const Status status = (*writer)->Append(event);
-      EXPECT_TRUE(status.ok()) << status.message();
-    }
-    return *std::move(writer);
-  }
+  fs::path Write(const Story& story) { return test::WriteJournal(story, journals()); }
+  std::unique_ptr<JournalWriter> Begin(const Story& story) { return test::BeginJournal(story, journals()); }
   // Writes events as a session whose process was killed.
   void WriteAndCrash(Story& story) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      auto writer = Append(story);
+      auto writer = Begin(story);
       ::kill(::getpid(), SIGKILL);
     }
     ::waitpid(pid, nullptr, 0);
@@ -154,7 +136,7 @@ TEST_F(Tool, ls_shows_live_closed_and_crashed_sessions_of_the_default_directory)
   std::uint64_t clock = 0;
   Story crashed(0xdead, 2, &clock), live(0x11fe, 3, &clock);
   WriteAndCrash(crashed);
-  const auto writer = Append(live);
+  const auto writer = Begin(live);
   const Ran ran = Shell("$TOOL ls");
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const std::string& line : ran.lines()) {
@@ -286,7 +268,7 @@ TEST_F(Tool, live_journal_can_be_read_while_it_is_written) {
   std::uint64_t clock = 0;
   Story story(0x5, 0, &clock);
   story.Map(story.Create());
-  const auto writer = Append(story);
+  const auto writer = Begin(story);
   ASSERT_NE(writer, nullptr);
   EXPECT_EQ(Shell("$TOOL log $JOURNALS").lines().size(), story.events().size());
   EXPECT_EQ(Shell("$TOOL verify $JOURNALS").code, 0);

@@ -180,7 +180,9 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
-      (void)service_.Run([&] { service_.sessions().SeenAs(answer.self); });
+      // The service's thread is asked only where there is something new: for most sessions nothing ever changes.
+      if (const auto known = service_.sessions().Known(session); known && *known != answer.self)
+        (void)service_.Run([&] { service_.sessions().SeenAs(answer.self); });
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);

@@ -243,18 +243,22 @@ void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
   stride = Stride(stride);
   for (const int victim : victims) {
     const Points points = Survey(ranks, victim, op);
-    for (std::uint64_t nth = 1; nth <= points.calls && !HasFailure(); nth += stride)
-      KillAt(ranks, victim, op, Fault::kKillAtCall, nth);
-    for (std::uint64_t nth = 1; nth <= points.appends && !HasFailure(); nth += stride)
-      KillAt(ranks, victim, op, Fault::kKillAtAppend, nth);
+    for (const auto& [fault, count] :
+         {std::pair(Fault::kKillAtCall, points.calls), std::pair(Fault::kKillAtAppend, points.appends)}) {
+      for (std::uint64_t nth = 1; nth <= count && !HasFailure(); nth += stride) {
+        const std::uint64_t died = points_;
+        KillAt(ranks, victim, op, fault, nth);
+        // A rank takes the same steps each time, but what it appends also depends on when it hears of the others' votes.
+        EXPECT_TRUE(points_ > died || 2 * nth > count) << "rank " << victim << " lived on at point " << nth << " of " << count;
+      }
+    }
   }
   std::printf("%d ranks, %s: killed at %lu of %lu points, %lu undone by the others; slowest answer %lu ms\n", ranks, Name(op),
               points_, tried_, undone_, slowest_ms_);
   for (const auto& [step, times] : named_)
     std::printf("  %d journals end in step \"%s\"\n", times, std::string(ToText(step)).c_str());
   if (HasFailure()) return;
-  // The survey counted the points, and a rank takes the same steps each time, but for the timing of votes.
-  EXPECT_GE(10 * points_, 9 * tried_) << "ranks that were to die lived on";
+  EXPECT_GE(4 * points_, 3 * tried_) << "ranks that were to die lived on";
   if (stride > 1) return;
   std::vector<StepKind> always =
       op == Op::kPause ? std::vector{StepKind::kQuiesce, StepKind::kUnmap, StepKind::kReleaseOwn}

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -65,6 +66,9 @@ class Checker {
   Status CheckOverflow(std::uint64_t number, std::uint64_t bytes) const;
 
   const File& file_;
+  // The pages that are looked at, one of each depth, of the tree of trees and of the tree in it: memory for each page anew
+  // would have to be cleared.
+  std::array<Page, kDeepest + 1> main_pages_, pages_;
   std::size_t page_bytes_ = 0;
   std::uint64_t last_page_ = 0;
   std::uint64_t budget_ = 0;     // pages that may still be visited, so that a tree with a loop in it ends
@@ -121,11 +125,12 @@ Status Checker::Load(std::uint64_t number, Page& page) const {
 
 Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main) {
   if (budget_-- == 0) return Bad(number, "is reached twice");
-  Page page;
+  if (depth > kDeepest) return Bad(number, "is at the wrong depth");
+  Page& page = (main ? main_pages_ : pages_).at(depth);
   AMEM_TRY(Load(number, page));
   const bool leaf = At<std::uint16_t>(page, 10) == kLeaf;
   if (!leaf && At<std::uint16_t>(page, 10) != kBranch) return Bad(number, "is of an unknown kind");
-  if (depth > kDeepest || tree.depth > kDeepest || leaf != (depth == tree.depth)) return Bad(number, "is at the wrong depth");
+  if (tree.depth > kDeepest || leaf != (depth == tree.depth)) return Bad(number, "is at the wrong depth");
   const std::size_t lower = At<std::uint16_t>(page, 12);
   const std::size_t upper = At<std::uint16_t>(page, 14);
   if (lower < kPageHeader || lower > upper || upper > page_bytes_) return Bad(number, "has impossible bounds");

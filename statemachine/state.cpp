@@ -157,6 +157,7 @@ Holdings Measure(const State& state) {
 
 std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
   std::map<PoolId, PoolHoldings> sums;
+  if (state.pools.empty()) return sums;  // most jobs have none, and may have thousands of allocations
   for (const auto& [id, pool] : state.pools) {
     PoolHoldings& sum = sums[id];
     sum.part_count = pool.parts.size();

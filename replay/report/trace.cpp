@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "replay/report/trace_writer.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {
@@ -33,25 +32,6 @@ struct Extent {
   std::uint64_t from = 0, to = std::numeric_limits<std::uint64_t>::max();
 };
 
-// The frame of JSON is written by hand, for a million small objects of a fixed shape. Strings come from elsewhere, so all but
-// the plainest are left to the JSON library, which escapes control bytes and replaces what is not UTF-8.
-std::string Quoted(std::string_view text) {
-  const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
-  if (std::ranges::all_of(text, plain)) return fmt::format("\"{}\"", text);
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-template <class... Values>
-void Append(std::string& out, fmt::format_string<Values...> format, Values&&... values) {
-  fmt::format_to(std::back_inserter(out), format, std::forward<Values>(values)...);
-}
-void AppendMicroseconds(std::string& out, std::uint64_t ns) { Append(out, "{}.{:03}", ns / 1000, ns % 1000); }
-
-std::string Mebibytes(Bytes bytes) {
-  constexpr Bytes kMiB = Bytes{1} << 20;
-  if (bytes % kMiB == 0) return std::to_string(bytes / kMiB);
-  return fmt::format("{:.3f}", static_cast<double>(bytes) / static_cast<double>(kMiB));
-}
-
 // The values of the counters.
 struct TracedMemory {
   TracedMemory() = default;
@@ -63,87 +43,6 @@ struct TracedMemory {
   Bytes held = 0, released = 0, pinned = 0, kept = 0;
   std::map<std::string, Bytes> tags;  // of each, what is on devices
   friend bool operator==(const TracedMemory&, const TracedMemory&) = default;
-};
-
-class TraceWriter {
- public:
-  TraceWriter(const std::function<void(std::string_view)>& write, TraceSummary& summary) : write_(write), summary_(summary) {
-    buffer_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-  }
-  void Finish() {
-    buffer_ += "\n]}\n";
-    write_(buffer_);
-    buffer_.clear();
-  }
-  void Name(std::uint64_t process, std::optional<std::uint32_t> thread, std::string_view name) {
-    Begin('M', thread ? "thread_name" : "process_name", process, thread.value_or(0), 0);
-    Append(buffer_, R"(,"args":{{"name":{}}})", Quoted(name));
-    End();
-  }
-  void SortIndex(std::uint64_t process, std::int64_t index) {
-    Begin('M', "process_sort_index", process, 0, 0);
-    Append(buffer_, R"(,"args":{{"sort_index":{}}})", index);
-    End();
-  }
-  void Slice(std::uint64_t process, std::uint32_t thread, std::string_view name, std::string_view category, std::uint64_t from,
-             std::uint64_t to, SequenceNumber seq, std::string_view detail = {}) {
-    Begin('X', name, process, thread, from);
-    buffer_ += ",\"dur\":";
-    AppendMicroseconds(buffer_, to > from ? to - from : 0);
-    Category(category, seq, detail);
-    End();
-    ++summary_.slices;
-  }
-  void Instant(std::uint64_t process, std::uint32_t thread, std::string_view name, std::uint64_t at, SequenceNumber seq,
-               std::string_view detail) {
-    Begin('i', name, process, thread, at);
-    buffer_ += ",\"s\":\"t\"";
-    Category("failure", seq, detail);
-    End();
-  }
-  void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::uint64_t id, std::uint64_t at) {
-    Begin(phase, "reference", process, thread, at);
-    // As text, so that no reader of JSON rounds it. Perfetto takes numbers of up to 64 bits for an id, and nothing else.
-    Append(buffer_, R"(,"cat":"reference","id":"{:#x}")", id);
-    if (phase == 'f') buffer_ += ",\"bp\":\"e\"";
-    End();
-    summary_.arrows += phase == 'f' ? 1 : 0;
-  }
-  void Counter(std::uint64_t process, std::uint64_t at, const TracedMemory& memory) {
-    Begin('C', "memory (MiB)", process, 0, at);
-    Append(buffer_, R"(,"args":{{"held":{},"released":{}}})", Mebibytes(memory.held), Mebibytes(memory.released));
-    End();
-    ++summary_.samples;
-  }
-  void Counter(std::uint64_t process, std::uint64_t at, std::string_view name, Bytes bytes) {
-    Begin('C', name, process, 0, at);
-    Append(buffer_, R"(,"args":{{"value":{}}})", Mebibytes(bytes));
-    End();
-  }
-
- private:
-  void Begin(char phase, std::string_view name, std::uint64_t process, std::uint32_t thread, std::uint64_t at) {
-    if (!first_) buffer_ += ",\n";
-    first_ = false;
-    Append(buffer_, R"({{"ph":"{}","name":{},"pid":{},"tid":{},"ts":)", phase, Quoted(name), process, thread);
-    AppendMicroseconds(buffer_, at);
-  }
-  void Category(std::string_view category, SequenceNumber seq, std::string_view detail) {
-    Append(buffer_, R"(,"cat":{},"args":{{"event":{})", Quoted(category), seq.value);
-    if (!detail.empty()) Append(buffer_, R"(,"detail":{})", Quoted(detail));
-    buffer_ += '}';
-  }
-  void End() {
-    buffer_ += '}';
-    if (buffer_.size() < (std::size_t{1} << 16)) return;
-    write_(buffer_);
-    buffer_.clear();
-  }
-
-  const std::function<void(std::string_view)>& write_;
-  TraceSummary& summary_;
-  std::string buffer_;
-  bool first_ = true;
 };
 
 // The same number for the owner's event and the importer's.
@@ -363,7 +262,7 @@ class SessionTrace final : public FoldObserver {
     const auto draw = [&](const char* name, Bytes was, Bytes is) {
       if (was != is || (last && is != 0)) out_.Counter(process_, now_, name, is);
     };
-    out_.Counter(process_, now_, memory);
+    out_.Memory(process_, now_, memory.held, memory.released);
     draw("pinned host memory (MiB)", before.pinned, memory.pinned);
     draw("kept in a pause (MiB)", before.kept, memory.kept);
     for (const auto& [tag, bytes] : memory.tags) {

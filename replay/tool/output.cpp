@@ -11,8 +11,26 @@
 
 namespace amem::tool {
 
+namespace {
+
+bool IsPlainCharacter(char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\t'; }
+
+// Eight characters at once: no high bit, none below 0x20, which would borrow one, and no 0x7f, which would carry into one.
+bool ArePrintable(const char* text) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101;
+  std::uint64_t eight = 0;
+  std::memcpy(&eight, text, sizeof eight);
+  return ((eight | (eight - 0x20 * kOnes) | (eight + kOnes)) & (0x80 * kOnes)) == 0;
+}
+
+}  // namespace
+
 bool IsPlain(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\t'; });
+  while (text.size() >= 8) {
+    if (!ArePrintable(text.data()) && !std::ranges::all_of(text.substr(0, 8), IsPlainCharacter)) return false;
+    text.remove_prefix(8);
+  }
+  return std::ranges::all_of(text, IsPlainCharacter);
 }
 
 namespace {
@@ -21,7 +39,7 @@ namespace {
 std::size_t Shown(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = at(0);
-  if (first < 0x80) return IsPlain(text.substr(0, 1)) ? 1 : 0;
+  if (first < 0x80) return IsPlainCharacter(text[0]) ? 1 : 0;
   const std::size_t bytes = first >= 0xf0 && first < 0xf5 ? 4 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xc2 ? 2 : 0;
   if (bytes == 0 || first >= 0xf5 || text.size() < bytes) return 0;
   for (std::size_t i = 1; i < bytes; ++i) {
@@ -48,7 +66,7 @@ Output& Output::Padded(std::uint64_t number, std::size_t width, char fill) {
   const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
   const auto length = static_cast<std::size_t>(end - digits);
   if (length < width) buffer_.append(width - length, fill);
-  return *this << std::string_view(digits, length);
+  return Verbatim({digits, length});
 }
 
 Output& Output::Left(std::string_view text, std::size_t width) {

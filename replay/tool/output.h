@@ -34,7 +34,7 @@ class Output {
   Output& operator<<(std::integral auto number) {
     char digits[24];
     const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    return *this << std::string_view(digits, static_cast<std::size_t>(end - digits));
+    return Verbatim({digits, static_cast<std::size_t>(end - digits)});
   }
   // Right-aligned, filled with `fill`.
   Output& Padded(std::uint64_t number, std::size_t width, char fill);

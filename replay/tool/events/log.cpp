@@ -15,6 +15,7 @@
 #include "replay/tool/events/merge.h"
 #include "replay/tool/events/moment.h"
 #include "replay/tool/events/printer.h"
+#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
@@ -112,6 +113,7 @@ std::string Understand(const LogOptions& options, LogWishes& wishes) {
 
 // A session whose events are wanted.
 struct Source {
+  std::unique_ptr<JournalReader> reader;  // opened once: that checks the whole file
   std::filesystem::path directory;
   SessionOpened who;
   std::uint64_t first_ns = 0;
@@ -121,33 +123,26 @@ struct Source {
 // Reads what tells the clocks of several boots apart; most jobs have one boot, and their journals need not be read twice.
 void CompareClocks(std::vector<Source>& sources, bool& failed) {
   std::vector<const SessionOpened*> opened;
-  std::vector<std::filesystem::path> directories;
-  for (const Source& source : sources) {
-    opened.push_back(&source.who);
-    directories.push_back(source.directory);
-  }
+  for (const Source& source : sources) opened.push_back(&source.who);
   if (!JobClock::NeedsCommunicators(opened)) return;
-  ForEachJournal(directories, failed, [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
-    const Result<JournalInfo> info = reader.Info();
-    if (!info) return info.status();
-    const auto source = std::ranges::find(sources, directory, &Source::directory);
-    source->for_clock = ReadCommunicators(reader, *info);
-    return Status{};
-  });
+  for (Source& source : sources) {
+    const Result<JournalInfo> info = source.reader->Info();
+    if (info) source.for_clock = ReadCommunicators(*source.reader, *info);
+    if (!info) Complain(info.status().message());
+    failed |= !info.ok();
+  }
 }
 
 std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wishes, bool& failed) {
   std::vector<Source> sources;
-  ForEachJournal(FindSessions(options.directories, failed), failed,
-                 [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport&) {
-                   Result<Opening> opening = ReadOpening(reader);
-                   if (!opening) return opening.status();
-                   const bool wanted =
-                       wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
-                   if (!wanted) return Status{};
-                   sources.push_back({directory, std::move(opening->who), opening->first_ns});
-                   return Status{};
-                 });
+  for (std::unique_ptr<JournalReader>& reader : OpenJournals(options.directories, failed)) {
+    Result<Opening> opening = ReadOpening(*reader);
+    if (!opening) Complain(opening.status().message());
+    failed |= !opening.ok();
+    if (!opening) continue;
+    const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
+    if (wanted) sources.push_back({std::move(reader), opening->info.directory, std::move(opening->who), opening->first_ns});
+  }
   CompareClocks(sources, failed);
   if (sources.empty() && !failed && !wishes.ranks.empty()) {
     Complain("--rank: no session here has such a rank; `amem-replay ls` lists them");
@@ -207,8 +202,9 @@ class Logger {
   std::int64_t origin_ns_ = 0;
 };
 
-Status LogSession(JournalReader& reader, const Source& source, const Logger& logger, const LogOptions& options,
-                  const EventWishes& wishes, bool with_header, Output& out, ReadReport& report) {
+Status LogSession(const Source& source, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
+                  bool with_header, Output& out, ReadReport& report) {
+  JournalReader& reader = *source.reader;
   const Result<JournalInfo> info = reader.Info();
   if (!info) return info.status();
   const SessionOpened& who = source.who;
@@ -240,12 +236,13 @@ Status LogSession(JournalReader& reader, const Source& source, const Logger& log
 }
 
 // All sessions in one order of time.
-void LogMerged(const std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
+void LogMerged(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
                Output& out, bool& failed) {
   EventMerge merge;
   std::deque<EventPrinter> printers;  // by the number that the merge gives a source
-  for (const Source& source : sources) {
-    const Status added = merge.Add(source.directory, logger.OffsetOf(source), logger.Filter(source), wishes);
+  for (Source& source : sources) {
+    const Status added =
+        merge.Add(source.directory, std::move(source.reader), logger.OffsetOf(source), logger.Filter(source), wishes);
     if (!added) Complain(added.message());
     failed |= !added.ok();
     if (added) printers.emplace_back(out, source.who, logger.Printing(source));
@@ -269,20 +266,22 @@ int RunLog(const LogOptions& options, Output& out) {
   LogWishes wishes;
   if (const std::string wrong = Understand(options, wishes); !wrong.empty()) return Complain(wrong, kUsage);
   bool failed = false;
-  const std::vector<Source> sources = FindSources(options, wishes, failed);
+  std::vector<Source> sources = FindSources(options, wishes, failed);
   const Logger logger(options, wishes, sources);
   if (options.merge) {
     LogMerged(sources, logger, options, wishes.events, out, failed);
     return failed ? kCannotRead : kFine;
   }
-  std::vector<std::filesystem::path> sessions;
-  for (const Source& source : sources) sessions.push_back(source.directory);
-  std::size_t next = 0;
-  ForEachJournal(sessions, failed, [&](const std::filesystem::path& directory, JournalReader& reader, ReadReport& damage) {
-    while (sources[next].directory != directory) ++next;  // one that can be opened no more was passed over
+  for (Source& source : sources) {
+    ReadReport damage;
     const bool header = sources.size() > 1;
-    return out.ReaderGone() ? Status{} : LogSession(reader, sources[next], logger, options, wishes.events, header, out, damage);
-  });
+    const Status done = out.ReaderGone() ? Status() : LogSession(source, logger, options, wishes.events, header, out, damage);
+    if (!done) Complain(done.message());
+    failed |= !done.ok();
+    failed |= ComplainAboutDamage(source.directory, damage);
+    source.reader.reset();
+    Progress::OneDone();
+  }
   return failed ? kCannotRead : kFine;
 }
 

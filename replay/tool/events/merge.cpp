@@ -30,19 +30,17 @@ struct EventMerge::Source {
 EventMerge::EventMerge() = default;
 EventMerge::~EventMerge() = default;
 
-Status EventMerge::Add(const std::filesystem::path& session, std::int64_t offset_ns, EventFilter filter,
-                       const EventWishes& wishes) {
-  auto reader = JournalReader::Open(session);
-  if (!reader) return reader.status();
+Status EventMerge::Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
+                       EventFilter filter, const EventWishes& wishes) {
   if (wishes.allocation) {
-    const Result<JournalInfo> info = (*reader)->Info();
-    const Result<State> before = info ? StateBefore(**reader, *info) : info.status();
+    const Result<JournalInfo> info = reader->Info();
+    const Result<State> before = info ? StateBefore(*reader, *info) : info.status();
     if (!before) return before.status();
     filter.StartFrom(*before);
   }
   const SequenceNumber from = filter.ReadFrom();
   sources_.push_back(std::unique_ptr<Source>(
-      new Source{session, *std::move(reader), offset_ns, std::move(filter), from, SequenceNumber{wishes.to}, {}}));
+      new Source{session, std::move(reader), offset_ns, std::move(filter), from, SequenceNumber{wishes.to}, {}}));
   Fill(*sources_.back());
   heap_.clear();  // made when the first event is taken
   return {};

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/journal.h"
 #include "replay/tool/events/filter.h"
 
 namespace amem::tool {
@@ -20,7 +21,8 @@ class EventMerge {
   EventMerge& operator=(const EventMerge&) = delete;
 
   // Sources are numbered from 0 in the order in which they are added. `offset_ns` puts the journal's times on the common clock.
-  Status Add(const std::filesystem::path& session, std::int64_t offset_ns, EventFilter filter, const EventWishes& wishes);
+  Status Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
+             EventFilter filter, const EventWishes& wishes);
 
   struct Next {
     std::size_t source = 0;

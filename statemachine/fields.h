@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstddef>
-#include <tuple>
 #include <utility>
 
 #include "statemachine/event.h"
@@ -45,10 +44,24 @@ template <class T>
 Unlisted(const T&) -> Unlisted<T>;
 
 // name, field, name, field ...: fields by reference, wrappers by value. A field without a name is a struct whose own fields
-// stand in its place.
+// stand in its place. Parts are the bases of one struct, because std::tuple takes long to compile for hundreds of fields.
+template <std::size_t I, class Part>
+struct NamedPart {
+  Part part;
+};
+template <class Indices, class... Parts>
+struct NamedParts;
+template <std::size_t... I, class... Parts>
+struct NamedParts<std::index_sequence<I...>, Parts...> : NamedPart<I, Parts>... {
+  static constexpr std::size_t kCount = sizeof...(Parts);
+};
+template <std::size_t I, class Part>
+constexpr const Part& PartAt(const NamedPart<I, Part>& named) {
+  return named.part;
+}
 template <class... Parts>
-constexpr std::tuple<Parts...> Named(Parts&&... parts) {
-  return std::tuple<Parts...>(std::forward<Parts>(parts)...);
+constexpr auto Named(Parts&&... parts) {
+  return NamedParts<std::index_sequence_for<Parts...>, Parts...>{{std::forward<Parts>(parts)}...};
 }
 
 // ---- values --------------------------------------------------------------------------------------------------------------
@@ -283,9 +296,9 @@ consteval std::size_t CountFields() {
 template <Described T, class Visit>
 void ForEachField(const T& value, Visit&& visit) {
   const auto fields = Fields(value);
-  constexpr std::size_t kParts = std::tuple_size_v<std::remove_const_t<decltype(fields)>>;
+  constexpr std::size_t kParts = decltype(fields)::kCount;
   static_assert(kParts == 2 * CountFields<T>(), "a field of this struct is missing in its Fields()");
-  [&]<std::size_t... I>(std::index_sequence<I...>) { (visit(std::get<2 * I>(fields), std::get<2 * I + 1>(fields)), ...); }
+  [&]<std::size_t... I>(std::index_sequence<I...>) { (visit(PartAt<2 * I>(fields), PartAt<2 * I + 1>(fields)), ...); }
   (std::make_index_sequence<kParts / 2>());
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "tests/replay/session/session_process.h"
 
@@ -42,16 +44,28 @@ class PoolsTest : public test::TwoProcesses {
   }
   Status Give(const std::byte* part) const { return pools().Free(AddressOf(part), nullptr); }
   static Address AddressOf(const std::byte* part) { return Address{reinterpret_cast<std::uint64_t>(part)}; }
+  // Every word differs from the others of its block, and every block from the other blocks. Whole blocks are copied and
+  // compared, because a sanitizer looks at each access.
+  static constexpr Bytes kBlock = Bytes{64} << 10;
+  using Words = std::vector<std::uint64_t>;
+  static Words BlockOf(int seed) {
+    Words words(kBlock / sizeof(std::uint64_t));
+    for (std::uint64_t i = 0; i < words.size(); ++i)
+      words[i] = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
+    return words;
+  }
   static void Fill(std::byte* memory, Bytes bytes, int seed) {
-    for (Bytes i = 0; i < bytes; i += 8) {
-      const std::uint64_t value = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
-      std::memcpy(memory + i, &value, 8);
+    Words words = BlockOf(seed);
+    for (Bytes at = 0; at < bytes; at += kBlock) {
+      words[0] = at + static_cast<std::uint64_t>(seed);
+      std::memcpy(memory + at, words.data(), std::min(kBlock, bytes - at));
     }
   }
   static bool Holds(const std::byte* memory, Bytes bytes, int seed) {
-    for (Bytes i = 0; i < bytes; i += 8) {
-      const std::uint64_t value = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
-      if (std::memcmp(memory + i, &value, 8) != 0) return false;
+    Words words = BlockOf(seed);
+    for (Bytes at = 0; at < bytes; at += kBlock) {
+      words[0] = at + static_cast<std::uint64_t>(seed);
+      if (std::memcmp(memory + at, words.data(), std::min(kBlock, bytes - at)) != 0) return false;
     }
     return true;
   }

@@ -424,9 +424,9 @@ TEST_F(PoolsTest, statistics_list_tags) {
 
 TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_lost) {
   const PoolId pool = Open("weights");
-  std::byte* const dense = Take(pool, 4 * kMiB);
+  std::byte* const dense = Take(pool, kMiB);
   std::byte* const large = Take(pool, 128 * kMiB);
-  Fill(dense, 4 * kMiB, 1);
+  Fill(dense, kMiB, 1);
   large[7] = std::byte{7};
   int failed = 0;
   for (const std::string_view call : Simulator::kCalls) {
@@ -449,7 +449,7 @@ TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_los
         }
         const Status resumed = Resume(pool);
         ASSERT_TRUE(resumed.ok()) << resumed.message();
-        ASSERT_TRUE(Holds(dense, 4 * kMiB, 1)) << call << " " << nth;
+        ASSERT_TRUE(Holds(dense, kMiB, 1)) << call << " " << nth;
         ASSERT_EQ(large[7], std::byte{7}) << call << " " << nth;
         ASSERT_EQ(a.session->CopyState().broken, "") << call;
       }

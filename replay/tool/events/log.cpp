@@ -113,36 +113,61 @@ std::string Understand(const LogOptions& options, LogWishes& wishes) {
 
 // A session whose events are wanted.
 struct Source {
-  std::unique_ptr<JournalReader> reader;  // opened once: that checks the whole file
+  // Of the first ones: to open a journal is to check the whole file. There may be more of them than open files.
+  std::unique_ptr<JournalReader> reader;
   std::filesystem::path directory;
   SessionOpened who;
   std::uint64_t first_ns = 0;
   ReadyCommunicators for_clock = {};
 };
 
+constexpr std::size_t kKeptOpen = 32;
+
+Result<std::unique_ptr<JournalReader>> TakeReader(Source& source) {
+  if (source.reader != nullptr) return std::move(source.reader);
+  return JournalReader::Open(source.directory);
+}
+
+// True: that went well. Otherwise it is said.
+bool Went(const Status& status) {
+  if (!status.ok()) Complain(status.message());
+  return status.ok();
+}
+
+Status ReadForClock(Source& source) {
+  const bool kept = source.reader != nullptr;
+  auto reader = TakeReader(source);
+  const Result<JournalInfo> info = reader ? (*reader)->Info() : reader.status();
+  if (!info) return info.status();
+  source.for_clock = ReadCommunicators(**reader, *info);
+  if (kept) source.reader = *std::move(reader);
+  return {};
+}
+
 // Reads what tells the clocks of several boots apart; most jobs have one boot, and their journals need not be read twice.
 void CompareClocks(std::vector<Source>& sources, bool& failed) {
   std::vector<const SessionOpened*> opened;
   for (const Source& source : sources) opened.push_back(&source.who);
   if (!JobClock::NeedsCommunicators(opened)) return;
-  for (Source& source : sources) {
-    const Result<JournalInfo> info = source.reader->Info();
-    if (info) source.for_clock = ReadCommunicators(*source.reader, *info);
-    if (!info) Complain(info.status().message());
-    failed |= !info.ok();
-  }
+  for (Source& source : sources) failed |= !Went(ReadForClock(source));
+}
+
+Status AddSource(const std::filesystem::path& directory, const LogWishes& wishes, std::vector<Source>& sources) {
+  auto reader = JournalReader::Open(directory);
+  if (!reader) return reader.status();
+  Result<Opening> opening = ReadOpening(**reader);
+  if (!opening) return opening.status();
+  const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
+  if (!wanted) return {};
+  if (sources.size() >= kKeptOpen) reader->reset();
+  sources.push_back({*std::move(reader), directory, std::move(opening->who), opening->first_ns});
+  return {};
 }
 
 std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wishes, bool& failed) {
   std::vector<Source> sources;
-  for (std::unique_ptr<JournalReader>& reader : OpenJournals(options.directories, failed)) {
-    Result<Opening> opening = ReadOpening(*reader);
-    if (!opening) Complain(opening.status().message());
-    failed |= !opening.ok();
-    if (!opening) continue;
-    const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
-    if (wanted) sources.push_back({std::move(reader), opening->info.directory, std::move(opening->who), opening->first_ns});
-  }
+  for (const auto& directory : FindSessions(options.directories, failed))
+    failed |= !Went(AddSource(directory, wishes, sources));
   CompareClocks(sources, failed);
   if (sources.empty() && !failed && !wishes.ranks.empty()) {
     Complain("--rank: no session here has such a rank; `amem-replay ls` lists them");
@@ -202,9 +227,11 @@ class Logger {
   std::int64_t origin_ns_ = 0;
 };
 
-Status LogSession(const Source& source, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
-                  bool with_header, Output& out, ReadReport& report) {
-  JournalReader& reader = *source.reader;
+Status LogSession(Source& source, const Logger& logger, const LogOptions& options, const EventWishes& wishes, bool with_header,
+                  Output& out, ReadReport& report) {
+  const auto opened = TakeReader(source);
+  if (!opened) return opened.status();
+  JournalReader& reader = **opened;
   const Result<JournalInfo> info = reader.Info();
   if (!info) return info.status();
   const SessionOpened& who = source.who;
@@ -241,10 +268,11 @@ void LogMerged(std::vector<Source>& sources, const Logger& logger, const LogOpti
   EventMerge merge;
   std::deque<EventPrinter> printers;  // by the number that the merge gives a source
   for (Source& source : sources) {
+    auto reader = TakeReader(source);
     const Status added =
-        merge.Add(source.directory, std::move(source.reader), logger.OffsetOf(source), logger.Filter(source), wishes);
-    if (!added) Complain(added.message());
-    failed |= !added.ok();
+        reader ? merge.Add(source.directory, *std::move(reader), logger.OffsetOf(source), logger.Filter(source), wishes)
+               : reader.status();
+    failed |= !Went(added);
     if (added) printers.emplace_back(out, source.who, logger.Printing(source));
   }
   std::deque<EventMerge::Next> last;
@@ -275,11 +303,8 @@ int RunLog(const LogOptions& options, Output& out) {
   for (Source& source : sources) {
     ReadReport damage;
     const bool header = sources.size() > 1;
-    const Status done = out.ReaderGone() ? Status() : LogSession(source, logger, options, wishes.events, header, out, damage);
-    if (!done) Complain(done.message());
-    failed |= !done.ok();
+    failed |= !out.ReaderGone() && !Went(LogSession(source, logger, options, wishes.events, header, out, damage));
     failed |= ComplainAboutDamage(source.directory, damage);
-    source.reader.reset();
     Progress::OneDone();
   }
   return failed ? kCannotRead : kFine;

@@ -167,6 +167,19 @@ TEST_F(Commands, log_puts_hosts_together_by_the_communicators_that_they_made) {
   EXPECT_EQ(ran.out, "1\n") << Shell("$TOOL log --merge --wall $S/hosts").out;
 }
 
+TEST_F(Commands, log_reads_more_journals_than_a_process_may_have_open) {
+  constexpr std::uint64_t kSessions = 40;
+  std::uint64_t clock = 1'000'000'000;
+  for (std::uint64_t i = 0; i < kSessions; ++i) {
+    Story story(0x100 + i, static_cast<std::int32_t>(i), &clock);
+    story.Create();
+    test::WriteJournal(story, scratch_ / "many");
+  }
+  const Ran ran = Shell("ulimit -n 40; $TOOL log $S/many | grep -c 'allocation 1 created'");
+  EXPECT_EQ(ran.out, std::to_string(kSessions) + "\n") << ran.err;
+  EXPECT_EQ(ran.err, "");
+}
+
 // ---- diff, refs, top -------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, diff_tells_what_changed_between_two_events) {

@@ -61,12 +61,17 @@ std::string Escaped(std::string_view text) {
   return shown;
 }
 
-Output& Output::Padded(std::uint64_t number, std::size_t width, char fill) {
+void AppendPadded(std::string& to, std::uint64_t number, std::size_t width, char fill) {
   char digits[24];
   const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
   const auto length = static_cast<std::size_t>(end - digits);
-  if (length < width) buffer_.append(width - length, fill);
-  return Verbatim({digits, length});
+  if (length < width) to.append(width - length, fill);
+  to.append(digits, length);
+}
+
+Output& Output::Padded(std::uint64_t number, std::size_t width, char fill) {
+  AppendPadded(buffer_, number, width, fill);
+  return *this;
 }
 
 Output& Output::Left(std::string_view text, std::size_t width) {

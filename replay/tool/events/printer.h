@@ -31,6 +31,7 @@ class EventPrinter {
   const PrinterOptions options_;
   const std::string session_;
   const std::int32_t rank_;
+  std::string head_;  // of a line: its memory is used again
 };
 
 }  // namespace amem::tool

@@ -170,7 +170,7 @@ bool Fold::IsBound(AllocationId id) const {
   for (const auto& [object, multicast] : s_.multicasts) {
     for (const auto& [offset, bindings] : multicast.bindings) {
       if (std::any_of(bindings.begin(), bindings.end(),
-                      [&](const MulticastBinding& b) { return object == id ? b.bound : refers(b); }))
+                      [&, object = object](const MulticastBinding& b) { return object == id ? b.bound : refers(b); }))
         return true;
     }
   }

@@ -151,10 +151,11 @@ void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>&
 
 void Finish(Verdict& verdict) {
   std::ranges::stable_sort(verdict.evidence, {}, [](const Evidence& e) { return e.wall_ns == 0 ? UINT64_MAX : e.wall_ns; });
-  const auto same = std::ranges::unique(verdict.evidence, [](const Evidence& a, const Evidence& b) {
+  auto& evidence = verdict.evidence;
+  const auto same = std::unique(evidence.begin(), evidence.end(), [](const Evidence& a, const Evidence& b) {
     return a.session == b.session && a.seq == b.seq && a.text == b.text;
   });
-  verdict.evidence.erase(same.begin(), same.end());
+  evidence.erase(same, evidence.end());
 }
 
 }  // namespace

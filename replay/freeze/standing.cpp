@@ -79,7 +79,8 @@ std::vector<std::string> FreezeStandings(std::span<const std::filesystem::path> 
   }
   std::vector<std::string> sentences;
   for (const auto& [folder, sessions] : folders) {
-    const auto last = LatestFreeze(folder, [&](const RankProcess& process) { return sessions.contains(process.session); });
+    const auto last =
+        LatestFreeze(folder, [&sessions = sessions](const RankProcess& process) { return sessions.contains(process.session); });
     std::string sentence = last ? SentenceOf(*last) : "";
     if (!sentence.empty()) sentences.push_back(std::move(sentence));
   }

@@ -95,11 +95,10 @@ void Ledger::Break(const std::string& reason) {
   if (state_.broken.empty()) Record(SessionBroken{reason});
 }
 
-bool Ledger::Check(bool holds, std::string_view otherwise, std::source_location where) {
+bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {
   if (holds) return true;
-  std::string_view file = where.file_name();
-  file.remove_prefix(file.rfind('/') + 1);  // npos + 1 is 0
-  Break(fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line(),
+  const std::string_view file = where.file.substr(where.file.rfind('/') + 1);  // npos + 1 is 0
+  Break(fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line,
                     otherwise));
   return false;
 }

@@ -14,7 +14,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <source_location>
 #include <string_view>
 #include <unordered_map>
 
@@ -25,6 +24,13 @@
 #include "statemachine/state.h"
 
 namespace amem {
+
+// Where a call stands in the source. std::source_location needs a newer Clang than Debian 12's.
+struct SourceLine {
+  static constexpr SourceLine Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  std::string_view file;
+  int line = 0;
+};
 
 class Ledger {
  public:
@@ -44,14 +50,14 @@ class Ledger {
   // The entry of a table of the state that must be there. Null: it is not, and the session is broken.
   template <class Table>
   [[nodiscard]] const typename Table::mapped_type* Entry(const Table& table, const typename Table::key_type& key,
-                                                         std::source_location where = std::source_location::current()) {
+                                                         SourceLine where = SourceLine::Here()) {
     const auto it = table.find(key);
     if (it != table.end()) return &it->second;
     Check(false, "no entry for " + KeyText(key), where);
     return nullptr;
   }
   // `holds` itself; when it is false the session is broken, and `otherwise` says what is wrong.
-  bool Check(bool holds, std::string_view otherwise, std::source_location where = std::source_location::current());
+  bool Check(bool holds, std::string_view otherwise, SourceLine where = SourceLine::Here());
   [[nodiscard]] Status Broken() const;  // what a caller gets after a failed check
   [[nodiscard]] std::uint64_t dropped_events() const { return dropped_events_; }
   // Why there is no journal now, which refuses pauses; ok: there is one. A pause asks for a new one first.

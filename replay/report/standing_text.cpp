@@ -17,6 +17,8 @@
 namespace amem {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr std::size_t kPhases = 5;  // of a pause, and of a resume
 constexpr std::array<std::array<std::string_view, kPhases>, 2> kPhaseHeads = {
     {{"arrive", "save", "imports", "release", "gone"}, {"arrive", "create", "import", "verify", "open"}}};
@@ -215,7 +217,6 @@ std::string StandingSentence(const StandingPicture& picture, std::size_t index, 
 }
 
 nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns) {
-  using Json = nlohmann::ordered_json;
   Json sessions = Json::array();
   for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
     const Standing& s = picture.sessions[i];

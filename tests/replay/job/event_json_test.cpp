@@ -48,7 +48,7 @@ TEST(EventJson, numbers_that_do_not_fit_a_double_are_strings) {
   EXPECT_EQ(json["owner"], "00c0ffee00c0ffee");
   EXPECT_EQ(json["handle"], "0xfedcba9876543210");
   EXPECT_EQ(json["bytes"], 1048576);
-  EXPECT_EQ(json["site"], (nlohmann::json{"0x12", "0x34"}));
+  EXPECT_EQ(json["site"], (nlohmann::ordered_json{"0x12", "0x34"}));
 }
 
 TEST(EventJson, state_tells_allocations_holdings_and_digest) {

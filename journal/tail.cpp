@@ -272,7 +272,7 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   }
   const auto whole = CopyRing(file, ring_bytes, before, out);
   if (!whole) return whole.status();
-#ifndef __SANITIZE_THREAD__  // the thread sanitizer does not know fences
+#ifndef AMEM_THREAD_SANITIZED  // the thread sanitizer does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
   // Records that were drained during the copy may be overwritten in it; they are in LMDB.

@@ -322,7 +322,7 @@ TEST_F(Journal, a_forked_child_is_refused_and_changes_nothing) {
 }
 
 TEST_F(Journal, a_forked_child_may_read_its_parents_journal_and_write_its_own) {
-#ifdef __SANITIZE_THREAD__
+#ifdef AMEM_THREAD_SANITIZED
   GTEST_SKIP() << "WAIVED: thread sanitizer has no threads in the child of a process with threads";
 #endif
   auto writer = Open();

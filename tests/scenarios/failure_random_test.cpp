@@ -19,7 +19,7 @@
 #include "tests/scenarios/baton.h"
 #include "tests/scenarios/start_session.h"
 
-#ifdef __SANITIZE_THREAD__
+#ifdef AMEM_THREAD_SANITIZED
 // A rank that dies in the middle of a call still holds the locks of that call. A real process would take them with it.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
 const char* __tsan_default_suppressions() { return "deadlock:amem::LocalNetwork::Kill\n"; }

@@ -317,7 +317,7 @@ class Job {
 
 void RunSeed(std::uint64_t seed, Layout layout) {
   seed = FromEnvironment("AMEM_RANDOM_SEED", seed);
-#if defined(__SANITIZE_THREAD__)
+#if defined(AMEM_THREAD_SANITIZED)
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 400);
 #elif defined(AMEM_SANITIZED)
   const std::uint64_t sequences = FromEnvironment("AMEM_RANDOM_SEQUENCES", 1'000);

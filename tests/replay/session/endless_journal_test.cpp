@@ -44,7 +44,7 @@ std::string ReadOften(const fs::path& journal, const std::atomic<bool>& stop) {
 
 // AMEM_ENDLESS_EVENTS: how many; by night 50 million.
 std::uint64_t HowMany() {
-#if defined(__SANITIZE_THREAD__)
+#if defined(AMEM_THREAD_SANITIZED)
   constexpr std::uint64_t kEvents = 20'000;
 #elif defined(AMEM_SANITIZED)
   constexpr std::uint64_t kEvents = 50'000;

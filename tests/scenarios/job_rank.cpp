@@ -543,7 +543,8 @@ std::string Train(const std::string&) {
     const Reduced now = ReduceOfStep();
     if (now.sum != first) return "step " + std::to_string(step) + ": " + now.sum + " and not " + first;
     if (!OwnIsWhole()) return "step " + std::to_string(step) + ": device memory differs";
-    std::ofstream(steps_file) << step << "\n";
+    std::ofstream(steps_file + ".next") << step << "\n";
+    std::rename((steps_file + ".next").c_str(), steps_file.c_str());  // a reader finds a number at any time
     if (now.any_wants_to_stop) return Reduce();
     if (const int code = safepoint(); code != 0) return "safepoint " + WithReason(code);
     ExitIfInterrupted();

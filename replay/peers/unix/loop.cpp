@@ -175,10 +175,11 @@ void ServiceLoop::Turn() {
   for (int i = 0; i < n; ++i) {
     if (Stopping()) return;
     const epoll_event& event = events[static_cast<std::size_t>(i)];
-    const auto at = entries_.find(event.data.u64);
+    const std::uint64_t key = event.data.u64;  // a copy: the structure is packed, and a reference needs alignment
+    const auto at = entries_.find(key);
     if (at == entries_.end()) continue;   // removed by an event before it
     const auto ready = at->second.ready;  // lives on if it removes itself
-    Guarded([&] { (*ready)(event.data.u64, event.events); });
+    Guarded([&] { (*ready)(key, event.events); });
   }
   Guarded([&] { client_.Timers(Clock::now()); });
   Guarded([&] { client_.Sweep(); });

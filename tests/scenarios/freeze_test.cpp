@@ -107,6 +107,17 @@ TEST_F(Frozen, job_of_four_leaves_its_gpus_and_comes_back) {
   ExpectGoodEnd();
 }
 
+TEST_F(Frozen, a_reader_finds_the_count_of_steps_at_any_time) {  // all that follows waits for this count
+  Start(1);
+  long last = Steps(0);
+  for (int look = 0; look < 3000; ++look) {
+    const long now = Steps(0);
+    ASSERT_GE(now, last) << "at look " << look;
+    last = now;
+  }
+  ExpectGoodEnd();
+}
+
 TEST_F(Frozen, json_follows_its_schema_and_tells_times_and_bytes) {
   Start(2);
   for (const char* command : {"freeze", "thaw"}) {

@@ -34,7 +34,8 @@ namespace codec {
   X(VoteCast, VOTE_CAST) X(MemberHeard, MEMBER_HEARD) X(ProcessSeen, PROCESS_SEEN) X(ThreadSeen, THREAD_SEEN)                  \
   X(LaunchRefused, LAUNCH_REFUSED)                                                                                             \
   X(PoolOpened, POOL_OPENED) X(PoolAllocated, POOL_ALLOCATED) X(PoolFreed, POOL_FREED)                                   \
-  X(RequestSeen, REQUEST_SEEN) X(SafepointReached, SAFEPOINT_REACHED) X(RequestEnded, REQUEST_ENDED) X(Frozen, FROZEN)
+  X(RequestSeen, REQUEST_SEEN) X(SafepointReached, SAFEPOINT_REACHED) X(RequestEnded, REQUEST_ENDED) X(Frozen, FROZEN) \
+  X(EverythingKept, EVERYTHING_KEPT)
 // clang-format on
 
 #define AMEM_COUNT(Type, NAME) +1

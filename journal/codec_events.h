@@ -56,6 +56,7 @@ AMEM_CARRY(MulticastUnbound, Multicast, Device, MulticastOffset, Bytes)
 AMEM_CARRY(Registered, Address, Bytes, How)
 AMEM_CARRY(Deregistered, Address, Bytes)
 AMEM_CARRY(PassedThrough, Name, Detail, Result)
+AMEM_CARRY(EverythingKept, Why)
 
 // ---- pause and resume ----------------------------------------------------------------------------------------------------
 

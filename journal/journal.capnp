@@ -92,6 +92,7 @@ struct Event {
     safepointReached @65 :SafepointReached;
     requestEnded @66 :RequestEnded;
     frozen @67 :Frozen;
+    everythingKept @68 :EverythingKept;
   }
 }
 
@@ -315,6 +316,7 @@ struct Registered {
   how @2 :Text;
 }
 struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; }
+struct EverythingKept { why @0 :Text; }
 struct PassedThrough {
   name @0 :Text;
   detail @1 :Text;

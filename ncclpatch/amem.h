@@ -55,7 +55,8 @@ AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
 /* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
  * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead, AMEM_POOL_PINNED_MB for all tags together. Waits
- * for a pause or resume that is under way, and may wait for running kernels, as CUDA does when it unpins memory. */
+ * for a pause or resume of NCCL's memory that is under way, leaves what one of a tag needs, and may wait for running kernels,
+ * as CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
 /* ---- Memory of the program under tags
@@ -74,6 +75,8 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
   2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
         waited for; contents are copied whole, without kernels. Else the devices must become idle. */
 
+#define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
+
 /* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
 AMEM_EXPORT int amem_pool(const char* tag, int policy);
 
@@ -83,6 +86,7 @@ AMEM_EXPORT int amem_pool_leave(void); /* 5: no pool was entered */
 
 /* Memory of the entered pool, else of tag "default" (AMEM_PRESERVE), in the form of PyTorch's pluggable allocators: `size` in
  * bytes, `device` a CUDA ordinal of this process, `stream` not used. Aligned to 512 bytes; of zero bytes an address as well.
+ * CUDA has no IPC handle for it (cudaIpcGetMemHandle, torch.multiprocessing).
  * Null: the device has no memory left, or the tag is paused; amem_last_error says which, and nothing is printed. A resume that
  * is under way is waited for. */
 AMEM_EXPORT void* amem_alloc(ssize_t size, int device, void* stream);
@@ -111,7 +115,8 @@ AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
 /* Memory by tag as JSON, in the manner of amem_stats_json: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|
  * paused|resuming","bytes","resident_bytes","kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes",
  * "last_pause_ms","last_resume_ms","failure"}]}. Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what
- * amem_alloc handed out. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
+ * amem_alloc handed out, "pinned_bytes" the host memory that holds contents of the tag now. Times are null where there was
+ * none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
 AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
 
 /* ---- Safe points, and requests from outside

@@ -84,6 +84,7 @@ Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
   if (a.bytes == 0) return Bad(doing + ": its size is zero");
   if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");
   a.guest_references = 1;
+  a.kept_with_all = !s_.kept_whole.empty();
   CountMemory(a.communicator);
   s_.allocations.emplace(id, std::move(a));
   s_.next_allocation = std::max(s_.next_allocation, id.value + 1);

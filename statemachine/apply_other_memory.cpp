@@ -90,6 +90,13 @@ Status Fold::operator()(const Deregistered& e) {
   return {};
 }
 
+Status Fold::operator()(const EverythingKept& e) {
+  if (e.why.empty()) return Bad("keep everything: without a reason");
+  if (s_.kept_whole.empty()) s_.kept_whole = e.why;
+  for (auto& [id, a] : s_.allocations) a.kept_with_all = true;
+  return {};
+}
+
 // ---- pools -------------------------------------------------------------------------------------------------------------
 
 Status Fold::operator()(const PoolOpened& e) {

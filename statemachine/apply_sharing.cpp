@@ -6,6 +6,7 @@ Status Fold::operator()(const Exported& e) {
   Allocation* a = Find(e.allocation);
   if (a == nullptr) return Bad("export " + ToText(e.allocation) + ": it does not exist");
   ++a->exports;
+  a->handed_out = a->handed_out || e.handle_type != 1;
   return {};
 }
 

@@ -88,6 +88,8 @@ void AddAllocation(Hasher& h, const Allocation& a) {
   if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
   if (a.communicator) h.Add(a.communicator);
   if (a.pool) h.Add(a.pool);
+  if (a.handed_out) h.Add(a.handed_out);
+  if (a.kept_with_all) h.Add(a.kept_with_all);
   if (a.released_bindings > 0) h.Add(std::uint64_t{a.released_bindings});
   if (a.remote) h.Add(*a.remote);
   for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
@@ -144,6 +146,7 @@ std::uint64_t Digest(const State& s) {
   for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
     if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
   }
+  if (!s.kept_whole.empty()) h.Add(s.kept_whole);
   h.Add(s.communicators);
   for (const auto& [id, pool] : s.pools) {
     h.AddAll(id, pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts);

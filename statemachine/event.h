@@ -133,7 +133,10 @@ struct AccessSet {
 
 // ---- sharing -----------------------------------------------------------------------------------------------------------
 
-struct Exported {  // a token was made; no peer holds anything yet
+inline constexpr std::uint32_t kFabricHandle = 8;  // CU_MEM_HANDLE_TYPE_FABRIC
+// NCCL has a way to share it; no peer holds anything yet. A descriptor (1) is of a token. Any other type (8 is fabric) is the
+// driver's own handle, and who imports that is never known, so that the allocation stays in place for the rest of its life.
+struct Exported {
   AllocationId allocation;
   std::uint32_t handle_type = 1;
   friend bool operator==(const Exported&, const Exported&) = default;
@@ -273,6 +276,12 @@ struct Deregistered {
   Bytes bytes = 0;
   friend bool operator==(const Deregistered&, const Deregistered&) = default;
 };
+// From now on pauses leave all memory of this session in place, tags' and imports too: somebody whom AMem cannot ask may hold
+// its pages, here or in a session that shares memory with this one.
+struct EverythingKept {
+  std::string why;
+  friend bool operator==(const EverythingKept&, const EverythingKept&) = default;
+};
 struct PassedThrough {  // seen and not understood, or about memory that is not ours; no effect on state but a count
   std::string name, detail;
   std::int32_t result = 0;
@@ -388,7 +397,7 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                 RequestSeen, SafepointReached, RequestEnded, Frozen>;
+                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;

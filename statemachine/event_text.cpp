@@ -76,6 +76,7 @@ constexpr std::array<std::string_view, kEventKinds> kKindNames = {
     "safepoint reached",
     "request ended",
     "frozen",
+    "everything kept",
 };
 
 template <class Enum>
@@ -340,6 +341,7 @@ struct Describe {
     if (e.code != Code::kOk) return what + " failed: " + std::string(amem::ToText(e.code)) + After(": ", e.message);
     return what + " done" + (e.bytes != 0 ? ", " + FormatBytes(e.bytes) + " given back" : "");
   }
+  std::string operator()(const EverythingKept& e) const { return "from now on all memory stays: " + e.why; }
   std::string operator()(const Frozen& e) const {
     return "was frozen by the driver for " + to_string((e.to_ns - e.from_ns) / 1'000'000) + " ms, " + FormatBytes(e.bytes) +
            " moved out" + After(", on other GPUs since: ", e.moved_gpus);
@@ -481,8 +483,10 @@ std::string_view ToText(KeepReason reason) {
                                                 "registered with a network card",
                                                 "multicast",
                                                 "the program's own (ncclMemAlloc)",
-                                                "imported by another process"};
-  static_assert(std::size(kNames) == Index(KeepReason::kShared) + 1);
+                                                "imported by another process",
+                                                "held past AMem's sight",
+                                                "shared by a fabric handle"};
+  static_assert(std::size(kNames) == Index(KeepReason::kHandedOut) + 1);
   return NameIn(kNames, reason);
 }
 

@@ -236,6 +236,7 @@ inline auto Fields(const RequestEnded& e) {
 inline auto Fields(const Frozen& e) {
   return Named("from_ns", e.from_ns, "to_ns", e.to_ns, "bytes", e.bytes, "moved_gpus", e.moved_gpus);
 }
+inline auto Fields(const EverythingKept& e) { return Named("why", e.why); }
 
 // ---- what a state holds --------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class Fold {
   Status operator()(const MulticastUnbound& e);
   Status operator()(const Registered& e);
   Status operator()(const Deregistered& e);
+  Status operator()(const EverythingKept& e);
   // Pause and resume: apply_cycle.cpp.
   Status operator()(const CycleBegun& e);
   Status operator()(const StepBegun& e);

@@ -17,7 +17,7 @@ void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocatio
 }
 
 void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
-  for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, 1});
+  for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, a.handed_out ? kFabricHandle : 1});
   for (const auto& [importer, count] : a.importers) {
     for (std::uint32_t i = 0; i < count; ++i) out.emplace_back(ReferenceAdded{id, importer.by, importer.as});
   }
@@ -204,7 +204,11 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   for (const auto& [id, a] : s.allocations) {
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});
   }
+  // What was paused before everything was kept is gone, and what was paused since is there.
+  const bool kept_last = std::ranges::any_of(s.allocations, [](const auto& item) { return !item.second.resident; });
+  if (!s.kept_whole.empty() && !kept_last) out.emplace_back(EverythingKept{s.kept_whole});
   for (const auto& [id, pool] : s.pools) PoolCycleEvents(out, s, id, pool).Add();
+  if (!s.kept_whole.empty() && kept_last) out.emplace_back(EverythingKept{s.kept_whole});
   if (!s.broken.empty()) out.emplace_back(SessionBroken{s.broken});
   if (!s.cycle.failure.empty()) {
     out.emplace_back(CycleBegun{s.cycle.kind, s.cycle.number, s.cycle.members});

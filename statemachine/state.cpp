@@ -60,6 +60,24 @@ PoolId State::PoolNamed(std::string_view tag) const {
   return {};
 }
 
+std::map<Address, LegacyAllocation>::const_iterator State::LegacyAt(Address address) const {
+  auto it = legacy.upper_bound(address);
+  if (it == legacy.begin()) return legacy.end();
+  --it;
+  return address.value - it->first.value < it->second.bytes ? it : legacy.end();
+}
+
+std::set<PoolId> State::PoolsIn(Address address, Bytes bytes) const {
+  std::set<PoolId> found;
+  auto it = MappingAt(address);
+  if (it == mappings.end()) it = mappings.lower_bound(address);
+  for (; it != mappings.end() && it->first < address + bytes; ++it) {
+    const auto a = allocations.find(it->second.allocation);
+    if (a != allocations.end() && a->second.pool) found.insert(a->second.pool);
+  }
+  return found;
+}
+
 Lifecycle State::LifecycleOf(PoolId id) const {
   if (!id) return lifecycle;
   const auto pool = pools.find(id);
@@ -78,17 +96,22 @@ bool State::Preserves(const Allocation& a) const {
   return pool == pools.end() || pool->second.policy == PoolPolicy::kPreserve;
 }
 
-std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment) {
+std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment,
+                              const std::multimap<Bytes, Bytes>& kept) {
   const auto slab = state.slabs.find(id);
   const auto whole = state.allocations.find(id);
   if (slab == state.slabs.end() || whole == state.allocations.end()) return std::nullopt;
   const auto aligned = [&](Bytes at) { return (at + alignment - 1) / alignment * alignment; };
   Bytes at = 0;
-  for (const auto& [offset, parts] : slab->second.parts) {
+  auto held = kept.begin();
+  for (auto next = slab->second.parts.begin(); next != slab->second.parts.end() || held != kept.end();) {
+    const bool is_part = held == kept.end() || (next != slab->second.parts.end() && next->first <= held->first);
+    const auto part = is_part ? state.allocations.find(next->second.front()) : state.allocations.end();
+    if (is_part && part == state.allocations.end()) return std::nullopt;  // an invariant is broken: nothing more is placed here
+    const auto [offset, size] = is_part ? std::pair(next->first, part->second.bytes) : std::pair(held->first, held->second);
     if (at + bytes <= offset) return at;
-    const auto part = state.allocations.find(parts.front());
-    if (part == state.allocations.end()) return std::nullopt;  // an invariant is broken: nothing more is placed here
-    at = aligned(offset + part->second.bytes);
+    at = std::max(at, aligned(offset + size));
+    is_part ? static_cast<void>(++next) : static_cast<void>(++held);
   }
   if (at + bytes <= whole->second.bytes) return at;
   return std::nullopt;
@@ -111,6 +134,8 @@ KeepReason WhyKept(const Allocation& allocation) {
   if (allocation.multicast_bindings > (allocation.pool ? 0 : allocation.released_bindings)) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
   if (allocation.registrations > 0) return KeepReason::kRegistered;
+  if (allocation.handed_out) return KeepReason::kHandedOut;
+  if (allocation.kept_with_all) return KeepReason::kUnseen;
   if (allocation.pool) return allocation.importers.empty() ? KeepReason::kNone : KeepReason::kShared;
   if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;
   return KeepReason::kNone;
@@ -175,6 +200,17 @@ std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
     if (a.on_device() && (at == sum.devices.end() || *at != device)) sum.devices.insert(at, device);
   }
   return sums;
+}
+
+Savable MeasureSavable(const State& state, PoolId scope) {
+  Savable sum;
+  for (const auto& [id, a] : state.allocations) {
+    if (a.pool != scope || state.slabs.contains(id) || !state.Preserves(a)) continue;
+    const auto slab = state.allocations.find(a.slab);
+    if (WhyKept(slab == state.allocations.end() ? a : slab->second) != KeepReason::kNone) continue;
+    (a.tag == MemoryTag::kNccl ? sum.nccl : sum.program) += a.bytes;
+  }
+  return sum;
 }
 
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State& state) {

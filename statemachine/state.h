@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ struct Allocation {
   bool touched = false;           // NCCL mapped it, or a peer imported it: its bytes may be anything
   bool resident = true;           // a driver handle stands behind it now; always true for a part of a slab
   bool saved = false;             // its contents are in the backup; until the cycle ends
+  bool handed_out = false;        // exported as the driver's own handle
+  bool kept_with_all = false;     // State::kept_whole has a reason
   bool awaiting_restore = false;  // resident in new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
 
@@ -92,7 +95,9 @@ struct Slab {
 
 // Why a pause leaves an allocation where it is; kNone: it is released. The pause is that of its pool if it is a chunk of one,
 // and NCCL's otherwise. kShared is said of chunks only: another process has imported one, and takes no part in the pause.
-enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kShared };
+// kHandedOut: whoever has the driver's own handle (fabric) maps these very pages. kUnseen: State::kept_whole says who may hold
+// its pages.
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kShared, kUnseen, kHandedOut };
 std::string_view ToText(KeepReason);
 KeepReason WhyKept(const Allocation&);
 
@@ -207,7 +212,8 @@ struct State {
   SequenceNumber last;  // of the last event applied
   Lifecycle lifecycle = Lifecycle::kNew;
   SessionOpened session;
-  std::string broken;  // why, once latched
+  std::string broken;      // why, once latched
+  std::string kept_whole;  // why pauses leave all memory in place, once latched
   std::vector<LibraryAttached> libraries;
   std::map<Address, Range> ranges;
   std::map<AllocationId, Allocation> allocations;
@@ -237,6 +243,8 @@ struct State {
   // The mapping or range that contains an address, end() if none.
   [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
   [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;
+  // The cuMemAlloc memory that contains an address, end() if none.
+  [[nodiscard]] std::map<Address, LegacyAllocation>::const_iterator LegacyAt(Address) const;
   // The slab whose mapping contains an address, and the part there (of several the first); zero if none.
   [[nodiscard]] AllocationId SlabAt(Address) const;
   [[nodiscard]] AllocationId PartAt(Address) const;
@@ -244,6 +252,8 @@ struct State {
   [[nodiscard]] Address PlaceOf(const Allocation&) const;
   // The pool with a tag; zero if there is none.
   [[nodiscard]] PoolId PoolNamed(std::string_view tag) const;
+  // The pools whose chunks are mapped somewhere in [address, address + bytes).
+  [[nodiscard]] std::set<PoolId> PoolsIn(Address address, Bytes bytes) const;
   // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
   [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
   // Whether a step on that allocation has begun, and is neither done nor failed: the driver may be ahead of this state.
@@ -252,8 +262,9 @@ struct State {
   [[nodiscard]] bool Preserves(const Allocation&) const;
 };
 
-// The first free place for `bytes` in an own slab, at a multiple of `alignment`.
-std::optional<Bytes> FindRoom(const State&, AllocationId slab, Bytes bytes, Bytes alignment);
+// The first free place for `bytes` in an own slab, at a multiple of `alignment`, beside what is `kept` free (bytes by offset).
+std::optional<Bytes> FindRoom(const State&, AllocationId slab, Bytes bytes, Bytes alignment,
+                              const std::multimap<Bytes, Bytes>& kept = {});
 // What of [offset, offset + bytes) must be cleared before it is used.
 std::vector<ByteRange> DirtyWithin(const Slab&, Bytes offset, Bytes bytes);
 
@@ -289,6 +300,14 @@ struct PoolHoldings {
 };
 // By pool; every open one is there, also when it holds nothing.
 std::map<PoolId, PoolHoldings> MeasurePools(const State&);
+
+// What a pause of a pool, or of NCCL's memory (zero), would save now; bytes. Most of what NCCL makes for itself is zero, and
+// hardly anything of what a program does.
+struct Savable {
+  Bytes nccl = 0, program = 0;
+  friend bool operator==(const Savable&, const Savable&) = default;
+};
+Savable MeasureSavable(const State&, PoolId scope);
 
 // What was made for one communicator; bytes, as NCCL asked for them.
 struct CommunicatorHoldings {

@@ -17,11 +17,14 @@
 #include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/hook/replacements.h"
 
+#define AMEM_HIDDEN __attribute__((visibility("hidden")))
 extern "C" {
 void amem_dlsym_stub();  // route_stub.S
 void amem_dlvsym_stub();
-__attribute__((visibility("hidden"))) void* amem_route_dlsym(void* return_address, void* handle, const char* name);
-__attribute__((visibility("hidden"))) void* amem_route_dlvsym(void* return_address, void* handle, const char* name);
+AMEM_HIDDEN void* amem_route_dlsym(void* return_address, void* handle, const char* name);
+AMEM_HIDDEN void* amem_route_dlvsym(void* return_address, void* handle, const char* name);
+AMEM_HIDDEN void* amem_route_exported_dlsym(void* return_address, void* handle, const char* name);
+AMEM_HIDDEN void* amem_route_exported_dlvsym(void* return_address, void* handle, const char* name);
 }
 
 namespace amem::hook {
@@ -31,7 +34,7 @@ using Dlsym = void* (*)(void*, const char*);
 using Dlvsym = void* (*)(void*, const char*, const char*);
 
 constinit std::atomic<bool> g_enabled{false};
-constinit std::atomic<void*> g_real_dlsym{nullptr}, g_real_dlvsym{nullptr}, g_driver_library{nullptr};
+constinit std::atomic<void*> g_driver_library{nullptr};
 
 constinit std::mutex g_patch_mutex;  // over the import tables: one thread at a time unseals a page, writes and seals it
 constinit std::atomic<Report> g_report{nullptr};
@@ -40,14 +43,47 @@ void Tell(bool failed, const std::string& message) {
   if (const Report report = g_report.load(std::memory_order_acquire)) report(failed, message);
 }
 
-template <class F>
-F Libc(const char* name, std::atomic<void*>& known) {
+// Who defines a function that this library exports as well. Others wrap it, too, so that it is not always libc's turn.
+struct Definitions {
+  const char* name;
+  std::atomic<void*> libc{nullptr}, next{nullptr}, first{nullptr};
+};
+constinit Definitions g_dlsym{"dlsym"}, g_dlvsym{"dlvsym"};
+
+template <class Find>
+void* Once(std::atomic<void*>& known, const Find& find) {
   void* found = known.load(std::memory_order_acquire);
-  if (found == nullptr) known.store(found = FindInLibc(name), std::memory_order_release);
-  return reinterpret_cast<F>(found);
+  if (found == nullptr) known.store(found = find(), std::memory_order_release);
+  return found;
 }
-Dlsym LibcDlsym() { return Libc<Dlsym>("dlsym", g_real_dlsym); }
-Dlvsym LibcDlvsym() { return Libc<Dlvsym>("dlvsym", g_real_dlvsym); }
+
+void* InLibc(Definitions& of) {
+  return Once(of.libc, [&] { return FindInLibc(of.name); });
+}
+
+bool LeadsHere(std::uintptr_t target) {
+  ElfImage self;
+  return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), &self) && self.InText(target);
+}
+
+// Behind this library in the search order: whom a caller that found ours would have reached without it.
+void* Next(Definitions& of) {
+  return Once(of.next, [&] {
+    void* const found = RealDlsym(RTLD_NEXT, of.name);
+    return found != nullptr ? found : InLibc(of);
+  });
+}
+
+// The first in the search order that is not ours: whom libnccl, and AMem itself, would have reached without this library. One
+// before ours asks for the next, and so comes to the exported function. (RTLD_DEFAULT would find ours, which is bound to
+// itself.)
+void* First(Definitions& of) {
+  return Once(of.first, [&] {
+    void* const found = RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), of.name);
+    return found == nullptr || LeadsHere(reinterpret_cast<std::uintptr_t>(found)) ? Next(of) : found;
+  });
+}
+Dlsym FirstDlsym() { return reinterpret_cast<Dlsym>(First(g_dlsym)); }
 
 bool IsUpper(char c) { return c >= 'A' && c <= 'Z'; }
 // Names that begin with cuda, cudnn or cublas belong to other libraries and are far more frequent.
@@ -90,14 +126,14 @@ bool FromNccl(void* return_address) {
 // ---- what libnccl gets in place of dlsym and dlvsym --------------------------------------------------------------------
 
 void* ReplacedDlsym(void* handle, const char* name) {
-  void* real = LibcDlsym()(handle, name);
+  void* real = FirstDlsym()(handle, name);
   if (real == nullptr) return nullptr;
   if (IsDriverName(name)) g_driver_library.store(handle, std::memory_order_release);
   return replacements::BindExported(name, real, nullptr);
 }
 
 void* ReplacedDlvsym(void* handle, const char* name, const char* version) {
-  void* real = LibcDlvsym()(handle, name, version);
+  void* real = reinterpret_cast<Dlvsym>(First(g_dlvsym))(handle, name, version);
   return real == nullptr ? nullptr : replacements::BindExported(name, real, nullptr);
 }
 
@@ -112,12 +148,21 @@ bool AsksForNccl(const char* name) {
          (StartsWith(name, "nccl") || StartsWith(name, "pnccl")) && !replacements::inert.load(std::memory_order_relaxed);
 }
 
-// ---- patching ----------------------------------------------------------------------------------------------------------
-
-bool LeadsHere(std::uintptr_t target) {
-  ElfImage self;
-  return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), &self) && self.InText(target);
+void* RouteDlsym(void* return_address, void* handle, const char* name) {
+  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
+  if (!AsksForNccl(name)) return nullptr;
+  if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
+  PatchIfLoaded();
+  return nullptr;
 }
+void* RouteDlvsym(void* return_address, const char* name) {
+  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym) : nullptr;
+}
+
+// For an import that was made to lead here. Of those, only libnccl's may have led to another function than libc's before.
+void* Before(Definitions& of, void* return_address) { return FromNccl(return_address) ? First(of) : InLibc(of); }
+
+// ---- patching ----------------------------------------------------------------------------------------------------------
 
 Status Patch(const ElfImage& image, const char* way) {
   AMEM_TRY(image.Write(image.ImportSlot("dlsym"), reinterpret_cast<const void*>(&amem_dlsym_stub)));
@@ -299,27 +344,38 @@ void AfterFork() {
   g_patch_mutex.unlock();
 }
 
-void* RealDlsym(void* handle, const char* name) { return LibcDlsym()(handle, name); }
-void* FindLibcDlsym() { return reinterpret_cast<void*>(LibcDlsym()); }
-void* DriverLibrary() { return g_driver_library.load(std::memory_order_acquire); }
+void* RealDlsym(void* handle, const char* name) { return reinterpret_cast<Dlsym>(InLibc(g_dlsym))(handle, name); }
+void* NextDlsym(void* handle, const char* name) { return reinterpret_cast<Dlsym>(Next(g_dlsym))(handle, name); }
+void* FindLibcDlsym() { return InLibc(g_dlsym); }
+
 void* DriverSymbol(const char* name) {
-  void* library = DriverLibrary();
-  return library == nullptr ? nullptr : RealDlsym(library, name);
+  // Never closed: its threads and handles outlive us.
+  void* library = Once(g_driver_library, [] { return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); });
+  return library == nullptr ? nullptr : FirstDlsym()(library, name);
 }
 
 }  // namespace amem::hook
 
 void* amem_route_dlsym(void* return_address, void* handle, const char* name) {
   using namespace amem::hook;
-  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
-  if (AsksForNccl(name)) {
-    if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
-    PatchIfLoaded();
-  }
-  return reinterpret_cast<void*>(LibcDlsym());
+  void* const answers = RouteDlsym(return_address, handle, name);
+  return answers != nullptr ? answers : Before(g_dlsym, return_address);
 }
 
 void* amem_route_dlvsym(void* return_address, void* /*handle*/, const char* name) {
   using namespace amem::hook;
-  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym) : reinterpret_cast<void*>(LibcDlvsym());
+  void* const answers = RouteDlvsym(return_address, name);
+  return answers != nullptr ? answers : Before(g_dlvsym, return_address);
+}
+
+void* amem_route_exported_dlsym(void* return_address, void* handle, const char* name) {
+  using namespace amem::hook;
+  void* const answers = RouteDlsym(return_address, handle, name);
+  return answers != nullptr ? answers : Next(g_dlsym);
+}
+
+void* amem_route_exported_dlvsym(void* return_address, void* /*handle*/, const char* name) {
+  using namespace amem::hook;
+  void* const answers = RouteDlvsym(return_address, name);
+  return answers != nullptr ? answers : Next(g_dlvsym);
 }

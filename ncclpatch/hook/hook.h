@@ -69,11 +69,13 @@ std::uint64_t LoadCount();
 void BeforeFork();
 void AfterFork();
 
-// libc's dlsym, and the libcuda that NCCL opened, as `dlsym` saw it (null until then).
+// libc's dlsym; and the next in the search order behind this library, which may be another interposer's. `handle` RTLD_NEXT
+// means behind this library.
 void* RealDlsym(void* handle, const char* name);
+void* NextDlsym(void* handle, const char* name);
 void* FindLibcDlsym();
-void* DriverLibrary();
-// A symbol of that libcuda, untouched; null if NCCL has not opened it or there is no such symbol.
+// A symbol of the libcuda that NCCL opened, else of the system's, as NCCL would get it without AMem: other interposers have
+// their part in AMem's own calls, too. Null: there is no such library or symbol.
 void* DriverSymbol(const char* name);
 
 }  // namespace amem::hook

@@ -114,7 +114,7 @@ void* AnswerName(void* handle, const char* name) {
   if (IsGlobal(handle) || handle == RTLD_NEXT)
     return own.served && !Libraries().empty() ? own.function : WithoutUs(name, own.function, caller);
   if (own.served && IsLibraryWithout(handle, name)) return own.function;
-  return RealDlsym(handle, name);
+  return NextDlsym(handle, name);
 }
 
 void* WithoutUs(const char* name, const void* own, const void* caller) {
@@ -136,7 +136,7 @@ void RouteLookUps() {
   ElfImage self;
   if (!Self(&self)) return;
   void* const libc = FindLibcDlsym();
-  const bool plain = RealDlsym(RTLD_DEFAULT, "dlsym") == libc;
+  const bool plain = RealDlsym(g_program.load(std::memory_order_acquire), "dlsym") == libc;  // RTLD_DEFAULT would find ours
   ElfImage::ForEach([&](const ElfImage& image) {
     if (image.base() == self.base() || std::strncmp(image.soname(), "libc.so", 7) == 0 ||
         std::strncmp(image.soname(), "ld-linux", 8) == 0)

@@ -1,4 +1,4 @@
-/* What libnccl's dlsym and dlvsym slots point to, and what the exported dlsym and dlvsym jump to.
+/* What libnccl's dlsym and dlvsym slots point to, and what the exported dlsym and dlvsym jump to (amem_exported_...).
  *
  * Each asks the C side where this call shall go, and then jumps there with the stack as it was: the function that answers sees
  * the original caller's return address. libc's dlsym needs that for RTLD_NEXT and RTLD_DEFAULT, so that AMem in between is
@@ -77,6 +77,10 @@
     .hidden amem_route_dlsym
     .hidden amem_route_dlvsym
 STUB amem_dlsym_stub, amem_route_dlsym
+    .hidden amem_route_exported_dlsym
+    .hidden amem_route_exported_dlvsym
 STUB amem_dlvsym_stub, amem_route_dlvsym
+STUB amem_exported_dlsym_stub, amem_route_exported_dlsym
+STUB amem_exported_dlvsym_stub, amem_route_exported_dlvsym
 
     .section .note.GNU-stack, "", %progbits

@@ -1,8 +1,11 @@
 // cuMemAlloc and cuIpc*: what NCCL uses with NCCL_CUMEM_ENABLE=0.
+#include <spdlog/fmt/fmt.h>
+
 #include <array>
 #include <cstring>
 
 #include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
@@ -24,6 +27,7 @@ struct MemAlloc {
     Session* session = runtime.session();
     if (session == nullptr || bytes == 0) return real(address, bytes);
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(*session)) return PassedOn(*session, kName, 0, real(address, bytes));
     bool for_application = false;
     const Origin origin = OriginOfCall(&for_application);
     const auto device = runtime.CurrentDevice();
@@ -60,13 +64,20 @@ struct MemFree {
 
 struct IpcGetMemHandle {
   static constexpr const char *kName = "cuIpcGetMemHandle", *kExported = kName;
+  static constexpr const char* kNoHandle =
+      "memory of a tag (amem_alloc) has no CUDA IPC handle; let another process import a copy that was made outside the tag";
   using Function = CUresult(CUipcMemHandle*, CUdeviceptr);
   static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, address);
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto token = session->LegacyExport(Address{address});
-    if (token.status().code() == Code::kNotFound) return PassedOn(*session, kName, address, real(handle, address));
+    if (token.status().code() == Code::kNotFound) {
+      const CUresult result = PassedOn(*session, kName, address, real(handle, address));
+      const bool of_tag = session->Inspect([&](const State& state) { return !state.PoolsIn(Address{address}, 1).empty(); });
+      if (result != CUDA_SUCCESS && of_tag) log::Error(fmt::format("{} {}: {}", kName, Hex(address), kNoHandle));
+      return result;
+    }
     if (!token) return ToDriver(kName, token.status());
     static_assert(sizeof handle->reserved == sizeof *token);
     std::memcpy(handle->reserved, token->data(), token->size());
@@ -82,6 +93,7 @@ struct IpcOpenMemHandle {
     Session* session = runtime.session();
     if (session == nullptr) return real(address, handle, flags);
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(*session)) return PassedOn(*session, kName, 0, real(address, handle, flags));
     const auto device = runtime.CurrentDevice();
     if (!device) return ToDriver(kName, device.status());
     std::array<std::byte, sizeof handle.reserved> token;

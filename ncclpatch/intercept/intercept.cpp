@@ -6,6 +6,7 @@
 
 #include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
@@ -59,6 +60,12 @@ Origin OriginOfCall(bool* for_application, bool* for_window) noexcept {
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result) {
   session.Note(PassedThrough{call, "not AMem's: " + Hex(subject), static_cast<std::int32_t>(result)});
   return result;
+}
+
+bool BesideAPause(Session& session) {
+  if (!session.paused()) return false;
+  const std::uint64_t aside = nccl::AsideNow();
+  return aside != 0 && aside == session.Progress().cycle;
 }
 
 CUresult RefusedWhilePaused(const char* call) {

@@ -46,6 +46,10 @@ Origin OriginOfCall(bool* for_application = nullptr, bool* for_window = nullptr)
 // Records a call that was about memory that is not AMem's, and returns its result.
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result);
 
+// Whether this call is for a communicator that is made, or runs, beside a pause in which others are suspended: its memory is
+// the driver's own, and its kernels touch none that is paused.
+bool BesideAPause(Session& session);
+
 // Frees memory that AMem only counts. The free is recorded before the driver makes it (Session::NoteFree); if the driver
 // refuses, the memory is recorded as allocated again.
 template <class Freed, class MakeCall>
@@ -58,10 +62,16 @@ CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
   return result;
 }
 
-// Does a range of addresses touch memory that a pause took away, or is taking?
+// Asked of each range of addresses that a call touches. Collects them, or else says whether a pause took memory there away, or
+// is taking it.
 struct Touch {
   Session& session;
-  bool operator()(CUdeviceptr address, Bytes bytes) const { return session.TouchesPaused(Address{address}, bytes); }
+  std::vector<Extent>* collected = nullptr;
+  bool operator()(CUdeviceptr address, Bytes bytes) const {
+    if (collected == nullptr) return session.TouchesPaused(Address{address}, bytes);
+    collected->push_back({Address{address}, bytes});
+    return false;
+  }
 };
 
 // Journals that a call was refused because it needs memory that is paused, and logs it at most once a second for all calls.
@@ -78,18 +88,23 @@ CUstream StreamIn(First first, Rest... rest) {
 }
 
 // A call that puts work on a device, or reads or writes device memory at once: made with the gate held, so that no pause begins
-// before it has returned. While memory is paused it is refused if it touches that memory: `touches(touch, arguments...)`.
+// before it has returned. While memory is paused it is refused if it touches that memory: `touches(touch, arguments...)`. What
+// a launch touches is not known, so it passes while only tags are paused, as the program's own launches do.
 template <class Touches, class F, class... A>
 CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... arguments) {
   Session* session = Runtime::Get().started();
   if (session == nullptr) return real(arguments...);
   for (;; std::this_thread::yield()) {  // again if a pause or resume ended between the two questions
     const auto entered = session->EnterLaunch(call, StreamIn(arguments...));
-    if (entered.owns_lock()) [[likely]]
+    if (entered.owns_lock() && !session->HasTags()) [[likely]]
       return real(arguments...);
-    if (session->paused()) break;
+    if (!entered.owns_lock() && !session->paused()) continue;
+    std::vector<Extent> touched;
+    if (session->HasTags()) static_cast<void>(touches(Touch{*session, &touched}, arguments...));
+    const auto tags = session->EnterTags(touched, call);
+    const bool away = tags.away || (!entered.owns_lock() && touches(Touch{*session}, arguments...));
+    return away ? RefusedWhilePaused(call) : real(arguments...);
   }
-  return touches(Touch{*session}, arguments...) ? RefusedWhilePaused(call) : real(arguments...);
 }
 
 AllocationProperties FromDriver(const CUmemAllocationProp& properties);

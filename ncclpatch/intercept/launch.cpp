@@ -11,7 +11,7 @@ struct Launch {
   template <class... A>
   static CUresult Call(Function* real, A... arguments) {
     return ThroughTheGate(
-        kName, [](Touch, A...) { return true; }, real, arguments...);
+        kName, [](Touch touch, A...) { return !BesideAPause(touch.session); }, real, arguments...);
   }
 };
 

@@ -15,6 +15,7 @@ struct MemCreate {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(handle, bytes, properties, flags);
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(*session)) return PassedOn(*session, kName, 0, real(handle, bytes, properties, flags));
     bool for_application = false, for_window = false;
     const Origin origin = OriginOfCall(&for_application, &for_window);
     const auto created = session->Create(bytes, FromDriver(*properties), flags, origin, for_application, for_window);
@@ -43,6 +44,7 @@ struct MemAddressReserve {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(address, bytes, alignment, hint, flags);
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(*session)) return PassedOn(*session, kName, hint, real(address, bytes, alignment, hint, flags));
     const auto reserved = session->Reserve(bytes, alignment, Address{hint}, flags, CaptureCallSite());
     if (!reserved) return ToDriver(kName, reserved.status());
     *address = reserved->value;
@@ -93,6 +95,7 @@ struct MemSetAccess {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(address, bytes, access, count);
     if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(*session)) return PassedOn(*session, kName, address, real(address, bytes, access, count));
     std::vector<AccessDescriptor> descriptors;
     descriptors.reserve(count);
     for (size_t i = 0; i < count; ++i)

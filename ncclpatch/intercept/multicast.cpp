@@ -80,6 +80,8 @@ template <class MakeCall>
 CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_t object_offset,
                     CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, const MakeCall& make_call) {
   const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
+    const auto tag = session != nullptr && IsGuest(memory) ? session->EnterTagOf(ToAllocation(memory)) : Session::InTags{};
+    if (tag.paused) return RefusedWhilePaused(call);
     if (session != nullptr && IsGuest(memory)) session->PrepareBind(ToAllocation(memory));
     const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
     return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE : make_call(handle, known.handle, known.offset + memory_offset);
@@ -122,7 +124,11 @@ template <class MakeCall>
 CUresult BindAddress(const char* call, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
                      const MakeCall& make_call) {
   return OnObject(
-      call, object, [&](Session*, CUmemGenericAllocationHandle handle) { return make_call(handle); },
+      call, object,
+      [&](Session* session, CUmemGenericAllocationHandle handle) {
+        const auto tags = session == nullptr ? Session::InTags{} : session->EnterTags({Address{address}, bytes}, call);
+        return tags.paused ? RefusedWhilePaused(call) : make_call(handle);
+      },
       [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
 }
 

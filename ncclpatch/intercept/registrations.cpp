@@ -57,15 +57,24 @@ void Registrations::Forget(const std::vector<Part>& parts) {
     if (session != nullptr) session->Note(Deregistered{part.address, part.bytes});
 }
 
+Still HoldStill(const std::vector<Part>& parts) {
+  Session* session = Runtime::Get().started();
+  if (session == nullptr || parts.empty()) return {};
+  std::vector<Extent> extents;
+  for (const Part& part : parts) extents.push_back({part.address, part.bytes});
+  auto nccl = session->EnterCall();
+  return {std::move(nccl), session->EnterTags(extents, "a deregistration")};
+}
+
 Registering::Registering(const char* call, Part part) {
   Session* session = Runtime::Get().started();
   if (session == nullptr || part.bytes == 0) return;
   for (;; std::this_thread::yield()) {
     entered_ = session->EnterLaunch();
-    if (entered_.owns_lock()) return;
-    if (session->paused()) break;
+    if (entered_.owns_lock() || session->paused()) break;
   }
-  refused_ = session->TouchesPaused(part.address, part.bytes);
+  tags_ = session->EnterTags({part.address, part.bytes}, call);
+  refused_ = tags_.away || (!entered_.owns_lock() && session->TouchesPaused(part.address, part.bytes));
   if (refused_) RefusedWhilePaused(call);
 }
 

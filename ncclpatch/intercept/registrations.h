@@ -66,13 +66,22 @@ class Registering {
 
  private:
   decltype(std::declval<Session&>().EnterLaunch()) entered_;
+  Session::InTags tags_;
   bool refused_ = false;
 };
+
+// Held while a registration is undone: a pause or resume that is under way reckons with what cards hold, and is waited for.
+struct Still {
+  std::shared_lock<CallGate> nccl;
+  Session::InTags tags;
+};
+Still HoldStill(const std::vector<Part>& parts);
 
 // Undoes a registration by `make_call`, which succeeds with 0.
 template <class MakeCall>
 int Deregister(RegionKey key, const MakeCall& make_call) {
   std::vector<Part> parts = Registrations::Get().Take(key);
+  const Still still = HoldStill(parts);
   const int result = make_call();
   if (result == 0)
     Registrations::Forget(parts);

@@ -1,4 +1,5 @@
-// Shareable handles: NCCL gets descriptors of tokens, and gives back what its peers sent.
+// Shareable handles: NCCL gets descriptors of tokens, and gives back what its peers sent. Handles of other types are the
+// driver's.
 
 #include <spdlog/fmt/fmt.h>
 
@@ -7,6 +8,32 @@
 
 namespace amem::intercept {
 namespace {
+
+// The driver's own handle, for another host: nobody could ask this process for it over a socket. The memory stays in place.
+CUresult HandOut(Session& session,
+                 CUresult (*real)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long),
+                 void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                 unsigned long long flags) {
+  constexpr const char* kName = "cuMemExportToShareableHandle";
+  const AllocationId id = ToAllocation(handle);
+  const auto inside = session.EnterCall();
+  if (session.paused()) return ToDriver(kName, {Code::kRefused, "memory is paused; call ncclResume first"});
+  const bool rebuilt = session.Inspect([&](const State& state) {
+    const auto found = state.allocations.find(id);
+    return found != state.allocations.end() && found->second.rebuilt();
+  });
+  if (rebuilt)
+    return ToDriver(kName, {Code::kUnsupported,
+                            fmt::format("a multicast object that pauses release cannot be shared by a handle of "
+                                        "type {} (8 is fabric); set AMEM_NVLS=keep",
+                                        static_cast<int>(type)),
+                            CUDA_ERROR_NOT_SUPPORTED});
+  const CUresult result = real(shareable, session.Backing(id).first.value, type, flags);
+  if (result != CUDA_SUCCESS) return result;
+  session.Note(Exported{id, static_cast<std::uint32_t>(type)});
+  Runtime::Get().NoteForeignSharing();
+  return result;
+}
 
 struct MemExportToShareableHandle {
   static constexpr const char *kName = "cuMemExportToShareableHandle", *kExported = kName;
@@ -17,14 +44,7 @@ struct MemExportToShareableHandle {
     if (session == nullptr) return real(shareable, handle, type, flags);
     if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
     if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-      session->Note(PassedThrough{kName, fmt::format("handle type {}", static_cast<int>(type)), CUDA_ERROR_NOT_SUPPORTED});
-      log::Warn(
-          fmt::format("{}: this version of AMem does not share handles of type {} (8 is fabric); NCCL gets "
-                      "CUDA_ERROR_NOT_SUPPORTED",
-                      kName, static_cast<int>(type)));
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
     auto token = session->Export(ToAllocation(handle));
     if (!token) return ToDriver(kName, token.status());
     *static_cast<int*>(shareable) = token->Release();
@@ -40,8 +60,11 @@ struct MemImportFromShareableHandle {
     if (session == nullptr) return real(handle, shareable, type);
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      Runtime::Get().NoteForeignSharing();
       return PassedOn(*session, kName, subject, real(handle, shareable, type));
+    }
+    if (BesideAPause(*session)) return PassedOn(*session, kName, subject, real(handle, shareable, type));
     const auto imported = session->Import(static_cast<int>(subject), OriginOfCall());
     if (imported.status().code() == Code::kNotFound) return PassedOn(*session, kName, subject, real(handle, shareable, type));
     if (!imported) return ToDriver(kName, imported.status());

@@ -20,9 +20,9 @@
 .endm
 
     .text
-    .hidden amem_dlsym_stub
-    .hidden amem_dlvsym_stub
-EXPORTED dlsym, amem_dlsym_stub
-EXPORTED dlvsym, amem_dlvsym_stub
+    .hidden amem_exported_dlsym_stub
+    .hidden amem_exported_dlvsym_stub
+EXPORTED dlsym, amem_exported_dlsym_stub
+EXPORTED dlvsym, amem_exported_dlvsym_stub
 
     .section .note.GNU-stack, "", %progbits

@@ -4,6 +4,8 @@
 #include <map>
 #include <mutex>
 
+#include "ncclpatch/nccl/attribution.h"
+
 namespace amem::nccl {
 namespace {
 
@@ -68,6 +70,15 @@ std::vector<Communicator> All() {
     for (const auto& [id, communicator] : registry.all) found.push_back(communicator);
   });
   return found;
+}
+
+std::uint64_t AsideNow() noexcept {
+  std::uint64_t aside = 0;
+  const CommunicatorId id = CurrentCommunicator();
+  Locked([&](Registry& registry) {
+    if (const auto at = registry.all.find(id); at != registry.all.end()) aside = at->second.aside;
+  });
+  return aside;
 }
 
 void BeforeFork() { TheRegistry().mutex.lock(); }
@@ -161,6 +172,12 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
     if (registry.observer != nullptr) registry.observer->Suspended(id, suspended);
   });
   return changed;
+}
+
+void registry::SetAside(CommunicatorId id, std::uint64_t pause) noexcept {
+  Locked([&](Registry& registry) {
+    if (const auto at = registry.all.find(id); at != registry.all.end()) at->second.aside = pause;
+  });
 }
 
 bool registry::AnySuspended() noexcept { return TheRegistry().suspended.load(std::memory_order_relaxed) > 0; }

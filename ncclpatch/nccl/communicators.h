@@ -38,6 +38,7 @@ struct Communicator {
   DeviceOrdinal device{-1};     // CUDA ordinal; -1: not known
   ncclComm* address = nullptr;  // null until NCCL has given it one
   bool suspended = false;       // by ncclCommSuspend, as AMem serves it
+  std::uint64_t aside = 0;      // the pause, as the session counts them, beside which it is made and runs; 0: none
 
   // Counts when the process is asked whether all are suspended: NCCL may still use it.
   [[nodiscard]] bool usable() const { return stage == Stage::kMaking || stage == Stage::kReady; }
@@ -57,6 +58,8 @@ class Observer {
 void SetObserver(Observer* observer);
 
 std::optional<Communicator> Find(const ncclComm* address);
+// Communicator::aside of the one for which this thread calls; 0 where that is not known.
+std::uint64_t AsideNow() noexcept;
 std::vector<Communicator> All();  // that live, in the order in which they were begun
 
 // Around fork: the child finds the registry's lock free.
@@ -81,6 +84,7 @@ CommunicatorId Detach(const ncclComm* address) noexcept;
 CommunicatorId IdOf(const ncclComm* address) noexcept;
 // False: it is not known, or was so already.
 bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
+void SetAside(CommunicatorId id, std::uint64_t pause) noexcept;
 // Whether any is suspended: without the lock.
 bool AnySuspended() noexcept;
 // How many have an address and are not ready: without the lock.

@@ -1,11 +1,27 @@
 // Communicators end, and what is asked about those that NCCL makes in the background.
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {
 
 bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
+
+// The communicator that is not suspended, with which the memory of others that are may have to wait.
+std::optional<Communicator> HoldingOthersBack(const ncclComm* comm) noexcept {
+  std::optional<Communicator> found = registry::AnySuspended() ? Find(comm) : std::nullopt;
+  return found && found->suspended ? std::nullopt : found;
+}
+
+// It has ended on all ranks of the host, which NCCL makes wait for each other, so that they can pause now. NCCL's answer stays.
+void LetOthersGo(const Communicator& ended, const char* call) noexcept {
+  Group& group = t_state.groups[ended.place];
+  if (group.depth > 0)
+    group.settles = true;
+  else if (SuspendServer* server = TheSuspendServer(); server != nullptr)
+    server->Settle(call);
+}
 
 // NCCL may give the address to another communicator as soon as it has freed this one, so it is taken away before.
 template <class Call>
@@ -42,7 +58,10 @@ struct Destroy {
   using Function = int(ncclComm*);
   template <class Real>
   static int Call(std::size_t, Real real, ncclComm* comm) {
-    return EndOne(comm, "destroyed", [&] { return real(comm); });
+    const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
+    const int result = EndOne(comm, "destroyed", [&] { return real(comm); });
+    if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
+    return result;
   }
 };
 

@@ -11,9 +11,9 @@ class SuspendServer {
   virtual ~SuspendServer() = default;
   // A call with a suspended communicator.
   virtual int Refuse(const char* call, CommunicatorId id) noexcept = 0;
-  // NCCL is asked for a communicator.
-  virtual int BeforeMaking(const char* call) noexcept = 0;
-  // A group has ended in which communicators were suspended or resumed.
+  // NCCL is asked for a communicator, which the registry has already, so that from now on not all are suspended.
+  virtual int BeforeMaking(const Communicator& asked) noexcept = 0;
+  // A group has ended in which communicators were suspended or resumed, or one has ended that was not suspended.
   virtual int Settle(const char* call) noexcept = 0;
 };
 // Null: nobody, and nothing is refused. Must outlive all calls.

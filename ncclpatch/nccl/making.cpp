@@ -36,19 +36,20 @@ void AddPending(Group& group, const Pending& pending) noexcept {
   }
 }
 
-// One communicator. In a group NCCL only takes note of the request; the result is known at the end of it. A library that writes
-// the address at once leaves the program free to move it, so that `out` counts later only where nothing was written.
-// While the process is paused because all were suspended, there is no memory for another one.
-int MakeWay(const char* how) noexcept {
+// While the process is paused because all were suspended, there is no memory for another communicator.
+int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   SuspendServer* server = t_state.inside ? nullptr : TheSuspendServer();
-  return server == nullptr ? kSuccess : server->BeforeMaking(how);
+  asked.id = id;
+  return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
+// One communicator. In a group NCCL only takes note of the request; the result is known at the end of it. A library that writes
+// the address at once leaves the program free to move it, so that `out` counts later only where nothing was written.
 template <class Call>
 int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   if (t_state.inside || out == nullptr) return call();
-  if (const int answer = MakeWay(asked.how)) return answer;
   const CommunicatorId id = registry::Begin(asked);
+  if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
   int result = kSuccess;
   {
@@ -111,14 +112,14 @@ struct InitAll {
   template <class Real>
   static int Call(std::size_t place, Real real, ncclComm** comms, int count, const int* devices) {
     if (t_state.inside || comms == nullptr || count < 1) return real(comms, count, devices);
-    if (const int answer = MakeWay("init all")) return answer;
     std::vector<CommunicatorId> ids;
     try {
       for (int rank = 0; rank < count; ++rank) ids.push_back(registry::Begin(Asked(place, "init all", rank, count)));
     } catch (...) {
     }
     int result = kSuccess;
-    {
+    for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
+    if (result == kSuccess) {
       const Following following(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{});
       result = real(comms, count, devices);
     }

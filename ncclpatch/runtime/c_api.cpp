@@ -56,7 +56,7 @@ int ncclPause(ncclComm** /*comm*/) {
 }
 
 int ncclResume(ncclComm** /*comm*/) {
-  return AtBorder("ncclResume", [] { return Runtime::Get().RunCycle(amem::CycleKind::kResume); });
+  return AtBorder("ncclResume", [] { return Runtime::Get().RunCycle(amem::CycleKind::kResume, true); });
 }
 
 int ncclMemStats() {

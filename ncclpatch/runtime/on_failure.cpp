@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -55,6 +56,17 @@ std::string FindReplay() {
   for (const auto& place : {folder / "amem-replay", folder.parent_path() / "bin" / "amem-replay"})
     if (::access(place.c_str(), X_OK) == 0) return place.string();
   return {};
+}
+
+// A list of folders without those that depend on the current directory; an empty one means that very directory.
+std::string AbsoluteOnes(std::string_view folders) {
+  std::string kept;
+  while (!folders.empty()) {
+    const std::string_view folder = folders.substr(0, folders.find_first_of(":;"));
+    folders.remove_prefix(std::min(folder.size() + 1, folders.size()));
+    if (folder.starts_with('/')) kept.append(kept.empty() ? "" : ":").append(folder);
+  }
+  return kept;
 }
 
 std::vector<char*> Pointers(std::vector<std::string>& texts) {
@@ -114,11 +126,20 @@ void OnFailure::Configure(const std::string& command, const std::string& replay,
   command_ = command;
   if (command_.empty()) return;
   replay_ = replay.empty() ? FindReplay() : replay;
+  std::error_code unknown;
+  if (replay_.find('/') != replay_.npos)  // the job may be in another directory by then; a mere name is looked for in PATH
+    replay_ = std::filesystem::absolute(replay_, unknown).string();
   pack_directory_ = pack_directory;
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view variable(*environment);
     const bool ours = variable.starts_with("AMEM_ON_FAILURE=") || variable.starts_with("AMEM_FAILURE_");
-    if (!ours && !variable.starts_with("LD_PRELOAD=")) environment_.emplace_back(variable);
+    if (ours || variable.starts_with("LD_PRELOAD=")) continue;
+    const std::string_view name = variable.substr(0, variable.find('=') + 1);
+    if (name != "PATH=" && name != "LD_LIBRARY_PATH=") {
+      environment_.emplace_back(variable);
+    } else if (const std::string folders = AbsoluteOnes(variable.substr(name.size())); !folders.empty()) {
+      environment_.push_back(std::string(name) + folders);
+    }
   }
 }
 

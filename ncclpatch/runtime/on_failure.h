@@ -24,11 +24,14 @@ std::filesystem::path PackDirectory(const std::filesystem::path& journals);
 //
 // A program of its own runs it, in a session of its own, so that no signal to the job's process group reaches it: /bin/sh,
 // which packs the journals where it finds amem-replay (a minute at most), and then becomes COMMAND. It gets /dev/null for
-// input, the job's stderr for output, and the environment of the job when it loaded AMem, without LD_PRELOAD.
+// input, the job's stderr for output, and the environment of the job when it loaded AMem, without LD_PRELOAD, and without
+// folders in PATH and LD_LIBRARY_PATH that are not absolute: nothing that lies in the job's current directory is run or loaded
+// unasked.
 class OnFailure {
  public:
   // Once, while one thread runs. An empty command: nothing will be run. `pack_directory`: where packs go; made when there is
-  // one. `replay`: amem-replay; empty: it is looked for beside this library, then in PATH.
+  // one. `replay`: amem-replay, a relative path as seen from the current directory now, or a name in PATH; empty: it is looked
+  // for beside this library, then in PATH.
   void Configure(const std::string& command, const std::string& replay, const std::filesystem::path& pack_directory,
                  const char* const* environment);
   // Starts the command and does not wait for it: a thread takes its exit status when it ends. From any thread. Returns why it

@@ -247,7 +247,9 @@ Result<Options> ParseOptions(const Lookup& get) {
 
   AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(),
                                          options.group));
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, options.timeout_ms));
+  auto timeout_ms = static_cast<std::uint32_t>(options.deadlines.call().count());
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, timeout_ms));
+  options.deadlines = Deadlines(std::chrono::milliseconds(timeout_ms));
   AMEM_TRY(ParseMemory(get, options));
   AMEM_TRY(ParsePinned(get, options));
   AMEM_TRY(ParseContent(get, options));

@@ -1,12 +1,13 @@
 #include "ncclpatch/runtime/plain_memory.h"
 
 #include <cuda.h>
-#include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
+
+#include "ncclpatch/hook/hook.h"
 
 namespace amem::plain_memory {
 namespace {
@@ -29,11 +30,9 @@ struct PlainDriver {
 const PlainDriver& TheDriver() {
   static const PlainDriver driver = [] {
     PlainDriver found;
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return found;
     found.complete = true;
-#define AMEM_PLAIN_FIND(member, name, type)                               \
-  found.member = reinterpret_cast<decltype(&type)>(dlsym(library, name)); \
+#define AMEM_PLAIN_FIND(member, name, type)                                   \
+  found.member = reinterpret_cast<decltype(&type)>(hook::DriverSymbol(name)); \
   found.complete = found.complete && found.member != nullptr;
     AMEM_PLAIN_CALLS(AMEM_PLAIN_FIND)
     return found;

@@ -56,8 +56,8 @@ void CloseAtExit(int exit_code, void* /*unused*/) {
 
 }  // namespace
 
-// A fork waits for a session that is being started, so that the child inherits all of it or nothing. Once there is one the
-// child is inert, and nothing need be waited for: a thread that hangs in the driver may hold a lock for ever.
+// The child finds these locks free. Once there is a session the child is inert, and nothing need be waited for: a thread that
+// hangs in the driver may hold a lock for ever. No lock is held while a session is started, because libcuda forks in cuInit.
 void Runtime::BeforeFork() {
   t_forking = Get().started() == nullptr;
   if (!t_forking) return;
@@ -71,12 +71,12 @@ void Runtime::AfterFork() {
   Get().mutex_.unlock();
   nccl::AfterFork();
 }
-// Before its parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session works in
-// it.
+// Before its parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session, or what
+// there is of it, works in it.
 void Runtime::InChild() {
   AfterFork();
   safepoint::ForgetInChild();
-  if (Get().started() != nullptr) replacements::inert.store(true);
+  if (Get().started() != nullptr || Get().starting_) replacements::inert.store(true);
 }
 
 Runtime& Runtime::Get() {
@@ -152,10 +152,16 @@ Status Runtime::Attach() {
 }
 
 Session* Runtime::Start() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  start_ended_.wait(lock, [&] { return !starting_; });
   if (Session* session = session_.load()) return session;
   if (failed_.load()) return nullptr;
+  starting_ = true;
+  lock.unlock();
   Result<std::unique_ptr<Session>> made = MakeSession();
+  lock.lock();
+  starting_ = false;
+  start_ended_.notify_all();
   if (!made) {
     failure_ = made.status();
     log::Error(failure_.message() + "; NCCL goes on without AMem, and its memory cannot be paused");
@@ -165,6 +171,7 @@ Session* Runtime::Start() {
   Session* session = (*std::move(made)).release();  // leaked on purpose
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
+  if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
   safepoint::Begin(*session);
   session_.store(session, std::memory_order_release);
   ::on_exit(&CloseAtExit, nullptr);  // as atexit, but it learns the code; this library is never unloaded
@@ -243,33 +250,15 @@ void Runtime::KeepEverything(const std::string& why) {
     if (!keep_everything_.empty()) return;
     keep_everything_ = why;
   }
-  log::Warn("pauses will leave all of NCCL's memory in place: " + why);
-  Note(PassedThrough{"keep everything", why, 0});
+  log::Warn("pauses will leave all memory in place: " + why);
+  if (Session* running = started()) running->KeepEverything(why);
 }
 
-// What is mapped counts as registered for as long as the pause lasts.
-void Runtime::HoldEverything(Session& session) {
-  const std::lock_guard lock(mutex_);
-  if (keep_everything_.empty() || !held_.empty() || session.paused()) return;
-  session.Inspect([&](const State& state) {
-    for (const auto& [address, mapping] : state.mappings) held_.push_back({address, mapping.bytes, keep_everything_});
-  });
-  std::erase_if(held_, [&](const Registered& held) { return !session.NoteRegistration(held); });
-}
-
-void Runtime::LetGo(Session& session) {
-  const std::lock_guard lock(mutex_);
-  if (session.paused()) return;
-  for (const Registered& held : std::exchange(held_, {})) session.Note(Deregistered{held.address, held.bytes});
-}
-
-Status Runtime::Cycle(Session& session, CycleKind kind) {
-  if (kind == CycleKind::kPause) HoldEverything(session);
+Status Runtime::Cycle(Session& session, CycleKind kind, bool patient) {
   const bool was_paused = session.paused();
-  const Status status = kind == CycleKind::kPause ? session.Pause() : session.Resume();
+  const Status status = kind == CycleKind::kPause ? session.Pause() : patient ? session.Resume() : session.ResumeInTime();
   const AfterPause after = after_pause_.load(std::memory_order_acquire);
   if (status && kind == CycleKind::kPause && !was_paused && after != nullptr) after(session);
-  LetGo(session);
   return status ? status : Failed(session, status);
 }
 
@@ -290,7 +279,7 @@ Status Runtime::Failed(Session& session, const Status& why) {
   return told;
 }
 
-Status Runtime::RunCycle(CycleKind kind) {
+Status Runtime::RunCycle(CycleKind kind, bool patient) {
   LookForLibraries();
   const Result<Session*> session = ToPause();
   if (!session) return session.status();
@@ -300,7 +289,7 @@ Status Runtime::RunCycle(CycleKind kind) {
   }
   if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(**session);
   const bool was_paused = (*session)->paused();
-  const Status status = Cycle(**session, kind);
+  const Status status = Cycle(**session, kind, patient);
   safepoint::OwnCycleEnded(**session, kind, was_paused, status.ok());
   return status;
 }
@@ -308,7 +297,8 @@ Status Runtime::RunCycle(CycleKind kind) {
 Status Runtime::SetGroup(std::int64_t group) {
   AMEM_TRY(Usable());
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    start_ended_.wait(lock, [&] { return !starting_; });
     if (session_.load() == nullptr) {
       options_.group = group;
       return Status::Ok();

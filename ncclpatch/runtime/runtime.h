@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -52,11 +53,16 @@ class Runtime {
   // Journals an event, now or as soon as the session starts.
   void Note(EventBody event);
 
-  // From now on a pause leaves all of NCCL's memory in place, because somebody whom AMem cannot ask may hold its pages.
+  // From now on pauses leave all memory in place, because somebody whom AMem cannot ask may hold its pages. Not with the gate
+  // held.
   void KeepEverything(const std::string& why);
-  Status Cycle(Session& session, CycleKind kind);
+  // NCCL shares memory by handles that are not AMem's (fabric), which a pause leaves in place; NCCL's own suspend takes it.
+  void NoteForeignSharing() { shares_foreign_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
+  Status Cycle(Session& session, CycleKind kind, bool patient = false);
   // A pause or resume as the program asks for it; nothing to do before NCCL has used memory.
-  Status RunCycle(CycleKind kind);
+  // `patient`: as Session::Resume, else as Session::ResumeInTime.
+  Status RunCycle(CycleKind kind, bool patient = false);
   // The failure of a pause or resume with where to read on; the user's command is run (AMEM_ON_FAILURE).
   Status Failed(Session& session, const Status& why);
   // For pools: the session, started now if need be, also without NCCL. Ok(null): AMem is switched off, and the program's calls
@@ -79,8 +85,6 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
   void NoteLibraries(Session& session);
-  void HoldEverything(Session& session);
-  void LetGo(Session& session);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -91,14 +95,15 @@ class Runtime {
   Status settings_;  // the result of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false}, shares_foreign_{false};
   std::atomic<AfterPause> after_pause_{nullptr};
-  std::mutex mutex_;  // over the start and all below
+  std::mutex mutex_;       // over all below
+  bool starting_ = false;  // a thread makes the session, without the lock
+  std::condition_variable start_ended_;
   Status failure_;
   std::vector<EventBody> pending_;
   std::uint64_t noted_libraries_ = 0, surveyed_at_ = 0;  // hook::Library::number, hook::LoadCount
   std::string keep_everything_;                          // why, if so
-  std::vector<Registered> held_;                         // because of that, in this pause
   std::set<std::string> not_under_amem_;                 // said already
 };
 

@@ -74,11 +74,11 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   const Result<SessionId> session = RandomSession();
   if (!session) return session.status();
 
-  // Pools may come before NCCL, or without one.
-  const bool opened = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
+  // Where there is none, LoadSystem says so in words.
+  const bool found = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
   Result<std::unique_ptr<CudaDriver>> driver =
-      opened ? CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); }) : CudaDriver::LoadSystem();
-  if (!driver) return driver.status().Within(opened ? "using the driver that NCCL opened" : "using the driver");
+      found ? CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); }) : CudaDriver::LoadSystem();
+  if (!driver) return driver.status().Within("using the driver");
 
   JournalOptions journaling = options.journal;
   journaling.report = [](const std::string& message) { log::Warn(message); };
@@ -87,9 +87,13 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;
     settings.socket_directory = options.socket_directory;
-    settings.timeout_ms = options.timeout_ms;
+    settings.deadlines = options.deadlines;
     settings.abstract_names = true;
     settings.report = journaling.report;
+    // Who looks at a terminal sees why nothing goes on; elsewhere it is in the journals, and `amem watch` shows it.
+    settings.waiting = [](const std::string& message) {
+      ::isatty(STDERR_FILENO) == 1 ? log::Warn(message) : log::Info(message);
+    };
     auto peers = UnixPeers::Start(self, settings, delegate);
     if (!peers) return peers.status();
     return std::unique_ptr<Peers>(*std::move(peers));
@@ -98,6 +102,8 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   // The driver must outlive the session, which is never destroyed.
   SessionOptions settings = options;
   settings.pool_pinned_bytes = PinnedForPools(options);
+  // The directory may lie on a file system that hosts share.
+  settings.host_claims = options.socket_directory / ("host-memory-" + who.boot_id);
   return Session::Start(settings, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
 }
 

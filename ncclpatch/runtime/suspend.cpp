@@ -12,6 +12,7 @@
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/nccl/guard.h"
 #include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
 namespace amem::suspend {
@@ -56,13 +57,15 @@ std::mutex& Settling() {  // never destroyed
   static auto* mutex = new std::mutex;
   return *mutex;
 }
-// The process was paused because all communicators were suspended. Under Settling().
-bool g_paused_here = false;
+// The pause, as the session counts them, that began here because all communicators were suspended. Under Settling(). Whoever
+// resumes the process ends it, and whoever pauses it again begins another.
+std::uint64_t g_paused_here = 0;
 
 bool Paused() {
   Session* session = Runtime::Get().started();
   return session != nullptr && session->paused();
 }
+bool PausedHere() { return Paused() && Runtime::Get().started()->Progress().cycle == g_paused_here; }
 
 bool AllSuspended() {
   bool any = false;
@@ -74,6 +77,19 @@ bool AllSuspended() {
   return any;
 }
 
+// Made beside the pause that lasts.
+bool IsAside(const nccl::Communicator& one) {
+  const std::lock_guard lock(Settling());
+  return one.aside != 0 && PausedHere() && one.aside == g_paused_here;
+}
+
+// Whether a suspended communicator has more ranks than the one that is made.
+bool IsPart(const nccl::Communicator& asked) {
+  for (const nccl::Communicator& one : nccl::All())
+    if (one.suspended && one.ranks > asked.ranks) return true;
+  return false;
+}
+
 // Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. Where that fails,
 // what this thread marked is as it was before.
 Status Settle() {
@@ -83,11 +99,10 @@ Status Settle() {
   for (const Change& change : changes) resumes = resumes || !change.suspended;
   Status status;
   if (resumes && Paused()) {
-    status = Runtime::Get().RunCycle(CycleKind::kResume);
-    if (status.ok()) g_paused_here = false;
-  } else if (!resumes && !changes.empty() && AllSuspended()) {
+    status = Runtime::Get().RunCycle(CycleKind::kResume, true);
+  } else if (!resumes && !Paused() && AllSuspended()) {
     status = Runtime::Get().RunCycle(CycleKind::kPause);
-    if (status.ok()) g_paused_here = true;
+    if (status.ok() && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
   }
   if (status.ok()) return status;
   for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
@@ -111,6 +126,10 @@ Status Mark(const ncclComm* comm, bool suspended) {
                                                    : " was finalized or revoked; destroy it, which frees its memory")};
   if (one->suspended == suspended)
     return {Code::kRefused, ToText(one->id) + (suspended ? " is suspended already" : " is not suspended")};
+  if (IsAside(*one)) {  // no pause has taken its memory, and the others cannot be waited for
+    nccl::registry::SetSuspended(one->id, suspended);
+    return Status::Ok();
+  }
   t_changes.push_back({one->id, suspended});
   nccl::registry::SetSuspended(one->id, suspended);
   nccl::Group& group = nccl::t_state.groups[one->place];
@@ -172,22 +191,32 @@ class Server : public nccl::SuspendServer {
       return {Code::kRefused, ToText(id) + " is suspended; call ncclCommResume first"};
     });
   }
-  // Collective, as making the communicator is. What was suspended stays so, and its memory goes with the next pause.
-  int BeforeMaking(const char* how) noexcept override {
+  // Collective, as making the communicator is. What was suspended stays so, and its memory goes with the next pause. Where
+  // ranks of a suspended communicator have no part in the new one, they cannot be waited for: it is made beside the pause.
+  int BeforeMaking(const nccl::Communicator& asked) noexcept override {
     return AtBorder("making way for a communicator", [&] {
       const std::lock_guard lock(Settling());
-      if (!g_paused_here) return Status::Ok();
-      const Status status = Paused() ? Runtime::Get().RunCycle(CycleKind::kResume) : Status::Ok();
-      if (status.ok()) g_paused_here = false;
-      return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", how));
+      if (!PausedHere()) return Status::Ok();
+      Status status;
+      if (!IsPart(asked)) status = Runtime::Get().RunCycle(CycleKind::kResume);
+      if (PausedHere()) {
+        nccl::registry::SetAside(asked.id, g_paused_here);
+        log::Warn(fmt::format(
+            "{} (\"{}\") is made while other communicators of the process stay suspended: its memory is not AMem's, "
+            "and pauses leave it in place",
+            ToText(asked.id), asked.how));
+        return Status::Ok();
+      }
+      return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", asked.how));
     });
   }
   int Settle(const char* call) noexcept override { return AtBorder(call, &suspend::Settle); }
 };
 
-// NCCL's own functions take what AMem cannot: a communicator that was made before AMem was there, and what later versions know.
+// NCCL's own functions take what AMem cannot: a communicator that was made before AMem was there, what later versions know, and
+// memory that is shared by fabric handles.
 bool SuspendIsForNccl(const ncclComm* comm, int flags) {
-  return comm != nullptr && (flags != kSuspendMemory || !nccl::Find(comm));
+  return comm != nullptr && (flags != kSuspendMemory || Runtime::Get().SharesForeign() || !nccl::Find(comm));
 }
 bool ResumeIsForNccl(const ncclComm* comm) {
   if (comm == nullptr) return false;
@@ -195,7 +224,7 @@ bool ResumeIsForNccl(const ncclComm* comm) {
   return !known || (!known->suspended && SuspendedByNccl().Has(comm));
 }
 bool FigureIsForNccl(const ncclComm* comm, int stat) {
-  return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || !nccl::Find(comm));
+  return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || SuspendedByNccl().Has(comm) || !nccl::Find(comm));
 }
 
 struct SuspendCall {

@@ -28,7 +28,8 @@ Result<Named> Resolve(Session& session, const char* name) {
 
 Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   const bool pausing = asked.kind == CycleKind::kPause;
-  if (!tag.pool) return Runtime::Get().RunCycle(asked.kind).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
+  if (!tag.pool)
+    return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
   if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority});
 }
@@ -43,6 +44,7 @@ bool Changes(Session& session, const Named& tag, CycleKind kind) {
 
 Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {
   Asked back = asked;
+  back.patient = false;  // the others may have done what they were asked to
   back.kind = asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   std::string message = why.message();
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {

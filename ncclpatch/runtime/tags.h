@@ -17,6 +17,7 @@ struct Asked {
   bool wait = true;
   std::optional<void*> after;  // a stream (Pools::HowToPause)
   int priority = 0;
+  bool patient = false;  // Runtime::RunCycle
 };
 Status Cycle(std::span<const char* const> names, const Asked& asked);
 

@@ -156,7 +156,8 @@ int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stre
 
 int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority) {
   return amem::AtTagBorder("amem_resume", [&] {
-    return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT, {.kind = amem::CycleKind::kResume, .priority = priority});
+    return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
+                           {.kind = amem::CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});
   });
 }
 

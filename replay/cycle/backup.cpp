@@ -97,43 +97,68 @@ class Backup::Queue {
   Bytes bytes_ = 0;
 };
 
-Backup::Backup(Copier& copier, BackupOptions options)
-    : copier_(copier),
-      options_(options),
-      pinned_(copier, {.chunk = options.chunk,
-                       .quiet = options.quiet,
-                       .prepare_limit = options.prepare_limit,
-                       .prepare_threads = options.prepare_threads}) {}
+Backup::Backup(Copier& copier, PinnedSupply& supply, BackupOptions options)
+    : copier_(copier), options_(options), supply_(supply), pinned_(supply) {}
 
 Backup::~Backup() {
   if (fork_.InChild()) return;
-  StopPreparing();
+  SetUntil(In(std::chrono::minutes(1)));
   ForgetAll();
 }
 
 // ---- saving ----------------------------------------------------------------------------------------------------------------
 
 Status Backup::Save(std::span<const Item> items, Looking looking) {
+  if (contents_ == Contents::kForgotten) ForgetAll();
+  if (contents_ == Contents::kForgotten) return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
   pinned_.Rest(true);
   Bytes total = 0;
   for (const Item& item : items) total += item.bytes;
-  pinned_.Expect(looking == Looking::kWhole ? total : Expected(total));
   if (contents_ == Contents::kNone) {
-    pinned_.BeginCount();
     const std::lock_guard lock(mutex_);
     statistics_ = {};
   }
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
+  if (Status room = FindRoom(items, looking, total); !room.ok()) {
+    contents_ = Contents::kLost;
+    return room.Within("save contents");
+  }
   for (const auto& [device, own] : ByDevice(items)) {
     if (Status saved = SaveOn(device, own, looking); !saved.ok()) {
       contents_ = Contents::kLost;
       return saved.Within(fmt::format("save contents on device {}", device.value));
     }
   }
-  pinned_.Expect(0);
+  pinned_.Unpromise();
   return {};
+}
+
+// Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed.
+Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes total) {
+  Status room = pinned_.Promise(looking == Looking::kWhole ? total : Expected(total));
+  if (room.ok() || looking == Looking::kWhole) return room;
+  Bytes exactly = 0;
+  for (const auto& [device, own] : ByDevice(items)) {
+    AMEM_TRY(InBatches(own, options_.look, [&](std::span<const Item> some) -> Status {
+      const auto found = Look(some.front().device, some, looking);
+      if (found.ok()) exactly += SavedOf(some, *found);
+      return found.ok() ? Status{} : found.status();
+    }));
+  }
+  return pinned_.Promise(exactly);
+}
+
+Bytes Backup::SavedOf(std::span<const Item> items, const NonZero& found) const {
+  Bytes saved = 0;
+  std::span<const Extent> rest = found.runs;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto own = rest.first(found.counts[i]);
+    rest = rest.subspan(own.size());
+    saved += Dense(items[i], own) ? items[i].bytes : SumOf(own);
+  }
+  return saved;
 }
 
 // While the next part is scanned, copies of the part before are under way. They are marked in smaller steps, so that memory can
@@ -144,7 +169,7 @@ Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking
 }
 
 Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
-  if (looking == Looking::kForZeros) return copier_.FindNonZero(device, ExtentsOf(items), options_.block);
+  if (looking == Looking::kForZeros) return copier_.FindNonZero(device, ExtentsOf(items), options_.block, until_);
   NonZero all{ExtentsOf(items), {}, "kernels would run beside those of the program"};
   all.counts.assign(items.size(), 1);
   return all;
@@ -160,14 +185,9 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
   const auto found = Look(device, items, looking);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
-  Bytes total = 0, saved = 0;
-  std::span<const Extent> rest = found->runs;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const auto own = rest.first(found->counts[i]);
-    rest = rest.subspan(own.size());
-    total += items[i].bytes;
-    saved += Dense(items[i], own) ? items[i].bytes : SumOf(own);
-  }
+  Bytes total = 0;
+  for (const Item& item : items) total += item.bytes;
+  const Bytes saved = SavedOf(items, *found);
   {
     const std::lock_guard lock(mutex_);
     statistics_.scan_ns += looked;
@@ -177,7 +197,7 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
   // More than was guessed for all that is saved.
-  if (total > 0 && saved > Expected(total)) pinned_.Expect(saved);
+  if (total > 0 && saved > Expected(total)) AMEM_TRY(pinned_.Promise(saved));
   std::size_t run = 0, item = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
     const auto counts = std::span(found->counts).subspan(item, batch.size());
@@ -213,7 +233,7 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
 
 Status Backup::Place(Queue& queue, const Extent& run, Bytes offset, bool whole) {
   for (Bytes done = 0; done < run.bytes;) {
-    const auto room = pinned_.Take(run.bytes - done);
+    const auto room = TakeRoom(run.bytes - done);
     if (!room.ok()) return room.status();
     pieces_.push_back({offset + done, room->bytes, room->at, room->joined});
     AMEM_TRY(whole ? queue.AddWhole(run.address + done, pieces_.back()) : queue.Add(run.address + done, pieces_.back()));
@@ -222,12 +242,22 @@ Status Backup::Place(Queue& queue, const Extent& run, Bytes offset, bool whole) 
   return {};
 }
 
+Result<PinnedMemory::Room> Backup::TakeRoom(Bytes wanted) {
+  const std::uint64_t began = MonotonicNs();
+  const auto room = pinned_.Take(wanted, until_);
+  if (!room.ok() || !room->pinned_now) return room;
+  const std::lock_guard lock(mutex_);
+  statistics_.pin_ns += MonotonicNs() - began;
+  statistics_.pinned_in_save += supply_.chunk();
+  return room;
+}
+
 Status Backup::AwaitSaved(AllocationId allocation) {
   if (contents_ == Contents::kSaved) return {};
   if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
   auto it = saved_.lower_bound({allocation, 0});
   for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    AMEM_TRY(copier_.Await(it->second.device, it->second.mark));
+    AMEM_TRY(copier_.Await(it->second.device, it->second.mark, until_));
     it->second.done = true;
   }
   return {};
@@ -290,7 +320,7 @@ Status Backup::AwaitRestored(AllocationId allocation) {
   auto it = saved_.lower_bound({allocation, 0});
   for (; it != saved_.end() && it->first.first == allocation; ++it) {
     Saved& saved = it->second;
-    if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(copier_.Await(saved.device, saved.mark));
+    if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(copier_.Await(saved.device, saved.mark, until_));
     saved.restoring = false;
   }
   return {};
@@ -301,7 +331,7 @@ Status Backup::Finish() {
   const bool any = !queued_.empty();
   std::set<DeviceOrdinal> unfinished;  // ForgetAll waits for them once more, before their host memory is used again
   for (const DeviceOrdinal device : queued_) {
-    Status done = copier_.FinishCopies(device);
+    Status done = copier_.FinishCopies(device, until_);
     if (done.ok()) continue;
     unfinished.insert(device);
     if (first.ok()) first = std::move(done);
@@ -317,12 +347,18 @@ Status Backup::Finish() {
 }
 
 void Backup::ForgetAll() {
-  if (!queued_.empty()) static_cast<void>(Finish());  // no copy may be under way to memory that is used again
-  queued_.clear();
+  if (!queued_.empty()) static_cast<void>(Finish());
   saved_.clear();
   pieces_.clear();
+  contents_ = Contents::kForgotten;
+  if (!queued_.empty()) return;  // copies that have not ended still use the memory, which must serve nothing else
   contents_ = Contents::kNone;
   pinned_.TakeBack();
+}
+
+void Backup::Abandon() {
+  ForgetAll();
+  if (contents_ == Contents::kNone) supply_.GiveBack(Statistics().pinned_in_save);
 }
 
 bool Backup::Has(AllocationId allocation) const {
@@ -342,16 +378,15 @@ Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
   const auto total = static_cast<double>(statistics_.bytes_total);
   const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : options_.first_guess;
-  return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + options_.chunk);
+  return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + supply_.chunk());
 }
 
 BackupStatistics Backup::Statistics() const {
-  const PinnedMemory::Statistics pinned = pinned_.Count();
+  const PinnedSupply::Statistics pinned = supply_.Count();
   const std::lock_guard lock(mutex_);
   BackupStatistics all = statistics_;
   all.pinned_bytes = pinned.pinned_bytes;
-  all.pinned_in_save = pinned.pinned_in_take;
-  all.pin_ns = pinned.pin_ns;
+  all.held_bytes = pinned_.held_bytes();
   all.not_prepared = pinned.not_prepared;
   return all;
 }

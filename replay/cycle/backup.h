@@ -1,10 +1,9 @@
-// Contents of allocations while their memory is given back: only what is not zero, in pinned host memory that is kept for the
-// next cycle and can be prepared in the background before the first.
+// Contents of allocations while their memory is given back: only what is not zero, in pinned host memory of the session's
+// supply.
 //
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,14 +21,10 @@
 namespace amem {
 
 struct BackupOptions {
-  Bytes block = 4096;                    // the unit of "not zero"; a power of two from 4096
-  Bytes chunk = Bytes{16} << 20;         // host memory is pinned in such pieces
-  Bytes look = Bytes{1} << 30;           // is looked at in one go, while what came before is copied
-  Bytes batch = Bytes{256} << 20;        // is waited for (AwaitSaved), or cleared, in one go
-  std::chrono::milliseconds quiet{0};    // Prepare calls the driver when it was not called, nor Busy, for so long
-  Bytes prepare_limit = Bytes{4} << 30;  // Prepare pins no more than this; a Save that needs more pins it nevertheless
-  std::size_t prepare_threads = 1;       // that make the system provide memory for Prepare
-  double first_guess = 0.22;             // of contents are not zero (Expected)
+  Bytes block = 4096;              // the unit of "not zero"; a power of two from 4096
+  Bytes look = Bytes{1} << 30;     // is looked at in one go, while what came before is copied
+  Bytes batch = Bytes{256} << 20;  // is waited for (AwaitSaved), or cleared, in one go
+  double first_guess = 0.22;       // of contents are not zero (Expected)
   // An item of which so much is not zero is copied whole, by the copy engines alone. Above 1: none is.
   double dense = 2;
 };
@@ -39,8 +34,9 @@ struct BackupStatistics {
   Bytes bytes_total = 0;           // of contents
   Bytes bytes_saved = 0;           // of those, not zero and thus copied
   Bytes bytes_zero = 0;            // the rest
-  Bytes pinned_bytes = 0;          // host memory held, used or not
-  Bytes pinned_in_save = 0;        // of those, what preparing had not provided
+  Bytes pinned_bytes = 0;          // host memory of the whole supply, used or not
+  Bytes held_bytes = 0;            // of those, what these contents take
+  Bytes pinned_in_save = 0;        // of those, what was not idle
   std::uint64_t scan_ns = 0;       // waiting for FindNonZero
   std::uint64_t pin_ns = 0;        // pinning in Save
   std::uint64_t save_copy_ns = 0;  // from the first copy that Save queued to the end of Finish
@@ -61,8 +57,10 @@ class Backup {
     Bytes offset = 0;  // in the allocation; with it, the name of what is saved
   };
 
-  explicit Backup(Copier& copier, BackupOptions options = {});
-  ~Backup();  // waits for copies, and gives the pinned memory back. In a forked child it touches nothing.
+  Backup(Copier& copier, PinnedSupply& supply, BackupOptions options = {});  // both outlive it
+  // What is waited for below is waited for no longer: a cycle calls this when it begins, and when it begins to undo.
+  void SetUntil(Deadline until) { until_ = until; }
+  ~Backup();  // waits for copies, and gives the pinned memory to the supply. In a forked child it touches nothing.
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
 
@@ -81,25 +79,14 @@ class Backup {
   Status AwaitRestored(AllocationId allocation);                  // until all that Restore queued for it is done
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
-  void ForgetAll();                                       // waits too; the memory stays pinned for the next cycle
-  [[nodiscard]] bool Has(AllocationId allocation) const;  // is saved, or queued to be
+  void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
+  void Abandon();    // the same of a Save that was for nothing; what was pinned for it goes back to the host
+  [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
-  // How much to Prepare for contents of that size: what the last Save needed, else a guess that is rather too much.
+  // How much host memory contents of that size need: what the last Save needed, else a guess that is rather too much.
   [[nodiscard]] Bytes Expected(Bytes contents) const;
-  // Begins to pin host memory, in a thread of its own, until `expected` bytes or the limit are there. Returns at once; a call
-  // replaces the one before. The thread rests while contents are queued, ends when it has done its work and is never begun in
-  // a forked child. What it does neither waits for kernels that run nor holds them up.
-  void Prepare(Bytes expected) { pinned_.Prepare(expected); }
-  // The host program is making driver calls: preparing, which would hold them up, waits until it has been quiet again.
-  void Busy() { pinned_.Busy(); }
-  void StopPreparing() { static_cast<void>(pinned_.StopPreparing()); }  // waits for the piece that is being pinned, some 10 ms
-  // Gives pinned memory back that holds nothing, until no more than `keep` is left; stops preparing. CUDA waits there for all
-  // kernels that run: for quiet times, such as the end of a pause.
-  void Trim(Bytes keep) { pinned_.Trim(keep); }
-
   [[nodiscard]] BackupStatistics Statistics() const;
-  [[nodiscard]] Bytes pinned_bytes() const { return pinned_.Count().pinned_bytes; }
 
  private:
   using Key = std::pair<AllocationId, Bytes>;  // allocation and offset
@@ -117,9 +104,12 @@ class Backup {
     bool done = false;       // its save was waited for by itself
     bool restoring = false;  // the mark is of its restore
   };
-  enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost };
+  // kForgotten: nothing is kept, but copies are still under way.
+  enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost, kForgotten };
   class Queue;  // of parts that lie one after the other in host memory
 
+  Status FindRoom(std::span<const Item> items, Looking looking, Bytes total);
+  [[nodiscard]] Bytes SavedOf(std::span<const Item> items, const NonZero& found) const;
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Status LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Result<NonZero> Look(DeviceOrdinal device, std::span<const Item> items, Looking looking);
@@ -128,11 +118,14 @@ class Backup {
   [[nodiscard]] bool Dense(const Item& item, std::span<const Extent> runs) const;
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
+  Result<PinnedMemory::Room> TakeRoom(Bytes wanted);
   Status Place(Queue& queue, const Extent& run, Bytes offset, bool whole);
 
   Copier& copier_;
+  Deadline until_ = Deadline::max();
   const BackupOptions options_;
   const ForkGuard fork_;
+  PinnedSupply& supply_;
   PinnedMemory pinned_;
 
   std::map<Key, Saved> saved_;
@@ -142,7 +135,7 @@ class Backup {
   std::uint64_t began_ns_ = 0;  // the copies that are queued
 
   mutable std::mutex mutex_;     // over statistics_
-  BackupStatistics statistics_;  // but for what pinned_ counts
+  BackupStatistics statistics_;  // but for what the supply counts
 };
 
 }  // namespace amem

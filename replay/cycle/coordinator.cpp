@@ -7,18 +7,83 @@
 #include "journal/base/process_sight.h"
 
 namespace amem {
+namespace {
 
-// Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
-constexpr std::chrono::milliseconds kQuiet{10};
+// For the ledger, where a driver call that hangs may hold it: what has failed because of that goes unrecorded.
+constexpr std::chrono::milliseconds kToRecord{100};
 
-static CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
+// A program fills its tags, so contents are dense as a rule: they travel by the copy engines, and host memory is wanted for all
+// of them.
+BackupOptions ForTags() {
+  BackupOptions options;
+  options.first_guess = 1;
+  options.dense = 0.9;
+  return options;
+}
 
-Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit)
+CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
+
+PhaseKind FirstOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
+CycleKind Opposite(CycleKind kind) { return kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause; }
+
+// Nobody shares the memory, so nobody else votes.
+class RoundOfOne final : public Round {
+ public:
+  RoundOfOne(PeerIdentity self, Deadline until) : self_(std::move(self)), until_(until) {}
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {self_}; }
+  [[nodiscard]] Deadline until() const override { return until_; }
+  void SetUntil(Deadline until) override { until_ = until; }
+  Status Vote(PhaseKind, const Status& mine, SessionId* culprit) override {
+    if (!mine.ok()) *culprit = self_.session;
+    return mine;
+  }
+
+ private:
+  const PeerIdentity self_;
+  Deadline until_;
+};
+
+}  // namespace
+
+Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
+                         Deadlines deadlines)
+    : Coordinator(ledger, driver, peers, pinned, gate, deadlines, PoolId{}, nullptr, {}) {}
+
+Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
+                         Deadlines deadlines, PoolId pool, std::unique_ptr<Copier> lane, const BackupOptions& options)
     : ledger_(ledger),
-      driver_(driver),
       peers_(peers),
-      backup_(driver, {.quiet = kQuiet, .prepare_limit = pinned_limit}),
-      executor_(ledger, driver, peers, backup_) {}
+      gate_(gate),
+      deadlines_(deadlines),
+      pool_(pool),
+      lane_(std::move(lane)),
+      copier_(lane_ != nullptr ? *lane_ : driver),
+      pinned_(pinned),
+      backup_(copier_, pinned, options),
+      executor_(ledger, driver, peers, backup_, pool) {}
+
+Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
+                                                        CallGate& gate, Deadlines deadlines, PoolId pool) {
+  auto lane = driver.OpenLane();
+  if (!lane.ok()) return lane.status();
+  return std::unique_ptr<Coordinator>(
+      new Coordinator(ledger, driver, peers, pinned, gate, deadlines, pool, *std::move(lane), ForTags()));
+}
+
+void Coordinator::Made(Bytes bytes) {
+  constexpr Bytes kFrom = Bytes{64} << 20;
+  pinned_.Busy();
+  made_ += bytes;
+  if (made_ >= std::max(measured_ / 16, kFrom)) WantHostMemory();
+}
+
+// With the ledger's lock. What was freed is wanted no more.
+void Coordinator::WantHostMemory() {
+  const Savable held = MeasureSavable(ledger_.state(), pool_);
+  made_ = 0;
+  measured_ = held.nccl + held.program;
+  pinned_.Want(pool_, pool_ ? backup_.Expected(held.program) : backup_.Expected(held.nccl) + held.program);
+}
 
 CycleReport Coordinator::Last(CycleKind kind) const {
   const std::lock_guard lock(report_mutex_);
@@ -34,7 +99,7 @@ CycleTotals Coordinator::Totals(CycleKind kind) const {
 void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded) {
   const std::lock_guard lock(report_mutex_);
   CycleTotals& totals = kind == CycleKind::kPause ? pauses_ : resumes_;
-  PhaseKind last = kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  PhaseKind last = FirstOf(kind);
   for (const PhaseTime& time : report.phases) {
     last = time.phase;
     totals.phases[last].work_ns += time.work_ns;
@@ -51,20 +116,55 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
   const auto lock = ledger_.Lock();
   const State& state = ledger_.state();
-  return kind == CycleKind::kPause && state.lifecycle == Lifecycle::kRunning ? state.cycles + 1 : state.cycles;
+  const auto pool = state.pools.find(pool_);
+  const std::uint64_t cycles = pool == state.pools.end() ? state.cycles : pool->second.cycles;
+  return kind == CycleKind::kPause && state.LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
 }
 
-Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
-  const std::uint64_t cycle = CycleNumber(kind);
+Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
+  const Deadline until = In(deadlines_.call());
+  {
+    const auto lock = ledger_.LockWithin(LeftUntil(deadlines_.OwnPartOf(until)));
+    if (!lock.owns_lock()) {
+      return {Code::kRefused, ledger_.Held().message() + OrRaiseTheTimeout("; let the device become idle before")};
+    }
+    // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
+    const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+    if (ledger_.state().LifecycleOf(pool_) == target) return {};
+  }
+  auto round = Arrive(kind, until, manner.patient);
+  if (!round.ok()) return round.status();
+  if (const Status closed = CloseGate(deadlines_.OwnPartOf((*round)->until())); !closed.ok())
+    return Refuse(kind, *std::move(round), closed);
+  const OpenAtEnd open_at_end{gate_};
+  if (manner.kept_out) manner.kept_out();
+  Status status = Run(kind, **round, manner);
+  if (manner.ended) manner.ended();
+  return status;
+}
+
+Status Coordinator::CloseGate(Deadline until) {
+  Status closed = gate_.Close(LeftUntil(until));
+  if (closed.ok()) return closed;
+  if (!ledger_.LockWithin(kToRecord).owns_lock()) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
+  std::string devices;
+  for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
+  return {closed.code(), closed.message() + "; it waits for device" + devices +
+                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
+}
+
+Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {
+  const std::uint64_t cycle = arriving_ = CycleNumber(kind);
   threads_recorded_ = false;
   speaks_ = true;
   culprits_.clear();
   {
     const auto lock = ledger_.Lock();
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
-    ledger_.Record(PhaseBegun{kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive});
+    if (pool_) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
+    ledger_.Record(PhaseBegun{FirstOf(kind)});
   }
-  auto round = peers_.Arrive(kind, cycle);
+  auto round = peers_.Arrive(kind, cycle, until, patient);
   if (round.status().code() == Code::kTimeout) RecordThreads();
   if (round.ok()) return round;
   for (const PeerIdentity& who : peers_.Culprits()) culprits_.push_back(AsMember(who));
@@ -74,7 +174,8 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind) {
 
 void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
   Add(kind, {}, false);
-  const auto lock = ledger_.Lock();
+  const auto lock = ledger_.LockWithin(kToRecord);
+  if (!lock.owns_lock()) return;
   const Lifecycle now = ledger_.state().lifecycle;
   // After a failure that could not be undone there is still something left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
@@ -82,8 +183,8 @@ void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Stat
 }
 
 void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
-  const auto lock = ledger_.Lock();
-  ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message()});
+  const auto lock = ledger_.LockWithin(kToRecord);
+  if (lock.owns_lock()) ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message()});
 }
 
 void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
@@ -100,56 +201,85 @@ void Coordinator::RecordThreads() {
   if (std::exchange(threads_recorded_, true)) return;
   std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
   std::vector<std::string> stack = OwnStack(kFramesMost);
-  const auto lock = ledger_.Lock();
+  const auto lock = ledger_.LockWithin(kToRecord);
+  if (!lock.owns_lock()) return;
   for (ThreadSight& seen : threads) {  // the first is this one
     ledger_.Record(ThreadSeen{static_cast<std::uint32_t>(seen.thread), std::move(seen.name), std::move(seen.sight.state),
                               std::move(seen.sight.where), std::exchange(stack, {})});
   }
 }
 
+std::string Coordinator::Doing(CycleKind kind) {
+  const auto lock = ledger_.Lock();
+  const auto pool = ledger_.state().pools.find(pool_);
+  return pool == ledger_.state().pools.end() ? "" : std::string(ToText(kind)) + " of tag " + pool->second.tag + ": ";
+}
+
+std::string Coordinator::After(CycleKind kind, const Status& undone) const {
+  const std::string who = pool_ ? "the tag" : "the session";
+  if (undone.ok())
+    return kind == CycleKind::kPause ? "; " + who + " runs on as before" : "; " + who + " stays paused, with its contents kept";
+  return "; undoing it failed too: " + undone.message() +
+         "; contents are kept: " + (pool_ ? "resume the tag again" : "call ncclResume on all ranks") +
+         " once the cause is gone";
+}
+
 // The others undo what they have begun; this session has nothing to undo, and leaves the round once they know.
 Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
-  const bool pausing = kind == CycleKind::kPause;
-  SessionId culprit;
-  const PhaseKind phase = pausing ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
   RecordThreads();  // one of them is inside the call that has not returned
-  RecordVote(phase, why);
-  const Status told = round->Vote(phase, why, &culprit);
+  if (Alone(*round)) return {why.code(), Doing(kind) + why.message() + After(kind, {}), why.driver_result()};
+  SessionId culprit;
+  RecordVote(FirstOf(kind), why);
+  const Status told = round->Vote(FirstOf(kind), why, &culprit);
   NoteFailure(*round, culprit);
-  const std::string message =
-      (told.ok() ? why : told).message() +
-      (pausing ? "; the session runs on as before" : "; the session stays paused, with its contents kept");
-  const Status refused{why.code(), message, why.driver_result()};
-  RecordNotBegun(kind, CycleNumber(kind), refused);
+  const Status refused{why.code(), (told.ok() ? why : told).message() + After(kind, {}), why.driver_result()};
+  RecordNotBegun(kind, arriving_, refused);
   return refused;
 }
 
-Status Coordinator::Run(CycleKind kind, Round& round) {
+// What one must leave mapped, its owner must not make anew. It stays so when that one has gone.
+void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
+  const auto keeper = std::ranges::find(members, true, &PeerIdentity::keeps);
+  all_keep_ = keeper != members.end();
+  if (!all_keep_) return;
+  {
+    const auto lock = ledger_.Lock();
+    if (!ledger_.state().kept_whole.empty()) return;
+    ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
+  }
+  peers_.KeepEverything();
+}
+
+Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   const std::uint64_t start = MonotonicNs();
   CycleReport report;
   report.cycle = CycleNumber(kind);
-  std::vector<SessionId> members;
-  std::vector<CycleMember> processes;
-  for (const PeerIdentity& member : round.Members()) {
-    members.push_back(member.session);
-    processes.push_back(AsMember(member));
+  CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_};
+  const std::vector<PeerIdentity> members = round.Members();
+  for (const PeerIdentity& member : Alone(round) ? std::vector<PeerIdentity>() : members) {
+    begun.members.push_back(member.session);
+    begun.processes.push_back(AsMember(member));
   }
   report.members = members.size();
+  if (!pool_) KeepIfAnyDoes(members);
   {
     const auto lock = ledger_.Lock();
-    ledger_.Record(CycleBegun{kind, report.cycle, std::move(members), std::move(processes)});
+    ledger_.Record(std::move(begun));
   }
-  executor_.BeginCycle();
-  if (const Status status = RunPhases(kind, round, report); !status.ok()) {
+  executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
+                       manner.after == nullptr ? Backup::Looking::kForZeros : Backup::Looking::kWhole);
+  if (const Status status = RunPhases(kind, round, manner, report); !status.ok()) {
     Add(kind, report, false);
     return GiveUp(kind, round, report.cycle, status);
   }
   report.total_ns = MonotonicNs() - start;
   {
     const auto lock = ledger_.Lock();
-    ledger_.Record(CycleDone{kind, report.cycle, report.total_ns});
+    ledger_.Record(CycleDone{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_});
+    WantHostMemory();
   }
   if (kind == CycleKind::kResume) backup_.ForgetAll();
+  if (kind == CycleKind::kPause && manner.after == nullptr) pinned_.GiveSpareBack();  // the devices are idle
   Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);
   (kind == CycleKind::kPause ? pause_ : resume_) = std::move(report);
@@ -158,17 +288,13 @@ Status Coordinator::Run(CycleKind kind, Round& round) {
 
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
   const Status undone = Undo(kind, round);
-  const char* after =
-      kind == CycleKind::kPause ? "; the session runs on as before" : "; the session stays paused, with its contents kept";
-  const std::string message =
-      why.message() + (undone.ok() ? after
-                                   : "; undoing it failed too: " + undone.message() +
-                                         "; contents are kept: call ncclResume on all ranks once the cause is gone");
-  const auto lock = ledger_.Lock();
-  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_});
-  const auto& allocations = ledger_.state().allocations;
-  const bool saved = std::ranges::any_of(allocations, [](const auto& item) { return item.second.saved && !item.second.pool; });
-  if (kind == CycleKind::kPause && !saved) backup_.ForgetAll();
+  const std::string message = Doing(kind) + why.message() + After(kind, undone);
+  auto lock = ledger_.Lock();
+  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_, pool_});
+  const bool saved = std::ranges::any_of(ledger_.state().allocations,
+                                         [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
+  lock.unlock();
+  if (kind == CycleKind::kPause && !saved) backup_.Abandon();
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
@@ -176,60 +302,6 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
 Status Coordinator::JournalIntact() {
   const auto lock = ledger_.Lock();
   return ledger_.CanPause();
-}
-
-// A peer may have imported memory after the members were found and before this session's part of the round had begun.
-Status Coordinator::AllNeighboursAreMembers() const {
-  const State& state = ledger_.state();
-  const auto& members = state.cycle.members;
-  const auto outside = [&](SessionId session) {
-    const auto peer = state.peers.find(session);
-    return peer != state.peers.end() && peer->second.connected && std::ranges::find(members, session) == members.end();
-  };
-  for (const auto& [id, a] : state.allocations) {
-    std::optional<SessionId> who;
-    if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
-    for (const auto& [importer, count] : a.importers) {
-      if (outside(importer.by)) who = importer.by;
-    }
-    if (who) {
-      return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
-                                  ") came to share " + ToText(id) +
-                                  " while the pause began; call ncclPause again on all ranks"};
-    }
-  }
-  return {};
-}
-
-// An import that a network card holds stays mapped, and its owner would make the memory anew: then it is not shared any more.
-Status Coordinator::ImportsCanLeave() const {
-  for (const auto& [id, a] : ledger_.state().allocations) {
-    if (a.own() || WhyKept(a) != KeepReason::kRegistered) continue;
-    return {Code::kRefused,
-            "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
-                " and registered with a network card here, so that it would stay while its owner makes it anew; " +
-                "deregister it before the pause, or register it in the process that owns it"};
-  }
-  return {};
-}
-
-// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with
-// several.
-Status Coordinator::MulticastsCanLeave() const {
-  const State& state = ledger_.state();
-  for (const auto& [id, multicast] : state.multicasts) {
-    const auto object = state.allocations.find(id);
-    if (object == state.allocations.end() || !object->second.rebuilt()) continue;
-    for (const auto& [offset, bindings] : multicast.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        if (b.device.value >= 0) continue;
-        return {Code::kRefused, "pause refused: memory at " + Hex(b.address.value) + ", bound to multicast object " +
-                                    std::to_string(id.value) +
-                                    ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
-      }
-    }
-  }
-  return {};
 }
 
 bool Coordinator::HasMulticasts() {
@@ -240,11 +312,24 @@ bool Coordinator::HasMulticasts() {
 
 Plan Coordinator::MakePlan(CycleKind kind) {
   const auto lock = ledger_.Lock();
-  return kind == CycleKind::kPause ? PlanPause(ledger_.state()) : PlanResume(ledger_.state());
+  return kind == CycleKind::kPause ? PlanPause(ledger_.state(), pool_) : PlanResume(ledger_.state(), pool_);
+}
+
+std::vector<DeviceOrdinal> Coordinator::Devices() {
+  std::set<DeviceOrdinal> devices;
+  const auto lock = ledger_.Lock();
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
+  }
+  return {devices.begin(), devices.end()};
 }
 
 Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
   Decided decided;
+  if (Alone(round)) {
+    decided.status = round.Vote(phase, mine, &decided.culprit);
+    return decided;
+  }
   RecordVote(phase, mine);
   decided.status = round.Vote(phase, mine, &decided.culprit);
   if (decided.status.code() == Code::kTimeout) RecordThreads();
@@ -266,22 +351,33 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   return decided;
 }
 
-Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report) {
+// This session's part of a phase. A pause that follows a stream waits for that moment of it, and for no device: also where
+// nothing is copied, because memory that is discarded, or freed meanwhile, goes next.
+Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner) {
+  PlannedPhase phase = planned;
+  const bool follows = manner.after != nullptr && phase.phase == PhaseKind::kPauseArrive;
+  if (follows) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kQuiesce; });
+  AMEM_TRY(executor_.Run(phase));
+  if (follows) {
+    for (const DeviceOrdinal device : Devices()) {
+      AMEM_TRY(copier_.Follow(device, *manner.after));
+      AMEM_TRY(copier_.FinishCopies(device, executor_.until()));
+    }
+  }
+  if (kind == CycleKind::kPause) AMEM_TRY(JournalIntact());
+  // A chunk is mapped for its own device, so all copies have begun with the memory.
+  if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued) manner.queued();
+  return phase.phase == PhaseKind::kPauseArrive ? CanBegin() : Status{};
+}
+
+Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report) {
   const Plan plan = MakePlan(kind);
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
-    Status mine = executor_.Run(phase);
-    if (mine.ok() && kind == CycleKind::kPause) mine = JournalIntact();
-    if (mine.ok() && phase.phase == PhaseKind::kPauseArrive) {
-      const auto lock = ledger_.Lock();
-      mine = AllNeighboursAreMembers();
-      if (mine.ok()) mine = ImportsCanLeave();
-      if (mine.ok()) mine = MulticastsCanLeave();
-    }
+    const Status mine = RunPhase(phase, kind, manner);
     const std::uint64_t voted = MonotonicNs();
-    const std::chrono::nanoseconds worked(voted - begun);
-    if (!mine.ok() && worked >= driver_.patience()) RecordThreads();
+    if (!mine.ok() && Passed(deadlines_.OwnPartOf(round.until()))) RecordThreads();
     const Decided all = Vote(round, phase.phase, mine);
     const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
@@ -299,13 +395,15 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, CycleReport& report)
 // can only follow its owner's create. A failure of another member does not stop this one's own undo, but no member goes on as
 // if nothing had happened while another cannot.
 Status Coordinator::Undo(CycleKind failed, Round& round) {
-  const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  const CycleKind undo = Opposite(failed);
   Status mine, others;
   bool somebody_died = false;
+  round.SetUntil(In(deadlines_.undo()));
+  executor_.SetUntil(deadlines_.OwnPartOf(round.until()));
   const Plan outline = MakePlan(undo);
   for (const PlannedPhase& planned : outline.phases) {
     const PhaseKind phase = planned.phase;
-    if (phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive) continue;
+    if (phase == FirstOf(undo)) continue;
     if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died) mine = TeamsAreWhole();
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
     Decided all = Vote(round, phase, mine);
@@ -341,6 +439,19 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }
+}
+
+// ---- beside streams of the program -----------------------------------------------------------------------------------------
+
+Status Coordinator::Lead(void* stream) {
+  for (const DeviceOrdinal device : Devices()) AMEM_TRY(copier_.Lead(device, stream, In(deadlines_.call())));
+  return {};
+}
+
+Result<std::unique_ptr<StreamMoment>> Coordinator::MomentOf(void* stream) {
+  const auto devices = Devices();
+  if (devices.empty()) return std::make_unique<StreamMoment>();  // no device is to get a context because of this
+  return copier_.MomentOf(devices.front(), stream);
 }
 
 }  // namespace amem

@@ -1,8 +1,11 @@
-// The coordinator: a pause or resume of this session together with its peers, phase by phase, with a vote after each.
+// The coordinator: the pauses and resumes of one scope, which is NCCL's memory or a tag's. Each goes phase by phase, with a
+// vote of all members after each phase. A tag's memory is this process's alone, so that its only member is this session: it
+// votes on nothing, and its journal has no votes.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +14,7 @@
 #include <vector>
 
 #include "replay/cycle/backup.h"
+#include "replay/cycle/call_gate.h"
 #include "replay/cycle/executor.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
@@ -43,31 +47,65 @@ struct CycleTotals {  // of all pauses, or all resumes, of this session
   std::map<PhaseKind, Phase> phases;
 };
 
+// How one pause or resume is made.
+struct Manner {
+  // Of a pause. Null: waits until the devices of the scope are idle, and looks for what is not zero. Else contents are copied
+  // whole, without kernels, after that moment of a stream, and no other stream is waited for.
+  const StreamMoment* after = nullptr;
+  bool patient = false;            // a resume waits as long as the other members, which live, stay paused
+  std::function<void()> queued;    // of a resume: all memory is back, and all copies to it are queued (Lead)
+  std::function<void()> kept_out;  // the scope's calls are kept out from here
+  std::function<void()> ended;     // and until this has returned
+};
+
+// Cycle and what it consists of are for one thread at a time, everything else for any.
 class Coordinator {
  public:
-  // All must outlive the coordinator. `pinned_limit`: of host memory that is pinned ahead.
-  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, Bytes pinned_limit);
+  // All must outlive the coordinator. `gate`: of the calls that touch the scope's memory. NCCL's memory, which the driver
+  // itself copies.
+  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines);
+  // The tag of an open pool, whose copies have a lane of their own.
+  static Result<std::unique_ptr<Coordinator>> OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
+                                                    CallGate& gate, Deadlines deadlines, PoolId pool);
+
+  // A whole pause or resume: nothing where the scope stands so already, else Arrive, the gate, and Run. It can be called again
+  // after a failure: what was done has been undone then as far as the driver allowed, no contents are lost, and the message
+  // names the tag, or the rank, and the reason.
+  Status Cycle(CycleKind kind, const Manner& manner = {});
 
   // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind);
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, Deadline until, bool patient = false);
   // In place of Run, when this session cannot take part: all members are told why, and the cycle fails before it has begun.
   Status Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why);
-  // One at a time, with NCCL's own calls kept out. When it fails, what was done has been undone as far as the driver allowed,
-  // and the message names the rank and the reason.
-  Status Run(CycleKind kind, Round& round);
+  // With the scope's calls kept out.
+  Status Run(CycleKind kind, Round& round, const Manner& manner = {});
+  // Lets a stream wait for the copies that are queued now.
+  Status Lead(void* stream);
+  // What the stream holds now. On the scope's first device, if the thread has no current context. Of a scope that holds nothing
+  // it stands for nothing.
+  Result<std::unique_ptr<StreamMoment>> MomentOf(void* stream);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   [[nodiscard]] CycleTotals Totals(CycleKind kind) const;
   // Of all members of the last cycle that failed, the one with the lowest id that is not the culprit; true also where the cycle
   // had not begun, because then the members are not known to each other.
   [[nodiscard]] bool speaks() const { return speaks_; }
-  // Pins host memory for contents of that size, in the background.
-  // `dense`: of memory that a program fills, and that is hardly zero anywhere; besides `contents`.
-  void Prepare(Bytes contents, Bytes dense) { backup_.Prepare(dense + backup_.Expected(contents)); }
-  void TrimPinned(Bytes keep) { backup_.Trim(keep); }  // not during Run
-  void Busy() { backup_.Busy(); }                      // see Backup
+  // So much memory of the scope was made; with the ledger's lock. Host memory is pinned ahead for what a pause would save now,
+  // in steps of a sixteenth.
+  void Made(Bytes bytes);
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:
+  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines,
+              PoolId pool, std::unique_ptr<Copier> lane, const BackupOptions& options);
+  Status CloseGate(Deadline until);
+  void WantHostMemory();
+  [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
+  Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
+  Status CanBegin();  // what is known once all have arrived
+  // For messages: "pause of tag weights: " or nothing, and what a failure leaves.
+  [[nodiscard]] std::string Doing(CycleKind kind);
+  [[nodiscard]] std::string After(CycleKind kind, const Status& undone) const;
+  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of own memory of the scope, ascending
   Status JournalIntact();
   // What only this session can see, and no other member would notice: with the ledger's lock held, both.
   [[nodiscard]] Status AllNeighboursAreMembers() const;
@@ -84,6 +122,7 @@ class Coordinator {
     bool gathered_again = false;
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
+  void KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
   void RecordVote(PhaseKind phase, const Status& mine);
   // Which member speaks for all, and because of whom the cycle fails.
   void NoteFailure(const Round& round, SessionId culprit);
@@ -92,21 +131,30 @@ class Coordinator {
   [[nodiscard]] Status TeamsAreWhole() const;
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
-  Status RunPhases(CycleKind kind, Round& round, CycleReport& report);
+  Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
   void Add(CycleKind kind, const CycleReport& report, bool succeeded);
 
   Ledger& ledger_;
-  Driver& driver_;
   Peers& peers_;
+  CallGate& gate_;
+  const Deadlines deadlines_;
+  const PoolId pool_;                   // zero: NCCL's memory
+  const std::unique_ptr<Copier> lane_;  // null: the driver copies
+  Copier& copier_;
+  PinnedSupply& pinned_;
   Backup backup_;
   Executor executor_;
+  Bytes made_ = 0;      // since the scope was measured; ledger's lock
+  Bytes measured_ = 0;  // likewise
   mutable std::mutex report_mutex_;
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
+  std::uint64_t arriving_ = 0;  // the number of the cycle for which this session has come
   std::atomic<bool> speaks_ = true;
+  bool all_keep_ = false;              // a member of this cycle keeps everything
   std::vector<CycleMember> culprits_;  // of the cycle that fails, other than this session
 };
 

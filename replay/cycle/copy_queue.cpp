@@ -3,6 +3,38 @@
 #include <algorithm>
 
 namespace amem {
+namespace {
+
+using Extents = std::vector<ByteRange>;
+
+// What amem_alloc gave out of the chunks of a pool, by chunk. A chunk may be mapped more than once, as for a window of NCCL's,
+// so its parts are known by their offsets in it and not by their addresses.
+std::map<AllocationId, Extents> PartsByChunk(const Pool& pool) {
+  std::map<AllocationId, Extents> parts;  // offsets ascend, as addresses do
+  for (const auto& [address, part] : pool.parts) parts[part.backing].push_back({part.offset, part.bytes});
+  return parts;
+}
+
+// In as few pieces as what was given out can be told apart from what is free.
+Extents Joined(const Extents& parts, Bytes chunk) {
+  constexpr Bytes kApart = Bytes{2} << 20;
+  Extents joined;
+  Bytes done = 0;  // up to here the chunk's parts are in `joined`
+  for (const ByteRange& part : parts) {
+    const Bytes begin = std::max(done, part.offset / kApart * kApart);
+    const Bytes end = std::min(chunk, (part.offset + part.bytes + kApart - 1) / kApart * kApart);
+    if (begin >= end) continue;
+    if (!joined.empty() && begin == done) {
+      joined.back().bytes += end - begin;
+    } else {
+      joined.push_back({begin, end - begin});
+    }
+    done = end;
+  }
+  return joined;
+}
+
+}  // namespace
 
 Status CopyQueue::BeginPhase(PhaseKind phase) {
   const bool expected =
@@ -16,6 +48,7 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
   bool restore = false;
   {
     const auto lock = ledger_.Lock();
+    parts_.clear();
     for (const Step& step : contents) {
       restore = step.kind == StepKind::kRestore;
       if (!ledger_.state().allocations.contains(step.allocation) || restoring_.contains(step.allocation)) continue;
@@ -27,32 +60,18 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
   return restore ? backup_.Restore(items) : backup_.Save(items, looking_);
 }
 
-// What is copied of a chunk of a pool: what amem_alloc gave out, in as few pieces as it can be told apart from what is free.
-// What comes back is what was saved, even if some of it was freed since.
-void CopyQueue::AddPartsOfChunk(const Step& step, PoolId pool, std::vector<Backup::Item>& items) const {
-  constexpr Bytes kApart = Bytes{2} << 20;
-  if (step.kind == StepKind::kRestore) {
-    for (Backup::Item& item : backup_.ItemsOf(step.allocation)) {
-      item.address = step.address + item.offset;
-      items.push_back(item);
-    }
-    return;
+// What is saved of a chunk of a pool is what amem_alloc gave out. What comes back is what was saved, even if some of it was
+// freed since.
+std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
+  const auto known = ledger_.state().pools.find(pool);
+  if (known == ledger_.state().pools.end()) return {{0, step.bytes}};
+  if (step.kind == StepKind::kSave) {
+    if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(known->second);
+    return Joined(parts_[pool][step.allocation], step.bytes);
   }
-  const auto& parts = ledger_.state().pools.at(pool).parts;
-  Bytes done = 0;  // up to here the chunk's parts are in `items`
-  const std::size_t first = items.size();
-  for (auto part = parts.lower_bound(step.address); part != parts.end() && part->first < step.address + step.bytes; ++part) {
-    const Bytes offset = part->first.value - step.address.value;
-    const Bytes begin = std::max(done, offset / kApart * kApart);
-    const Bytes end = std::min(step.bytes, (offset + part->second.bytes + kApart - 1) / kApart * kApart);
-    if (begin >= end) continue;
-    if (items.size() > first && begin == done) {
-      items.back().bytes += end - begin;
-    } else {
-      items.push_back({step.allocation, step.device, step.address + begin, end - begin, begin});
-    }
-    done = end;
-  }
+  Extents saved;
+  for (const Backup::Item& item : backup_.ItemsOf(step.allocation)) saved.push_back({item.offset, item.bytes});
+  return saved;
 }
 
 // What is copied: the allocation, or the parts of a slab or of a pool's chunk.
@@ -65,18 +84,15 @@ Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items)
     }
     return {};
   }
-  const PoolId pool = state.allocations.at(step.allocation).pool;
-  if (pool && step.address && state.pools.contains(pool)) {
-    AddPartsOfChunk(step, pool, items);
-    return {};
-  }
-  if (!step.address) return MapScratch(step, items);
-  items.push_back({step.allocation, step.device, step.address, step.bytes});
+  const Result<Address> base = step.address ? Result<Address>(step.address) : MapScratch(step);
+  if (!base.ok()) return base.status();
+  for (const ByteRange& extent : ExtentsOf(step, state.allocations.at(step.allocation).pool))
+    items.push_back({step.allocation, step.device, *base + extent.offset, extent.bytes, extent.offset});
   return {};
 }
 
 // The allocation is not mapped for its own device, so the copy reaches it through a mapping of its own.
-Status CopyQueue::MapScratch(const Step& step, std::vector<Backup::Item>& items) {
+Result<Address> CopyQueue::MapScratch(const Step& step) {
   const Allocation& a = ledger_.state().allocations.at(step.allocation);
   const auto range = driver_.Reserve(a.bytes, 0, {}, 0);
   if (!range.ok()) return range.status();
@@ -86,8 +102,15 @@ Status CopyQueue::MapScratch(const Step& step, std::vector<Backup::Item>& items)
   scratch.mapped = true;
   const AccessDescriptor access{a.properties.location, 3};
   AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
-  items.push_back({step.allocation, step.device, *range, step.bytes});
-  return {};
+  return *range;
+}
+
+// A chunk of which nothing was given out has no contents. Any other that was not copied would lose them.
+Status CopyQueue::HasNoContents(AllocationId chunk, PoolId pool) const {
+  const auto& parts = ledger_.state().pools.at(pool).parts;
+  if (std::ranges::none_of(parts, [&](const auto& part) { return part.second.backing == chunk; })) return {};
+  return {Code::kBroken,
+          ToText(chunk) + " holds memory of the program, and none of it was copied; its contents stay where they are"};
 }
 
 Status CopyQueue::Await(const Step& step) {
@@ -95,8 +118,8 @@ Status CopyQueue::Await(const Step& step) {
   {
     const auto lock = ledger_.Lock();
     const auto own = ledger_.state().allocations.find(step.allocation);
-    // A chunk of which nothing was given out has no contents.
-    if (own != ledger_.state().allocations.end() && own->second.pool && !backup_.Has(step.allocation)) return {};
+    if (own != ledger_.state().allocations.end() && own->second.pool && !backup_.Has(step.allocation))
+      return HasNoContents(step.allocation, own->second.pool);
     if (const auto slab = ledger_.state().slabs.find(step.allocation); slab != ledger_.state().slabs.end()) {
       allocations.clear();
       for (const auto& [offset, parts] : slab->second.parts) allocations.push_back(parts.front());

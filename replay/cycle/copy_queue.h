@@ -19,6 +19,7 @@ class CopyQueue {
   // All must outlive the queue.
   CopyQueue(Ledger& ledger, Driver& driver, Backup& backup) : ledger_(ledger), driver_(driver), backup_(backup) {}
 
+  void SetUntil(Deadline until) { backup_.SetUntil(until); }        // of what is waited for from now on
   void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of the saves that follow
   // Waits for copies that do not belong to this phase or the one before it: a failure left them behind.
   Status BeginPhase(PhaseKind phase);
@@ -37,8 +38,9 @@ class CopyQueue {
     bool mapped = false;
   };
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items);
-  void AddPartsOfChunk(const Step& step, PoolId pool, std::vector<Backup::Item>& items) const;
-  Status MapScratch(const Step& step, std::vector<Backup::Item>& items);
+  std::vector<ByteRange> ExtentsOf(const Step& step, PoolId pool);
+  [[nodiscard]] Status HasNoContents(AllocationId chunk, PoolId pool) const;
+  Result<Address> MapScratch(const Step& step);
   Status Drop(Scratch& scratch);
   Status DropScratch();
 
@@ -46,7 +48,8 @@ class CopyQueue {
   Driver& driver_;
   Backup& backup_;
   Backup::Looking looking_ = Backup::Looking::kForZeros;
-  std::set<AllocationId> restoring_;         // whose copies were begun, and not finished
+  std::set<AllocationId> restoring_;                                        // whose copies were begun, and not finished
+  std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of the chunks of pools, while Begin runs
   std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
 };
 

@@ -16,11 +16,18 @@ bool NeedsLock(StepKind kind) {
 
 }  // namespace
 
+// A pool's thread may hold it inside a driver call that hangs.
+std::unique_lock<std::mutex> Executor::LockInTime() {
+  constexpr std::chrono::milliseconds kLeast{100};
+  return ledger_.LockWithin(std::max(LeftUntil(until_), kLeast));
+}
+
 Status Executor::Run(const PlannedPhase& phase) {
   {
-    const auto lock = ledger_.Lock();
+    const auto lock = LockInTime();
+    if (!lock.owns_lock()) return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout};
     ledger_.Record(PhaseBegun{phase.phase, pool_});
-    imports_.emplace(peers_, phase.imports, ledger_.state());
+    imports_.emplace(peers_, phase.imports, ledger_.state(), until_);
   }
   planned_copies_ = &phase.copies;
   copies_begun_ = 0;
@@ -47,7 +54,8 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
 }
 
 Status Executor::RunOne(const Step& step) {
-  auto lock = ledger_.Lock();
+  auto lock = LockInTime();
+  if (!lock.owns_lock()) return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout};
   if (!Exists(step)) return {};
   ledger_.Record(StepBegun{step, pool_});
   const auto target = performer_.TargetOf(step);

@@ -1,6 +1,7 @@
 // The executor: runs the steps of a plan on the driver, each between a begun and a done in the journal.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <set>
 #include <vector>
@@ -30,10 +31,17 @@ class Executor final : private StepSide {
   // Runs the steps in their order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
   // thread at a time, without the ledger's lock.
   Status Run(const PlannedPhase& phase);
-  void BeginCycle(Backup::Looking looking = Backup::Looking::kForZeros) {
+  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kForZeros) {
     renewed_.clear();
+    SetUntil(until);
     copies_.SetLooking(looking);
   }
+  // For an undo. What steps wait for they wait for until then.
+  void SetUntil(Deadline until) {
+    until_ = until;
+    copies_.SetUntil(until);
+  }
+  [[nodiscard]] Deadline until() const override { return until_; }
   // Whether this session made multicast objects anew in this cycle, or imported such.
   [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
 
@@ -47,6 +55,7 @@ class Executor final : private StepSide {
   }
   Status Copy(const Step& step) override;
 
+  [[nodiscard]] std::unique_lock<std::mutex> LockInTime();
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
   [[nodiscard]] bool Exists(const Step& step) const;
@@ -61,6 +70,7 @@ class Executor final : private StepSide {
   Driver& driver_;
   Peers& peers_;
   const PoolId pool_;
+  Deadline until_ = Deadline::max();
   CopyQueue copies_;
   StepPerformer performer_;
   std::set<AllocationId> renewed_;  // multicast objects that are not those of before this cycle, and no piece of memory

@@ -9,7 +9,8 @@ constexpr std::size_t kBatchesComing = 6;  // asked for, and not imported yet
 
 }  // namespace
 
-ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state) : peers_(peers) {
+ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until)
+    : peers_(peers), until_(until) {
   for (const ImportBatch& planned : batches) {
     Batch batch{planned.owner, {}};
     for (const AllocationId import : planned.imports) {
@@ -22,7 +23,7 @@ ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, 
 
 void ImportQueue::AskAhead() {
   for (; asked_ < batches_.size() && coming_.size() < kBatchesComing; ++asked_) {
-    const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests); };
+    const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests, until_); };
     try {
       coming_.push_back(std::async(std::launch::async, ask));
     } catch (const std::system_error&) {  // no thread can be had: the owner is asked when its answer is waited for

@@ -15,7 +15,7 @@ namespace amem {
 class ImportQueue {
  public:
   // `peers` must outlive the queue. `state` says what the owners call the allocations.
-  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state);
+  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until);
 
   // Waits until the descriptor of an import is here: imports are asked for in the order of the batches. An owner that is lost
   // is known to be lost to the ledger, too, when this fails with kPeerLost, so that a new plan replaces what it shared.
@@ -32,6 +32,7 @@ class ImportQueue {
   Status AwaitNextBatch();
 
   Peers& peers_;
+  const Deadline until_;
   std::vector<Batch> batches_;
   std::size_t asked_ = 0, arrived_ = 0;
   std::map<AllocationId, SharedAllocation> arrived_with_;

@@ -28,18 +28,19 @@ std::size_t ThreadsFor(PageSupply::Haste haste, std::size_t ahead) {
 }  // namespace
 
 struct PageSupply::Shared {
-  Shared(Copier& populates, Bytes bytes) : copier(populates), piece(bytes) {}
+  Shared(Copier& populates, Bytes bytes, Asking asks) : copier(populates), piece(bytes), asking(std::move(asks)) {}
   void Work();
 
   Copier& copier;
   const Bytes piece;
+  const Asking asking;
   std::mutex mutex;  // over all below
   std::condition_variable changed;
   std::vector<std::unique_ptr<HostPages>> ready;
   std::size_t wanted = 0;
   std::size_t under_way = 0;  // pieces
   std::size_t threads = 0;
-  bool useless = false;  // the driver pins otherwise, or the system gave nothing
+  bool useless = false;  // the driver pins otherwise
 };
 
 void PageSupply::Shared::Work() {
@@ -47,10 +48,12 @@ void PageSupply::Shared::Work() {
   while (!useless && ready.size() + under_way < wanted) {
     ++under_way;
     lock.unlock();
-    auto pages = copier.Populate(piece);
+    const bool claimed = asking.claim();
+    auto pages = claimed ? copier.Populate(piece) : nullptr;
+    if (claimed) asking.touched();
     lock.lock();
     --under_way;
-    useless = pages == nullptr;
+    if (pages == nullptr) wanted = 0;  // the system has no more now
     if (pages != nullptr) ready.push_back(std::move(pages));
     changed.notify_all();
   }
@@ -58,8 +61,8 @@ void PageSupply::Shared::Work() {
   changed.notify_all();
 }
 
-PageSupply::PageSupply(Copier& copier, Bytes piece, std::size_t ahead)
-    : ahead_(ahead), shared_(std::make_shared<Shared>(copier, piece)) {
+PageSupply::PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking asking)
+    : ahead_(ahead), shared_(std::make_shared<Shared>(copier, piece, std::move(asking))) {
   shared_->useless = !copier.Populates(piece);
 }
 
@@ -101,6 +104,12 @@ std::unique_ptr<HostPages> PageSupply::Take() {
   auto pages = std::move(shared_->ready.back());
   shared_->ready.pop_back();
   return pages;
+}
+
+std::size_t PageSupply::Pieces() const {
+  if (fork_.InChild()) return 0;
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->ready.size() + shared_->under_way;
 }
 
 void PageSupply::Drop() {

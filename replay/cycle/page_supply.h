@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "journal/base/fork_guard.h"
@@ -13,7 +14,12 @@ namespace amem {
 // Thread-safe.
 class PageSupply {
  public:
-  PageSupply(Copier& copier, Bytes piece, std::size_t ahead = 1);  // `ahead`: so many threads for kAhead
+  // `claim` says whether the host has another piece, `touched` is called once it is there; by several threads at once.
+  struct Asking {
+    std::function<bool()> claim;
+    std::function<void()> touched;
+  };
+  PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking asking);  // `ahead`: so many threads for kAhead
   ~PageSupply();  // waits for the threads, each of which ends with the piece that it is at
   PageSupply(const PageSupply&) = delete;
   PageSupply& operator=(const PageSupply&) = delete;
@@ -23,7 +29,8 @@ class PageSupply {
   void Want(std::size_t pieces, Haste haste);
   // A piece, and one less is wanted then. Waits for one that is under way; null: none is, or the driver has no use for them.
   std::unique_ptr<HostPages> Take();
-  void Drop();  // what is there goes back, and nothing is wanted
+  [[nodiscard]] std::size_t Pieces() const;  // that are there, or under way
+  void Drop();                               // what is there goes back, and nothing is wanted
 
  private:
   struct Shared;

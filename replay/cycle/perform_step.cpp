@@ -72,7 +72,7 @@ void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
 Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& target) {
   switch (step.kind) {
     case StepKind::kQuiesce:
-      return WithoutHandle(driver_.Synchronize(step.device));
+      return WithoutHandle(driver_.Synchronize(step.device, side_.until()));
     case StepKind::kCheckMemory:
       return WithoutHandle(CheckMemory(step, target));
     case StepKind::kUnmap:
@@ -194,9 +194,9 @@ Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
   if (!device) return {};
   // A kernel would believe flags that the memory's last user left in it.
   AMEM_TRY(driver_.Clear(*device, target.address, StandInPiece(target.bytes)));
-  Status cleared = driver_.FinishCopies(*device);
+  Status cleared = driver_.FinishCopies(*device, side_.until());
   // Nothing may be queued for an address that the undo is about to unmap.
-  if (!cleared.ok()) static_cast<void>(driver_.FinishCopies(*device));
+  if (!cleared.ok()) static_cast<void>(driver_.FinishCopies(*device, side_.until()));
   return cleared;
 }
 

@@ -29,6 +29,8 @@ class StepSide {
   }
   // Steps that copy contents: kScan, kSave, kBeginRestore, kRestore.
   virtual Status Copy(const Step& step) = 0;
+  // When waits for a device end.
+  [[nodiscard]] virtual Deadline until() const = 0;
 };
 
 // What a step works on, as it was when the step began.

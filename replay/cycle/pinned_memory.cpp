@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "journal/base/thread.h"
@@ -13,98 +14,156 @@
 namespace amem {
 namespace {
 
+constexpr std::chrono::minutes kPieceAtMost{1};  // it takes some 10 ms to pin one, if the driver does not hang
 constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
 
+void Forget(PinnedSupply::Buffers& buffers) {
+  for (auto& buffer : buffers) static_cast<void>(buffer.release());
+}
+
 }  // namespace
 
-PinnedMemory::~PinnedMemory() {
+// ---- the supply ------------------------------------------------------------------------------------------------------------
+
+PinnedSupply::PinnedSupply(Copier& copier, Options options)
+    : copier_(copier),
+      options_(std::move(options)),
+      claims_(options_.claims, [this] { return copier_.HostMemory(); }),
+      pages_(copier, options_.chunk, options_.prepare_threads,
+             {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
+
+PinnedSupply::~PinnedSupply() {
   if (fork_.InChild()) {  // neither the thread nor the driver's memory came along
     static_cast<void>(thread_.release());
-    for (auto& buffer : buffers_) static_cast<void>(buffer.release());
+    Forget(idle_);
     return;
   }
   if (!StopPreparing()) thread_->join();
 }
 
-void PinnedMemory::WantPages(Bytes more, PageSupply::Haste haste) {
-  pages_.Want((more + options_.chunk - 1) / options_.chunk, haste);
+// With the lock.
+void PinnedSupply::WantPages() {
+  const auto pieces = [&](Bytes wanted, Bytes there) {
+    return (wanted - std::min(wanted, there) + options_.chunk - 1) / options_.chunk;
+  };
+  if (const std::size_t now = pieces(promised_, IdleBytes()); now > 0) return pages_.Want(now, PageSupply::Haste::kNow);
+  pages_.Want(pieces(target_, statistics_.pinned_bytes), PageSupply::Haste::kAhead);
 }
 
-void PinnedMemory::Expect(Bytes wanted) {
-  Bytes room = 0;
+// With the lock: what is promised and has to be touched first.
+Bytes PinnedSupply::Missing(Bytes promised) const {
+  return promised - std::min(promised, IdleBytes() + pages_.Pieces() * options_.chunk);
+}
+
+Status PinnedSupply::Promise(Bytes bytes) {
+  if (fork_.InChild()) return {};
+  const std::lock_guard lock(mutex_);
+  const Bytes missing = Missing(promised_ + bytes), more = missing - std::min(missing, reserved_);
+  AMEM_TRY(claims_.Claim(more));
+  reserved_ += more;
+  promised_ += bytes;
+  WantPages();
+  return {};
+}
+
+Status PinnedSupply::ClaimPiece() {
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = filling_; i < buffers_.size(); ++i) room += buffers_[i]->size() - (i == filling_ ? filled_ : 0);
+    if (reserved_ >= options_.chunk) {
+      reserved_ -= options_.chunk;
+      return {};
+    }
   }
-  WantPages(wanted - std::min(wanted, room), PageSupply::Haste::kNow);
+  return claims_.Claim(options_.chunk);
 }
 
-Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted) {
+Result<std::unique_ptr<PinnedBuffer>> PinnedSupply::Pin(std::unique_ptr<HostPages> pages) {
+  if (pages != nullptr) return copier_.Pin(std::move(pages), options_.chunk);
+  AMEM_TRY(ClaimPiece());
+  auto buffer = copier_.Pin(nullptr, options_.chunk);
+  claims_.Settle(options_.chunk);
+  return buffer;
+}
+
+void PinnedSupply::Unpromise(Bytes bytes) {
+  if (fork_.InChild()) return;
+  const std::lock_guard lock(mutex_);
+  promised_ -= bytes;
+  const Bytes needed = std::min(reserved_, Missing(promised_));
+  claims_.Settle(std::exchange(reserved_, needed) - needed);
+  WantPages();
+}
+
+Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
+  const std::uint64_t began = MonotonicNs();
   std::unique_lock lock(mutex_);
-  for (;;) {
-    for (; filling_ < buffers_.size(); ++filling_, filled_ = 0) {
-      const Bytes left = buffers_[filling_]->size() - filled_;
-      if (left < kPage) continue;
-      const Room room{buffers_[filling_]->data() + filled_, std::min(wanted, left / kPage * kPage), filled_ > 0};
-      filled_ += room.bytes;
-      return room;
-    }
-    const std::uint64_t began = MonotonicNs();
+  bool pinned_now = false;
+  while (idle_.empty()) {
+    pinned_now = true;
     if (pinning_) {  // the buffer that the thread is about to get comes first
-      if (!changed_.wait_for(lock, copier_.patience(), [&] { return !pinning_; })) {
+      if (!changed_.wait_until(lock, until, [&] { return !pinning_; })) {
         return Status{Code::kDriver,
                       fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
                                   "{} ms",
-                                  copier_.patience().count()),
+                                  (MonotonicNs() - began) / 1'000'000),
                       cuda::kTimeout};
       }
-    } else {
-      lock.unlock();
-      auto buffer = copier_.Pin(pages_.Take(), options_.chunk);
-      lock.lock();
-      if (!buffer.ok()) {
-        return buffer.status().Within(
-            fmt::format("pin host memory for contents, {} bytes are pinned already", statistics_.pinned_bytes));
-      }
-      statistics_.pinned_bytes += (*buffer)->size();
-      statistics_.pinned_in_take += (*buffer)->size();
-      buffers_.push_back(*std::move(buffer));
+      continue;
     }
-    statistics_.pin_ns += MonotonicNs() - began;
+    lock.unlock();
+    auto buffer = Pin(pages_.Take());
+    lock.lock();
+    if (!buffer.ok()) {
+      return buffer.status().Within(
+          fmt::format("pin host memory for contents, {} bytes are pinned already", statistics_.pinned_bytes));
+    }
+    statistics_.pinned_bytes += (*buffer)->size();
+    return Taken{*std::move(buffer), true};
   }
+  Taken taken{std::move(idle_.back()), pinned_now};
+  idle_.pop_back();
+  return taken;
 }
 
-void PinnedMemory::TakeBack() {
+void PinnedSupply::Give(Buffers buffers) {
   const std::lock_guard lock(mutex_);
-  filling_ = 0;
-  filled_ = 0;
+  std::ranges::move(buffers, std::back_inserter(idle_));
 }
 
-void PinnedMemory::BeginCount() {
-  const std::lock_guard lock(mutex_);
-  statistics_.pinned_in_take = 0;
-  statistics_.pin_ns = 0;
-}
-
-PinnedMemory::Statistics PinnedMemory::Count() const {
+PinnedSupply::Statistics PinnedSupply::Count() const {
   const std::lock_guard lock(mutex_);
   return statistics_;
 }
 
 // ---- preparing -------------------------------------------------------------------------------------------------------------
 
-void PinnedMemory::Prepare(Bytes expected) {
+// If all scopes were paused at once.
+Bytes PinnedSupply::Wanted() const {
+  Bytes sum = 0;
+  for (const auto& [scope, bytes] : wanted_) sum += bytes;
+  return sum;
+}
+
+Bytes PinnedSupply::Target() const {
+  Bytes nccl = 0, pools = 0;
+  for (const auto& [scope, bytes] : wanted_) (scope ? pools : nccl) += bytes;
+  return std::min(nccl, options_.nccl_limit) + std::min(pools, options_.pools_limit);
+}
+
+void PinnedSupply::Want(PoolId scope, Bytes bytes) {
   if (fork_.InChild()) return;
   const std::lock_guard threads(thread_mutex_);
   {
     const std::lock_guard lock(mutex_);
-    target_ = std::min(expected, options_.prepare_limit);
-    WantPages(target_ - std::min(target_, statistics_.pinned_bytes), PageSupply::Haste::kAhead);
+    wanted_[scope] = bytes;
+    most_wanted_ = std::max(most_wanted_, Wanted());
+    target_ = Target();
+    WantPages();
     asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
     changed_.notify_all();
-    if (preparing_) return;  // the thread sees the new target
+    if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread sees the new target
     preparing_ = true;
   }
   if (thread_ != nullptr) thread_->join();
@@ -119,11 +178,11 @@ void PinnedMemory::Prepare(Bytes expected) {
   statistics_.not_prepared = started.status().message();
 }
 
-void PinnedMemory::PinInBackground() {
+void PinnedSupply::PinInBackground() {
   static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness));
   std::unique_lock lock(mutex_);
   while (statistics_.pinned_bytes < target_) {
-    if (resting_) {
+    if (resting_ > 0) {
       changed_.wait(lock);
       continue;
     }
@@ -131,12 +190,12 @@ void PinnedMemory::PinInBackground() {
     lock.unlock();
     auto pages = pages_.Take();
     AwaitQuiet();
-    auto buffer = copier_.Pin(std::move(pages), options_.chunk);
+    auto buffer = Pin(std::move(pages));
     lock.lock();
     pinning_ = false;
     if (buffer.ok()) {
       statistics_.pinned_bytes += (*buffer)->size();
-      buffers_.push_back(*std::move(buffer));
+      idle_.push_back(*std::move(buffer));
     } else {
       statistics_.not_prepared = buffer.status().message();
       target_ = 0;
@@ -148,9 +207,9 @@ void PinnedMemory::PinInBackground() {
 }
 
 // Returns at once when preparing is to stop or to rest: the caller that asked for it may need the very buffer that is pinned.
-void PinnedMemory::AwaitQuiet() {
+void PinnedSupply::AwaitQuiet() {
   std::unique_lock lock(mutex_);
-  while (!resting_ && target_ > 0) {
+  while (resting_ == 0 && target_ > 0) {
     const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
     const auto quiet = std::max(asked_, busy) + options_.quiet;
     if (std::chrono::steady_clock::now() >= quiet) return;
@@ -158,13 +217,14 @@ void PinnedMemory::AwaitQuiet() {
   }
 }
 
-void PinnedMemory::Rest(bool resting) {
+void PinnedSupply::Rest(bool resting) {
+  if (fork_.InChild()) return;
   const std::lock_guard lock(mutex_);
-  resting_ = resting;
+  resting_ += resting ? 1 : -1;
   changed_.notify_all();
 }
 
-bool PinnedMemory::StopPreparing() {
+bool PinnedSupply::StopPreparing() {
   if (fork_.InChild()) return true;
   const std::lock_guard threads(thread_mutex_);
   {
@@ -172,25 +232,98 @@ bool PinnedMemory::StopPreparing() {
     target_ = 0;
     pages_.Want(0, PageSupply::Haste::kAhead);
     changed_.notify_all();
-    if (!changed_.wait_for(lock, copier_.patience(), [&] { return !preparing_; })) return false;
+    if (!changed_.wait_for(lock, kPieceAtMost, [&] { return !preparing_; })) return false;
   }
   if (thread_ != nullptr) thread_->join();
   thread_.reset();
   return true;
 }
 
-void PinnedMemory::Trim(Bytes keep) {
-  if (fork_.InChild()) return;
-  if (!StopPreparing()) return;
+void PinnedSupply::Trim(Bytes keep) {
+  if (fork_.InChild() || !StopPreparing()) return;
   pages_.Drop();
-  std::vector<std::unique_ptr<PinnedBuffer>> unused;  // outlives the lock: giving memory back takes long
-  const std::lock_guard lock(mutex_);
-  const std::size_t used = filling_ + (filled_ > 0 ? 1 : 0);
-  while (statistics_.pinned_bytes > keep && buffers_.size() > used) {
-    statistics_.pinned_bytes -= buffers_.back()->size();
-    unused.push_back(std::move(buffers_.back()));
-    buffers_.pop_back();
+  Drop(keep);
+}
+
+void PinnedSupply::GiveSpareBack() {
+  if (fork_.InChild()) return;
+  Bytes keep = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    keep = std::max(most_wanted_, most_before_);
+    most_before_ = std::exchange(most_wanted_, Wanted());
   }
+  constexpr Bytes kLittle = Bytes{64} << 20;  // scopes that hold less than this want nothing ahead
+  Drop(keep + std::max(keep / 8, kLittle));
+}
+
+void PinnedSupply::GiveBack(Bytes bytes) {
+  if (fork_.InChild()) return;
+  pages_.Drop();
+  const Bytes pinned = Count().pinned_bytes;
+  Drop(pinned - std::min(pinned, bytes));
+}
+
+void PinnedSupply::Drop(Bytes keep) {
+  Buffers unused;  // outlives the lock: giving memory back takes long
+  const std::lock_guard lock(mutex_);
+  while (statistics_.pinned_bytes > keep && IdleBytes() >= promised_ + options_.chunk) {
+    statistics_.pinned_bytes -= options_.chunk;
+    unused.push_back(std::move(idle_.back()));
+    idle_.pop_back();
+  }
+}
+
+// ---- what one backup holds -------------------------------------------------------------------------------------------------
+
+PinnedMemory::~PinnedMemory() {
+  if (fork_.InChild()) {
+    Forget(buffers_);
+  } else {
+    TakeBack();
+    Rest(false);
+  }
+}
+
+Status PinnedMemory::Promise(Bytes wanted) {
+  wanted = (wanted + supply_.chunk() - 1) / supply_.chunk() * supply_.chunk();
+  if (wanted <= promised_) return {};
+  AMEM_TRY(supply_.Promise(wanted - promised_));
+  promised_ = wanted;
+  return {};
+}
+
+void PinnedMemory::Unpromise() {
+  if (promised_ > 0) supply_.Unpromise(std::exchange(promised_, 0));
+}
+
+Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted, Deadline until) {
+  bool pinned_now = false;
+  if (buffers_.empty() || buffers_.back()->size() < filled_ + kPage) {
+    auto taken = supply_.Take(until);
+    if (!taken.ok()) return taken.status();
+    pinned_now = taken->pinned_now;
+    const Bytes kept = std::min(promised_, supply_.chunk());
+    supply_.Unpromise(kept);
+    promised_ -= kept;
+    buffers_.push_back(std::move(taken->buffer));
+    held_bytes_ += buffers_.back()->size();
+    filled_ = 0;
+  }
+  const Bytes left = buffers_.back()->size() - filled_;
+  const Room room{buffers_.back()->data() + filled_, std::min(wanted, left / kPage * kPage), filled_ > 0, pinned_now};
+  filled_ += room.bytes;
+  return room;
+}
+
+void PinnedMemory::TakeBack() {
+  Unpromise();
+  supply_.Give(std::exchange(buffers_, {}));
+  held_bytes_ = 0;
+}
+
+void PinnedMemory::Rest(bool resting) {
+  if (std::exchange(resting_, resting) != resting) supply_.Rest(resting);
 }
 
 }  // namespace amem

@@ -25,7 +25,7 @@ std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
   return text.empty() ? text : text + ")";
 }
 
-Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes) {
+Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes, Deadline) {
   NonZero found;
   found.runs.assign(extents.begin(), extents.end());
   found.counts.assign(extents.size(), 1);
@@ -68,28 +68,28 @@ Status Driver::Unbind(DriverHandle, DeviceOrdinal, Bytes, Bytes) { return Withou
 Result<Bytes> Driver::MulticastGranularity() { return WithoutMulticast(); }
 
 Result<std::uint64_t> Copier::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
-Status Copier::Await(DeviceOrdinal device, std::uint64_t) { return FinishCopies(device); }
+Status Copier::Await(DeviceOrdinal device, std::uint64_t, Deadline until) { return FinishCopies(device, until); }
 
 Result<std::unique_ptr<StreamMoment>> Copier::MomentOf(DeviceOrdinal, void*) { return std::make_unique<StreamMoment>(); }
 Status Copier::Follow(DeviceOrdinal, const StreamMoment&) { return {}; }
-Status Copier::Lead(DeviceOrdinal device, void*) { return FinishCopies(device); }
+Status Copier::Lead(DeviceOrdinal device, void*, Deadline until) { return FinishCopies(device, until); }
 
 Result<std::unique_ptr<Copier>> Driver::OpenLane() {
   return Status{Code::kUnsupported, "the " + Name() + " driver copies in one lane"};
 }
 
-Status NotIdle(DeviceOrdinal device, std::chrono::milliseconds patience, const std::string& details) {
+Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details) {
   return {Code::kRefused,
-          fmt::format("device {}: a kernel or copy that was submitted before the pause has not ended within {} ms{}; let the "
-                      "device become idle before the pause, or raise AMEM_TIMEOUT_MS",
-                      device.value, patience.count(), details),
+          fmt::format("device {}: a kernel or copy that was submitted before the pause has not ended within {} ms{}; {}",
+                      device.value, SinceThen(began).count(), details,
+                      OrRaiseTheTimeout("let the device become idle before the pause")),
           cuda::kNotReady};
 }
 
-Status CopiesNotDone(DeviceOrdinal device, std::chrono::milliseconds patience) {
+Status CopiesNotDone(DeviceOrdinal device, Deadline began) {
   return {Code::kDriver,
-          fmt::format("device {}: copies of contents have not ended within {} ms; the device hangs, or raise AMEM_TIMEOUT_MS",
-                      device.value, patience.count()),
+          fmt::format("device {}: copies of contents have not ended within {} ms; {}", device.value, SinceThen(began).count(),
+                      OrRaiseTheTimeout("look whether the device hangs")),
           cuda::kTimeout};
 }
 

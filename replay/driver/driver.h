@@ -1,5 +1,7 @@
 // The driver seam: the calls AMem makes on GPU memory, with two implementations (CUDA, simulator).
 //
+// What waits for a device does so until a deadline, because the driver's own waits have no limit.
+//
 // All methods may be called from any thread. A failure is Code::kDriver, or kOutOfMemory, with the driver's CUresult in
 // Status::driver_result; nothing has changed then. The caller owns the handles and ranges it gets.
 #pragma once
@@ -10,11 +12,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "journal/base/deadline.h"
 #include "journal/base/unique_fd.h"
+#include "replay/driver/host_memory.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -90,15 +95,14 @@ class Copier {
  public:
   virtual ~Copier() = default;
   [[nodiscard]] virtual std::string Name() const = 0;  // "cuda" or "sim", for reports
-  // How long all waits for a device last (Await, FinishCopies, Driver::Synchronize): the driver's own waits have no limit.
-  void SetPatience(std::chrono::milliseconds patience) { patience_ = patience; }
-  [[nodiscard]] std::chrono::milliseconds patience() const { return patience_; }
-
+  // What the host has left for memory that is pinned here; nullopt: unknown, so that nothing is refused.
+  [[nodiscard]] virtual std::optional<HostRoom> HostMemory() { return HostMemoryAvailable(); }
   // Copies are queued per device in order and complete at FinishCopies(device). The addresses must be mapped with access for
   // `device`; the host side must lie in a PinnedBuffer.
   virtual Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) = 0;
   // The same in two parts. Populate makes no driver call, and may be called by several threads at once; null: the host has no
-  // memory. Pin holds up driver calls of other threads for a moment; null for `pages` is like AllocatePinned.
+  // memory. Neither asks whether the host has enough (HostClaims). Pin holds up driver calls of other threads for a moment;
+  // null for `pages` is like AllocatePinned.
   [[nodiscard]] virtual bool Populates(Bytes bytes) { return static_cast<void>(bytes), false; }  // it can, and gains by it
   virtual std::unique_ptr<HostPages> Populate(Bytes bytes) { return static_cast<void>(bytes), nullptr; }
   virtual Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
@@ -107,7 +111,7 @@ class Copier {
   virtual Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) = 0;
   virtual Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) = 0;
   virtual Status Clear(DeviceOrdinal device, Address address, Bytes bytes) = 0;
-  virtual Status FinishCopies(DeviceOrdinal device) = 0;
+  virtual Status FinishCopies(DeviceOrdinal device, Deadline until) = 0;
 
   // In parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
   // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
@@ -117,14 +121,14 @@ class Copier {
   //
   // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
   // all copies and clears queued before; waits for the answer.
-  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until);
   virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
   // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
   // before the mark is done. The defaults mark nothing, and wait for everything.
   virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
-  virtual Status Await(DeviceOrdinal device, std::uint64_t mark);
+  virtual Status Await(DeviceOrdinal device, std::uint64_t mark, Deadline until);
 
   // Copies beside streams of the program. kRefused: the stream is being captured, or cannot be asked about it.
   // What the stream holds now; `device` is where a null stream belongs when the thread has no current context.
@@ -133,10 +137,7 @@ class Copier {
   virtual Status Follow(DeviceOrdinal device, const StreamMoment& moment);
   // What is submitted to the stream from now on begins when all is done that is queued on the device so far. The defaults of
   // the three know no streams: MomentOf and Follow do nothing, and Lead waits for the copies.
-  virtual Status Lead(DeviceOrdinal device, void* stream);
-
- private:
-  std::atomic<std::chrono::milliseconds> patience_{std::chrono::minutes(1)};
+  virtual Status Lead(DeviceOrdinal device, void* stream, Deadline until);
 };
 
 class Driver : public Copier {
@@ -169,22 +170,21 @@ class Driver : public Copier {
   virtual std::string Version() = 0;
   // Returns once everything submitted to the device by this process is done, and opens no context there. kRefused: a stream
   // capture is running, or what was submitted did not end in time.
-  virtual Status Synchronize(DeviceOrdinal device) = 0;
+  virtual Status Synchronize(DeviceOrdinal device, Deadline until) = 0;
   // The program submits work to that stream by that call. Synchronize waits for the stream's context, too, and its message
   // names the last such call. Cheap when it is called again for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
-  // Returns once everything submitted to that stream is done. kRefused: as MomentOf, or it did not end in time.
-  virtual Status AwaitStream(DeviceOrdinal device, void* stream) {
-    return static_cast<void>(device), static_cast<void>(stream), Status{};
+  // Returns once all is done that `moment` stands for, whatever the stream was given since. kRefused: it did not end in time.
+  virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
+    return static_cast<void>(device), static_cast<void>(moment), static_cast<void>(until), Status{};
   }
-  // A copier on the same memory that is independent of this one, with the patience that this one has now. It must not outlive
-  // the driver. kUnsupported by default.
+  // A copier on the same memory that is independent of this one. It must not outlive the driver. kUnsupported by default.
   virtual Result<std::unique_ptr<Copier>> OpenLane();
 };
 
-// The failures of waits that reached the driver's patience. `details`: "(...)" or nothing.
-Status NotIdle(DeviceOrdinal device, std::chrono::milliseconds patience, const std::string& details);
-Status CopiesNotDone(DeviceOrdinal device, std::chrono::milliseconds patience);
+// The failures of waits whose time was up, and when they began. `details`: "(...)" or nothing.
+Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details);
+Status CopiesNotDone(DeviceOrdinal device, Deadline began);
 
 // For what drivers say of a failed call: "0x7f00, 4096 bytes" and "handle 0x1f".
 std::string InRange(Address address, Bytes bytes);

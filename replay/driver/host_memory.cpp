@@ -1,13 +1,30 @@
 #include "replay/driver/host_memory.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <fstream>
+#include <limits>
+#include <span>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "journal/base/clock.h"
+#include "journal/base/process_stat.h"
+#include "statemachine/event.h"
 
 namespace amem {
 namespace {
 
-constexpr Bytes kLeft = Bytes{256} << 20;
+constexpr Bytes kLeft = Bytes{256} << 20;  // for everything else, as MemAvailable's own reserve is small
 
 std::optional<Bytes> NumberIn(const std::filesystem::path& file) {
   std::ifstream in(file);
@@ -16,37 +33,53 @@ std::optional<Bytes> NumberIn(const std::filesystem::path& file) {
   return value;
 }
 
-// The number behind a word at the beginning of a line.
-std::optional<Bytes> NumberBehind(const std::filesystem::path& file, const std::string& word) {
+// The sum of the numbers behind some words that begin a line; nullopt: none of them does.
+std::optional<Bytes> SumBehind(const std::filesystem::path& file, std::span<const std::string_view> words) {
   std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(word)) continue;
-    try {
-      return std::stoull(line.substr(word.size()));
-    } catch (const std::exception&) {
-      return std::nullopt;
-    }
+  std::optional<Bytes> sum;
+  std::string word;
+  for (Bytes value = 0; in >> word; in.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
+    if (std::ranges::find(words, word) == words.end() || !(in >> value))
+      in.clear();
+    else
+      sum = sum.value_or(0) + value;
   }
-  return std::nullopt;
+  return sum;
 }
 
-// What a group has used counts file contents that nobody uses just now, and that the system takes back at need.
-void ConsiderGroup(const std::filesystem::path& group, const char* limit, const char* usage, const char* reclaimable,
-                   std::optional<HostRoom>& least) {
-  const auto most = NumberIn(group / limit), used = NumberIn(group / usage);
-  if (!most || !used) return;
-  const Bytes idle = NumberBehind(group / "memory.stat", reclaimable).value_or(0);
-  const Bytes taken = *used - std::min(*used, idle);
-  const Bytes left = *most - std::min(*most, taken);
-  if (!least || left < least->bytes) least = HostRoom{left, "the memory limit of the cgroup " + group.string()};
+// How a version of control groups names what is asked of it.
+struct Version {
+  std::string_view mount;
+  std::vector<std::string_view> limits;  // at memory.high a process is not killed, but slowed down until it hardly runs
+  std::string_view usage;
+  // Counted as used, and taken back by the system before it kills anybody: contents of files, whether they were used just now
+  // or not, and caches of the kernel (which version 1 does not tell). MemAvailable counts the same.
+  std::vector<std::string_view> reclaimable;
+};
+const Version kFirst{
+    "sys/fs/cgroup/memory", {"memory.limit_in_bytes"}, "memory.usage_in_bytes", {"total_active_file", "total_inactive_file"}};
+const Version kSecond{
+    "sys/fs/cgroup", {"memory.max", "memory.high"}, "memory.current", {"active_file", "inactive_file", "slab_reclaimable"}};
+
+void ConsiderGroup(const std::filesystem::path& group, const Version& version, std::optional<HostRoom>& least) {
+  const auto used = NumberIn(group / version.usage);
+  if (!used) return;
+  const Bytes taken = *used - std::min(*used, SumBehind(group / "memory.stat", version.reclaimable).value_or(0));
+  for (const std::string_view name : version.limits) {
+    const auto limit = NumberIn(group / name);
+    if (!limit) continue;
+    const Bytes left = *limit - std::min(*limit, taken);
+    if (!least || left < least->bytes)
+      least = HostRoom{left, fmt::format("the memory limit ({}) of the cgroup {}", name, group.string())};
+  }
 }
 
 // The group and all that it lies in.
-void ConsiderGroups(const std::filesystem::path& mount, const std::string& own, const char* limit, const char* usage,
-                    const char* reclaimable, std::optional<HostRoom>& least) {
+void ConsiderGroups(const std::filesystem::path& root, const std::string& own, const Version& version,
+                    std::optional<HostRoom>& least) {
   std::filesystem::path group(own.empty() ? "/" : own);
   while (true) {
-    ConsiderGroup(mount / group.relative_path(), limit, usage, reclaimable, least);
+    ConsiderGroup(root / version.mount / group.relative_path(), version, least);
     if (group == group.root_path()) return;
     group = group.parent_path();
   }
@@ -56,25 +89,135 @@ void ConsiderGroups(const std::filesystem::path& mount, const std::string& own, 
 
 std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, const std::string& process) {
   std::optional<HostRoom> least;
-  if (const auto kib = NumberBehind(root / "proc/meminfo", "MemAvailable:"))
+  constexpr std::array<std::string_view, 1> kAvailable{"MemAvailable:"};
+  if (const auto kib = SumBehind(root / "proc/meminfo", kAvailable))
     least = HostRoom{*kib << 10, "what the host has available (MemAvailable)"};
   std::ifstream groups(root / "proc" / process / "cgroup");
   for (std::string line; std::getline(groups, line);) {
     const std::size_t names = line.find(':'), path = line.find(':', names + 1);
     if (names == std::string::npos || path == std::string::npos) continue;
     const std::string controllers = line.substr(names + 1, path - names - 1), own = line.substr(path + 1);
-    if (controllers.empty())
-      ConsiderGroups(root / "sys/fs/cgroup", own, "memory.max", "memory.current", "inactive_file ", least);
-    if (("," + controllers + ",").find(",memory,") != std::string::npos)
-      ConsiderGroups(root / "sys/fs/cgroup/memory", own, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                     "total_inactive_file ", least);
+    if (controllers.empty()) ConsiderGroups(root, own, kSecond, least);
+    if (("," + controllers + ",").find(",memory,") != std::string::npos) ConsiderGroups(root, own, kFirst, least);
   }
   return least;
 }
 
-bool HostHasRoom(Bytes bytes, const std::filesystem::path& root) {
-  const auto available = HostMemoryAvailable(root);
-  return !available || available->bytes >= bytes + kLeft;
+// ---- claims ----------------------------------------------------------------------------------------------------------------
+
+// As it is in the file; all zero: nobody's.
+struct HostClaims::Place {
+  std::int64_t pid = 0;
+  std::uint64_t start_ticks = 0, pid_namespace = 0, since_boot_ns = 0;
+  Bytes bytes = 0;
+
+  // A process of another pid namespace cannot be looked at. It renews what it claims with each piece that it takes.
+  [[nodiscard]] bool Stands() const {
+    constexpr std::uint64_t kUnseen = 60'000'000'000;
+    if (pid <= 0) return false;
+    if (pid_namespace == PidNamespace()) return StartTicks(static_cast<pid_t>(pid)) == start_ticks;
+    const std::uint64_t now = MonotonicNs();
+    return since_boot_ns <= now && now - since_boot_ns < kUnseen;
+  }
+};
+
+namespace {
+
+constexpr std::size_t kPlaces = 4096;
+
+// For a moment at most: what holds it may be stopped.
+class BriefLock {
+ public:
+  explicit BriefLock(int file) : file_(file) {
+    for (int i = 0; i < 200 && file_ >= 0 && flock(file_, LOCK_EX | LOCK_NB) != 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ~BriefLock() {
+    if (file_ >= 0) flock(file_, LOCK_UN);
+  }
+  BriefLock(const BriefLock&) = delete;
+  BriefLock& operator=(const BriefLock&) = delete;
+
+ private:
+  const int file_;
+};
+
+}  // namespace
+
+HostClaims::~HostClaims() {
+  if (fork_.InChild() || !place_) return;
+  const Place nobody;
+  static_cast<void>(pwrite(file_.get(), &nobody, sizeof(nobody), static_cast<off_t>(*place_ * sizeof(Place))));
+}
+
+// Again where somebody has removed the file: then it is not the one that others see.
+void HostClaims::Open() {
+  struct stat seen {};
+  if (path_.empty() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return;
+  place_.reset();
+  file_ = UniqueFd(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
+}
+
+// The first that is nobody's. Those of another pid namespace are left alone.
+void HostClaims::FindPlace() {
+  if (place_ || !file_) return;
+  for (std::size_t i = 0; i < kPlaces; ++i) {
+    Place place;
+    const bool there = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) == sizeof(place);
+    if (there && place.pid > 0 && (place.Stands() || place.pid_namespace != PidNamespace())) continue;
+    place_ = i;
+    return;
+  }
+}
+
+Bytes HostClaims::OfOthers() const {
+  if (!file_) return 0;
+  Bytes sum = 0;
+  Place place;
+  for (std::size_t i = 0; i < kPlaces; ++i) {
+    if (pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) != sizeof(place)) break;
+    if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
+  }
+  return sum;
+}
+
+void HostClaims::Write() const {
+  if (!place_) return;
+  const Place mine{getpid(), StartTicks(getpid()), PidNamespace(), MonotonicNs(), claimed_};
+  static_cast<void>(pwrite(file_.get(), &mine, sizeof(mine), static_cast<off_t>(*place_ * sizeof(mine))));
+}
+
+Status HostClaims::Claim(Bytes bytes) {
+  if (fork_.InChild() || bytes == 0) return {};
+  const std::lock_guard lock(mutex_);
+  Open();
+  const BriefLock alone(file_.get());
+  FindPlace();
+  const auto room = available_();
+  const Bytes others = OfOthers(), taken = kLeft + claimed_ + others;
+  if (room && (room->bytes < bytes || room->bytes - bytes < taken)) {
+    return {Code::kOutOfMemory,
+            fmt::format("pin {} of host memory: {} are left by {}, of which this process is about to take {}, other "
+                        "processes {}, and {} stay free; free some, or give the job more",
+                        FormatBytes(bytes), FormatBytes(room->bytes), room->limited_by, FormatBytes(claimed_),
+                        FormatBytes(others), FormatBytes(kLeft))};
+  }
+  claimed_ += bytes;
+  Write();
+  return {};
+}
+
+void HostClaims::Settle(Bytes bytes) {
+  if (fork_.InChild() || bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  claimed_ -= std::min(claimed_, bytes);
+  Write();
+}
+
+Bytes HostClaims::claimed() const {
+  const std::lock_guard lock(mutex_);
+  return claimed_;
 }
 
 }  // namespace amem

@@ -78,12 +78,16 @@ class Grouping {
     }
   }
 
-  std::vector<std::vector<std::size_t>> Run() {
+  std::vector<std::vector<std::size_t>> Run(Ties ties) {
     JoinThoseWhoMet();
     JoinRanksOfCommunicators();
-    JoinCompatible(
-        [this](std::size_t a, std::size_t b) { return !launchers_[a].job.empty() && launchers_[a].job == launchers_[b].job; });
-    JoinCompatible([this](std::size_t a, std::size_t b) { return StartedTogether(a, b); });
+    JoinLaunches();
+    if (ties == Ties::kProbable) {
+      JoinCompatible([this](std::size_t a, std::size_t b) {
+        return !launchers_[a].job.empty() && launchers_[a].job == launchers_[b].job;
+      });
+      JoinCompatible([this](std::size_t a, std::size_t b) { return StartedTogether(a, b); });
+    }
     std::vector<std::vector<std::size_t>> jobs;
     for (auto& [root, members] : Members()) jobs.push_back(std::move(members));
     const auto reach = [this](const std::vector<std::size_t>& job) {
@@ -143,6 +147,12 @@ class Grouping {
         of_hash.push_back({i, ready.rank});
       }
     }
+  }
+
+  void JoinLaunches() {
+    std::map<std::string_view, std::size_t> first;
+    for (std::size_t i = 0; i < sessions_.size(); ++i)
+      if (!sessions_[i].launch.empty()) Join(i, first.try_emplace(sessions_[i].launch, i).first->second);
   }
 
   // One by one: whoever came to a job before may be in the way of the next.
@@ -230,7 +240,9 @@ Result<JobTies> ReadTies(const std::filesystem::path& session) {
   return ties;
 }
 
-std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions) { return Grouping(sessions).Run(); }
+std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions, Ties ties) {
+  return Grouping(sessions).Run(ties);
+}
 
 JobSelection SelectLatestJob(std::span<const std::filesystem::path> sessions) {
   std::vector<std::optional<JobTies>> read(sessions.size());

@@ -3,7 +3,8 @@
 //
 // Sessions are one job when they met (connected as peers, shared memory, were members of one pause or resume), when they were
 // ranks of one communicator, or when the same launcher started them. Clocks decide only about sessions that nothing else ties
-// to any other: those that opened within a minute of each other, under ranks that are all different.
+// to any other: those that opened within a minute of each other, under ranks that are all different. That is good enough to
+// explain journals; who is to be asked for something is decided by certain ties alone.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "replay/job/history.h"
@@ -25,13 +27,17 @@ struct JobTies {
   std::uint64_t last_ns = 0;  // up to when it is known to have lived, on the clock of its events
   std::set<SessionId> met;
   std::vector<CommunicatorReady> communicators;  // those with a hash
+  std::string launch;  // not empty: sessions with the same one are ranks of one start by one launcher; not in the journal
 };
 JobTies TiesOf(const JournalHistory& history);
 // Of a journal that is not read otherwise. A failure means that its state could not be computed.
 Result<JobTies> ReadTies(const std::filesystem::path& session);
 
+// kCertain: having met, a communicator, a launch. kProbable: the launcher's words and the clocks as well.
+enum class Ties : std::uint8_t { kCertain, kProbable };
+
 // The sessions of each job, as indices into `sessions`; the job that went on for longest first.
-std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions);
+std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions, Ties ties = Ties::kProbable);
 
 // Journals that cannot be read count as the latest job's own, so that their damage is reported.
 struct JobSelection {

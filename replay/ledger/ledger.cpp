@@ -5,9 +5,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "journal/base/clock.h"
+#include "journal/base/deadline.h"
+#include "journal/base/process_sight.h"
 
 namespace amem {
 namespace {
@@ -39,14 +42,44 @@ struct IsOnlyCounted {
 
 }  // namespace
 
+std::unique_lock<std::mutex> Ledger::Lock() {
+  std::unique_lock lock(mutex_);
+  NoteHolder();
+  return lock;
+}
+
 std::unique_lock<std::mutex> Ledger::LockWithin(std::chrono::milliseconds patience) {
-  const auto until = std::chrono::steady_clock::now() + patience;
+  constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
+  const Deadline until = In(patience);
   std::unique_lock lock(mutex_, std::try_to_lock);
-  while (!lock.owns_lock() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (auto nap = kNapMin; !lock.owns_lock() && !Passed(until); nap = std::min(nap * 2, kNapMax)) {
+    std::this_thread::sleep_for(nap);
     static_cast<void>(lock.try_lock());
   }
+  if (lock.owns_lock()) NoteHolder();
   return lock;
+}
+
+void Ledger::NoteHolder() {
+  holder_.store(ThreadId(), std::memory_order_relaxed);
+  held_since_ns_.store(MonotonicNs(), std::memory_order_relaxed);
+}
+
+Status Ledger::Held() const {
+  constexpr std::size_t kThreadsMost = 256;
+  const std::uint32_t holder = holder_.load(std::memory_order_relaxed);
+  const std::uint64_t held_ms = (MonotonicNs() - held_since_ns_.load(std::memory_order_relaxed)) / 1'000'000;
+  std::string text = fmt::format("a driver call of another thread has not returned for {} ms: thread {}", held_ms, holder);
+  for (const ThreadSight& seen : SeeOwnThreads(kThreadsMost)) {
+    if (static_cast<std::uint32_t>(seen.thread) != holder) continue;
+    text += fmt::format(" ({}) is {}{}{}", seen.name, seen.sight.state, seen.sight.where.empty() ? "" : " ", seen.sight.where);
+  }
+  return {Code::kTimeout, std::move(text), cuda::kNotReady};
+}
+
+std::pair<Lifecycle, std::uint64_t> Ledger::Progress() const {
+  const std::uint64_t now = progress_.load(std::memory_order_acquire);
+  return {static_cast<Lifecycle>(now & 0xff), now >> 8};
 }
 
 void Ledger::Record(EventBody body) {
@@ -62,6 +95,7 @@ void Ledger::Record(EventBody body) {
       Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));
     return;
   }
+  progress_.store(state_.cycles << 8 | static_cast<std::uint64_t>(state_.lifecycle), std::memory_order_release);
   if (journal_ != nullptr && !broken_before) Append(event);
 }
 

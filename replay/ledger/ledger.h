@@ -10,12 +10,14 @@
 // Nothing here throws or ends the process, because it is NCCL's.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "journal/base/unique_fd.h"
 #include "journal/journal.h"
@@ -36,9 +38,13 @@ class Ledger {
  public:
   explicit Ledger(std::unique_ptr<JournalWriter> journal) : journal_(std::move(journal)) {}
 
-  [[nodiscard]] std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
+  [[nodiscard]] std::unique_lock<std::mutex> Lock();
   // Not owned: another thread has held it all the time. Some driver calls are made with the lock held, and may hang.
   [[nodiscard]] std::unique_lock<std::mutex> LockWithin(std::chrono::milliseconds patience);
+  // Without the lock: kTimeout, which thread holds it, for how long, and where that thread is.
+  [[nodiscard]] Status Held() const;
+  // Without the lock: where the session stands in its pauses and resumes, and in which it is.
+  [[nodiscard]] std::pair<Lifecycle, std::uint64_t> Progress() const;
 
   // All below: with the lock held.
   // Never fails towards the caller. An event that Apply refuses breaks the session (State::broken), and the next pause reports
@@ -92,6 +98,7 @@ class Ledger {
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep);
 
  private:
+  void NoteHolder();
   void Append(const Event& event);
   void SnapshotIfDue();
   static std::string KeyText(AllocationId key) { return ToText(key); }
@@ -100,7 +107,10 @@ class Ledger {
   static std::string KeyText(Bytes key) { return "offset " + Hex(key); }
 
   std::mutex mutex_;
-  std::mutex export_mutex_;  // taken before the other
+  std::atomic<std::uint32_t> holder_ = 0;  // the thread that locked it last, and when
+  std::atomic<std::uint64_t> held_since_ns_ = 0;
+  std::atomic<std::uint64_t> progress_ = 0;  // the lifecycle in the lowest byte, then the cycle
+  std::mutex export_mutex_;                  // taken before the other
   State state_;
   std::uint64_t next_allocation_ = 1;
   std::uint64_t dropped_events_ = 0;

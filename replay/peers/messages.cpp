@@ -52,9 +52,11 @@ void Put(wire::Identity::Builder to, const PeerIdentity& from) {
   to.setPid(from.pid);
   to.setGroup(from.group);
   to.setRank(from.rank);
+  to.setKeeps(from.keeps);
 }
 PeerIdentity Get(wire::Identity::Reader from) {
-  return {SessionId{from.getSession()}, GetText(from.getHost()), from.getPid(), from.getGroup(), from.getRank()};
+  return {
+      SessionId{from.getSession()}, GetText(from.getHost()), from.getPid(), from.getGroup(), from.getRank(), from.getKeeps()};
 }
 
 void Put(wire::Outcome::Builder to, const Status& from) {
@@ -174,11 +176,13 @@ void PutBody(wire::Message::Builder to, const ArriveMessage& m) {
   b.setKind(static_cast<std::uint8_t>(m.kind));
   b.setCycle(m.cycle);
   PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
+  b.setLeftMs(m.left_ms);
 }
 void PutBody(wire::Message::Builder to, const BegunMessage& m) {
   auto b = to.initBegun();
   b.setRound(m.round);
   PutAll(b.initMembers(Bounded(m.members.size(), kMembersMax)), m.members);
+  b.setLeftMs(m.left_ms);
 }
 void PutBody(wire::Message::Builder to, const WithdrawMessage&) { to.setWithdraw(); }
 void PutBody(wire::Message::Builder to, const WithdrawnMessage& m) {
@@ -190,7 +194,7 @@ void PutBody(wire::Message::Builder to, const VoteMessage& m) {
   b.setRound(m.round);
   b.setIndex(m.index);
   b.setPhase(static_cast<std::uint8_t>(m.phase));
-  b.setTimeoutMs(m.timeout_ms);
+  b.setLeftMs(m.left_ms);
   Put(b.initOutcome(), m.status);
 }
 void PutBody(wire::Message::Builder to, const DecisionMessage& m) {
@@ -240,17 +244,19 @@ MessageBody GetBody(wire::Message::Reader from) {
     }
     case wire::Message::ARRIVE: {
       auto b = from.getArrive();
-      return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax)};
+      return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax),
+                           b.getLeftMs()};
     }
     case wire::Message::BEGUN:
-      return BegunMessage{from.getBegun().getRound(), GetAll<PeerIdentity>(from.getBegun().getMembers(), kMembersMax)};
+      return BegunMessage{from.getBegun().getRound(), GetAll<PeerIdentity>(from.getBegun().getMembers(), kMembersMax),
+                          from.getBegun().getLeftMs()};
     case wire::Message::WITHDRAW:
       return WithdrawMessage{};
     case wire::Message::WITHDRAWN:
       return WithdrawnMessage{GetAll<PeerIdentity>(from.getWithdrawn(), kMembersMax)};
     case wire::Message::VOTE: {
       auto b = from.getVote();
-      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getTimeoutMs(),
+      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getLeftMs(),
                          Get(b.getOutcome())};
     }
     case wire::Message::DECISION: {

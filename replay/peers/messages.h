@@ -71,10 +71,12 @@ struct ArriveMessage {
   CycleKind kind{};
   std::uint64_t cycle = 0;
   std::vector<PeerIdentity> set;
+  std::uint32_t left_ms = 0;  // until the sender's deadline; 0: it did not say
 };
 struct BegunMessage {
   std::uint64_t round = 0;
   std::vector<PeerIdentity> members;
+  std::uint32_t left_ms = 0;  // of the member that has the least time left; 0: nobody said
 };
 struct WithdrawMessage {};
 struct WithdrawnMessage {
@@ -84,7 +86,7 @@ struct VoteMessage {
   std::uint64_t round = 0;
   std::uint32_t index = 0;
   PhaseKind phase{};
-  std::uint32_t timeout_ms = 0;
+  std::uint32_t left_ms = 0;  // as long as the sender waits
   Status status;
 };
 struct DecisionMessage {

@@ -15,6 +15,7 @@ struct Identity {
   pid @2 :Int32;
   group @3 :Int64;
   rank @4 :Int32 = -1;
+  keeps @5 :Bool;
 }
 
 struct Properties {  # AllocationProperties, whole
@@ -80,18 +81,20 @@ struct Arrive {
   kind @0 :UInt8;             # CycleKind
   cycle @1 :UInt64;
   set @2 :List(Identity);     # as the sender sees it now; a later message replaces it
+  leftMs @3 :UInt32;          # until the sender's deadline; 0: not said
 }
 
 struct Begun {
   round @0 :UInt64;
   members @1 :List(Identity);
+  leftMs @2 :UInt32;          # of the member that has the least; 0: not said
 }
 
 struct Vote {
   round @0 :UInt64;
   index @1 :UInt32;           # votes of one round count from 1
   phase @2 :UInt8;            # PhaseKind
-  timeoutMs @3 :UInt32;       # how long the sender waits
+  leftMs @3 :UInt32;          # how long the sender waits
   outcome @4 :Outcome;
 }
 

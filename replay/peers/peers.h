@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/deadline.h"
 #include "journal/base/unique_fd.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
@@ -27,6 +28,7 @@ struct PeerIdentity {
   std::int32_t pid = 0;
   std::int64_t group = 0;
   std::int32_t rank = -1;
+  bool keeps = false;  // all its memory in place (EverythingKept), so that all members of a round do
   friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
 };
 std::string ToText(const PeerIdentity&);  // "rank 2 (pid 4711 on host a)"; without a rank: "pid 4711 on host a"
@@ -77,7 +79,14 @@ struct CycleProgress {
   std::uint64_t cycle = 0;
 };
 
-// The other side of the network: calls that come in, on the service thread of this process. Must not block on a peer.
+// What a session answers that cannot look at its ledger now, because a driver call of another thread holds it: who asks may
+// ask again until its own time is up.
+inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY: the same call may succeed in a moment
+inline bool IsBusy(const Status& status) { return status.code() == Code::kTimeout && status.driver_result() == kNotReady; }
+
+// The other side of the network: calls that come in, on the service thread of this process. Must neither block on a peer nor
+// wait for a driver call of another thread for longer than some milliseconds: then requests are answered with a status that
+// IsBusy, and what only tells of something returns false and is called again later, in the same order.
 class PeerDelegate {
  public:
   virtual ~PeerDelegate() = default;
@@ -85,12 +94,12 @@ class PeerDelegate {
   virtual Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) = 0;
   // Import again after a pause: kRefused unless `by` holds that reference; kNotFound if not resident now.
   virtual Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) = 0;
-  virtual void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) = 0;
+  virtual bool OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) = 0;
   // Again when the group or the rank of a connected peer has changed.
-  virtual void OnPeerConnected(const PeerIdentity& peer) = 0;
-  virtual void OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
-  // Sessions that this one shares memory with now, in either direction.
-  virtual std::vector<SessionId> Neighbours() = 0;
+  virtual bool OnPeerConnected(const PeerIdentity& peer) = 0;
+  virtual bool OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
+  // Sessions that this one shares memory with now, in either direction. From any thread, and waits until then at most.
+  virtual Result<std::vector<SessionId>> Neighbours(Deadline until) = 0;
   virtual CycleProgress Progress() { return {}; }
   // Facts for the journal alone: what members said, what was seen of their processes. False: the journal was in use for that
   // long, and nothing was recorded. The service thread calls it without patience, and again later with the same facts.
@@ -102,6 +111,10 @@ class Round {
  public:
   virtual ~Round() = default;
   [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session, includes this one
+  // When the waits below end, a vote a little later: for all members at the same time, which follows from the deadline of the
+  // one that came first (Deadlines). An undo begins with another one.
+  [[nodiscard]] virtual Deadline until() const = 0;
+  virtual void SetUntil(Deadline until) = 0;
   // Casts this session's vote on a phase and waits for all the others. Ok: all voted ok. Otherwise the first failure, which
   // names the rank, the phase and its reason (kTimeout: it did not vote; kPeerLost: it died), and `culprit` says whose it is.
   virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
@@ -117,11 +130,13 @@ class Peers {
   virtual ~Peers() = default;
   [[nodiscard]] virtual PeerIdentity Self() const = 0;
   virtual void SetGroup(std::int64_t group) = 0;
+  virtual void KeepEverything() = 0;  // from now on its identity says so
 
   // Asks the owner that `token` names for its allocation, which will be called `as` here. Waits.
   virtual Result<SharedAllocation> Import(const Token& token, AllocationId as) = 0;
   // The same for many allocations of one owner after a pause, in as few messages as possible; all or an error. Waits.
-  virtual Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) = 0;
+  virtual Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
+                                                         Deadline until) = 0;
   // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
   virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
 
@@ -134,7 +149,8 @@ class Peers {
   // come, and what they are doing as far as that is known. A session that is dead when it is first asked does not belong to the
   // set any more; kPeerLost names one that died, or closed, while this session waited for it - or while others did, which were
   // told and have given up.
-  virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) = 0;
+  // `patient`, for a resume: goes on waiting for members that live and are paused.
+  virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) = 0;
   // After a call of Arrive has failed, for the thread that made it: the sessions because of which it did, that did not come,
   // ended, refused, or are of another group. Empty: this session itself, or not known.
   [[nodiscard]] virtual std::vector<PeerIdentity> Culprits() const { return {}; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "journal/base/deadline.h"
+
 namespace amem {
 
 std::string ToText(const std::vector<PeerIdentity>& peers) {
@@ -77,9 +79,10 @@ std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
 
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
 
-void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival) {
+void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival, Time now) {
   if (places_.contains(connection)) return;  // the round has just begun; the message that says so is on its way
-  const Arrival newcomer{connection, who, arrival.kind, arrival.set};
+  Arrival newcomer{connection, who, arrival.kind, arrival.set, {}};
+  if (arrival.left_ms != 0) newcomer.until = now + std::chrono::milliseconds(arrival.left_ms);
   if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) {
     // A member that changed its mind is no mixture with itself.
     gathering_.erase(who.session);
@@ -92,7 +95,7 @@ void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, cons
                       who.rank, who.pid});
   }
   gave_up_.erase(who.session);
-  BeginIfComplete();
+  BeginIfComplete(now);
 }
 
 void VoteCounter::RefuseMixture(const Arrival& newcomer) {
@@ -138,12 +141,22 @@ void VoteCounter::ForgetArrival(ConnectionId connection) {
   if (gathering_.empty()) gave_up_.clear();
 }
 
-void VoteCounter::BeginIfComplete() {
+std::uint32_t VoteCounter::LeastLeft(Time now) const {
+  std::optional<Time> least;
+  for (const auto& [session, arrival] : gathering_) {
+    if (arrival.until && (!least || *arrival.until < *least)) least = arrival.until;
+  }
+  if (!least) return 0;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*least - now).count();
+  return static_cast<std::uint32_t>(std::max<std::int64_t>(left, 1));
+}
+
+void VoteCounter::BeginIfComplete(Time now) {
   if (!Missing().empty()) return;
   Ongoing round;
   round.id = ++last_round_;
   round.kind = gathering_.begin()->second.kind;
-  BegunMessage begun{round.id, {}};
+  BegunMessage begun{round.id, {}, LeastLeft(now)};
   for (const auto& [session, arrival] : gathering_) {
     round.members[session] = Member{arrival.connection, arrival.who, false, false, {}};
     places_[arrival.connection] = {round.id, session};
@@ -183,8 +196,8 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   if (ballot.votes.empty()) ballot.opened = now;
   if (!vote.status.ok() && !ballot.first_failure) ballot.first_failure = place->second.session;
   // The most impatient voter sets the deadline, so that each hears the common decision before giving up by itself.
-  const Time patience = now + std::chrono::milliseconds(vote.timeout_ms);
-  ballot.deadline = std::min(ballot.deadline.value_or(patience), patience);
+  const Time until = now + std::chrono::milliseconds(vote.left_ms);
+  ballot.deadline = std::min(ballot.deadline.value_or(until), until);
   ballot.votes[place->second.session] = vote;
   round.members.at(place->second.session).late = false;
   DecideIfPossible(round, now);
@@ -238,7 +251,7 @@ Status VoteCounter::DidNotVote(const std::vector<PeerIdentity>& absent, Time::du
   }
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
   return {Code::kTimeout, "waited " + std::to_string(ms) + " ms for " + ToText(absent) + in_phase + ": no vote came" + seen +
-                              "; look at what it is doing, or raise AMEM_TIMEOUT_MS"};
+                              OrRaiseTheTimeout("; look at what it is doing")};
 }
 
 void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {

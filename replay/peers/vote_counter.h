@@ -38,8 +38,8 @@ class VoteCounter {
   // `observer` may be null.
   explicit VoteCounter(Say say, VoteObserver* observer = nullptr) : say_(std::move(say)), observer_(observer) {}
 
-  // A member says which set it sees; a later message of the same member replaces an earlier one.
-  void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival);
+  // A member says which set it sees, and how much time it has left; a later message of the same member replaces an earlier one.
+  void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival, Time now);
   // "Do not count me": answered with the members that were missing - or not at all, when the round has begun in the same
   // moment.
   void Withdrew(ConnectionId connection);
@@ -57,6 +57,7 @@ class VoteCounter {
     PeerIdentity who;
     CycleKind kind{};
     std::vector<PeerIdentity> set;
+    std::optional<Time> until;
   };
   struct Member {
     ConnectionId connection = 0;
@@ -90,7 +91,8 @@ class VoteCounter {
   [[nodiscard]] std::vector<PeerIdentity> NeverCame() const;
   void ForgetArrival(ConnectionId connection);
   void RefuseMixture(const Arrival& newcomer);
-  void BeginIfComplete();
+  void BeginIfComplete(Time now);
+  [[nodiscard]] std::uint32_t LeastLeft(Time now) const;
   void Disconnected(ConnectionId connection, const std::string& how);
   void DecideIfPossible(Ongoing& round, Time now);
   [[nodiscard]] Status DidNotVote(const std::vector<PeerIdentity>& absent, Time::duration waited, const std::string& in_phase);

@@ -50,6 +50,7 @@ class RerunSession final : public RerunRank, private StepSide {
   [[nodiscard]] Address Here(Address recorded) const override;
   Result<SharedAllocation> Shared(const Step& import) override;
   Status Copy(const Step&) override { return {}; }  // contents are not replayed
+  [[nodiscard]] Deadline until() const override { return In(std::chrono::minutes(1)); }
 
   Status Reserve(Address at, const Range& range);
   [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;

@@ -61,10 +61,10 @@ class RerunWorker final : public PeerDelegate {
   Result<SharedAllocation> OnReimport(const PeerIdentity&, const ShareRequest&) override {
     return Status{Code::kUnsupported, "a replay imports each allocation anew"};
   }
-  void OnReferenceDropped(const PeerIdentity&, AllocationId, AllocationId) override {}
-  void OnPeerConnected(const PeerIdentity&) override {}
-  void OnPeerLost(const PeerIdentity&, const std::string&) override {}
-  std::vector<SessionId> Neighbours() override { return {}; }
+  bool OnReferenceDropped(const PeerIdentity&, AllocationId, AllocationId) override { return true; }
+  bool OnPeerConnected(const PeerIdentity&) override { return true; }
+  bool OnPeerLost(const PeerIdentity&, const std::string&) override { return true; }
+  Result<std::vector<SessionId>> Neighbours(Deadline) override { return std::vector<SessionId>(); }
 
  private:
   Status Open(State start) {

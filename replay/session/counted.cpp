@@ -44,6 +44,12 @@ std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) {
   return known;
 }
 
+void Session::KeepEverything(const std::string& why) {
+  const auto gate = EnterCall();
+  Note(EverythingKept{why});
+  peers_->KeepEverything();
+}
+
 bool Session::NoteRegistration(const Registered& registered) {
   const auto lock = ledger_.Lock();
   if (ledger_.state().MappingAt(registered.address) == ledger_.state().mappings.end()) return false;

@@ -11,8 +11,6 @@ namespace amem {
 
 // The driver's, and to be passed through; NCCL gets this answer if there is nothing to pass through to.
 inline Status NotOurs(std::string message) { return {Code::kNotFound, std::move(message), cuda::kInvalidValue}; }
-// CUDA_ERROR_NOT_READY: a peer is in the middle of a pause or resume, and the same call may succeed in a moment.
-inline constexpr int kNotReady = 600;
 inline Status WrongCall(std::string message) { return {Code::kInvalid, std::move(message), cuda::kInvalidValue}; }
 
 }  // namespace amem

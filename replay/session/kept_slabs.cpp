@@ -76,26 +76,16 @@ bool Slabs::AwaitsReturns() const {
 }
 
 std::optional<Bytes> Slabs::Room(AllocationId id, Bytes bytes, Bytes alignment) const {
+  std::multimap<Bytes, Bytes> kept;
   const State& state = ledger_.state();
   const auto slab = state.slabs.find(id);
-  if (slab == state.slabs.end() || !kept_.AnyIn(slab->second.address)) return FindRoom(state, id, bytes, alignment);
   const auto whole = state.allocations.find(id);
-  if (whole == state.allocations.end()) return std::nullopt;
-  const Address base = slab->second.address;
-  std::multimap<Bytes, Bytes> taken;
-  for (const auto& [offset, parts] : slab->second.parts) {
-    const auto part = state.allocations.find(parts.front());
-    if (part != state.allocations.end()) taken.emplace(offset, part->second.bytes);
+  if (slab != state.slabs.end() && whole != state.allocations.end() && kept_.AnyIn(slab->second.address)) {
+    const Address base = slab->second.address;
+    for (auto range = kept_.From(base); range != kept_.end() && range->first < base + whole->second.bytes; ++range)
+      kept.emplace(range->first.value - base.value, range->second);
   }
-  for (auto kept = kept_.From(base); kept != kept_.end() && kept->first < base + whole->second.bytes; ++kept)
-    taken.emplace(kept->first.value - base.value, kept->second);
-  Bytes at = 0;
-  for (const auto& [offset, size] : taken) {
-    if (at + bytes <= offset) return at;
-    at = std::max(at, (offset + size + alignment - 1) / alignment * alignment);
-  }
-  if (at + bytes <= whole->second.bytes) return at;
-  return std::nullopt;
+  return FindRoom(state, id, bytes, alignment, kept);
 }
 
 bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
@@ -168,12 +158,13 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (!region.ok()) return region.status();
   auto pinned = driver_.AllocatePinned(part.bytes);
   if (!pinned.ok()) return pinned.status();
+  const Deadline until = In(options_.deadlines.call());
   Status copied = driver_.CopyToHost(device, (*pinned)->data(), ledger_.state().PlaceOf(part), part.bytes);
-  if (copied.ok()) copied = driver_.FinishCopies(device);
+  if (copied.ok()) copied = driver_.FinishCopies(device, until);
   if (copied.ok()) copied = driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes);
-  if (copied.ok()) copied = driver_.FinishCopies(device);
+  if (copied.ok()) copied = driver_.FinishCopies(device, until);
   // What is queued still must not outlive the buffer and the mapping.
-  if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device));
+  if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device, until));
   return copied;
 }
 

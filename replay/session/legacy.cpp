@@ -37,30 +37,23 @@ AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Cal
 }
 
 // `lock` is held before and after, and not all the time between.
-Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                            std::unique_lock<std::mutex>& lock) {
-  bytes = std::max(bytes, LegacyPool::kBlockBytes);
+Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
+                                                  std::unique_lock<std::mutex>& lock) {
+  constexpr Bytes kLeast = Bytes{2} << 20;  // which small requests share, as the driver's own do
+  bytes = std::max(bytes, kLeast);
+  const std::set<DeviceOrdinal> others = legacy_devices_;
   lock.unlock();
   if (const AllocationId part = NewLegacyPart(bytes, device, site, lock)) {
     const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
     if (a == nullptr) return ledger_.Broken();
-    const LegacyBlock block{ledger_.state().PlaceOf(*a), a->bytes, part, device};
-    RecordRegion(part, block.address, block.bytes, {ReadWrite(device)}, site);
-    return block;
+    const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
+    RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, site);
+    return chunk;
   }
-  if (!lock.owns_lock()) lock.lock();
-  auto memory = CreateMemory(driver_, bytes, device);
-  if (!memory.ok()) return memory.status();
-  std::vector<AccessDescriptor> access;
-  for (const DeviceOrdinal d : legacy_devices_) access.push_back(ReadWrite(d));
-  auto region = MappedRegion::Map(driver_, memory->handle.get(), memory->bytes, 0, access);
-  if (!region.ok()) return region.status();
-  const LegacyBlock block{region->Keep(), memory->bytes, ledger_.TakeAllocationId(), device};
-  const DriverHandle handle = memory->handle.Keep();
-  ledger_.SetHandle(block.allocation, handle);
-  ledger_.Record(AllocationCreated{block.allocation, block.bytes, memory->properties, 0, handle, site, {}});
-  RecordRegion(block.allocation, block.address, block.bytes, std::move(access), site);
-  return block;
+  if (lock.owns_lock()) lock.unlock();
+  auto chunk = MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, site}, others);
+  lock.lock();
+  return chunk;
 }
 
 // cuMemAlloc memory is within reach of every device of the process that has peer access, so each device is let in when it is
@@ -68,53 +61,52 @@ Result<LegacyBlock> Session::NewLegacyBlock(Bytes bytes, DeviceOrdinal device, c
 void Session::OpenLegacyTo(DeviceOrdinal device) {
   if (!legacy_devices_.insert(device).second) return;
   const State& state = ledger_.state();
-  const AccessDescriptor access = ReadWrite(device);
-  std::map<Address, Bytes> mapped;  // the blocks, or the slabs that they are parts of
-  for (const auto& [address, entry] : legacy_.blocks()) {
-    const auto mapping = state.MappingAt(address);
-    if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
+  std::map<Address, Bytes> mapped;  // the chunks, or the slabs that they are parts of
+  for (const auto& [on, space] : legacy_) {
+    for (const auto& [address, chunk] : space.chunks()) {
+      const auto mapping = state.MappingAt(address);
+      if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
+    }
   }
   for (const auto& [address, bytes] : mapped) {
-    // Devices without a link to each other stay apart, as they would with cuMemAlloc.
-    if (driver_.SetAccess(address, bytes, std::span(&access, 1)).ok()) ledger_.Record(AccessSet{address, bytes, {access}, {}});
+    if (const auto set = LetIn(driver_, device, {address, bytes})) ledger_.Record(*set);
   }
 }
 
 Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
   if (TagOf(for_application) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return WrongCall("cuMemAlloc of zero bytes");
   auto lock = ledger_.Lock();
   OpenLegacyTo(device);
-  if (!LegacyPool::IsLarge(bytes)) {
-    if (const auto place = legacy_.Take(bytes, device)) return RecordLegacy(place->first, place->second, bytes, origin);
+  auto address = legacy_[device].Take(bytes);
+  if (!address) {
+    const auto chunk = NewLegacyChunk(bytes, device, origin.site, lock);
+    if (!chunk.ok()) return chunk.status();
+    coordinator_->Made(chunk->bytes);
+    address = legacy_[device].Add(*chunk, bytes);
   }
-  auto block = NewLegacyBlock(bytes, device, origin.site, lock);
-  if (!block.ok()) return block.status();
-  held_bytes_ += block->bytes;
-  PrepareContents();
-  return RecordLegacy(*block, legacy_.AddBlock(*block, bytes), bytes, origin);
-}
-
-Address Session::RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const Origin& origin) {
-  ledger_.Record(LegacyAllocated{
-      address, bytes, block.allocation, address.value - block.address.value, {}, origin.site, origin.communicator});
-  return address;
+  const ChunkSpace::Part part = *legacy_[device].PartAt(*address);
+  ledger_.Record(LegacyAllocated{*address, bytes, part.chunk, part.offset, {}, origin.site, origin.communicator});
+  return *address;
 }
 
 Status Session::LegacyFree(Address address) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   const Locked lock(*this);
   if (!ledger_.state().legacy.contains(address))
     return NotOurs(fmt::format("cuMemFree {}: NCCL did not allocate it", Hex(address.value)));
   ledger_.Record(LegacyFreed{address});
-  const auto empty = legacy_.Give(address);
-  return empty ? DropLegacyRegion(empty->address, empty->bytes, empty->allocation) : Status{};
+  for (auto& [device, space] : legacy_) {
+    const auto given = space.Give(address);
+    if (given && given->emptied) return DropLegacyRegion(given->emptied->address, given->emptied->bytes, given->part.chunk);
+  }
+  return {};
 }
 
-// Gives a block or an opened IPC handle back, with the reference that NCCL's call stood for.
+// Gives a chunk or an opened IPC handle back, with the reference that NCCL's call stood for.
 Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
   const auto it = ledger_.state().allocations.find(allocation);
   const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
@@ -138,20 +130,23 @@ Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allo
 }
 
 Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   const auto lock = ledger_.Lock();
-  const auto block = legacy_.BlockAt(address);
-  if (!block) return NotOurs(fmt::format("IPC handle of {}: not memory that NCCL allocated", Hex(address.value)));
-  auto secret = SecretOf(block->allocation);
+  const auto it = ledger_.state().LegacyAt(address);
+  if (it == ledger_.state().legacy.end() || !it->second.backing)
+    return NotOurs(fmt::format("IPC handle of {}: not memory that NCCL allocated", Hex(address.value)));
+  const auto& [begin, memory] = *it;
+  auto secret = SecretOf(memory.backing);
   if (!secret.ok()) return secret.status();
-  ledger_.Record(LegacyExported{address, block->allocation});
-  return Encode(Token{peers_->Self().session, block->allocation, *secret, address.value - block->address.value});
+  const Token token{peers_->Self().session, memory.backing, *secret, memory.offset + (address.value - begin.value)};
+  ledger_.Record(LegacyExported{address, memory.backing});
+  return Encode(token);
 }
 
 Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
-  coordinator_->Busy();
+  pinned_.Busy();
   auto token = Decode(handle);
   if (!token.ok()) return token.status();
   auto id = ImportToken(*token, 1, origin);
@@ -200,7 +195,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
 }
 
 Status Session::LegacyClose(Address address) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   const Locked lock(*this);
   const State& state = ledger_.state();
   const auto it = state.legacy_imports.find(address);

@@ -13,7 +13,7 @@ MemoryTag Session::TagOf(bool for_application) const {
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
                                      const Origin& origin, bool for_application, bool mapped_again) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
   std::unique_lock<std::mutex> lock;
   AllocationId id;
@@ -31,10 +31,7 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
     ledger_.Record(
         AllocationCreated{id, bytes, properties, flags, *handle, origin.site, {}, TagOf(for_application), origin.communicator});
   }
-  const MemoryTag tag = TagOf(for_application);
-  if (tag == MemoryTag::kNccl) held_bytes_ += bytes;
-  if (tag == MemoryTag::kUserReleased) dense_bytes_ += bytes;
-  PrepareContents();
+  coordinator_->Made(bytes);
   RememberLastHandle(id);
   return id;
 }
@@ -48,7 +45,7 @@ Status Session::ReleaseHandle(AllocationId allocation) {
 }
 
 Status Session::Release(AllocationId allocation) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   ForgetLastHandle(allocation);
   const Locked lock(*this);
   const auto it = ledger_.state().allocations.find(allocation);
@@ -69,7 +66,7 @@ Status Session::Release(AllocationId allocation) {
 }
 
 Result<AllocationId> Session::Retain(Address address) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   const auto lock = ledger_.Lock();
   AllocationId id = MappedPartAt(address);
   if (!id && !ledger_.state().SlabAt(address)) {
@@ -83,7 +80,7 @@ Result<AllocationId> Session::Retain(Address address) {
 }
 
 Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("reserve an address range"));
   if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
   auto address = driver_.Reserve(bytes, alignment, hint, flags);
@@ -94,7 +91,7 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
 }
 
 Status Session::FreeRange(Address address, Bytes bytes) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   const auto kept = slabs_.FreeKept(address, bytes);
   const Locked lock(*this);
   if (kept.ok() && *kept) RetireSpareSlabs();
@@ -118,8 +115,10 @@ Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId all
 }
 
 Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("map", address));
+  const InTags tag = EnterTagOf(allocation);
+  if (tag.paused) return RefuseInTag("map", address);
   AMEM_TRY(PutBackPart(address, bytes, allocation));
   DriverHandle handle;
   {
@@ -155,7 +154,8 @@ Status Session::UnmapOne(Address address) {
 }
 
 Status Session::Unmap(Address address, Bytes bytes) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
+  const InTags tags = EnterTags({address, bytes}, "unmap");
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
   // As with the driver, there may be holes: NCCL unmaps the whole range of its symmetric windows at once.
@@ -175,8 +175,10 @@ Status Session::Unmap(Address address, Bytes bytes) {
 }
 
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("set access to", address));
+  const InTags tags = EnterTags({address, bytes}, "set access");
+  if (tags.paused) return RefuseInTag("set access to", address);
   auto lock = ledger_.Lock();
   AllocationId part;
   if (ledger_.state().SlabAt(address)) {
@@ -203,10 +205,7 @@ Result<AllocationProperties> Session::Properties(AllocationId allocation) {
 Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
   const auto lock = ledger_.Lock();
   const State& state = ledger_.state();
-  if (auto it = state.legacy.upper_bound(address); it != state.legacy.begin()) {
-    --it;
-    if (address.value - it->first.value < it->second.bytes) return std::pair{it->first, it->second.bytes};
-  }
+  if (const auto it = state.LegacyAt(address); it != state.legacy.end()) return std::pair{it->first, it->second.bytes};
   if (const AllocationId part = MappedPartAt(address)) {
     const Allocation* a = ledger_.Entry(state.allocations, part);
     if (a == nullptr) return ledger_.Broken();

@@ -48,7 +48,7 @@ json OfPool(const Pools::Standing& pool, const PoolHoldings& held) {
           {"parts", held.part_count},
           {"chunks", held.chunk_count},
           {"devices", DevicesOf(held.devices)},
-          {"pinned_bytes", pool.pinned_bytes},
+          {"pinned_bytes", pool.contents.held_bytes},
           {"saved_bytes", pool.contents.bytes_saved},
           {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
           {"not_prepared_because", pool.contents.not_prepared},
@@ -109,7 +109,7 @@ std::string Session::MemoryJson() {
   for (const Pools::Standing& pool : standing) tags.push_back(OfPool(pool, held[pool.id]));
   const auto [nccl, user] = Split(state);
   const CycleReport pause = coordinator_->Last(CycleKind::kPause), resume = coordinator_->Last(CycleKind::kResume);
-  tags.push_back(OfSessionMemory("nccl", "preserve", state, nccl, coordinator_->Contents().pinned_bytes, pause, resume));
+  tags.push_back(OfSessionMemory("nccl", "preserve", state, nccl, coordinator_->Contents().held_bytes, pause, resume));
   const bool released = options_.user_memory == UserMemory::kRelease;
   tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", state, user, 0, released ? pause : CycleReport{},
                                  released ? resume : CycleReport{}));

@@ -1,6 +1,15 @@
 #include "replay/session/new_memory.h"
 
 namespace amem {
+namespace {
+
+struct NewMemory {
+  OwnedHandle handle;
+  AllocationProperties properties;
+  Bytes bytes;
+};
+
+}  // namespace
 
 AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma) {
   AllocationProperties properties;
@@ -18,6 +27,8 @@ Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& p
   return (bytes + *granularity - 1) / *granularity * *granularity;
 }
 
+namespace {
+
 Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device) {
   Status failure;
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
@@ -32,6 +43,38 @@ Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device
     if (failure.code() == Code::kOutOfMemory) break;
   }
   return failure;
+}
+
+}  // namespace
+
+std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory) {
+  const AccessDescriptor access = ReadWrite(device);
+  if (!driver.SetAccess(memory.address, memory.bytes, std::span(&access, 1)).ok()) return std::nullopt;
+  return AccessSet{memory.address, memory.bytes, {access}, {}};
+}
+
+Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes, DeviceOrdinal device, const ChunkOwner& owner,
+                                    const std::set<DeviceOrdinal>& others) {
+  auto memory = CreateMemory(driver, bytes, device);
+  if (!memory.ok()) return memory.status();
+  const AccessDescriptor access = ReadWrite(device);
+  auto region = MappedRegion::Map(driver, memory->handle.get(), memory->bytes, 0, std::span(&access, 1));
+  if (!region.ok()) return region.status();
+  ChunkSpace::Chunk chunk{{}, region->Keep(), memory->bytes};
+  std::vector<AccessSet> reached{{chunk.address, chunk.bytes, {access}, {}}};
+  for (const DeviceOrdinal other : others) {
+    if (auto set = other == device ? std::nullopt : LetIn(driver, other, {chunk.address, chunk.bytes})) reached.push_back(*set);
+  }
+  const DriverHandle handle = memory->handle.Keep();
+  const auto lock = ledger.Lock();
+  chunk.allocation = ledger.TakeAllocationId();
+  ledger.SetHandle(chunk.allocation, handle);
+  ledger.Record(AllocationCreated{
+      chunk.allocation, chunk.bytes, memory->properties, 0, handle, owner.site, {}, owner.tag, {}, owner.pool});
+  ledger.Record(RangeReserved{chunk.address, chunk.bytes, 0, {}, 0, owner.site, {}, owner.pool});
+  ledger.Record(Mapped{chunk.address, chunk.bytes, 0, chunk.allocation, 0});
+  for (AccessSet& set : reached) ledger.Record(std::move(set));
+  return chunk;
 }
 
 }  // namespace amem

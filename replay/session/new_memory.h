@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 
 #include "replay/driver/driver.h"
 #include "replay/driver/mapped_region.h"
+#include "replay/ledger/ledger.h"
+#include "replay/session/chunk_space.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -18,12 +22,18 @@ AccessDescriptor ReadWrite(DeviceOrdinal device);
 
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties);  // up, to the granularity
 
-struct NewMemory {
-  OwnedHandle handle;
-  AllocationProperties properties;
-  Bytes bytes;
+// Lets a device reach memory of another one. nullopt: devices without a link to each other stay apart, as they would with
+// cudaMalloc. Else what is to be recorded.
+std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory);
+
+struct ChunkOwner {
+  MemoryTag tag{};
+  PoolId pool;
+  CallSite site;
 };
-// At least `bytes`, with a handle of its own.
-Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device);
+// A chunk of at least `bytes` with a handle and an address range of its own, which its device reaches, and those of `others`
+// that can; recorded. Without the ledger's lock.
+Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes, DeviceOrdinal device, const ChunkOwner& owner,
+                                    const std::set<DeviceOrdinal>& others);
 
 }  // namespace amem

@@ -156,16 +156,21 @@ Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, Alloca
 // A part that is mapped at its place, and whose address NCCL has, is to be mapped elsewhere as well. The driver neither maps
 // nor unmaps a part of a handle, so the whole slab is cut up, while nothing runs.
 bool Session::CutUpSlabOf(AllocationId allocation) {
-  constexpr std::chrono::milliseconds kPatience{2000};
-  if (!gate_.Close(kPatience).ok()) return false;
-  const OpenAtEnd open_at_end{gate_};
+  constexpr std::chrono::milliseconds kShort{50}, kOpen{10};  // for others' calls, for one of which the one inside may wait
+  const Deadline until = options_.deadlines.OwnPartOf(Now() + options_.deadlines.call());
+  CallGate& gate = gates_.Of({});
+  while (!gate.Close(kShort).ok()) {
+    if (Passed(until)) return false;
+    std::this_thread::sleep_for(kOpen);
+  }
+  const OpenAtEnd open_at_end{gate};
   if (paused()) return false;
   const auto [slab, device] = Inspect([&](const State& state) {
     const auto it = state.allocations.find(allocation);
     if (it == state.allocations.end() || !it->second.own()) return std::pair(AllocationId{}, DeviceOrdinal{});
     return std::pair(it->second.slab, DeviceOrdinal{it->second.properties.location.id});
   });
-  if (!slab || !driver_.Synchronize(device).ok() || !slabs_.Dissolve(slab).ok()) return false;
+  if (!slab || !driver_.Synchronize(device, In(options_.deadlines.call())).ok() || !slabs_.Dissolve(slab).ok()) return false;
   const auto lock = ledger_.Lock();
   secrets_.erase(slab);
   return true;

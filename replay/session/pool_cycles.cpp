@@ -16,14 +16,15 @@ Status Pools::Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* a
   pool.running = kind;
   pool.queued = false;
   lock.unlock();
-  Status status = kind == CycleKind::kPause ? pool.cycle->Pause(after) : pool.cycle->Resume([&] {
-    const std::lock_guard now(mutex_);
-    // A device that is given access only when the resume has ended cannot use the memory before.
-    pool.queued = pool.let_in == devices_;
-    changed_.notify_all();
-  });
+  Status status = pool.cycle->Cycle(kind, {.after = after, .queued = [&] {
+                                             const std::lock_guard now(mutex_);
+                                             // A device that is given access only when the resume has ended cannot use the
+                                             // memory before.
+                                             pool.queued = pool.let_in == devices_;
+                                             changed_.notify_all();
+                                           }});
   lock.lock();
-  if (!pool.late.empty()) GiveLate(lock, pool);
+  if (!pool.late.empty()) GiveLate(lock, pool, Who::kCycle);
   if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
   pool.running.reset();
   pool.queued = false;
@@ -85,22 +86,6 @@ Status Pools::WaitOn(PoolId id, void* stream) {
   return {Code::kRefused, fmt::format("wait for tag {}: it is paused, and no resume was asked for; resume it first", pool.tag)};
 }
 
-void Pools::Trim(Bytes keep) {
-  Lock lock(mutex_);
-  for (const auto& [id, entry] : pools_) {
-    Entry& pool = *entry;
-    changed_.wait(lock, [&] { return !Busy(pool); });
-    pool.running = pool.last_asked;  // so that no pause begins meanwhile
-    lock.unlock();
-    pool.cycle->Trim(keep);
-    lock.lock();
-    if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
-    pool.running.reset();
-    keep -= std::min(keep, pool.cycle->pinned_bytes());
-    changed_.notify_all();
-  }
-}
-
 std::vector<Pools::Standing> Pools::Stand() {
   std::vector<Standing> all;
   const std::lock_guard lock(mutex_);
@@ -110,8 +95,8 @@ std::vector<Pools::Standing> Pools::Stand() {
     const bool resuming = Busy(*pool) ? !asked_to_pause && now != Lifecycle::kRunning : now == Lifecycle::kResuming;
     const bool pausing = Busy(*pool) ? asked_to_pause && now != Lifecycle::kPaused : now == Lifecycle::kPausing;
     const char* const state = pausing ? "pausing" : resuming ? "resuming" : now == Lifecycle::kRunning ? "resident" : "paused";
-    all.push_back({id, pool->tag, pool->policy, state, pool->cycle->pinned_bytes(), pool->cycle->pause_ns(),
-                   pool->cycle->resume_ns(), pool->failure, pool->cycle->Contents()});
+    all.push_back({id, pool->tag, pool->policy, state, pool->cycle->Last(CycleKind::kPause).total_ns,
+                   pool->cycle->Last(CycleKind::kResume).total_ns, pool->failure, pool->cycle->Contents()});
   }
   return all;
 }

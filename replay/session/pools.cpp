@@ -10,8 +10,15 @@
 
 namespace amem {
 
-Pools::Pools(Driver& driver, Ledger& ledger, Peers& peers, Bytes pinned_limit, Drop drop)
-    : driver_(driver), ledger_(ledger), peers_(peers), pinned_limit_(pinned_limit), drop_(std::move(drop)) {}
+Pools::Pools(Driver& driver, Ledger& ledger, Peers& peers, PinnedSupply& pinned, ScopeGates& gates, Deadlines deadlines,
+             Drop drop)
+    : driver_(driver),
+      ledger_(ledger),
+      peers_(peers),
+      pinned_(pinned),
+      gates_(gates),
+      deadlines_(deadlines),
+      drop_(std::move(drop)) {}
 
 Pools::~Pools() {
   if (fork_.InChild()) {  // the threads did not come along
@@ -37,8 +44,9 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
                                               ToText(pool->policy), ToText(policy))};
   }
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
-  auto cycle = PoolCycle::Open(ledger_, driver_, peers_, id);
+  auto cycle = Coordinator::OfTag(ledger_, driver_, peers_, pinned_, gates_.Of(id), deadlines_, id);
   if (!cycle.ok()) return cycle.status();
+  any_.store(true, std::memory_order_release);
   {
     const auto ledger = ledger_.Lock();
     ledger_.Record(PoolOpened{id, tag, policy});
@@ -84,74 +92,47 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   Entry& pool = At(id);
   AMEM_TRY(AwaitUse(lock, pool));
   if (!pool.late.empty()) {
-    GiveLate(lock, pool);
+    GiveLate(lock, pool, Who::kAnybody);
     AMEM_TRY(AwaitUse(lock, pool));
   }
-  PoolSpace& space = pool.spaces[device];
+  ChunkSpace& space = pool.spaces[device];
   auto address = space.Take(bytes);
   if (!address) {
-    AMEM_TRY(AddChunk(pool, space, bytes, device));
-    address = space.Take(bytes);
+    const auto begun = AddChunk(pool, space, bytes, device);
+    if (!begun.ok()) return begun.status().Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
+    address = *begun;
   }
-  if (!address) return Status{Code::kBroken, fmt::format("tag {}: a new chunk has no room for {} bytes", pool.tag, bytes)};
-  const PoolSpace::Part part = *space.PartAt(*address);
+  const ChunkSpace::Part part = *space.PartAt(*address);
   const auto ledger = ledger_.Lock();
   ledger_.Record(PoolAllocated{*address, part.bytes, device, part.chunk, part.offset});
   return *address;
 }
 
 // Where memory is short, smaller chunks do: what a pool has in advance, the program's other allocators do not have.
-Status Pools::AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
+Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) {
   const auto granularity = driver_.Granularity(PropertiesOn(device, 0));
   if (!granularity.ok()) return granularity.status();
   const auto memory = driver_.Memory(device);
-  const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, PoolSpace::kLeastChunk);
-  Status failure;
-  for (std::size_t attempt = 0;; ++attempt) {
+  const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, ChunkSpace::kLeastChunk);
+  Result<Address> made = Status{Code::kOutOfMemory, "no chunk is small enough", cuda::kOutOfMemory};
+  for (std::size_t attempt = 0; made.status().code() == Code::kOutOfMemory; ++attempt) {
     const auto chunk = space.ChunkFor(bytes, *granularity, attempt);
     if (!chunk) break;
-    if (*chunk > std::max(most, bytes + *granularity)) continue;
-    failure = MakeChunk(pool, space, *chunk, device);
-    if (failure.code() != Code::kOutOfMemory) break;
+    if (*chunk <= std::max(most, bytes + *granularity)) made = MakeChunk(pool, space, *chunk, bytes, device);
   }
-  return failure.Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
+  return made;
 }
 
-Status Pools::MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device) {
+Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) {
   LetInEverywhere(device);
   LetAllIn(pool);
-  auto memory = CreateMemory(driver_, bytes, device);
-  if (!memory.ok()) return memory.status();
-  const AccessDescriptor access = ReadWrite(device);
-  auto region = MappedRegion::Map(driver_, memory->handle.get(), memory->bytes, 0, std::span(&access, 1));
-  if (!region.ok()) return region.status();
-  PoolSpace::Chunk chunk{{}, region->Keep(), memory->bytes};
-  const DriverHandle handle = memory->handle.Keep();
+  const auto chunk = amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices_);
+  if (!chunk.ok()) return chunk.status();
   {
     const auto ledger = ledger_.Lock();
-    chunk.allocation = ledger_.TakeAllocationId();
-    ledger_.SetHandle(chunk.allocation, handle);
-    ledger_.Record(
-        AllocationCreated{chunk.allocation, chunk.bytes, memory->properties, 0, handle, {}, {}, MemoryTag::kUser, {}, pool.id});
-    ledger_.Record(RangeReserved{chunk.address, chunk.bytes, 0, {}, 0, {}, {}, pool.id});
-    ledger_.Record(Mapped{chunk.address, chunk.bytes, 0, chunk.allocation, 0});
-    ledger_.Record(AccessSet{chunk.address, chunk.bytes, {access}, {}});
+    pool.cycle->Made(chunk->bytes);
   }
-  for (const DeviceOrdinal other : devices_) {
-    if (other != device) LetIn(other, chunk);
-  }
-  space.Add(chunk);
-  pool.held += chunk.bytes;
-  Prepare(pool);
-  return {};
-}
-
-// Devices without a link to each other stay apart, as they would with cudaMalloc.
-void Pools::LetIn(DeviceOrdinal device, const PoolSpace::Chunk& chunk) {
-  const AccessDescriptor access = ReadWrite(device);
-  if (!driver_.SetAccess(chunk.address, chunk.bytes, std::span(&access, 1)).ok()) return;
-  const auto ledger = ledger_.Lock();
-  ledger_.Record(AccessSet{chunk.address, chunk.bytes, {access}, {}});
+  return space.Add(*chunk, first);
 }
 
 // A process that uses several devices lets each reach the memory of all, as PyTorch expects it of memory that the CUDA runtime
@@ -168,24 +149,13 @@ void Pools::LetAllIn(Entry& pool) {
     if (!pool.let_in.insert(device).second) continue;
     for (const auto& [on, space] : pool.spaces) {
       for (const auto& [address, chunk] : space.chunks()) {
-        if (on != device) LetIn(device, chunk);
+        const auto set = on == device ? std::nullopt : LetIn(driver_, device, {address, chunk.bytes});
+        if (!set) continue;
+        const auto ledger = ledger_.Lock();
+        ledger_.Record(*set);
       }
     }
   }
-}
-
-// Pinned host memory follows what is held, in steps of a sixteenth.
-void Pools::Prepare(Entry& pool) {
-  constexpr Bytes kPrepareFrom = Bytes{64} << 20;
-  if (pool.policy == PoolPolicy::kDiscard) return;
-  pool.cycle->Busy();
-  if (pool.held < pool.prepared + std::max(pool.prepared / 16, kPrepareFrom)) return;
-  Bytes others = 0;
-  for (const auto& [id, other] : pools_) {
-    if (other.get() != &pool) others += std::max(other->cycle->pinned_bytes(), std::min(other->prepared, other->held));
-  }
-  pool.prepared = pool.held;
-  pool.cycle->Prepare(std::min(pool.cycle->Expected(pool.held), pinned_limit_ - std::min(pinned_limit_, others)));
 }
 
 // ---- giving back -----------------------------------------------------------------------------------------------------------
@@ -201,10 +171,22 @@ Pools::Entry* Pools::Holding(Address address, DeviceOrdinal& device) {
   return nullptr;
 }
 
-// Nothing that was submitted to the stream is under way any more. A stream that is gone says nothing of that; its device does.
-bool Pools::Idle(const Late& late) const {
-  const Status done = driver_.AwaitStream(late.device, late.stream);
-  return done.ok() || (done.code() != Code::kRefused && driver_.Synchronize(late.device).ok());
+// Notes what the stream holds now, which may still touch the memory. Not while the stream is being captured.
+void Pools::NoteMoment(Late& late) const {
+  auto moment = driver_.MomentOf(late.device, late.stream);
+  late.captured = moment.status().code() == Code::kRefused;
+  if (moment.ok()) late.moment = *std::move(moment);
+}
+
+// Nothing that the stream held when the memory was freed is under way any more, whatever it was given since. A stream that is
+// gone says nothing of that; its device does.
+bool Pools::Idle(Late& late) const {
+  if (late.captured) NoteMoment(late);
+  if (late.captured) return false;
+  const Deadline until = In(deadlines_.call());
+  return (late.moment != nullptr ? driver_.AwaitMoment(late.device, *late.moment, until)
+                                 : driver_.Synchronize(late.device, until))
+      .ok();
 }
 
 Status Pools::Free(Address address, void* stream) {
@@ -216,18 +198,16 @@ Status Pools::Free(Address address, void* stream) {
   };
   if (pool == nullptr || given_already())
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
-  if (!Busy(*pool) && LifecycleOf(*pool) == Lifecycle::kRunning) {
-    lock.unlock();
-    const bool idle = Idle(late);
-    lock.lock();
-    if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
-      return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
-    if (idle && !Busy(*pool)) return GiveBack(lock, *pool, address, late.device);
-    pool->late.push_back(late);
-    return {};
-  }
-  if (!Busy(*pool)) return GiveBack(lock, *pool, address, late.device);  // it is paused, so nothing touches it
-  pool->late.push_back(late);
+  const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
+  if (!running && !Busy(*pool)) return GiveBack(lock, *pool, address, late.device);  // it is paused, so nothing touches it
+  lock.unlock();
+  NoteMoment(late);
+  const bool idle = running && Idle(late);
+  lock.lock();
+  if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
+    return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
+  if (idle && !Busy(*pool)) return GiveBack(lock, *pool, address, late.device);
+  pool->late.push_back(std::move(late));
   return {};
 }
 
@@ -240,7 +220,6 @@ Status Pools::GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal d
     ledger_.Record(PoolFreed{address});
   }
   if (!given->emptied) return {};
-  pool.held -= given->emptied->bytes;
   ++pool.dropping;
   lock.unlock();
   Status dropped = drop_(*given->emptied);
@@ -250,17 +229,18 @@ Status Pools::GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal d
   return dropped;
 }
 
-// What could not be given back when the program freed it. What its stream does not let go of yet stays for the next time.
-void Pools::GiveLate(Lock& lock, Entry& pool) {
+// What could not be given back when the program freed it. What its stream does not let go of yet stays for the next time, and
+// so does everything once another thread has begun a pause or resume, which works on all chunks.
+void Pools::GiveLate(Lock& lock, Entry& pool, Who who) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
-  for (const Late& one : std::exchange(pool.late, {})) {
+  for (Late& one : std::exchange(pool.late, {})) {
     lock.unlock();
     const bool idle = !running || Idle(one);
     lock.lock();
-    if (idle) {
+    if (idle && (who == Who::kCycle || !Busy(pool))) {
       static_cast<void>(GiveBack(lock, pool, one.address, one.device));
     } else {
-      pool.late.push_back(one);
+      pool.late.push_back(std::move(one));
     }
   }
 }

@@ -8,6 +8,7 @@
 // All methods may be called from any thread. The sources: pools.cpp (memory), pool_cycles.cpp (pauses and resumes).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -22,11 +23,12 @@
 #include <vector>
 
 #include "journal/base/fork_guard.h"
-#include "replay/cycle/pool_cycle.h"
+#include "replay/cycle/call_gate.h"
+#include "replay/cycle/coordinator.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
-#include "replay/session/pool_space.h"
+#include "replay/session/chunk_space.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -34,12 +36,14 @@ namespace amem {
 class Pools {
  public:
   // Unmaps a chunk, releases it and frees its range, as the session does it for NCCL's memory.
-  using Drop = std::function<Status(const PoolSpace::Chunk&)>;
-  // All must outlive the pools. `pinned_limit`: of host memory that all pools together pin ahead.
-  Pools(Driver& driver, Ledger& ledger, Peers& peers, Bytes pinned_limit, Drop drop);
+  using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
+  // All must outlive the pools.
+  Pools(Driver& driver, Ledger& ledger, Peers& peers, PinnedSupply& pinned, ScopeGates& gates, Deadlines deadlines, Drop drop);
   ~Pools();  // waits for what is under way; what is only asked for is not done. Memory stays as it is.
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
+
+  [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // was ever opened
 
   // ---- memory ------------------------------------------------------------------------------------------------------------
   // The same again is no change. kInvalid: it is open with another policy, or the tag is empty, "nccl" or "user".
@@ -48,8 +52,8 @@ class Pools {
   // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
   // A request for nothing gets an address as well. Aligned to 512 bytes.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
-  // As cudaFree, waits for what was submitted to `stream`, on which the memory was used last. While that is being captured, or
-  // the pool is in a pause or resume, the memory is given back later. kNotFound: no part of a pool begins there.
+  // As cudaFree, waits for what was submitted to `stream` before, on which the memory was used last. While that is being
+  // captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no part of a pool begins there.
   Status Free(Address address, void* stream);
 
   // ---- pauses and resumes ------------------------------------------------------------------------------------------------
@@ -72,15 +76,13 @@ class Pools {
   // Waits until all copies of a resume are queued, and lets the stream wait for them. kRefused: the pool is paused, and no
   // resume was asked for.
   Status WaitOn(PoolId pool, void* stream);
-  void Trim(Bytes keep);  // of all pools together; waits for what is under way
 
   // ---- what there is -----------------------------------------------------------------------------------------------------
   struct Standing {
     PoolId id;
     std::string tag;
     PoolPolicy policy{};
-    std::string state;  // "resident", "pausing", "paused" or "resuming"
-    Bytes pinned_bytes = 0;
+    std::string state;                          // "resident", "pausing", "paused" or "resuming"
     std::uint64_t pause_ns = 0, resume_ns = 0;  // the last that succeeded; 0: none
     std::string failure;                        // of the last pause or resume; empty: it succeeded
     BackupStatistics contents;
@@ -92,16 +94,17 @@ class Pools {
     Address address;
     DeviceOrdinal device;
     void* stream = nullptr;
+    std::unique_ptr<StreamMoment> moment{};  // what the stream held when it was freed
+    bool captured = false;                   // the stream was being captured, so that there is no moment yet
   };
   struct Entry {
     PoolId id;
     std::string tag;
     PoolPolicy policy{};
-    std::unique_ptr<PoolCycle> cycle;
-    std::map<DeviceOrdinal, PoolSpace> spaces;
+    std::unique_ptr<Coordinator> cycle;
+    std::map<DeviceOrdinal, ChunkSpace> spaces;
     std::set<DeviceOrdinal> let_in;  // devices that were given access to all chunks
     std::vector<Late> late;
-    Bytes held = 0, prepared = 0;
     std::size_t dropping = 0;          // chunks that are being given back just now
     std::optional<CycleKind> running;  // under way
     std::size_t waiting = 0;           // tasks
@@ -122,16 +125,16 @@ class Pools {
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
   [[nodiscard]] bool Busy(const Entry& pool) const { return pool.running || pool.waiting > 0; }
   Status AwaitUse(Lock& lock, Entry& pool);  // until parts can be taken
-  Status AddChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device);
-  Status MakeChunk(Entry& pool, PoolSpace& space, Bytes bytes, DeviceOrdinal device);
-  void LetIn(DeviceOrdinal device, const PoolSpace::Chunk& chunk);
+  Result<Address> AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device);
+  Result<Address> MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device);
   void LetInEverywhere(DeviceOrdinal device);
-  void LetAllIn(Entry& pool);  // is running, and nothing of it is under way on another thread
-  void Prepare(Entry& pool);
+  void LetAllIn(Entry& pool);                              // is running, and nothing of it is under way on another thread
   Entry* Holding(Address address, DeviceOrdinal& device);  // null: none
-  [[nodiscard]] bool Idle(const Late& late) const;
+  void NoteMoment(Late& late) const;
+  [[nodiscard]] bool Idle(Late& late) const;
   Status GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal device);
-  void GiveLate(Lock& lock, Entry& pool);
+  enum class Who : std::uint8_t { kAnybody, kCycle };  // a pause or resume of the pool, at its end
+  void GiveLate(Lock& lock, Entry& pool, Who who);
 
   Status Now(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after);
   Status Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<StreamMoment> after);
@@ -143,8 +146,11 @@ class Pools {
   Driver& driver_;
   Ledger& ledger_;
   Peers& peers_;
-  const Bytes pinned_limit_;
+  PinnedSupply& pinned_;
+  ScopeGates& gates_;
+  const Deadlines deadlines_;
   const Drop drop_;
+  std::atomic<bool> any_ = false;
   const ForkGuard fork_;
 
   std::mutex mutex_;  // over all below; taken before the ledger's; not held while a pool pauses or resumes

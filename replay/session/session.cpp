@@ -9,8 +9,18 @@
 
 namespace amem {
 
+// Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
+constexpr std::chrono::milliseconds kQuiet{10};
+
 Session::Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
-    : options_(options), driver_(driver), ledger_(std::move(journal)) {}
+    : options_(options),
+      driver_(driver),
+      ledger_(std::move(journal)),
+      pinned_(driver, {.quiet = kQuiet,
+                       .nccl_limit = options.pinned_bytes,
+                       .pools_limit = options.pool_pinned_bytes,
+                       .prepare_threads = 2,
+                       .claims = options.host_claims}) {}
 
 Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, Driver& driver, SessionOpened who,
                                                 std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers) {
@@ -20,10 +30,11 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   auto peers = start_peers(self, *session);
   if (!peers.ok()) return peers.status();
   session->peers_ = *std::move(peers);
-  driver.SetPatience(session->LocalPatience());
-  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, options.pinned_bytes);
-  session->pools_ = std::make_unique<Pools>(driver, session->ledger_, *session->peers_, options.pool_pinned_bytes,
-                                            [self = session.get()](const PoolSpace::Chunk& c) { return self->DropChunk(c); });
+  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, session->pinned_,
+                                                        session->gates_.Of({}), options.deadlines);
+  session->pools_ =
+      std::make_unique<Pools>(driver, session->ledger_, *session->peers_, session->pinned_, session->gates_, options.deadlines,
+                              [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); });
   return session;
 }
 
@@ -38,9 +49,7 @@ Status Session::Close(const std::string& reason, std::int32_t exit_code) {
   constexpr std::chrono::milliseconds kPatience{2000};
   const auto lock = ledger_.LockWithin(kPatience);
   if (!lock.owns_lock()) {
-    return {Code::kTimeout, fmt::format("close the session: a driver call of another thread has not returned within {} ms; the "
-                                        "journal ends as if the process had been killed",
-                                        kPatience.count())};
+    return ledger_.Held().Within("close the session; its journal ends as if the process had been killed");
   }
   FlushRefused();
   ledger_.Record(SessionClosed{reason, exit_code});
@@ -61,66 +70,40 @@ Status Session::RefuseWhilePaused(std::string_view call, Address at) const {
           cuda::kIllegalState};
 }
 
-// ---- pause and resume --------------------------------------------------------------------------------------------------
-
-// Pinned host memory for contents follows the memory that is held, in steps of a sixteenth.
-void Session::PrepareContents() {
-  constexpr Bytes kPrepareFrom = Bytes{64} << 20;
-  if (coordinator_ == nullptr) return;
-  coordinator_->Busy();
-  if (held_bytes_ + dense_bytes_ < prepared_bytes_ + std::max(prepared_bytes_ / 16, kPrepareFrom)) return;
-  prepared_bytes_ = held_bytes_ + dense_bytes_;
-  coordinator_->Prepare(held_bytes_, dense_bytes_);
+Status Session::RefuseInTag(std::string_view call, Address at) {
+  return {Code::kRefused,
+          fmt::format("{} {}: refused, the tag of that memory is paused; resume the tag first", call, Hex(at.value)),
+          cuda::kIllegalState};
 }
+
+// ---- pause and resume --------------------------------------------------------------------------------------------------
 
 void Session::TrimPinned(Bytes keep) {
   const std::lock_guard cycle(cycle_mutex_);
-  coordinator_->TrimPinned(keep);
-  const Bytes kept = coordinator_->Contents().pinned_bytes;
-  pools_->Trim(keep - std::min(keep, kept));
+  pinned_.Trim(keep);
 }
 
 // NCCL, or a peer, may still hold the memory.
-Status Session::DropChunk(const PoolSpace::Chunk& chunk) {
+Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
   AMEM_TRY(Unmap(chunk.address, chunk.bytes));
   AMEM_TRY(Release(chunk.allocation));
   return FreeRange(chunk.address, chunk.bytes);
 }
 
-Status Session::Cycle(CycleKind kind) {
+Status Session::Cycle(CycleKind kind, bool patient) {
   const std::lock_guard one(cycle_mutex_);
-  const bool pausing = kind == CycleKind::kPause;
-  const Lifecycle target = pausing ? Lifecycle::kPaused : Lifecycle::kRunning;
-  {
-    const auto lock = ledger_.LockWithin(LocalPatience());
-    if (!lock.owns_lock()) {
-      return {Code::kRefused,
-              fmt::format("a driver call of NCCL's that gives memory back has not returned within {} ms; let the "
-                          "device become idle before, or raise AMEM_TIMEOUT_MS",
-                          LocalPatience().count())};
-    }
-    // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
-    if (ledger_.state().lifecycle == target) return {};
-  }
-  auto round = coordinator_->Arrive(kind);
-  if (!round.ok()) return round.status();
-  if (const Status closed = gate_.Close(LocalPatience()); !closed.ok()) {
-    const Status why{closed.code(), fmt::format("{}; it waits for device{}, where a stream is full of work that does not end: "
-                                                "let that end before, or raise AMEM_TIMEOUT_MS",
-                                                closed.message(), DevicesText())};
-    return coordinator_->Refuse(kind, *std::move(round), why);
-  }
-  const OpenAtEnd open_at_end{gate_};
+  Manner manner{.patient = patient};
   // Nothing may be launched from here until everything is back.
-  paused_.store(true, std::memory_order_release);
-  const Status status = coordinator_->Run(kind, **round);
-  {
-    const Locked lock(*this);
-    RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
-    if (!pausing) FlushRefused();
-  }
-  paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
-  return status;
+  manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
+  manner.ended = [this, kind] {
+    {
+      const Locked lock(*this);
+      RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
+      if (kind == CycleKind::kResume) FlushRefused();
+    }
+    paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
+  };
+  return coordinator_->Cycle(kind, manner);
 }
 
 Session::Failed Session::AboutFailure() {
@@ -141,30 +124,47 @@ Session::Whereabouts Session::Where() {
   return {journals ? ledger_.journal()->Directory() : std::filesystem::path(), who.session, who.rank};
 }
 
-// Shorter than that of the vote of all members, so that the others hear the reason before they give up waiting for this one.
-std::chrono::milliseconds Session::LocalPatience() const {
-  return std::chrono::milliseconds(options_.timeout_ms - options_.timeout_ms / 8);
-}
-
-std::string Session::DevicesText() {
-  std::set<std::int32_t> devices;
-  Inspect([&](const State& state) {
-    for (const auto& [id, a] : state.allocations) {
-      if (a.own() && a.on_device()) devices.insert(a.properties.location.id);
-    }
-  });
-  return fmt::format("{} {}", devices.size() > 1 ? "s" : "", fmt::join(devices, " and "));
-}
-
 Status Session::Pause() { return Cycle(CycleKind::kPause); }
-Status Session::Resume() { return Cycle(CycleKind::kResume); }
+Status Session::Resume() { return Cycle(CycleKind::kResume, true); }
+Status Session::ResumeInTime() { return Cycle(CycleKind::kResume); }
 
 std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) {
   driver_.NoteStream(call, stream);
-  gate_.Announce(call, stream);
-  std::shared_lock entered(gate_);
+  CallGate::Announce(call, stream);
+  auto entered = EnterCall();
   if (paused()) entered.unlock();
   return entered;
+}
+
+void Session::EnterTag(PoolId tag, InTags& in) {
+  in.gates.emplace_back(gates_.Of(tag));
+  in.paused = in.paused || Inspect([&](const State& state) { return state.LifecycleOf(tag) != Lifecycle::kRunning; });
+}
+
+// What a pause left in place, because a network card holds it, is there.
+Session::InTags Session::EnterTags(std::span<const Extent> touched, const char* call) {
+  InTags in;
+  if (!HasTags()) return in;
+  std::set<PoolId> tags;
+  for (const Extent& extent : touched)
+    tags.merge(Inspect([&](const State& state) { return state.PoolsIn(extent.address, extent.bytes); }));
+  for (const PoolId tag : tags) {
+    CallGate::Announce(call, nullptr);
+    EnterTag(tag, in);
+  }
+  in.away = in.paused && std::ranges::any_of(touched, [&](const Extent& e) { return TouchesPaused(e.address, e.bytes); });
+  return in;
+}
+
+Session::InTags Session::EnterTagOf(AllocationId allocation) {
+  InTags in;
+  if (!HasTags()) return in;
+  const PoolId tag = Inspect([&](const State& state) {
+    const auto it = state.allocations.find(allocation);
+    return it == state.allocations.end() ? PoolId{} : it->second.pool;
+  });
+  if (tag) EnterTag(tag, in);
+  return in;
 }
 
 void Session::NoteRefused(const char* call) {
@@ -194,24 +194,24 @@ bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::millise
 }
 
 bool Session::TouchesPaused(Address address, Bytes bytes) {
-  if (!paused()) return false;
+  if (!paused() && !HasTags()) return false;
   const auto lock = ledger_.Lock();
   const State& state = ledger_.state();
   // In the middle of a pause or resume, what is mapped may be about to leave, or may not have its contents back yet.
-  const bool settled = state.lifecycle == Lifecycle::kPaused;
+  const bool settled = !paused() || state.lifecycle == Lifecycle::kPaused;
   auto it = state.MappingAt(address);
   if (it == state.mappings.end()) it = state.mappings.lower_bound(address);
   for (; it != state.mappings.end() && it->first < address + bytes; ++it) {
     if (!it->second.present) return true;
     const auto allocation = state.allocations.find(it->second.allocation);
-    if (!settled && allocation != state.allocations.end() && WhyKept(allocation->second) == KeepReason::kNone) return true;
+    if (settled || allocation == state.allocations.end() || allocation->second.pool) continue;
+    if (WhyKept(allocation->second) == KeepReason::kNone) return true;
   }
   return false;
 }
 
 Result<AllocationProperties> Session::PausedAt(Address address) {
   const Status none = NotOurs(fmt::format("{}: no memory of NCCL's is missing there", Hex(address.value)));
-  if (!paused()) return none;
   const auto lock = ledger_.Lock();
   const auto mapping = ledger_.state().MappingAt(address);
   if (mapping == ledger_.state().mappings.end() || mapping->second.present) return none;
@@ -242,7 +242,8 @@ State Session::CopyState() {
 }
 
 CycleProgress Session::Progress() {
-  return Inspect([](const State& state) { return CycleProgress{state.lifecycle, state.cycles}; });
+  const auto [lifecycle, cycle] = ledger_.Progress();
+  return {lifecycle, cycle};
 }
 
 }  // namespace amem

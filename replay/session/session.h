@@ -28,12 +28,12 @@
 #include <utility>
 #include <vector>
 
+#include "replay/cycle/call_gate.h"
 #include "replay/cycle/coordinator.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
-#include "replay/session/call_gate.h"
-#include "replay/session/legacy_pool.h"
+#include "replay/session/chunk_space.h"
 #include "replay/session/origin.h"
 #include "replay/session/pools.h"
 #include "replay/session/session_options.h"
@@ -96,10 +96,12 @@ class Session final : public PeerDelegate {
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
   // Records a network card's registration. False: the address is not in memory of AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
+  // From the next pause on, this session and all that pause with it keep all their memory. Waits for one that is under way.
+  void KeepEverything(const std::string& why);
 
   // ---- multicast objects (multicast.cpp) ---------------------------------------------------------------------------------
   // The caller makes the driver's calls itself, with the handles from Backing, and records them (Note) with the gate held.
-  [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gate_); }
+  [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gates_.Of({})); }
   // Records a multicast object that the driver made, under a fresh id, which NCCL gets for a handle.
   AllocationId NoteMulticast(MulticastCreated created);
   // Before memory is bound: an allocation that has a place in a slab and no address leaves the slab, because what is bound must
@@ -112,7 +114,9 @@ class Session final : public PeerDelegate {
   // ---- pause and resume --------------------------------------------------------------------------------------------------
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
+  // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
+  Status ResumeInTime();  // with a deadline as a pause has it, for who has agreed with the others already that they resume
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
   // For what is done about a pause or resume of this thread that has just failed.
   struct Failed {
@@ -133,12 +137,24 @@ class Session final : public PeerDelegate {
   // end. Not owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in
   // vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
+  // Held over a call that touches those addresses: no pause or resume of a tag whose memory is there begins meanwhile, and one
+  // that is under way is waited for. `paused`: a tag of that memory is; `away`: some of it is not on the device because of
+  // that.
+  struct InTags {
+    std::vector<std::shared_lock<CallGate>> gates;
+    bool paused = false, away = false;
+  };
+  [[nodiscard]] InTags EnterTags(std::span<const Extent> touched, const char* call);
+  [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
+  [[nodiscard]] InTags EnterTagOf(AllocationId allocation);     // a chunk of a tag, or not
+  [[nodiscard]] bool HasTags() const { return pools_->any(); }  // else EnterTags does nothing
   // Records that a call was refused because memory is paused: the first of a pause at once, and more of the same call when they
   // are ten, a hundred, a thousand, and at the end of the pause. `call` must live as long as the session.
   void NoteRefused(const char* call);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
-  // True when [address, address + bytes) touches memory that a pause took away, or that one under way is taking.
+  // True when [address, address + bytes) touches memory that a pause took away, or memory of NCCL's that one under way is
+  // taking.
   bool TouchesPaused(Address address, Bytes bytes);
   // kRefused while paused or in a pause or resume, whose members are those of the group that began it; the same group again is
   // no change, at any time.
@@ -163,10 +179,10 @@ class Session final : public PeerDelegate {
   // ---- PeerDelegate ------------------------------------------------------------------------------------------------------
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
   Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) override;
-  void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override;
-  void OnPeerConnected(const PeerIdentity& peer) override;
-  void OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
-  std::vector<SessionId> Neighbours() override;
+  bool OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override;
+  bool OnPeerConnected(const PeerIdentity& peer) override;
+  bool OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
+  Result<std::vector<SessionId>> Neighbours(Deadline until) override;
   CycleProgress Progress() override;
   bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) override;
 
@@ -176,7 +192,8 @@ class Session final : public PeerDelegate {
   // The ledger's lock. The owners of imports that were dropped under it hear of that once it is released.
   class Locked {
    public:
-    explicit Locked(Session& session) : session_(session), lock_(session.ledger_.Lock()) {}
+    explicit Locked(Session& session) : Locked(session, session.ledger_.Lock()) {}
+    Locked(Session& session, std::unique_lock<std::mutex> lock) : session_(session), lock_(std::move(lock)) {}
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     ~Locked();
@@ -186,16 +203,17 @@ class Session final : public PeerDelegate {
     std::unique_lock<std::mutex> lock_;
   };
 
-  Status Cycle(CycleKind kind);
-  Status DropChunk(const PoolSpace::Chunk& chunk);
-  [[nodiscard]] std::chrono::milliseconds LocalPatience() const;
-  [[nodiscard]] std::string DevicesText();
+  Status Cycle(CycleKind kind, bool patient = false);
+  Status DropChunk(const ChunkSpace::Chunk& chunk);
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
+  static Status RefuseInTag(std::string_view call, Address at);  // because the memory's tag is paused
+  void EnterTag(PoolId tag, InTags& in);
   [[nodiscard]] MemoryTag TagOf(bool for_application) const;
   [[nodiscard]] std::uint64_t DroppedEvents();
   void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
+  void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as);  // with the ledger's lock
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
@@ -206,7 +224,6 @@ class Session final : public PeerDelegate {
 
   // All below: with the ledger's lock held.
   void FlushRefused();
-  void PrepareContents();
   // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back.
   Status ReleaseHandle(AllocationId allocation);
   void ReleaseHandleOrBreak(AllocationId allocation);
@@ -228,11 +245,10 @@ class Session final : public PeerDelegate {
   void RetireEmptySlabs();
   void RetireSpareSlabs();
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<std::mutex>& lock);
-  Result<LegacyBlock> NewLegacyBlock(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                     std::unique_lock<std::mutex>& lock);
+  Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
+                                           std::unique_lock<std::mutex>& lock);
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site);
-  Address RecordLegacy(const LegacyBlock& block, Address address, Bytes bytes, const Origin& origin);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation);
   void OpenLegacyTo(DeviceOrdinal device);
 
@@ -241,20 +257,18 @@ class Session final : public PeerDelegate {
   Ledger ledger_;
   std::vector<DroppedImport> dropped_;  // imports whose owners are to be told (Locked); ledger's lock
   Slabs slabs_{options_, driver_, ledger_, dropped_};
+  PinnedSupply pinned_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Pools> pools_;
-  std::map<AllocationId, Secret> secrets_;  // of exported allocations; ledger's lock
-  LegacyPool legacy_;                       // ledger's lock
-  std::set<DeviceOrdinal> legacy_devices_;  // devices that may reach legacy memory; ledger's lock
+  std::map<AllocationId, Secret> secrets_;      // of exported allocations; ledger's lock
+  std::map<DeviceOrdinal, ChunkSpace> legacy_;  // what cuMemAlloc memory is cut from; ledger's lock
+  std::set<DeviceOrdinal> legacy_devices_;      // devices that may reach legacy memory; ledger's lock
   // Opened IPC handles by address, where they were opened again: how often; ledger's lock
   std::map<Address, std::uint64_t> legacy_opened_again_;
   std::mutex cycle_mutex_;  // one pause or resume at a time
-  CallGate gate_;           // NCCL's calls share it; a pause or resume closes it
+  ScopeGates gates_;
   std::atomic<bool> paused_{false};
-  Bytes held_bytes_ = 0;      // created so far: a hint of what a pause will save; ledger's lock
-  Bytes dense_bytes_ = 0;     // the same of memory of the program, which a pause takes only if it was asked to
-  Bytes prepared_bytes_ = 0;  // what host memory was pinned for; ledger's lock
   struct Refused {
     std::uint64_t all = 0, unrecorded = 0;
   };

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 
+#include "journal/base/deadline.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -18,8 +20,9 @@ struct SessionOptions {
   // AMEM_NVLS=keep|release: what a pause does with multicast objects that this session makes, and with what is bound to them.
   // Who imports one does as its owner. kRelease was never run on hardware.
   Nvls nvls = Nvls::kKeep;
-  std::uint32_t timeout_ms = 60'000;         // AMEM_TIMEOUT_MS: how long a pause or resume waits for a peer, or for the device
+  Deadlines deadlines;                       // AMEM_TIMEOUT_MS: how long a pause or resume may take
   Bytes pinned_bytes = Bytes{4} << 30;       // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
+  std::filesystem::path host_claims;         // HostClaims: the same file for all ranks; empty: none
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // AMEM_POOL_PINNED_MB: the same for all pools together
 };
 

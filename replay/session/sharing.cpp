@@ -10,6 +10,12 @@
 #include "replay/session/session.h"
 
 namespace amem {
+namespace {
+
+// On the service thread, which others wait for: so long it waits for the ledger, and tells who asks to ask again.
+constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
+
+}  // namespace
 
 Result<Secret> Session::SecretOf(AllocationId allocation) {
   if (const auto it = secrets_.find(allocation); it != secrets_.end()) return it->second;
@@ -19,7 +25,7 @@ Result<Secret> Session::SecretOf(AllocationId allocation) {
 }
 
 Result<UniqueFd> Session::Export(AllocationId allocation) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   Token token{peers_->Self().session, allocation, {}, 0};
   {
     const auto lock = ledger_.Lock();
@@ -37,9 +43,9 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
 }
 
 Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
-  const std::shared_lock gate(gate_);
+  const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("import an allocation"));
-  coordinator_->Busy();
+  pinned_.Busy();
   auto token = ReadTokenDescriptor(descriptor);
   if (!token.ok()) return token.status();
   return ImportToken(*token, 1, origin);
@@ -48,7 +54,8 @@ Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
 Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin) {
   constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // a pause or resume of the owner takes some 25 ms
   auto imported = TryImport(token, handle_type, origin);
-  for (auto waited = kOften; imported.status().driver_result() == kNotReady && waited < kPatience; waited += kOften) {
+  const auto in_a_cycle = [&] { return imported.status().driver_result() == kNotReady && !IsBusy(imported.status()); };
+  for (auto waited = kOften; in_a_cycle() && waited < kPatience; waited += kOften) {
     std::this_thread::sleep_for(kOften);
     imported = TryImport(token, handle_type, origin);
   }
@@ -168,7 +175,8 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
 }
 
 Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
-  auto lock = ledger_.Lock();
+  auto lock = ledger_.LockWithin(kForAnAnswer);
+  if (!lock.owns_lock()) return ledger_.Held();
   auto shared = Resolve(by, token);
   if (!shared.ok()) return shared;
   // The reference comes first: from here on the allocation cannot die under the export.
@@ -177,7 +185,8 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
   if (shared->part) return shared;
   auto descriptor = ExportWhole(token.allocation);
   if (!descriptor.ok()) {
-    OnReferenceDropped(by, token.allocation, as);
+    const Locked again(*this);
+    Dropped(by, token.allocation, as);
     return descriptor.status();
   }
   shared->descriptor = *std::move(descriptor);
@@ -191,7 +200,8 @@ Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
-  auto lock = ledger_.Lock();
+  auto lock = ledger_.LockWithin(kForAnAnswer);
+  if (!lock.owns_lock()) return ledger_.Held();
   const auto it = ledger_.state().allocations.find(request.allocation);
   if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
@@ -215,8 +225,15 @@ void Session::ReleaseHandleOrBreak(AllocationId allocation) {
   secrets_.erase(allocation);
 }
 
-void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
-  const Locked lock(*this);
+bool Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
+  auto free = ledger_.LockWithin(kForANotice);
+  if (!free.owns_lock()) return false;
+  const Locked lock(*this, std::move(free));
+  Dropped(by, allocation, as);
+  return true;
+}
+
+void Session::Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
   const auto it = ledger_.state().allocations.find(allocation);
   if (it == ledger_.state().allocations.end()) return;
   const Allocation& a = it->second;
@@ -230,18 +247,22 @@ void Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
   RetireIfEmpty(slab);
 }
 
-void Session::OnPeerConnected(const PeerIdentity& peer) {
-  const auto lock = ledger_.Lock();
+bool Session::OnPeerConnected(const PeerIdentity& peer) {
+  const auto lock = ledger_.LockWithin(kForANotice);
+  if (!lock.owns_lock()) return false;
   const auto it = ledger_.state().peers.find(peer.session);
   const bool known = it != ledger_.state().peers.end() && it->second.connected;
-  if (known && it->second.group == peer.group && it->second.rank == peer.rank) return;
+  if (known && it->second.group == peer.group && it->second.rank == peer.rank) return true;
   ledger_.Record(PeerConnected{peer.session, peer.host, peer.pid, peer.group, peer.rank});
+  return true;
 }
 
-void Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
-  const Locked lock(*this);
+bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
+  auto free = ledger_.LockWithin(kForANotice);
+  if (!free.owns_lock()) return false;
+  const Locked lock(*this, std::move(free));
   const auto known = ledger_.state().peers.find(peer.session);
-  if (known == ledger_.state().peers.end() || !known->second.connected) return;
+  if (known == ledger_.state().peers.end() || !known->second.connected) return true;
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
     if (std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer.session; }))
@@ -249,10 +270,12 @@ void Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   }
   ledger_.Record(PeerLost{peer.session, reason});
   RetireEmptySlabs();
+  return true;
 }
 
-std::vector<SessionId> Session::Neighbours() {
-  const auto lock = ledger_.Lock();
+Result<std::vector<SessionId>> Session::Neighbours(Deadline until) {
+  const auto lock = ledger_.LockWithin(LeftUntil(until));
+  if (!lock.owns_lock()) return ledger_.Held();
   const State& state = ledger_.state();
   std::set<SessionId> found;
   for (const auto& [id, a] : state.allocations) {
@@ -263,7 +286,7 @@ std::vector<SessionId> Session::Neighbours() {
   for (const auto& [id, peer] : state.peers) {
     if (!peer.connected) found.erase(id);
   }
-  return {found.begin(), found.end()};
+  return std::vector<SessionId>(found.begin(), found.end());
 }
 
 }  // namespace amem

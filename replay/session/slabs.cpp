@@ -112,7 +112,7 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex
   for (const ByteRange& part : dirty) {
     if (status.ok()) status = driver_.Clear(device, base + part.offset, part.bytes);
   }
-  const Status finished = driver_.FinishCopies(device);
+  const Status finished = driver_.FinishCopies(device, In(options_.deadlines.call()));
   lock.lock();
   busy_ = {};
   if (status.ok()) status = finished;

@@ -162,7 +162,8 @@ std::optional<Amem> Amem::Find(const Nccl& nccl) {
   Amem amem;
   amem.Pause = reinterpret_cast<decltype(amem.Pause)>(symbol("ncclPause"));
   amem.Resume = reinterpret_cast<decltype(amem.Resume)>(symbol("ncclResume"));
-  if (amem.Pause == nullptr || amem.Resume == nullptr) return std::nullopt;
+  amem.ResumeTags = reinterpret_cast<decltype(amem.ResumeTags)>(symbol("amem_resume"));
+  if (amem.Pause == nullptr || amem.Resume == nullptr || amem.ResumeTags == nullptr) return std::nullopt;
   amem.MemStats = reinterpret_cast<decltype(amem.MemStats)>(symbol("ncclMemStats"));
   amem.SetGroupId = reinterpret_cast<decltype(amem.SetGroupId)>(symbol("ncclSetGroupID"));
   amem.GetGroupId = reinterpret_cast<decltype(amem.GetGroupId)>(symbol("ncclGetGroupID"));

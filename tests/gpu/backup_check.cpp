@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "replay/cycle/backup.h"
 #include "replay/driver/cuda/cuda_driver.h"
+#include "tests/replay/cycle/lone_backup.h"
 
 extern "C" const char amem_nonzero_ptx[];
 extern "C" const unsigned char amem_nonzero_fatbin[];
@@ -172,7 +172,7 @@ class Mover {
 
   void Upload(const Memory& memory) {
     for (const Part& part : memory.parts()) Ok(driver_.Clear(kGpu, part.address, part.bytes), "clear");
-    Ok(driver_.FinishCopies(kGpu), "finish");
+    Ok(driver_.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
     std::size_t index = 0;
     Bytes filled = 0;
     const auto& parts = memory.parts();
@@ -181,7 +181,7 @@ class Mover {
       while (parts[index].offset + parts[index].bytes <= run.address.value) ++index;
       const Part& part = parts[index];
       if (filled + run.bytes > pinned_->size()) {
-        Ok(driver_.FinishCopies(kGpu), "finish");
+        Ok(driver_.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
         filled = 0;
       }
       std::memcpy(pinned_->data() + filled, reference_.data() + run.address.value, run.bytes);
@@ -189,7 +189,7 @@ class Mover {
       Ok(driver_.CopyToDevice(kGpu, part.address + in_part, pinned_->data() + filled, run.bytes), "upload");
       filled += run.bytes;
     }
-    Ok(driver_.FinishCopies(kGpu), "finish");
+    Ok(driver_.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
   }
 
   bool Verify(const Memory& memory) {
@@ -198,7 +198,7 @@ class Mover {
       for (Bytes done = 0; done < part.bytes; done += pinned_->size()) {
         const Bytes bytes = std::min(part.bytes - done, pinned_->size());
         Ok(driver_.CopyToHost(kGpu, pinned_->data(), part.address + done, bytes), "read back");
-        Ok(driver_.FinishCopies(kGpu), "finish");
+        Ok(driver_.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
         if (!Equal(reference_.data() + part.offset + done, bytes)) ++wrong;
       }
     }
@@ -237,7 +237,7 @@ void Poison(CudaDriver& driver, const Memory& memory, PinnedBuffer& pattern) {
       Ok(driver.CopyToDevice(kGpu, part.address + done, pattern.data(), std::min(pattern.size(), part.bytes - done)), "poison");
     }
   }
-  Ok(driver.FinishCopies(kGpu), "finish");
+  Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
 }
 
 struct Variant {
@@ -252,7 +252,7 @@ enum class Between { kNothing, kPoison, kAnew, kAnewAndPoison };  // of saving a
 void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& pattern, const Variant& variant, int cycles,
             Between between = Between::kAnewAndPoison) {
   driver.SetParts(variant.parts);
-  Backup backup(driver, {.block = variant.block, .batch = variant.batch});
+  test::LoneBackup backup(driver, {.block = variant.block, .batch = variant.batch});
   const auto items = memory.Items();
   double first = 0;
   std::vector<double> scan, queue, save, restore_queue, restore;
@@ -304,10 +304,10 @@ void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
   std::vector<double> find, nothing;
   for (int i = 0; i < 6; ++i) {
     auto began = Clock::now();
-    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, 4096), "find"));
+    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, 4096, In(std::chrono::minutes(1))), "find"));
     find.push_back(MsSince(began));
     began = Clock::now();
-    Ok(driver.FinishCopies(kGpu), "finish");
+    Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
     nothing.push_back(MsSince(began));
   }
   std::printf("%s: find everything %.2f ms, close the buffer %.2f ms (medians); with the first one %.2f ms\n", layout,
@@ -321,11 +321,11 @@ void Clears(CudaDriver& driver, const Memory& memory, const char* layout) {
   for (int i = 0; i < 6; ++i) {
     auto began = Clock::now();
     Ok(driver.ClearAll(kGpu, extents), "clear all");
-    Ok(driver.FinishCopies(kGpu), "finish");
+    Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
     kernel.push_back(MsSince(began));
     began = Clock::now();
     Ok(driver.Driver::ClearAll(kGpu, extents), "memsets");
-    Ok(driver.FinishCopies(kGpu), "finish");
+    Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
     memsets.push_back(MsSince(began));
   }
   std::printf("%s: clear everything by kernel %.2f ms (buffer and all), by %zu memsets %.2f ms\n", layout, Median(kernel),
@@ -357,7 +357,7 @@ void Drop(CudaDriver& driver, const Imports& imports, Bytes bytes, std::vector<D
 
 void Beside(CudaDriver& driver, const Memory& memory, const Variant& variant) {
   driver.SetParts(variant.parts);
-  Backup backup(driver, {.block = variant.block});
+  test::LoneBackup backup(driver, {.block = variant.block});
   const auto items = memory.Items();
   if (!Ok(backup.Save(items), "save") || !Ok(backup.Finish(), "finish")) return;
   constexpr Bytes kSlab = 256 * kMiB;
@@ -613,7 +613,7 @@ int Main(int argc, char** argv) {
   Full(driver, memory, mover, *pattern, 1);
   {  // the first pause with everything prepared
     driver.SetParts({});
-    Backup backup(driver);
+    test::LoneBackup backup(driver);
     auto began = Clock::now();
     backup.Prepare(backup.Expected(memory.total()));
     while (backup.pinned_bytes() < backup.Expected(memory.total())) {

@@ -106,7 +106,7 @@ void LateRank(Rank& rank);
 void AbsentRank(Rank& rank);
 void DeviceThatWaits(Rank& rank);
 void OutOfMemory(Rank& rank);
-void NeverResumes(Rank& rank);
+void ResumesLate(Rank& rank);
 void KilledRank(Rank& rank);
 // Kills the victim in its next pause or resume; the others get their error.
 void PauseOrResumeAndKill(Rank& rank);

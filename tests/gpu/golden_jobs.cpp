@@ -92,7 +92,9 @@ void GoldenNeverCame(Rank& rank) {
   rank.child.Barrier("all paused");
   if (rank.child.rank() != GoldenRank(rank)) {
     rank.child.Stage("ncclResume while one rank stays away");
-    rank.Expect(rank.amem.Resume(nullptr) != 0, "ncclResume succeeded although a rank did not come");
+    constexpr unsigned kInTime = 4;  // AMEM_IN_TIME: a plain resume waits for a rank that is paused as long as it takes
+    const char* const nccl = "nccl";
+    rank.Expect(rank.amem.ResumeTags(&nccl, 1, kInTime, 0) != 0, "amem_resume succeeded although a rank did not come");
     rank.details["message"] = rank.amem.LastError();
   }
   Pack(rank);

@@ -90,13 +90,19 @@ class Library:
     def wait_stream(self, tag, stream):
         self.check(self.c.amem_wait_stream(tag.encode(), stream))
 
-    def memory(self, tag):
+    def told(self, call):
         length = ctypes.c_size_t(0)
-        self.check(self.c.amem_memory_json(None, ctypes.byref(length)))
+        self.check(call(None, ctypes.byref(length)))
         text = ctypes.create_string_buffer(length.value + 65536)
         length.value += 65536
-        self.check(self.c.amem_memory_json(text, ctypes.byref(length)))
-        return next(one for one in json.loads(text.value)["tags"] if one["tag"] == tag)
+        self.check(call(text, ctypes.byref(length)))
+        return json.loads(text.value)
+
+    def stats(self):
+        return self.told(self.c.amem_stats_json)
+
+    def memory(self, tag):
+        return next(one for one in self.told(self.c.amem_memory_json)["tags"] if one["tag"] == tag)
 
 
 class Tensors:
@@ -172,7 +178,7 @@ def preserve(torch, options, sparse=False):
         check = tensors.identical
     while not sparse and time.monotonic() - BEGAN < options.life:
         time.sleep(0.05)
-    pinned = library.memory("weights")["pinned_bytes"] >> 20
+    pinned = library.stats()["contents"]["pinned_bytes"] >> 20
     told = cycles(torch, options, lambda: library.pause("weights"), lambda: library.resume("weights"), check)
     told.update(gib=options.gib, pinned_before_mib=pinned, memory=library.memory("weights"), age_s=round(time.monotonic() - BEGAN, 1))
     if not sparse:

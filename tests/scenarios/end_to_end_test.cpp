@@ -340,6 +340,23 @@ TEST(Preload, reaches_a_library_bound_at_load) {
   EXPECT_EQ(ranks[0].Said("bytes"), "0") << All(ranks);
 }
 
+TEST(Preload, pauses_work_under_a_plugin_that_is_not_known_and_free_nothing) {
+  for (const char* plugin : {"plugin", "0:plugin"}) {
+    Job job;
+    job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job.environment["PLUGIN"] = AMEM_NET_PLUGIN;
+    const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", plugin, "barrier", "bytes", "pause", "barrier", "bytes",
+                                   "barrier", "resume", "reduce"});
+    for (const auto& rank : ranks) {
+      EXPECT_EQ(rank.Said("pause"), "0") << plugin << All(ranks);
+      EXPECT_NE(rank.Said("bytes", 0), "0") << plugin;
+      EXPECT_EQ(rank.Said("bytes", 1), rank.Said("bytes", 0)) << plugin << " : a card may hold the pages";
+      EXPECT_EQ(rank.Said("resume"), "0") << plugin << All(ranks);
+      EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << plugin;
+    }
+  }
+}
+
 TEST(Preload, leaves_everybody_elses_dlsym_alone) {
   Job job;
   const auto without = job.Run(1, {"cuda", "dlsym"});

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "journal/journal.h"
+#include "tests/guards.h"
 #include "tests/scenarios/job.h"
 
 namespace amem {
@@ -71,7 +72,7 @@ TEST(Facts, of_a_rank_that_does_not_come_are_in_the_journals_of_those_that_waite
   job.environment["AMEM_TIMEOUT_MS"] = "800";
   const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "0:pause", "1:pause", "barrier", "reduce"});
   std::size_t waited = 0;
-  for (const auto& events : Journals(job)) {
+  for (const auto& events : test::Each(Journals(job))) {
     const auto seen = Of<ProcessSeen>(events);
     if (Of<CycleFailed>(events).empty()) {
       EXPECT_TRUE(seen.empty());
@@ -124,7 +125,7 @@ TEST(Facts, a_launch_that_was_refused_is_in_the_journal) {
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
   const auto ranks =
       job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "pause", "barrier", "reduce", "barrier", "resume"});
-  for (const auto& events : Journals(job)) {
+  for (const auto& events : test::Each(Journals(job))) {
     const auto refused = Of<LaunchRefused>(events);
     ASSERT_FALSE(refused.empty()) << Printed(ranks);
     EXPECT_TRUE(refused[0].call.starts_with("cu")) << refused[0].call;

@@ -106,6 +106,7 @@ class Case {
   static void Prepare(job::Job& job, const job::Environment& more) {
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["AMEM_TIMEOUT_MS"] = std::to_string(kDeadline.count());
+    job.environment["JOB_RESUMES_IN_TIME"] = "1";
     job.environment["AMEM_SIM_DEVICES"] = "16";
     // Of its own: whoever starts sweeps the sockets of the dead, and an end whose socket is gone counts as one in order.
     job.environment["AMEM_SOCKET_DIR"] = job.directory() / "sockets";

@@ -164,7 +164,7 @@ class DoomedJob {
       delays[i] = Pick(3) == 0 ? Pick(50) : 0;
       if (rank == absent || !ranks_[i].alive || ranks_[i].closed) continue;
       Status& result = results[rank];
-      work[i] = [this, rank, pause, &result] { result = pause ? At(rank).session->Pause() : At(rank).session->Resume(); };
+      work[i] = [this, rank, pause, &result] { result = pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime(); };
     }
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
     for (std::size_t i = 0; i < ranks_.size(); ++i) {

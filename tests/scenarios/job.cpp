@@ -103,9 +103,9 @@ void Job::Start(int ranks, const std::vector<std::string>& commands) {
   children_.clear();
   for (int rank = 0; rank < ranks; ++rank) {
     Environment own = environment;
-    for (const auto& [name, value] : environment_of[rank]) own[name] = value;
     own["RANK"] = std::to_string(rank);
     own["WORLD"] = std::to_string(ranks);
+    for (const auto& [name, value] : environment_of[rank]) own[name] = value;
     children_.push_back(
         Spawn(command, own, directory_ / ("out" + std::to_string(rank)), directory_ / ("err" + std::to_string(rank))));
   }

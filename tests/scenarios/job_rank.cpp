@@ -98,6 +98,15 @@ std::string Init() {
   return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), kWorld, id, kRank));
 }
 
+// The first two ranks make one without the others.
+std::string InitPart() {
+  if (kRank >= 2) return "0";
+  ncclUniqueId id{};
+  std::snprintf(id.internal, sizeof id.internal, "%s-part", Text("JOB", "job"));
+  g_comms.push_back(nullptr);
+  return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), 2, id, kRank));
+}
+
 std::uint64_t HashOf(std::span<const float> values) {
   std::uint64_t hash = 14695981039346656037ULL;
   for (const float value : values) {
@@ -362,6 +371,14 @@ std::string Hang() {
   return "0";
 }
 
+// As NCCL looks up its network plugin: one of a version that AMem does not know.
+std::string LoadPlugin() {
+  void* const plugin = dlopen(Text("PLUGIN", ""), RTLD_NOW | RTLD_LOCAL);
+  return Function<void*(void*, const char*)>("stand_in_nccl_look_up")(plugin, "ncclNetPlugin_v99") == nullptr ? "1" : "0";
+}
+
+std::string ShareByFabric() { return std::to_string(Function<int()>("stand_in_nccl_share_by_fabric")()); }
+
 std::string ImportForeign() {
   const int descriptor = open("/dev/null", O_RDONLY);
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
@@ -391,7 +408,15 @@ std::string AfterCycle(const char* name, int code) {
   std::exit(1);
 }
 std::string Pause() { return AfterCycle("pause", Function<int(Comm*)>("ncclPause")(nullptr)); }
-std::string Resume() { return AfterCycle("resume", Function<int(Comm*)>("ncclResume")(nullptr)); }
+// A plain resume waits for ranks that are paused as long as it takes; a job that is to fail has a deadline.
+std::string Resume() {
+  if (std::strcmp(Text("JOB_RESUMES_IN_TIME", ""), "1") != 0)
+    return AfterCycle("resume", Function<int(Comm*)>("ncclResume")(nullptr));
+  constexpr unsigned kInTime = 4;
+  const char* const nccl = "nccl";
+  return AfterCycle("resume",
+                    Function<int(const char* const*, std::size_t, unsigned, int)>("amem_resume")(&nccl, 1, kInTime, 0));
+}
 std::string PrintStats() { return WithReason(Function<int()>("ncclMemStats")()); }
 
 std::string Trim() { return WithReason(Function<int(std::size_t)>("amem_trim_pinned")(0)); }
@@ -571,6 +596,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"load", LoadNccl},
     {"attach", Attach},
     {"init", Init},
+    {"init part", InitPart},
     {"reduce", Reduce},
     {"barrier", Barrier},
     {"bytes", BytesInUse},
@@ -579,6 +605,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"malloc", Malloc},
     {"fork", Fork},
     {"foreign", ImportForeign},
+    {"plugin", LoadPlugin},
+    {"fabric", ShareByFabric},
     {"drivers", ImportDrivers},
     {"destroy", Destroy},
     {"pause", Pause},

@@ -2,6 +2,7 @@
 // it does; it prints "fine", or what was not as it should be.
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -286,6 +287,14 @@ void Forked() {
   EXPECT(Holds(block));
 }
 
+// With STAND_IN_FAULT=fork. What libcuda forks while it starts comes here, too, and cannot use AMem.
+void ForkedByCudaItself() {
+  pthread_atfork(nullptr, nullptr, [] {
+    if (amem_pool("weights", AMEM_PRESERVE) != 5 || !Says("forked")) _exit(1);
+  });
+  Cycles();
+}
+
 void DefaultTag() {
   Block block{static_cast<unsigned char*>(amem_alloc(kMiB, 0, nullptr)), kMiB, 4};
   EXPECT(block.at != nullptr);
@@ -308,6 +317,7 @@ int main(int argc, char** argv) {
                                                          {"nested", Nested},
                                                          {"threads", Threads},
                                                          {"forked", Forked},
+                                                         {"forked-by-cuda", ForkedByCudaItself},
                                                          {"default-tag", DefaultTag}};
   const auto chosen = argc == 2 ? all.find(argv[1]) : all.end();
   if (chosen == all.end()) return 2;

@@ -36,6 +36,9 @@ TEST_F(PoolsOfAProgram, what_is_not_waited_for_is_heard_of_at_the_wait) { IsFine
 TEST_F(PoolsOfAProgram, several_tags_in_one_call_are_all_done_or_none) { IsFine("together"); }
 TEST_F(PoolsOfAProgram, threads_use_tags_side_by_side) { IsFine("threads"); }
 TEST_F(PoolsOfAProgram, a_forked_child_is_inert_and_the_parent_goes_on) { IsFine("forked"); }
+TEST_F(PoolsOfAProgram, a_pool_comes_before_cuda_and_cuda_forks_when_it_starts) {
+  IsFine("forked-by-cuda", {{"STAND_IN_FAULT", "fork"}});
+}
 TEST_F(PoolsOfAProgram, a_higher_priority_comes_first) { IsFine("priorities"); }
 TEST_F(PoolsOfAProgram, the_innermost_of_nested_pools_is_allocated_from) { IsFine("nested"); }
 TEST_F(PoolsOfAProgram, switched_off_there_is_plain_memory_and_nothing_fails) {

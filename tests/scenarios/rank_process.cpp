@@ -138,7 +138,7 @@ class RankSession {
       case Op::kPause:
         return session_->Pause();
       case Op::kResume:
-        return session_->Resume();
+        return session_->ResumeInTime();
       case Op::kPauseTag:
         return session_->pools().Pause(pool_, {});
       case Op::kResumeTag:

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "journal/journal.h"
+#include "tests/guards.h"
 #include "tests/scenarios/job.h"
 
 namespace amem {
@@ -47,7 +48,7 @@ class Requests : public ::testing::Test {
     const Rank ran = Tool(all);
     EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
     const json answer = json::parse(ran.out, nullptr, false);
-    return answer.is_object() ? answer.value("ranks", json::array()) : json::array();
+    return test::Each(answer.is_object() ? answer.value("ranks", json::array()) : json::array());
   }
   std::string Pid(int rank) { return std::to_string(job_.processes()[static_cast<std::size_t>(rank)]); }
 
@@ -133,7 +134,7 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
                                   session + "/", session + "/.", session + "/tail"})
     EXPECT_EQ(Ask({"status", name}).size(), kRanks) << name;
   EXPECT_NE(Tool({"status"}).out.find("The launcher counts 2 more ranks"), std::string::npos);
-  for (const char* nobody : {"1", "run-78", "/nowhere"}) {
+  for (const char* nobody : {"4194999", "run-78", "/nowhere"}) {
     const Rank none = Tool({"pause", nobody});
     EXPECT_EQ(none.status, 2);
     EXPECT_NE(none.err.find(nobody), std::string::npos) << none.err;
@@ -151,6 +152,92 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   Stop(other);
   other.Finish(std::chrono::milliseconds(60'000));
   AllEndWell();
+}
+
+// What of a job's journals says that somebody asked it for something.
+class Named : public Requests {
+ protected:
+  bool NobodyWasAsked() {
+    const Rank log = Tool({"log", job_.journals(), "--kind", "session-opened,request-seen,cycle-begun"});
+    EXPECT_NE(log.out.find(" opened by "), std::string::npos) << "the journals can be read: " << log.out << log.err;
+    return log.out.find("to pause") == std::string::npos && log.out.find("begun") == std::string::npos;
+  }
+  void IsRefused(const Words& command, const std::string& reason, const Words& listed) {
+    const Rank refused = Tool(command);
+    EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
+    EXPECT_NE(refused.err.find(reason), std::string::npos) << refused.err;
+    for (const std::string& pid : listed) EXPECT_NE(refused.err.find(pid), std::string::npos) << refused.err;
+    EXPECT_TRUE(NobodyWasAsked());
+  }
+  static std::uint64_t StepsOf(const json& ranks, const std::string& pid) {
+    for (const json& rank : ranks)
+      if (std::to_string(rank["pid"].get<int>()) == pid) return rank["safepoints"];
+    return 0;
+  }
+};
+
+TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_by_their_own_pids) {
+  Job other;
+  for (Job* program : {&job_, &other}) {
+    for (const auto& [name, value] : job::Environment{{"AMEM_JOURNAL_DIR", job_.journals()},
+                                                      {"LSB_JOBID", "5"},
+                                                      {"LD_PRELOAD", AMEM_LIBRARY_FILE},
+                                                      {"JOB_STOP", program->directory() / "stop"}})
+      program->environment[name] = value;
+    program->environment_of[0]["RANK"] = "";
+  }
+  for (Job* program : {&job_, &other}) program->Start(1, {"cuda", "load", "init", "steps=100000,4"});
+  const std::string mine = Pid(0), others = std::to_string(other.processes()[0]);
+  ASSERT_TRUE(Until([&] {
+    const json answer = json::parse(Tool({"status", "--json"}).out, nullptr, false);
+    const json ranks = answer.is_object() ? answer.value("ranks", json::array()) : json::array();
+    return StepsOf(ranks, mine) > 2 && StepsOf(ranks, others) > 2;
+  }));
+  IsRefused({"pause"}, "there are 2 living jobs", {mine, others});
+  IsRefused({"freeze"}, "there are 2 living jobs", {mine, others});
+  IsRefused({"pause", std::to_string(::getpid())}, "there are 2 living jobs", {mine, others});
+  IsRefused({"pause", "5"}, "there are 2 living jobs", {mine, others});
+  IsRefused({"pause", mine, "4194999"}, "4194999 is the pid of no living rank, and nobody was asked", {mine, others});
+  const json paused = Ask({"pause", mine});
+  ASSERT_EQ(paused.size(), 1u) << paused;
+  EXPECT_EQ(std::to_string(paused[0]["pid"].get<int>()), mine);
+  const std::uint64_t then = StepsOf(Ask({"status"}), others);
+  EXPECT_TRUE(Until([&] { return StepsOf(Ask({"status"}), others) > then + 2; })) << "the other program stands still, too";
+  EXPECT_EQ(Ask({"resume", mine}).size(), 1u);
+  const json both = Ask({"pause", mine, others});
+  ASSERT_EQ(both.size(), 2u) << both;
+  for (const json& rank : both) EXPECT_EQ(rank["phase"], "paused") << rank;
+  EXPECT_EQ(Ask({"resume", others, mine}).size(), 2u);
+  Stop(job_);
+  Stop(other);
+  for (Job* program : {&job_, &other})
+    for (const Rank& rank : program->Finish(std::chrono::milliseconds(60'000)))
+      EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+}
+
+TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids) {
+  job_.environment["WORLD_SIZE"] = std::to_string(kRanks);
+  Start({"cuda", "load", "malloc", "barrier", "sleep=20000"});
+  ASSERT_TRUE(UntilSaid("barrier:"));
+  const Words all = {Pid(0), Pid(1), Pid(2)};
+  IsRefused({"pause", Pid(0)}, "is of a job of 3 ranks, and nothing says for certain which of these are the others", all);
+  IsRefused({"freeze", Pid(0)}, "nothing says for certain", all);
+  IsRefused({"pause", job_.journals()}, "there are 3 living jobs", all);
+  const Rank named = Tool({"pause", all[0], all[1], all[2], "--deadline", "1"});
+  EXPECT_EQ(named.status, 3) << "all were asked, and came to no safe point: " << named.err;
+  for (const pid_t rank : job_.processes()) ::kill(rank, SIGKILL);
+  job_.Finish(std::chrono::milliseconds(60'000));
+  Job launched;
+  launched.environment["TORCHELASTIC_RUN_ID"] = "none";
+  launched.environment["TORCHELASTIC_RESTART_COUNT"] = "0";
+  launched.environment["AMEM_JOURNAL_DIR"] = job_.journals();
+  Start({"cuda", "load", "malloc", "barrier", "sleep=20000"}, launched);
+  const std::string rank = std::to_string(launched.processes()[1]);
+  ASSERT_TRUE(Until([&] { return Tool({"status", rank}).status == 0 && Ask({"status", rank}).size() == kRanks; }));
+  const Rank asked = Tool({"pause", rank, "--deadline", "1"});
+  EXPECT_EQ(asked.status, 3) << asked.err;
+  for (int i = 0; i < kRanks; ++i) EXPECT_NE(asked.err.find("rank " + std::to_string(i)), std::string::npos) << asked.err;
+  for (const pid_t one : launched.processes()) ::kill(one, SIGKILL);
 }
 
 TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {

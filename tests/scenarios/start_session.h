@@ -54,17 +54,13 @@ struct RankProcessOptions {
   std::function<std::unique_ptr<JournalWriter>(std::unique_ptr<JournalWriter>)> wrap_journal = {};
 };
 
-inline Result<SimulatedRank> StartProcess(RankProcessOptions options, SessionOpened who) {
-  SimulatedRank rank;
-  options.simulated.world = options.directory / "world";
-  auto simulator = Simulator::Open(options.simulated);
-  if (!simulator.ok()) return simulator.status();
-  rank.simulator = *std::move(simulator);
+inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProcessOptions options, SessionOpened who) {
   who.amem_version = AMEM_VERSION;
-  who.driver_version = rank.simulator->Version();
+  who.driver_version = simulator.Version();
   who.nccl_version = "none";
   who.layout = options.session.layout == Layout::kSlab ? "slab" : "direct";
   who.content = "preserve";
+  options.session.deadlines = Deadlines(std::chrono::milliseconds(options.timeout_ms));
   options.journal.directory = options.directory / "journal";
   auto journal = JournalWriter::Open(options.journal, who.session);
   if (!journal.ok()) return journal.status();
@@ -72,12 +68,21 @@ inline Result<SimulatedRank> StartProcess(RankProcessOptions options, SessionOpe
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions peers;
     peers.socket_directory = options.directory / "sockets";
-    peers.timeout_ms = options.timeout_ms;
+    peers.deadlines = options.session.deadlines;
     auto started = UnixPeers::Start(self, peers, delegate);
     if (!started.ok()) return started.status();
     return std::unique_ptr<Peers>(*std::move(started));
   };
-  auto session = Session::Start(options.session, *rank.simulator, std::move(who), *std::move(journal), start_peers);
+  return Session::Start(options.session, simulator, std::move(who), *std::move(journal), start_peers);
+}
+
+inline Result<SimulatedRank> StartProcess(RankProcessOptions options, SessionOpened who) {
+  SimulatedRank rank;
+  options.simulated.world = options.directory / "world";
+  auto simulator = Simulator::Open(options.simulated);
+  if (!simulator.ok()) return simulator.status();
+  rank.simulator = *std::move(simulator);
+  auto session = StartOn(*rank.simulator, std::move(options), std::move(who));
   if (!session.ok()) return session.status();
   rank.session = *std::move(session);
   return rank;

@@ -136,6 +136,57 @@ TEST_F(ServedSuspends, a_suspended_communicator_can_be_destroyed_and_another_mad
   }
 }
 
+TEST_F(ServedSuspends, the_process_pauses_when_the_last_that_was_not_suspended_is_destroyed) {
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "suspend first", "destroy", "barrier", "bytes", "barrier",
+                          "resume first", "reduce", "barrier"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("destroy"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0") << "nothing holds the suspended one's memory back\n" << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume first"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, one_that_ends_on_one_rank_only_ends_and_all_run_on) {
+  job_.environment["AMEM_TIMEOUT_MS"] = "1500";
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "suspend first", "barrier", "0:destroy", "barrier", "1:destroy",
+                          "resume first", "reduce", "barrier"});
+  EXPECT_EQ(ranks[0].Said("destroy"), "0") << Everything(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+}
+
+TEST_F(ServedSuspends, ranks_of_a_part_make_a_communicator_while_the_world_stays_suspended) {
+  for (const char* cumem : {"1", "0"}) {
+    job_.environment["NCCL_CUMEM_ENABLE"] = cumem;
+    const auto ranks = Run({"init",    "reduce",         "suspend last",   "barrier",       "init part",     "reduce",
+                            "barrier", "0:suspend last", "1:suspend last", "0:resume last", "1:resume last", "reduce",
+                            "barrier", "resume first",   "0:reduce",       "1:reduce",      "0:destroy",     "1:destroy",
+                            "reduce",  "barrier",        "suspend last",   "barrier",       "resume last",   "reduce"},
+                           3);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const Rank& one = ranks[rank];
+      const bool of_part = rank < 2;
+      EXPECT_EQ(one.Said("init part"), "0") << Everything(ranks);
+      EXPECT_EQ(one.Said("reduce", 1).starts_with("sum "), of_part) << "the world stays suspended\n" << Everything(ranks);
+      EXPECT_EQ(one.Said("reduce", 2), one.Said("reduce", 1)) << Everything(ranks);
+      EXPECT_EQ(one.Said("resume first"), "0") << Everything(ranks);
+      if (of_part) EXPECT_EQ(one.Said("reduce", 3), one.Said("reduce", 1)) << Everything(ranks);
+      EXPECT_EQ(one.Said("reduce", of_part ? 4 : 3), one.Said("reduce", 0)) << Everything(ranks);
+      EXPECT_EQ(one.Said("reduce", of_part ? 5 : 4), one.Said("reduce", 0)) << Everything(ranks);
+    }
+  }
+}
+
+TEST_F(ServedSuspends, making_one_does_not_undo_a_pause_that_the_program_asked_for) {
+  const auto ranks = Run({"init", "reduce", "suspend last", "barrier", "resume", "barrier", "pause", "barrier", "init",
+                          "barrier", "bytes", "barrier"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("pause"), "0") << Everything(ranks);
+    EXPECT_NE(rank.Said("init", 1), "0") << "it is refused, as after any pause\n" << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0") << Everything(ranks);
+  }
+}
+
 TEST_F(ServedSuspends, a_rank_that_does_not_come_fails_the_others_and_all_run_on) {
   job_.environment["AMEM_TIMEOUT_MS"] = "1500";
   const auto ranks = Run({"init", "init", "reduce", "suspend first", "barrier", "0:suspend last", "barrier", "reduce",
@@ -196,6 +247,20 @@ TEST_F(ServedSuspends, AMems_own_calls_beside_them_do_what_they_say) {
     EXPECT_NE(rank.Said("bytes", 2), "0");
     EXPECT_EQ(rank.Said("resume last", 1), "0") << Everything(ranks);
     EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+  }
+}
+
+// A pause keeps what other hosts have mapped; NCCL's own suspend gives it back.
+TEST_F(ServedSuspends, is_nccls_own_where_memory_is_shared_by_fabric_handles) {
+  job_.environment["LD_LIBRARY_PATH"] = AMEM_NCCL_SUSPENDING ":" AMEM_STAND_INS;
+  job_.environment["AMEM_SIM_FABRIC"] = "1";
+  for (const char* shares : {"fabric", "barrier"}) {
+    const auto ranks = Run({"init", shares, "suspend last", "malloc", "resume last"}, 1);
+    EXPECT_EQ(ranks[0].Said(shares), "0") << Everything(ranks);
+    EXPECT_EQ(ranks[0].Said("suspend last"), "0") << Everything(ranks);
+    EXPECT_EQ(ranks[0].Said("malloc") == "0", std::string(shares) == "fabric") << "a pause of AMem's refuses it\n"
+                                                                               << Everything(ranks);
+    EXPECT_EQ(ranks[0].Said("resume last"), "0") << Everything(ranks);
   }
 }
 

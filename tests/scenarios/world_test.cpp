@@ -527,7 +527,7 @@ class World {
       Status& result = results[rank];
       delays[static_cast<std::size_t>(rank)] = Pick(4) == 0 ? Pick(static_cast<int>(kTimeout) / 2) : 0;
       work[static_cast<std::size_t>(rank)] = [this, rank, pause, &result] {
-        result = pause ? At(rank).session->Pause() : At(rank).session->Resume();
+        result = pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime();
       };
     }
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });

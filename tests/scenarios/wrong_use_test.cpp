@@ -142,7 +142,7 @@ TEST_F(WrongUse, a_resume_that_only_one_rank_calls_times_out_and_can_be_called_a
   auto token = a.session->Export(own);
   ASSERT_TRUE(b.session->Import(token->get(), {}).ok());
   Both(&Session::Pause);
-  const Status alone = a.session->Resume();  // b does not call it
+  const Status alone = a.session->ResumeInTime();  // b does not call it
   EXPECT_EQ(alone.code(), Code::kTimeout) << alone.message();
   EXPECT_TRUE(a.session->paused());
   EXPECT_TRUE(b.session->Pause().ok());  // it is paused

@@ -120,6 +120,37 @@ TEST(Apply, a_registered_buffer_is_kept_and_named) {
   EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kNone);
 }
 
+TEST(Apply, what_was_shared_by_the_drivers_own_handle_is_kept_and_a_snapshot_knows_it) {
+  Folding f;
+  const AllocationId id = f.Allocate(kA);
+  f.Ok(Exported{id, 1});
+  EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kNone);
+  f.Ok(Exported{id, kFabricHandle});
+  EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kHandedOut);
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  State again;
+  for (const EventBody& body : *snapshot) ASSERT_TRUE(Apply(again, Event{{}, 0, 0, body}).ok());
+  EXPECT_EQ(again, f.state);
+}
+
+TEST(Apply, when_everything_is_kept_so_is_what_comes_later_and_a_pause_plans_no_release) {
+  Folding f;
+  const AllocationId before = f.Allocate(kA);
+  const std::uint64_t digest = Digest(f.state);
+  f.Ok(EverythingKept{"a plugin"});
+  f.Ok(EverythingKept{"another"});
+  EXPECT_EQ(f.state.kept_whole, "a plugin") << "the first reason";
+  const AllocationId after = f.Allocate(kA + k2M);
+  const AllocationId imported = f.Import(kC, {kPeer, AllocationId{5}});
+  for (const AllocationId id : {before, after, imported})
+    EXPECT_EQ(WhyKept(f.state.allocations.at(id)), KeepReason::kUnseen) << ToText(id);
+  EXPECT_NE(Digest(f.state), digest);
+  for (const PlannedPhase& phase : PlanPause(f.state).phases) {
+    for (const Step& step : phase.steps) EXPECT_TRUE(step.kind == StepKind::kQuiesce || step.kind == StepKind::kVerify);
+  }
+}
+
 TEST(Apply, a_registration_that_is_repeated_with_more_bytes_keeps_what_it_reaches_then) {
   Folding f;
   const AllocationId first = f.Allocate(kA), second = f.Allocate(kA + k2M);

@@ -162,10 +162,14 @@ TEST(Pools, what_cannot_be_is_refused) {
   f.Refused(PoolAllocated{kA, 512, DeviceOrdinal{1}, chunk, 0}, "allocation 1 is on device 0");
   f.Refused(PoolAllocated{kA, 512, DeviceOrdinal{0}, chunk, 512}, "that is no part of allocation 1 from offset 512 B");
   f.Refused(PoolAllocated{kA + kMiB, k2M, DeviceOrdinal{0}, chunk, kMiB}, "that is no part of allocation 1");
+  f.Refused(PoolAllocated{kA + kMiB, kMiB + 1, DeviceOrdinal{0}, chunk, kMiB}, "that is no part of allocation 1");
+  f.Refused(PoolAllocated{kB, 512, DeviceOrdinal{0}, chunk, 0}, "that is no part of allocation 1");
+  f.Refused(PoolAllocated{kC, 512, DeviceOrdinal{0}, chunk, 0}, "that is no part of allocation 1");
   f.Refused(PoolAllocated{kA, 0, DeviceOrdinal{0}, chunk, 0}, "its size is zero");
   f.Ok(PoolAllocated{kA + 512, 512, DeviceOrdinal{0}, chunk, 512});
   f.Refused(PoolAllocated{kA, 1024, DeviceOrdinal{0}, chunk, 0}, "it overlaps the part at 0x7f0000000200");
   f.Refused(PoolAllocated{kA + 768, 512, DeviceOrdinal{0}, chunk, 768}, "it overlaps the part at 0x7f0000000200");
+  f.Ok(PoolAllocated{kA + kMiB, kMiB, DeviceOrdinal{0}, chunk, kMiB});
   f.Refused(PoolFreed{kA}, "nothing is allocated there");
   f.Refused(PoolFreed{kB}, "nothing is allocated there");
   f.Refused(CycleBegun{CycleKind::kPause, 1, {}, {}, PoolId{7}}, "pool 7 does not exist");
@@ -210,6 +214,9 @@ TEST(Pools, are_measured_apart_from_nccl) {
   EXPECT_TRUE(all.kept.empty());
   EXPECT_EQ(all.pools, 2 * k2M);
   EXPECT_EQ(MeasureCommunicators(f.state).at(CommunicatorId{}).own, k2M);
+  EXPECT_EQ(MeasureSavable(f.state, {}), (Savable{.nccl = k2M}));
+  EXPECT_EQ(MeasureSavable(f.state, weights), (Savable{.program = 2 * k2M}));
+  EXPECT_EQ(MeasureSavable(f.state, empty), Savable{});
   const PoolHoldings expected{2 * k2M, 2 * k2M, kMiB, {}, 1, 1, {DeviceOrdinal{1}}};
   EXPECT_EQ(MeasurePools(f.state).at(weights), expected);
   EXPECT_EQ(MeasurePools(f.state).at(empty), PoolHoldings{});

@@ -142,7 +142,8 @@ TEST(Rejections, of_other_kinds_of_memory) {
                MulticastUnbound{kMulticast, kDevice0, kMiB, kMiB}, bound},
               {"unbind memory from multicast object 9: device 1 has nothing bound there",
                MulticastUnbound{kMulticast, kDevice1, 0, kMiB}, bound},
-              {"deregister 0x7f0000000000: it was not registered", Deregistered{kA, k2M}}});
+              {"deregister 0x7f0000000000: it was not registered", Deregistered{kA, k2M}},
+              {"keep everything: without a reason", EverythingKept{}}});
 }
 
 TEST(Rejections, of_slabs) {
@@ -269,6 +270,30 @@ struct WrongStep {
   Step step;
   std::vector<Step> before = {};
 };
+
+TEST(Rejections, of_cycles_of_a_pool_that_does_not_exist) {
+  const PoolId nobody{7};
+  const Step step{StepKind::kUnmap, kOwn};
+  for (const EventBody& body : std::initializer_list<EventBody>{
+           StepBegun{step, nobody}, StepDone{step, nobody}, StepFailed{step, Code::kDriver, 1, "no", {}, nobody},
+           PhaseBegun{PhaseKind::kPauseArrive, nobody}, CycleBegun{CycleKind::kPause, 1, {}, {}, nobody},
+           CycleDone{CycleKind::kPause, 1, 1, nobody}, [&] {
+             CycleFailed failed{CycleKind::kPause, 1, true, "no", Code::kDriver};
+             failed.pool = nobody;
+             return failed;
+           }()})
+    Folding().Refused(body, "pool 7 does not exist");
+}
+
+TEST(Rejections, of_what_slabs_are_made_of_while_paused) {
+  for (const EventBody& body :
+       std::initializer_list<EventBody>{SlabOpened{kOwn, kA, {}}, Placed{kOwn, AllocationId{2}, 0}, Backed{kOwn}}) {
+    Folding f;
+    f.Allocate(kA);
+    f.Pause();
+    f.Refused(body, "the session is paused");
+  }
+}
 
 TEST(Rejections, of_steps) {
   const auto on = [](StepKind kind, AllocationId id, Address address = {}) { return Step{kind, id, address, 0, {}}; };

@@ -46,6 +46,16 @@ TEST(Snapshot, equals_the_state_it_was_taken_from) {
   EXPECT_EQ(Digest(Expand(*snapshot)), Digest(f.state));
 }
 
+TEST(Snapshot, knows_that_everything_is_kept) {
+  Folding f;
+  f.Allocate(kA);
+  f.Ok(EverythingKept{"a plugin"});
+  f.Allocate(kB);
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+}
+
 TEST(Snapshot, is_followed_by_the_next_event) {
   Folding f;
   f.Allocate(kA);

@@ -93,6 +93,7 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
       {MulticastUnbound{AllocationId{9}, DeviceOrdinal{1}, kMiB, 64}, "device 1 64 B unbound from multicast object 9 at 1 MiB"},
       {Registered{Address{0x10}, 64, "dma-buf"}, "registered for RDMA (dma-buf) 0x10 64 B"},
       {PassedThrough{"cuFoo", "a detail", -1}, "cuFoo passed through: a detail, result -1"},
+      {EverythingKept{"a plugin"}, "from now on all memory stays: a plugin"},
       {CycleBegun{CycleKind::kPause, 3, {SessionId{1}, SessionId{2}}}, "pause 3 begun with 2 sessions"},
       {StepBegun{{StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{2}}}, "step begun: quiesce device 2"},
       {PhaseDecided{PhaseKind::kPauseSave, false, SessionId{1}, "no memory"}, "phase pause: save failed: no memory"},

@@ -19,6 +19,7 @@ to do. An NCCL that is loaded later, by ctypes or an import, follows before its 
 NCCL of the process, whether it is under AMem, and why not.
 """
 
+import importlib
 import sys
 import warnings
 
@@ -36,6 +37,13 @@ from ._tags import memory, pause, paused, resume, wait
 __all__ = ["Adopted", "AmemError", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
            "pause", "paused", "pool", "resume", "safepoint", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
            "write_metrics"]
+
+
+def __getattr__(name):
+    """amem.rl and the like, which are imported by their first use."""
+    if name in ("frameworks", "hosts", "journal", "rl"):
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
 def attach():

@@ -47,7 +47,7 @@ def run(arguments):
         print("amem: AMEM_ENABLE=0, so the command is started without AMem", file=sys.stderr)
         environment = dict(os.environ)
     else:
-        library = os.path.abspath(_library.find())
+        library = _library.path()
         if not os.path.exists(library):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
         problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
@@ -106,7 +106,7 @@ def doctor(arguments):
     missing = [path for path in named if not os.path.exists(path)]
     if missing:
         return fail("doctor: %s is not there" % missing[0])
-    library = os.path.abspath(_library.find())
+    library = _library.path()
     if measures:
         return measure(library, nccl_libraries(named), gpus, as_json)
     findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
@@ -147,7 +147,7 @@ def become(program, arguments):
     """Replaces this process by a program that must not be under AMem. Returns only where that fails."""
     sys.stdout.flush()
     try:
-        os.execve(program, [program, *arguments], {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+        os.execve(program, [program, *arguments], _why.environment())
     except OSError as error:
         return fail("%s cannot be started: %s; install the package amem-nccl for this machine" % (program, error.strerror))
 

@@ -4,6 +4,8 @@ import collections
 import os
 import re
 
+from . import _why
+
 Finding = collections.namedtuple("Finding", "level subject text remedy")
 Finding.__doc__ = """One thing that was looked at. `level`: "ok"; "note", which is good to know; "warning": less memory is freed than could
 be, or a thing may fail; "problem": AMem cannot work like this."""
@@ -62,7 +64,7 @@ def replay(machine, path):
     if not path:
         return [warning("amem-replay", "amem-replay was not found: journals are written, and nothing here can read them",
                         "set AMEM_REPLAY to its path, or install the package amem-nccl")]
-    code, out, said = machine.run([path, "--version"], {"LD_PRELOAD": ""})
+    code, out, said = machine.run([path, "--version"], {"LD_PRELOAD": "", "LD_LIBRARY_PATH": _why.environment().get("LD_LIBRARY_PATH", "")})
     if code != 0:
         return [warning("amem-replay", "%s does not run: %s" % (path, (said or "exit code %s" % code).strip().splitlines()[0]),
                         "install the package amem-nccl for this machine, or copy journals to one that has it")]

@@ -28,9 +28,8 @@ def pack(directory, path):
     replay = _why.find(_library.find())
     if not replay:
         raise OSError("amem-replay was not found; set AMEM_REPLAY to its path")
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
-        done = subprocess.run([replay, "pack", directory, "--force", "-o", path], env=environment, stdin=subprocess.DEVNULL,
+        done = subprocess.run([replay, "pack", directory, "--force", "-o", path], env=_why.environment(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=PACK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise OSError("amem-replay pack did not end in %d s" % PACK_SECONDS) from None
@@ -55,11 +54,13 @@ class _Transfer:
         return "gather/%d/%s" % (self.number, name)
 
     def set(self, name, value):
+        self.group.store.within(self.timeout)
         self.group.store.set(self.key(name), value)
 
     def wait(self, name):
         """The value, as bytes; None if it does not come."""
         left = max(0, self.deadline - time.monotonic())
+        self.group.store.within(left)
         return self.group.store.get(self.key(name)) if self._there(self.key(name), left) else None
 
     def _there(self, key, left):
@@ -233,6 +234,7 @@ def gather(path, process_group=True, timeout=None):
 def _next(group, timeout):
     """Gatherings are counted by rank 0, so that one that some rank missed does not put it out of step."""
     last = group.last.get("gather", 0)
+    group.store.within(timeout)
     if group.rank == 0:
         newest = int((group.peek("gather/newest") or b"0").decode())
         group.store.set("gather/newest", str(newest + 1))

@@ -8,9 +8,12 @@ the collectives of NCCL are refused while it is paused. Standard library only; P
 
 import contextlib
 import datetime
+import functools
 import json
 import os
+import queue
 import socket
+import threading
 import time
 import weakref
 
@@ -20,6 +23,64 @@ REMOTE = 6  # ncclRemoteError: another rank is the reason
 SLICE_SECONDS = 0.2  # of a wait
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.0005, 0.02  # between two questions to a store
 LATE = "the other ranks had given up already when this one came"
+
+
+class Silence(TimeoutError):
+    """A store that does not answer."""
+
+
+class _Answering:
+    """A store whose calls end. PyTorch's TCPStore waits for the answer of a host that is cut off for as long as TCP does, or for ever,
+    and no signal gets through to Python meanwhile; so a thread of its own waits there, and is left behind when the time is up.
+
+    Calls end GRACE_SECONDS after what within() was told last at the latest, by Silence. Later ones wait for that answer first, and
+    fail when the time is up.
+    """
+
+    GRACE_SECONDS = 1  # to say how it ended, when the time is up
+
+    def __init__(self, store):
+        self._store, self._end, self._stuck, self._thread = store, 0, None, None
+
+    def within(self, seconds):
+        self._end = time.monotonic() + seconds
+
+    def _left(self):
+        return max(self._end - time.monotonic(), 0)
+
+    def __getattr__(self, name):
+        return functools.partial(self._call, name, getattr(self._store, name))
+
+    def _call(self, name, function, *arguments):
+        if self._stuck and not self._stuck.wait(self._left()):
+            raise Silence("it has not answered an earlier question")
+        if self._thread is None or not self._thread.is_alive():  # the first call, also of a forked child
+            self._calls = queue.SimpleQueue()
+            self._thread = threading.Thread(target=_answer, args=(self._calls,), name="amem-store", daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._calls.put, None)
+        done, result = threading.Event(), []
+        self._calls.put((function, arguments, result, done))
+        if not done.wait(self._left() + self.GRACE_SECONDS):
+            self._stuck = done
+            raise Silence("no answer to %s in time" % name)
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        return result[0]
+
+
+def _answer(calls):
+    while True:
+        call = calls.get()
+        if call is None:
+            return
+        function, arguments, result, done = call
+        try:
+            result.append(function(*arguments))
+        except BaseException as error:  # pylint: disable=broad-except  # for whoever waits
+            result.append(error)
+        done.set()
+        del call, function, arguments, result, done  # the store may be let go while nobody calls
 
 
 class StoreGroup:
@@ -36,7 +97,7 @@ class StoreGroup:
     def __init__(self, store, rank, size, host=None):
         if not 0 <= rank < size:
             raise ValueError("rank %r of %r" % (rank, size))
-        self.store, self.rank, self.size = store, rank, size
+        self.store, self.rank, self.size = _Answering(store), rank, size
         self.host = host or socket.gethostname()
         self.last = {}  # by kind of agreement: the number of the last one that this process knows the decision of
 
@@ -53,6 +114,8 @@ class StoreGroup:
         try:
             self.store.wait(keys, datetime.timedelta(seconds=limit))
             return True
+        except Silence:
+            raise
         except Exception:  # pylint: disable=broad-except  # stores raise different errors when the time is up
             if time.monotonic() - began < 0.9 * limit:
                 raise  # not the time: the connection, for example
@@ -111,6 +174,7 @@ class Agreement:
     def __init__(self, group, kind, what, timeout):
         self.group, self.kind, self.what, self.timeout = group, kind, what, timeout
         self.deadline = time.monotonic() + timeout
+        group.store.within(timeout)
         self.number = self._join()
         group.last[kind] = self.number
         self._clean(self.number - 2)
@@ -237,6 +301,7 @@ def together(group, what, act, undo, timeout):
     timeout = default_timeout() if timeout is None else timeout
     failure = done = None
     try:
+        group.store.within(timeout)
         introduce(group)
         agreement = Agreement(group, "cycle", what, timeout)
         try:
@@ -247,6 +312,7 @@ def together(group, what, act, undo, timeout):
             failure = error
             decision = agreement.vote(reason_of(error))
         except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
+            done = done or not isinstance(error, Exception)  # an interrupt may have come when this rank's part was done
             if agreement.interrupted(error):
                 done = False  # all had decided already that it holds, so this rank leaves it so
             raise
@@ -292,7 +358,7 @@ def pause(process_group, tags, stream=None, timeout=None):
     def undo():
         running = [tag for tag in tags if not before[tag]]
         if running:
-            _tags.resume(*running)
+            _tags.resume_in_time(*running)
 
     together(group_of(process_group), "pause of " + ", ".join(tags), lambda: _tags.pause(*tags, stream=stream), undo, timeout)
 
@@ -307,4 +373,4 @@ def resume(process_group, tags, timeout=None):
         if paused:
             _tags.pause(*paused)
 
-    together(group_of(process_group), "resume of " + ", ".join(tags), lambda: _tags.resume(*tags), undo, timeout)
+    together(group_of(process_group), "resume of " + ", ".join(tags), lambda: _tags.resume_in_time(*tags), undo, timeout)

@@ -44,10 +44,17 @@ def find():
     if chosen:
         return chosen
     here = os.path.dirname(os.path.abspath(__file__))
-    for beside in (os.path.join(here, NAME), os.path.normpath(os.path.join(here, "../../../../lib", NAME))):  # as installed
+    for folder in ("", "../../../../lib", "../../../build/lib"):  # of the wheel, as installed, of the tree
+        beside = os.path.normpath(os.path.join(here, folder, NAME))
         if os.path.exists(beside):
             return beside
     return NAME
+
+
+def path():
+    """The absolute path of find(); "" where only the loader knows it. A file of that name in the current directory is not meant."""
+    found = find()
+    return os.path.abspath(found) if os.path.dirname(found) else ""
 
 
 class _Absent:
@@ -57,7 +64,9 @@ class _Absent:
         self._error = error
 
     def __getattr__(self, name):
-        raise OSError(str(self._error))
+        from ._calls import AmemError  # which begins with this module
+
+        raise AmemError(5, str(self._error)) from self._error
 
 
 class _Lazy:
@@ -96,12 +105,12 @@ def is_there(library):
 
 
 def load():
-    path = find()
+    found = find()
     try:
-        library = ctypes.CDLL(path)
+        library = ctypes.CDLL(found)
     except OSError as error:
         raise OSError(
-            "cannot load %s: %s (set AMEM_LIBRARY to the path of libamem_nccl.so)" % (path, error)
+            "cannot load %s: %s (set AMEM_LIBRARY to the path of libamem_nccl.so)" % (found, error)
         ) from error
     for name in ("ncclPause", "ncclResume"):
         function = getattr(library, name)

@@ -20,6 +20,7 @@ CYCLES = 4  # the first is not counted
 RUN_SECONDS = 90
 MOST_RANKS = 8
 LONGEST_PLACE = 40  # characters; the path of a Unix socket has 107
+HOME = "/"  # of processes that are started: Python imports modules of the current directory first, whoever put them there
 SAME_BYTES, SAME_SECONDS = 0.03, 0.10  # relative differences that are none
 
 
@@ -34,7 +35,7 @@ def gpu_count():
             "except Failed as error:\n    print(json.dumps({'failure': str(error)}))")
     try:
         done = subprocess.run([sys.executable, "-c", code], env=_environment({"AMEM_ENABLE": "0", "LD_PRELOAD": ""}), stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False, cwd=HOME)
         answer = json.loads(done.stdout or b"{}")
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise CannotMeasure("asking for the GPUs: %s" % error) from None
@@ -47,7 +48,7 @@ def gpu_count():
 
 def _environment(more):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [package] + [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
@@ -65,8 +66,9 @@ class Run:
         for rank in range(ranks):
             with open(self.folder + "/log.%d" % rank, "wb") as log:
                 self.processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "amem._measure_rank", str(rank), str(ranks), self.folder, nccl, str(CYCLES)],
-                    env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+                    [sys.executable, "-m", "amem._measure_rank", str(rank), str(ranks), self.folder, os.path.abspath(nccl), str(CYCLES)],
+                    env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    cwd=HOME))
 
     def results(self, deadline):
         """The result of each rank. When one fails, the others are not waited for."""

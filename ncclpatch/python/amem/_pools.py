@@ -3,12 +3,19 @@
 import atexit
 import contextlib
 import ctypes
+import re
 import sys
 import threading
 
 from . import _calls, _library, _tags
 
+OLDEST = (2, 8)  # of PyTorch: until then torch.cuda.use_mem_pool is one for all threads of the process
 ALLOCATE, FREE = "amem_alloc", "amem_free"
+
+
+def _version(text):
+    """(2, 8) of "2.8.0a0+git1234"."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 class Cuda:
@@ -47,8 +54,9 @@ class Cuda:
     def _mem_pool(self, tag, device):
         found = self._pools.get((tag, device))
         if found is None:
-            if not hasattr(self.torch.cuda, "MemPool"):
-                raise _calls.AmemError(5, "amem.pool needs PyTorch 2.5 or later, for torch.cuda.MemPool; this is " + self.torch.__version__)
+            if not hasattr(self.torch.cuda, "MemPool") or _version(self.torch.__version__) < OLDEST:
+                raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
+                                          "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
             if self._allocator is None:
                 self._allocator = self.torch.cuda.memory.CUDAPluggableAllocator(_library.find(), ALLOCATE, FREE)
                 atexit.register(self._outlive_the_interpreter)
@@ -179,10 +187,12 @@ def pool(tag, policy="preserve", device=None):
     cannot be in the pool of one tag and device at once (PyTorch raises RuntimeError).
     PyTorch takes memory in multiples of 2 MiB, keeps what is freed for the same pool, and gives it back when the process ends. It does
     not empty its other caches when memory for a pool is short: call torch.cuda.empty_cache() before a large allocation.
+    Its tensors have no CUDA IPC handle: torch.multiprocessing fails with "CUDA error: invalid argument". Send a clone() that was made
+    outside the pool to another process.
     Without PyTorch (or imported later), the pool is for C code of this thread that calls amem_alloc. Do not open one during the
     capture of a CUDA graph, whose allocations are the graph's.
 
-    AmemError: another policy than before, or a reserved name (4); AMem cannot work here (5). When memory is short, or the pool is
+    AmemError: another policy than before, or a reserved name (4); AMem cannot work here, or PyTorch is older than 2.8 (5). When memory is short, or the pool is
     paused, the allocation fails with PyTorch's own out of memory error; amem.memory() tells which.
     """
     torch_side = backend()

@@ -1,5 +1,6 @@
 """Pause, resume and wait by tag. Standard library only; streams may be PyTorch's."""
 
+import collections
 import contextlib
 import ctypes
 
@@ -7,7 +8,7 @@ from . import _calls, _requests
 
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
-NO_WAIT, ON_STREAM = 1, 2
+NO_WAIT, ON_STREAM, IN_TIME = 1, 2, 4
 NCCL = "nccl"
 
 
@@ -92,6 +93,14 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
     return _calls.check(_calls.function("amem_resume")(names, count, 0 if wait else NO_WAIT, priority))
 
 
+def resume_in_time(*tags):
+    """As resume, for ranks that agree on it elsewhere: it waits no longer than AMEM_TIMEOUT_MS for others that are still paused."""
+    if NCCL in tags:
+        _requests.await_resume()
+    names, count = _array(tags)
+    return _calls.check(_calls.function("amem_resume")(names, count, IN_TIME, 0))
+
+
 def wait(tag, stream=None):
     """Waits for what is under way for a tag: a pause or a resume that was called with wait=False.
 
@@ -106,14 +115,46 @@ def wait(tag, stream=None):
         _calls.check(_calls.function("amem_wait_stream")(encode(tag), stream_pointer(stream)))
 
 
+_blocks = collections.Counter()  # how many open blocks want a tag paused
+
+
+def hold(tags):
+    """Counts one more block that wants these tags paused."""
+    _blocks.update(set(tags))
+
+
+def let_go(tags):
+    """Ends what hold() began. Returns the tags that no other block wants paused, in their order."""
+    _blocks.subtract(set(tags))
+    return [tag for tag in tags if _blocks[tag] <= 0]
+
+
 @contextlib.contextmanager
 def paused(*tags, process_group=None, timeout=None):
-    """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory. process_group, timeout: as for pause."""
-    pause(*tags, process_group=process_group, timeout=timeout)
+    """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory. process_group, timeout: as for pause.
+
+    Nests: what an outer block, or a rollout of RolloutOffload, has paused stays paused until that one ends."""
+    tags = tags or (NCCL,)
+    hold(tags)
+    try:
+        pause(*tags, process_group=process_group, timeout=timeout)
+    except Exception:  # nothing of it is paused
+        let_go(tags)
+        raise
+    except BaseException:  # an interrupt, which may have come when all was paused; those of other hosts are not waited for
+        resume_held(tags)
+        raise
     try:
         yield
     finally:
-        resume(*tags, process_group=process_group, timeout=timeout)
+        resume_held(tags, process_group=process_group, timeout=timeout)
+
+
+def resume_held(tags, **how):
+    """Resumes those of the held tags that nobody else holds. What could not be resumed may be resumed by anybody."""
+    left = let_go(tags)
+    if left:
+        resume(*left, **how)
 
 
 def _across_hosts(wait):
@@ -128,7 +169,7 @@ def memory():
 
     Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
     driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
-    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host), "last_pause_ms",
+    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms",
     "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
     where AMem is switched off (AMEM_ENABLE=0).
     """

@@ -6,19 +6,39 @@ import shutil
 import subprocess
 
 SECONDS = 5
+try:
+    _BEGAN_IN = os.getcwd()  # a relative AMEM_REPLAY is one of there, wherever the job goes
+except OSError:
+    _BEGAN_IN = "/"
 COMMAND = "amem-replay why "  # the end of the library's message of a pause or resume that failed
 
 
 def find(library):
-    """amem-replay: AMEM_REPLAY, else where it is built or installed (beside the library, or ../bin), else in PATH, else None."""
+    """amem-replay: AMEM_REPLAY, else where it is built or installed (beside the library, or ../bin; of the package, or of its tree),
+    else in PATH, else None. Never what merely lies in the current directory."""
     chosen = os.environ.get("AMEM_REPLAY")
     if chosen:
-        return chosen
-    folder = os.path.dirname(os.path.abspath(library))
-    for place in (os.path.join(folder, "amem-replay"), os.path.join(os.path.dirname(folder), "bin", "amem-replay")):
+        return os.path.join(_BEGAN_IN, chosen) if os.sep in chosen else shutil.which(chosen, path=environment().get("PATH", ""))
+    here = os.path.dirname(os.path.abspath(__file__))
+    places = [(here, "../../../../bin"), (here, "../../../build/bin")]
+    if os.path.dirname(library):  # else only the loader knows where it is
+        folder = os.path.dirname(os.path.abspath(library))
+        places = [(folder, "."), (folder, "../bin")] + places
+    for place in (os.path.normpath(os.path.join(folder, up, "amem-replay")) for folder, up in places):
         if os.access(place, os.X_OK) and os.path.isfile(place):
             return place
-    return shutil.which("amem-replay")
+    return shutil.which("amem-replay", path=environment().get("PATH", ""))
+
+
+def environment():
+    """That of a program of AMem's own: not under AMem, nor under anything else of the job's, and without folders of PATH and
+    LD_LIBRARY_PATH that depend on the current directory."""
+    found = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    for name in ("PATH", "LD_LIBRARY_PATH"):
+        folders = [folder for folder in found.pop(name, "").replace(";", ":").split(":") if os.path.isabs(folder)]
+        if folders:  # an empty list would mean the current directory
+            found[name] = ":".join(folders)
+    return found
 
 
 def first_line(text, library):
@@ -28,11 +48,9 @@ def first_line(text, library):
         replay = find(library)
         if not before or not command or replay is None:
             return None
-        # The journals are read by a program of its own: it must not be under AMem, nor under anything else of the job's.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         process = subprocess.Popen(
             [replay, "why"] + shlex.split(directory),
-            env=environment,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

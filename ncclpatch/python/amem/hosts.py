@@ -40,10 +40,10 @@ def _act(attempt, operation, tags):
         if attempt in _given_up:
             return {**who, "failure": _hosts.LATE}
     before = _hosts.states(tags)
-    opposite = _tags.resume if operation == "pause" else _tags.pause
+    opposite = _tags.resume_in_time if operation == "pause" else _tags.pause
     changed = [tag for tag in tags if before[tag] != (operation == "pause")]
     try:
-        (_tags.pause if operation == "pause" else _tags.resume)(*tags)
+        (_tags.pause if operation == "pause" else _tags.resume_in_time)(*tags)
     except Exception as error:  # pylint: disable=broad-except  # it crosses to the caller as a text, whatever its class
         return {**who, "failure": _hosts.reason_of(error)}
     with _lock:

@@ -24,12 +24,11 @@ Threads: objects may be used from any thread. Errors: JournalError; ReadWarning 
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import warnings
 
-from . import _library
+from . import _library, _why
 
 __all__ = ["Event", "Job", "JournalError", "ReadWarning", "Session", "Verdict", "open", "tool"]
 
@@ -53,17 +52,7 @@ class ReadWarning(UserWarning):
 
 def tool():
     """The path of amem-replay. JournalError: there is none."""
-    chosen = os.environ.get("AMEM_REPLAY")
-    if chosen:
-        return chosen
-    here = os.path.dirname(os.path.abspath(__file__))
-    library = os.path.dirname(os.path.realpath(_library.find()))
-    beside = [os.path.join(folder, *up, "bin", "amem-replay")
-              for folder, up in ((library, [".."]), (here, [".."] * 4), (here, [".."] * 3 + ["build"]))]
-    for path in beside:
-        if os.access(path, os.X_OK):
-            return os.path.normpath(path)
-    found = shutil.which("amem-replay")
+    found = _why.find(_library.find())
     if found:
         return found
     raise JournalError("there is no amem-replay beside libamem_nccl.so or in PATH; set AMEM_REPLAY to its path")
@@ -207,7 +196,7 @@ def _log_options(filters):
 
 def _run(command, errors=subprocess.PIPE):
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        return subprocess.Popen(command, env=_why.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
     except OSError as error:
         raise JournalError("cannot run %s: %s; set AMEM_REPLAY to the path of amem-replay" % (command[0], error)) from error
 

@@ -69,7 +69,7 @@ class RolloutOffload:
         self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
         self._has_buckets = _training.has_buckets(self._models)
         self._devices = []
-        self._paused = False
+        self._paused = self._nccl_paused = False
         self._awaited = []  # classes whose resume is under way
         self._undo = []
         if enabled:
@@ -138,38 +138,63 @@ class RolloutOffload:
     # ---- the rollout
 
     @contextlib.contextmanager
-    def rollout(self):
+    def rollout(self, nccl=True):
         """The memory is given back on the way in, and brought back on the way out, also after an exception.
+
+        nccl:  False: NCCL's memory stays this time. For a rollout that not all ranks begin and end together: the rest of the memory
+               is this rank's own, and other ranks are not waited for.
 
         AmemError on the way in: nothing is paused. On the way out: what could not be brought back is paused, contents kept; resume()
         tries again, for example when the engine has freed memory. RuntimeError: inside of another rollout.
         """
-        self.pause()
+        if self.enabled:
+            self._complain_if_paused("rollout")
         try:
+            self.pause(nccl)
             yield self
         finally:
             self.resume()
 
-    def pause(self):
-        """The way into a rollout, where `with` does not fit. Waits until the devices are idle."""
+    def pause(self, nccl=True):
+        """The way into a rollout, where `with` does not fit. Waits until the devices are idle. `nccl`: see rollout."""
         if not self.enabled:
             return
         self._complain_if_paused("pause")
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
-        tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if self._nccl_is_under_amem() else [])
-        if tags:
-            _tags.pause(*tags)
-        self._paused = True
+        nccl = nccl and self._nccl_is_under_amem()
+        tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if nccl else [])
+        self._paused, self._nccl_paused = True, nccl
+        _tags.hold([_tags.NCCL] if nccl else [])
+        try:
+            if tags:
+                _tags.pause(*tags)
+        except Exception:  # nothing of it is paused
+            self._paused = self._nccl_paused = False
+            _tags.let_go([_tags.NCCL] if nccl else [])
+            raise
+        except BaseException:  # an interrupt, which may have come when all was paused
+            self.resume()
+            raise
+
+    def in_rollout(self):
+        """Whether memory is given back now."""
+        return self._paused
 
     def resume(self):
         """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
         if not self.enabled or not self._paused:
             return
         _pools.empty_cache()  # what the rollout's tensors left there is needed now
-        if self._nccl_is_under_amem():
-            _tags.resume(_tags.NCCL)
+        if self._nccl_paused:
+            if _tags.let_go([_tags.NCCL]):
+                try:
+                    _tags.resume(_tags.NCCL)
+                except BaseException:
+                    _tags.hold([_tags.NCCL])  # until it is resumed
+                    raise
+            self._nccl_paused = False
         order = self._resume_order()
         for kind in order:
             _tags.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])
@@ -280,9 +305,15 @@ class RolloutOffload:
             self._remember_gradients()
         self.wait()
 
+    def before_close(self, function):
+        """Has close() call function(), the last that was given first."""
+        self._undo.append(function)
+
     def close(self):
         """Removes the hooks. The tensors stay in their pools, which work on."""
-        self.resume()
-        self.wait()
-        while self._undo:
-            self._undo.pop()()
+        try:
+            self.resume()
+            self.wait()
+        finally:
+            while self._undo:
+                self._undo.pop()()

@@ -69,6 +69,23 @@ def check_machine():
                          "or install the wheel, which needs none of them." % (", ".join(missing), " ".join(missing)))
 
 
+# ---- what may go into a wheel ------------------------------------------------------------------------------------------------
+
+
+def dynamic(path, tag):
+    """The bracketed values of a program's or library's dynamic entries with that tag, as readelf prints them."""
+    lines = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout.splitlines()
+    return [line[line.index("[") + 1:line.rindex("]")] for line in lines if "(%s)" % tag in line]
+
+
+def foreign_folders(paths):
+    """What the loader would search for libraries, named by the programs and libraries themselves, and is not a place inside the
+    package: a folder of the build, or the current directory, which an empty element means. Others may have put libraries there."""
+    return ["%s has the %s element \"%s\"" % (os.path.basename(path), tag, element)
+            for path in paths for tag in ("RPATH", "RUNPATH") for value in dynamic(path, tag) for element in value.split(":")
+            if re.match(r"\$(ORIGIN|\{ORIGIN\})(/|$)", element) is None or ".." in element.split("/")]
+
+
 # ---- the wheel --------------------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +107,7 @@ def compile_products(build):
         raise SystemExit("amem-nccl: no cuda.h was found; set CUDA_HOME to a toolkit, or let pip isolate the build")
     jobs = os.environ.get("AMEM_JOBS") or str(len(os.sched_getaffinity(0)))
     configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCUDA_ROOT=" + root, "-DAMEM_UNIT_TESTS=OFF",
-                 "-DAMEM_PRECOMPILE=ON", "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12"]
+                 "-DAMEM_PRECOMPILE=ON", "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12", "-DCMAKE_SKIP_RPATH=ON"]
     # With ccache, what was compiled in one folder is found again from another one, and pip takes a new one each time.
     environment = {**os.environ, "CCACHE_BASEDIR": ROOT, "CCACHE_NOHASHDIR": "1"}
     for command in (configure, ["cmake", "--build", build, "-j", jobs, "--target", *TARGETS]):
@@ -167,6 +184,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         for product in TARGETS.values():
             stripped = os.path.join(build, "stripped")
             subprocess.run(["strip", "-o", stripped, os.path.join(build, product)], check=True)
+            if foreign := foreign_folders([stripped]):
+                raise SystemExit("amem-nccl: %s searches for libraries outside of the package: %s" % (product, "; ".join(foreign)))
             archive.add("amem/" + os.path.basename(product), read(stripped), executable=True)
     archive.add(information + "/METADATA", metadata(about).encode())
     archive.add(information + "/WHEEL", ("Wheel-Version: 1.0\nGenerator: amem\nRoot-Is-Purelib: false\nTag: %s\n" % tag).encode())

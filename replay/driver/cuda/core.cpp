@@ -135,7 +135,7 @@ Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
 
 // Most waits are over in some milliseconds, and the processor has nothing better to do; but not so often that it would hold up
 // the driver calls of other threads.
-CUresult CudaDriver::Core::Await(std::chrono::milliseconds patience, const std::function<CUresult()>& ask) {
+CUresult CudaDriver::Core::Await(Deadline until, const std::function<CUresult()>& ask) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kBetween{2}, kNap{50};
   constexpr std::chrono::milliseconds kAwake{50};
@@ -144,7 +144,7 @@ CUresult CudaDriver::Core::Await(std::chrono::milliseconds patience, const std::
     const CUresult result = ask();
     if (result != CUDA_ERROR_NOT_READY) return result;
     const auto now = Clock::now();
-    if (now - began >= patience) return result;
+    if (now >= until) return result;
     if (now - began >= kAwake) {
       std::this_thread::sleep_for(kNap);
     } else {
@@ -153,9 +153,9 @@ CUresult CudaDriver::Core::Await(std::chrono::milliseconds patience, const std::
   }
 }
 
-CUresult CudaDriver::Core::AwaitStream(std::chrono::milliseconds patience, CUstream stream) const {
+CUresult CudaDriver::Core::AwaitStream(Deadline until, CUstream stream) const {
   if (calls.stream_query == nullptr) return calls.stream_synchronize(stream);
-  return Await(patience, [&] { return calls.stream_query(stream); });
+  return Await(until, [&] { return calls.stream_query(stream); });
 }
 
 Result<CUcontext> CudaDriver::Core::AnyContext() {

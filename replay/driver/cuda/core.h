@@ -108,9 +108,9 @@ class CudaDriver::Core {
   Result<Device> Open(DeviceOrdinal device);
   // Whether this process has a primary context on the device; none is made.
   Result<bool> HasContext(DeviceOrdinal device);
-  // Asks until the answer is another than "not ready", or for `patience`: what the driver's own waits have not.
-  static CUresult Await(std::chrono::milliseconds patience, const std::function<CUresult()>& ask);
-  [[nodiscard]] CUresult AwaitStream(std::chrono::milliseconds patience, CUstream stream) const;
+  // Asks until the answer is another than "not ready", or the time is up: what the driver's own waits have not.
+  static CUresult Await(Deadline until, const std::function<CUresult()>& ask);
+  [[nodiscard]] CUresult AwaitStream(Deadline until, CUstream stream) const;
   // Some context for calls that need any: the thread's own, else one that exists already, else the first device's.
   Result<CUcontext> AnyContext();
 

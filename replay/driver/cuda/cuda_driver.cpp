@@ -206,7 +206,7 @@ std::string CudaDriver::Version() {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-Status CudaDriver::Synchronize(DeviceOrdinal device) { return idle_->Await(device, patience()); }
+Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until) { return idle_->Await(device, until); }
 void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
 
 // ---- contents --------------------------------------------------------------------------------------------------------------
@@ -248,22 +248,23 @@ Status CudaDriver::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
   });
 }
 
-Status CudaDriver::FinishCopies(DeviceOrdinal device) {
+Status CudaDriver::FinishCopies(DeviceOrdinal device, Deadline until) {
+  const Deadline began = Now();
   bool late = false;
   Status whole = OnStream(device, "cuStreamSynchronize", {}, 0, [&](void* stream) -> int {
-    const CUresult result = core_->AwaitStream(patience(), static_cast<CUstream>(stream));
+    const CUresult result = core_->AwaitStream(until, static_cast<CUstream>(stream));
     late = result == CUDA_ERROR_NOT_READY;
     return result;
   });
-  if (late) return CopiesNotDone(device, patience());
-  Status parts = nonzero_->Finish(device);
+  if (late) return CopiesNotDone(device, began);
+  Status parts = nonzero_->Finish(device, until);
   return whole.ok() ? parts : whole;
 }
 
 // ---- contents in parts -----------------------------------------------------------------------------------------------------
 
-Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
-  return nonzero_->On(device).FindNonZero(extents, block);
+Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) {
+  return nonzero_->On(device).FindNonZero(extents, block, until);
 }
 
 Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
@@ -279,9 +280,9 @@ Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extent
 }
 
 Result<std::uint64_t> CudaDriver::Mark(DeviceOrdinal device) { return nonzero_->On(device).Mark(); }
-Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark) {
+Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark, Deadline until) {
   // 0: this device has no lanes, and what is queued on it has no marks.
-  return mark == 0 ? FinishCopies(device) : nonzero_->On(device).Await(mark);
+  return mark == 0 ? FinishCopies(device, until) : nonzero_->On(device).Await(mark, until);
 }
 
 void CudaDriver::SetParts(const Parts& parts) { nonzero_->SetParts(parts); }

@@ -55,7 +55,7 @@ class CudaDriver final : public Driver {
   // Of the primary context, if this process has one on the device, and of all that NoteStream has seen. kRefused, with 900: a
   // capture is running. One on a stream that waits for the legacy stream is found first and goes on; one on a non-blocking
   // stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
-  Status Synchronize(DeviceOrdinal device) override;
+  Status Synchronize(DeviceOrdinal device, Deadline until) override;
   void NoteStream(const char* call, void* stream) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   [[nodiscard]] bool Populates(Bytes bytes) override;
@@ -64,19 +64,19 @@ class CudaDriver final : public Driver {
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
-  Status FinishCopies(DeviceOrdinal device) override;
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Status FinishCopies(DeviceOrdinal device, Deadline until) override;
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) override;
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
   Result<std::uint64_t> Mark(DeviceOrdinal device) override;
-  Status Await(DeviceOrdinal device, std::uint64_t mark) override;
+  Status Await(DeviceOrdinal device, std::uint64_t mark, Deadline until) override;
   // Null, and CUDA's two handles for default streams, belong to the thread's current context. A capture is asked about and not
   // disturbed.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
-  Status Lead(DeviceOrdinal device, void* stream) override;
-  Status AwaitStream(DeviceOrdinal device, void* stream) override;
+  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
+  Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
   // With streams of its own, and without a buffer on the device: what it copies in parts goes there directly. Its FindNonZero
   // does not wait for what its CopyToHost has queued.
   Result<std::unique_ptr<Copier>> OpenLane() override;

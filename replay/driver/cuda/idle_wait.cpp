@@ -23,10 +23,10 @@ bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT ||
 
 }  // namespace
 
-Status CudaDriver::IdleWait::Await(DeviceOrdinal device, std::chrono::milliseconds patience) {
+Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
+  const Deadline began = Now();
   const auto active = core_->HasContext(device);
   if (!active.ok()) return active.status();
-  const auto until = Clock::now() + patience;
   std::set<CUcontext> contexts = NotedOn(device);
   CUcontext primary = nullptr;
   if (*active) {  // nothing of this process runs in one that is not there, and a context that is made stays for good
@@ -38,7 +38,7 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, std::chrono::millisecon
   for (const CUcontext context : contexts) {
     const auto waited = AwaitContext(context, until);
     if (!waited.ok()) return waited.status();
-    if (!*waited) return NotIdle(device, patience, Details(context));
+    if (!*waited) return NotIdle(device, began, Details(context));
     const CUresult result = **waited;
     if (result == CUDA_SUCCESS) continue;
     if (context != primary && Destroyed(result)) {  // by the program, and its work is gone with it

@@ -26,7 +26,7 @@ class CudaDriver::IdleWait {
   explicit IdleWait(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
   // Of the device's primary context, and of those that NoteStream has seen on it.
-  Status Await(DeviceOrdinal device, std::chrono::milliseconds patience);
+  Status Await(DeviceOrdinal device, Deadline until);
   void NoteStream(const char* call, void* stream);
 
  private:

@@ -61,11 +61,11 @@ CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream s
 
 // ---- finding and clearing --------------------------------------------------------------------------------------------------
 
-Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, Bytes block) {
+Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, Bytes block, Deadline until) {
   AMEM_TRY(Multiples(extents));
   const std::lock_guard lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) {
-    auto whole = driver_.Driver::FindNonZero(device_, extents, block);
+    auto whole = driver_.Driver::FindNonZero(device_, extents, block, until);
     if (whole.ok()) whole->unscanned = loaded.message();
     return whole;
   }
@@ -78,7 +78,7 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   std::vector<std::uint32_t> words;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
     words.resize(words.size() + units);
-    return FindPart(table, units, words.data() + words.size() - units);
+    return FindPart(table, units, words.data() + words.size() - units, until);
   }));
   NonZero found;
   std::size_t word = 0;
@@ -91,7 +91,8 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
 }
 
 Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> table, std::uint32_t units,
-                                                   std::uint32_t* words) {
+                                                   std::uint32_t* words, Deadline until) {
+  const Deadline began = Now();
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
   std::byte* const result_at = scan_->data() + kExtentsBytes;
   const bool buffered = buffer_.slot != 0;
@@ -107,8 +108,8 @@ Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> 
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
   }
   if (result == CUDA_SUCCESS) result = Launch(find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  if (result == CUDA_SUCCESS) result = core_->AwaitStream(driver_.patience(), opened_.stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero");
+  if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
+  if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
   std::memcpy(words, result_at, Bytes{units} * sizeof(std::uint32_t));
   return {};
 }
@@ -154,8 +155,9 @@ CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
 Status CudaDriver::NonZeroCopier::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
   AMEM_TRY(Multiples(extents));
   if (extents.empty()) return {};
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!Ready().ok()) {
+    lock.unlock();  // the copies of a lane take it
     return gather ? driver_.Driver::Gather(device_, host, extents) : driver_.Driver::Scatter(device_, extents, host);
   }
   AMEM_TRY(FollowMain());
@@ -251,16 +253,17 @@ Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   return std::uint64_t{++marks_};
 }
 
-Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark) {
+Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline until) {
+  const Deadline began = Now();
   const std::lock_guard lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   const std::size_t first = (mark - 1) * (lanes_.size() + 1);
   for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
-    result = Core::Await(driver_.patience(), [&] { return calls_.event_query(events_[first + i]); });
+    result = Core::Await(until, [&] { return calls_.event_query(events_[first + i]); });
   }
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery");
+  if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery", began);
   awaited_ = mark;
   return {};
 }
@@ -307,7 +310,7 @@ CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal d
   return *found;
 }
 
-Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device) {
+Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device, Deadline until) {
   Device* found = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -315,7 +318,7 @@ Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device) {
     if (it == devices_.end()) return {};
     found = it->second.get();
   }
-  return found->Finish();
+  return found->Finish(until);
 }
 
 }  // namespace amem

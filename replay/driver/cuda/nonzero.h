@@ -40,7 +40,7 @@ class CudaDriver::NonZeroCopier {
   void SetParts(const Parts& parts);
   class Device;
   Device& On(DeviceOrdinal device);
-  Status Finish(DeviceOrdinal device);  // of a device on which nothing was ever done: nothing
+  Status Finish(DeviceOrdinal device, Deadline until);  // of a device on which nothing was ever done: nothing
 
  private:
   CudaDriver& driver_;
@@ -59,12 +59,12 @@ class CudaDriver::NonZeroCopier::Device {
   Device& operator=(const Device&) = delete;
 
   // As the methods of Driver.
-  Result<NonZero> FindNonZero(std::span<const Extent> extents, Bytes block);
+  Result<NonZero> FindNonZero(std::span<const Extent> extents, Bytes block, Deadline until);
   Status Move(std::byte* host, std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
-  Status Finish();
+  Status Finish(Deadline until);
   Result<std::uint64_t> Mark();
-  Status Await(std::uint64_t mark);
+  Status Await(std::uint64_t mark, Deadline until);
   Status Lead(CUstream stream);
   // By a copy engine, in one of the lanes, after what is queued on the device's own stream: so that looking at contents, there,
   // waits for no copy. kUnsupported: there are no lanes.
@@ -94,11 +94,11 @@ class CudaDriver::NonZeroCopier::Device {
   Status FollowMain();
   CUresult CatchUp(Lane& lane);
   CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
-  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words);
+  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words, Deadline until);
   Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units);
   Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged);
   Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather);
-  Status Failure(CUresult result, const char* tried) const;
+  Status Failure(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;

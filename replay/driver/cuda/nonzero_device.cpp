@@ -35,8 +35,8 @@ CudaDriver::NonZeroCopier::Device::~Device() {
   for (const CUevent event : events_) calls_.event_destroy(event);
 }
 
-Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* tried) const {
-  if (result == CUDA_ERROR_NOT_READY) return CopiesNotDone(device_, driver_.patience());
+Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* tried, Deadline began) const {
+  if (result == CUDA_ERROR_NOT_READY) return CopiesNotDone(device_, began);
   return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
 }
 
@@ -157,7 +157,8 @@ Result<std::byte*> CudaDriver::NonZeroCopier::Device::Table(Bytes bytes) {
   return at;
 }
 
-Status CudaDriver::NonZeroCopier::Device::Finish() {
+Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
+  const Deadline began = Now();
   const std::lock_guard lock(mutex_);
   if (opened_.context == nullptr) return {};
   CUresult result = CUDA_SUCCESS;
@@ -165,9 +166,9 @@ Status CudaDriver::NonZeroCopier::Device::Finish() {
     const InContext current(calls_, opened_.context);
     result = current.result();
     for (const Lane& lane : lanes_) {
-      const CUresult done = core_->AwaitStream(driver_.patience(), lane.stream);
+      const CUresult done = core_->AwaitStream(until, lane.stream);
       if (done == CUDA_ERROR_NOT_READY)
-        return Failure(done, "cuStreamQuery");  // its copies still use the buffer and the tables
+        return Failure(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
       if (result == CUDA_SUCCESS) result = done;
     }
   }

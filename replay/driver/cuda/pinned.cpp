@@ -8,7 +8,6 @@
 
 #include "journal/base/fork_guard.h"
 #include "replay/driver/cuda/core.h"
-#include "replay/driver/host_memory.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -84,23 +83,21 @@ bool CudaDriver::Populates(Bytes bytes) {
 }
 
 std::unique_ptr<HostPages> CudaDriver::Populate(Bytes bytes) {
-  if (!Populates(bytes) || !HostHasRoom(bytes)) return nullptr;
+  if (!Populates(bytes)) return nullptr;
   auto pages = std::make_unique<CudaHostPages>(bytes);
   return pages->data() == nullptr ? nullptr : std::move(pages);
 }
 
-Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) { return Pin(nullptr, bytes); }
+Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
+  AMEM_TRY(HostClaims({}, [this] { return HostMemory(); }).Claim(bytes));
+  return Pin(nullptr, bytes);
+}
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
   const auto context = core_->AnyContext();
   if (!context.ok()) return context.status();
   const InContext current(core_->calls, *context);
   CUresult result = current.result();
-  if (pages == nullptr && !HostHasRoom(bytes)) {
-    const HostRoom room = HostMemoryAvailable().value_or(HostRoom{});
-    return Status{Code::kOutOfMemory, fmt::format("pin {} of host memory: {} are left by {}; free some, or give the job more",
-                                                  FormatBytes(bytes), FormatBytes(room.bytes), room.limited_by)};
-  }
   if (pages == nullptr) pages = Populate(bytes);
   if (pages != nullptr && result == CUDA_SUCCESS) {
     std::byte* const data = static_cast<CudaHostPages&>(*pages).data();

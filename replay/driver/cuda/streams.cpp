@@ -5,6 +5,20 @@
 #include "replay/driver/cuda/nonzero.h"
 
 namespace amem {
+namespace {
+
+// A stream that the program made has a context of its own, and any will do. A default stream is that of the thread's context,
+// if this is one of that device; a thread that works on another device means the device's own, as the CUDA runtime does.
+CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext primary, void* stream) {
+  CUcontext current = nullptr;
+  if (calls.context_current(&current) != CUDA_SUCCESS || current == nullptr) return primary;
+  CUdevice on = -1;
+  const bool is_default = stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+  if (is_default && (calls.context_device(&on) != CUDA_SUCCESS || on != device.value)) return primary;
+  return current;
+}
+
+}  // namespace
 
 class CudaDriver::CudaStreamMoment final : public StreamMoment {
  public:
@@ -17,6 +31,7 @@ class CudaDriver::CudaStreamMoment final : public StreamMoment {
   CudaStreamMoment(const CudaStreamMoment&) = delete;
   CudaStreamMoment& operator=(const CudaStreamMoment&) = delete;
   [[nodiscard]] CUevent event() const { return event_; }
+  [[nodiscard]] CUcontext context() const { return context_; }
 
  private:
   const std::shared_ptr<Core> core_;
@@ -29,9 +44,7 @@ Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void*
   const auto opened = core_->Open(device);
   if (!opened.ok()) return opened.status();
   const CudaCalls& calls = core_->calls;
-  CUcontext context = nullptr;
-  if (calls.context_current(&context) != CUDA_SUCCESS || context == nullptr) context = opened->context;
-  const InContext current(calls, context);
+  const InContext current(calls, ContextFor(calls, device, opened->context, stream));
   CUresult result = current.result();
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (result == CUDA_SUCCESS) result = calls.stream_is_capturing(static_cast<CUstream>(stream), &capture);
@@ -46,7 +59,7 @@ Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void*
 Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device, void* stream) {
   const CudaCalls& calls = core_->calls;
   if (calls.event_create == nullptr || calls.event_record == nullptr || calls.event_destroy == nullptr ||
-      calls.stream_context == nullptr || calls.stream_wait == nullptr)
+      calls.event_query == nullptr || calls.stream_context == nullptr || calls.stream_wait == nullptr)
     return Status{Code::kUnsupported, "the CUDA driver has no events"};
   std::unique_ptr<StreamMoment> moment;
   AMEM_TRY(OnProgramStream(device, "cuEventRecord", stream, [&](void* theirs) -> int {
@@ -72,29 +85,29 @@ Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
   });
 }
 
-Status CudaDriver::Lead(DeviceOrdinal device, void* stream) {
+Status CudaDriver::Lead(DeviceOrdinal device, void* stream, Deadline until) {
   Status led;
   AMEM_TRY(OnProgramStream(device, "cuStreamWaitEvent", stream, [&](void* theirs) -> int {
     led = nonzero_->On(device).Lead(static_cast<CUstream>(theirs));
     return CUDA_SUCCESS;
   }));
-  return led.code() == Code::kUnsupported ? FinishCopies(device) : led;
+  return led.code() == Code::kUnsupported ? FinishCopies(device, until) : led;
 }
 
-Status CudaDriver::AwaitStream(DeviceOrdinal device, void* stream) {
-  bool late = false;
-  Status done = OnProgramStream(device, "cuStreamSynchronize", stream, [&](void* theirs) -> int {
-    const CUresult result = core_->AwaitStream(patience(), static_cast<CUstream>(theirs));
-    late = result == CUDA_ERROR_NOT_READY;
-    return result;
-  });
-  return late ? NotIdle(device, patience(), "") : done;
+Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
+  const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
+  if (held == nullptr) return {};  // it stands for nothing
+  const Deadline began = Now();
+  const InContext current(core_->calls, held->context());
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = Core::Await(until, [&] { return core_->calls.event_query(held->event()); });
+  if (result == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
+  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("cuEventQuery device {}", device.value));
 }
 
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   std::unique_ptr<CudaDriver> lane(new CudaDriver(core_->Sibling()));
   lane->is_lane_ = true;
-  lane->SetPatience(patience());
   Parts parts;
   parts.to_host = Parts::Way::kDirect;
   lane->SetParts(parts);

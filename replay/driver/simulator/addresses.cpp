@@ -201,8 +201,9 @@ Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const Access
   }
   for (auto it = first; it != end; ++it) {
     if (const int result = ChangeAccess(it->first, it->second, access)) {
-      return fail(result,
-                  result == cuda::kNotSupported ? "the host cannot have access to device memory" : std::strerror(errno));
+      return fail(result, result == cuda::kNotSupported    ? "the host cannot have access to device memory"
+                          : result == cuda::kInvalidDevice ? "the devices cannot reach each other's memory"
+                                                           : std::strerror(errno));
     }
   }
   return {};
@@ -213,6 +214,7 @@ int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const Ac
   auto changed = mapping.access;
   for (const AccessDescriptor& one : access) {
     if (on_device && one.location.type != LocationType::kDevice) return cuda::kNotSupported;
+    if (apart_ && one.location != mapping.memory->properties.location) return cuda::kInvalidDevice;
     Merge(changed, one);
   }
   const int now = Protection(changed);

@@ -36,8 +36,9 @@ bool Fully(Bytes bytes, const auto& some) {
 
 class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
  public:
-  SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::byte* data, Bytes bytes)
-      : registry_(std::move(registry)), data_(data), bytes_(bytes) {
+  SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::shared_ptr<SimulatedHost> host, std::byte* data,
+                        Bytes bytes)
+      : registry_(std::move(registry)), host_(std::move(host)), data_(data), bytes_(bytes) {
     const std::lock_guard lock(registry_->mutex);
     registry_->buffers.emplace(data_, bytes_);
   }
@@ -47,6 +48,7 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
       registry_->buffers.erase(data_);
     }
     ::operator delete(data_, kAlignment);
+    if (host_ != nullptr) host_->left += bytes_;
   }
   SimulatedPinnedBuffer(const SimulatedPinnedBuffer&) = delete;
   SimulatedPinnedBuffer& operator=(const SimulatedPinnedBuffer&) = delete;
@@ -55,9 +57,15 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
 
  private:
   std::shared_ptr<PinnedRegistry> registry_;
+  std::shared_ptr<SimulatedHost> host_;
   std::byte* data_;
   Bytes bytes_;
 };
+
+std::optional<HostRoom> Simulator::HostMemory() {
+  if (options_.host == nullptr) return std::nullopt;
+  return HostRoom{options_.host->left, "the simulated host"};
+}
 
 Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   const auto fail = Failing([&] { return fmt::format("cuMemHostAlloc {} bytes", bytes); });
@@ -65,7 +73,8 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
   auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
   if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
-  return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, data, bytes));
+  if (options_.host != nullptr && options_.host->left.fetch_sub(bytes) < bytes) options_.host->exhausted = true;
+  return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, options_.host, data, bytes));
 }
 
 Status Simulator::CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy) {
@@ -112,7 +121,8 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
     why = "the host side lies in no pinned buffer";
     return invalid;
   }
-  const std::uint32_t needed = copy.kind == CopyKind::kToDevice || copy.kind == CopyKind::kClear ? 3 : 1;
+  const bool writes = copy.kind == CopyKind::kToDevice || copy.kind == CopyKind::kClear || copy.kind == CopyKind::kKernelWrites;
+  const std::uint32_t needed = writes ? 3 : 1;
   std::vector<Piece> pieces;
   Address at = copy.device_address;
   Bytes left = copy.bytes;
@@ -135,34 +145,78 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
   return pieces;
 }
 
-Status Simulator::FinishCopies(DeviceOrdinal device) { return Finish(0, device); }
+Status Simulator::FinishCopies(DeviceOrdinal device, Deadline until) { return Finish(0, device, until); }
 
-Status Simulator::Finish(LaneNumber lane, DeviceOrdinal device) {
+Status Simulator::Finish(LaneNumber lane, DeviceOrdinal device, Deadline until) {
+  const Deadline began = Now();
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-  if (!AwaitUntil([&] { return work_ != Work::kCopies; })) return CopiesNotDone(device, patience());
+  if (!AwaitUntil(until, [&] { return work_ != Work::kCopies; })) return CopiesNotDone(device, began);
   OpenContext(device);
+  return Drain(lane, device, until);
+}
+
+Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
+  const Deadline began = Now();
+  const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
+  const auto at = std::pair{lane, device};
+  const auto passed = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::ranges::all_of(follows_[at], [](const auto& moment) { return moment(); });
+  };
+  if (!AwaitUntil(until, passed)) return CopiesNotDone(device, began);
   const std::lock_guard finishing(finishing_);
   std::vector<Copy> copies;
   {
     const std::lock_guard lock(mutex_);
-    copies.swap(queued_[{lane, device}]);
+    copies.swap(queued_[at]);
+    follows_.erase(at);
   }
   for (const Copy& copy : copies) {
     const char* why = "";
-    Result<std::vector<Piece>> pieces = std::vector<Piece>{};
-    {
+    const auto resolve = [&] {
       const std::lock_guard lock(mutex_);
-      pieces = Resolve(device, copy, why);
-    }
-    if (!pieces.ok()) {
+      return Resolve(device, copy, why);
+    };
+    const auto pieces = resolve();
+    const Status done = pieces.ok() ? Perform(copy, *pieces) : Status{};
+    const auto after = resolve();
+    if (!pieces.ok() || !after.ok() || *after != *pieces) {
+      dead_ = true;
       return fail(cuda::kIllegalAddress, fmt::format("{} any more: {} was unmapped or freed before its copy was finished", why,
                                                      InRange(copy.device_address, copy.bytes)));
     }
-    if (const Status done = Perform(copy, *pieces); !done.ok()) return fail(cuda::kOperatingSystem, done.message());
+    if (!done.ok()) return fail(cuda::kOperatingSystem, done.message());
   }
   return {};
+}
+
+Status Simulator::Kernel(DeviceOrdinal device, const Copy& access) {
+  const char* why = "";
+  Result<std::vector<Piece>> pieces = std::vector<Piece>{};
+  {
+    const std::lock_guard lock(mutex_);
+    pieces = Resolve(device, access, why);
+  }
+  if (pieces.ok()) return Perform(access, *pieces);
+  dead_ = true;
+  return SimulatedFailure(cuda::kIllegalAddress, "a kernel at " + InRange(access.device_address, access.bytes), why);
+}
+
+Status Simulator::KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to) {
+  return Kernel(device, {CopyKind::kKernelReads, from, to.data(), to.size()});
+}
+
+Status Simulator::KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from) {
+  return Kernel(device, {CopyKind::kKernelWrites, to, const_cast<std::byte*>(from.data()), from.size()});
+}
+
+Bytes Simulator::PinnedBytes() const {
+  const std::lock_guard lock(pinned_->mutex);
+  Bytes bytes = 0;
+  for (const auto& [data, size] : pinned_->buffers) bytes += size;
+  return bytes;
 }
 
 Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
@@ -173,9 +227,11 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
     bool done = false;
     switch (copy.kind) {
       case CopyKind::kToHost:
+      case CopyKind::kKernelReads:
         done = Fully(piece.bytes, [&](Bytes n) { return pread(fd, host + n, piece.bytes - n, at(n)); });
         break;
       case CopyKind::kToDevice:
+      case CopyKind::kKernelWrites:
         done = Fully(piece.bytes, [&](Bytes n) { return pwrite(fd, host + n, piece.bytes - n, at(n)); });
         break;
       case CopyKind::kClear:

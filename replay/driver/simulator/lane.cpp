@@ -1,11 +1,11 @@
-// The simulator's lanes: copies that are queued and finished apart, and the calls about streams, of which it has none.
+// The simulator's lanes: copies that are queued and finished apart, and the calls about streams of the program.
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {
 
 class Simulator::Lane final : public Copier {
  public:
-  Lane(Simulator& sim, LaneNumber number) : sim_(sim), number_(number) { SetPatience(sim.patience()); }
+  Lane(Simulator& sim, LaneNumber number) : sim_(sim), number_(number) {}
   [[nodiscard]] std::string Name() const override { return sim_.Name(); }
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override { return sim_.AllocatePinned(bytes); }
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override {
@@ -17,8 +17,8 @@ class Simulator::Lane final : public Copier {
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override {
     return sim_.CopyOne(kClear, number_, device, {CopyKind::kClear, address, nullptr, bytes});
   }
-  Status FinishCopies(DeviceOrdinal device) override { return sim_.Finish(number_, device); }
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override {
+  Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline) override {
     return sim_.Look(number_, device, extents, block);
   }
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
@@ -33,8 +33,10 @@ class Simulator::Lane final : public Copier {
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
     return sim_.MomentOf(device, stream);
   }
-  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override { return sim_.Follow(device, moment); }
-  Status Lead(DeviceOrdinal device, void* stream) override { return sim_.Lead(device, stream); }
+  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override { return sim_.FollowIn(number_, device, moment); }
+  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override {
+    return sim_.LeadFrom(number_, device, stream, until);
+  }
 
  private:
   Simulator& sim_;
@@ -47,18 +49,54 @@ Result<std::unique_ptr<Copier>> Simulator::OpenLane() {
   return std::unique_ptr<Copier>(std::make_unique<Lane>(*this, ++lanes_));
 }
 
-Status Simulator::OfStream(Call call, DeviceOrdinal device) {
+class Simulator::Moment final : public StreamMoment {
+ public:
+  explicit Moment(std::function<bool()> passed) : passed_(std::move(passed)) {}
+  [[nodiscard]] const std::function<bool()>& passed() const { return passed_; }
+
+ private:
+  const std::function<bool()> passed_;
+};
+
+// kRefused while the stream is being captured.
+Status Simulator::OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream) {
   const auto fail = Failing([&] { return std::string(kCalls[call]) + " device " + std::to_string(device.value); });
   if (const int result = Enter(call)) return fail(result, WhyNotEntered());
-  return WorldDevice(device.value) < 0 ? fail(cuda::kInvalidDevice, kNoSuchDevice) : Status{};
+  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  SimulatedStreams* const streams = streams_;
+  if (!stream || streams == nullptr || !streams->Capturing(stream)) return {};
+  return {Code::kRefused, std::string(kCalls[call]) + ": a stream capture is running there; end it first",
+          cuda::kCaptureUnsupported};
 }
 
-Result<std::unique_ptr<StreamMoment>> Simulator::MomentOf(DeviceOrdinal device, void*) {
-  AMEM_TRY(OfStream(kMomentOf, device));
-  return std::make_unique<StreamMoment>();
+Result<std::unique_ptr<StreamMoment>> Simulator::MomentOf(DeviceOrdinal device, void* stream) {
+  AMEM_TRY(OfStream(kMomentOf, device, stream));
+  SimulatedStreams* const streams = streams_;
+  if (streams == nullptr) return std::make_unique<StreamMoment>();
+  return std::unique_ptr<StreamMoment>(std::make_unique<Moment>(streams->Submitted(stream)));
 }
-Status Simulator::Follow(DeviceOrdinal device, const StreamMoment&) { return OfStream(kFollow, device); }
-Status Simulator::Lead(DeviceOrdinal device, void*) { return OfStream(kLead, device); }
-Status Simulator::AwaitStream(DeviceOrdinal device, void*) { return OfStream(kAwaitStream, device); }
+
+Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment) {
+  AMEM_TRY(OfStream(kFollow, device));
+  const std::lock_guard lock(mutex_);
+  if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed());
+  return {};
+}
+
+// The stream goes on behind the copies because they are done before this returns.
+Status Simulator::LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until) {
+  AMEM_TRY(OfStream(kLead, device, stream));
+  return streams_ == nullptr ? Status{} : Drain(lane, device, until);
+}
+
+Status Simulator::Follow(DeviceOrdinal device, const StreamMoment& moment) { return FollowIn(0, device, moment); }
+Status Simulator::Lead(DeviceOrdinal device, void* stream, Deadline until) { return LeadFrom(0, device, stream, until); }
+
+Status Simulator::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
+  const Deadline began = Now();
+  AMEM_TRY(OfStream(kAwaitMoment, device));
+  const auto* const held = dynamic_cast<const Moment*>(&moment);
+  return held == nullptr || AwaitUntil(until, held->passed()) ? Status{} : NotIdle(device, began, "");
+}
 
 }  // namespace amem

@@ -94,15 +94,15 @@ Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
 
 // ---- sharing ---------------------------------------------------------------------------------------------------------------
 
-Result<UniqueFd> Simulator::Export(DriverHandle handle) {
+Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
   if (const int result = Enter(kExport)) return fail(result, WhyNotEntered());
   const std::lock_guard lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
-  if ((memory->properties.handle_types & kPosixDescriptor) == 0) {
+  if ((memory->properties.handle_types & type) == 0) {
     return fail(cuda::kInvalidValue, memory->imported ? "an imported handle cannot be exported again"
-                                                      : "it was not created to be exported as a descriptor");
+                                                      : "it was not created to be exported like that");
   }
   if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
   UniqueFd copy(fcntl(memory->descriptor.get(), F_DUPFD_CLOEXEC, 0));

@@ -35,7 +35,7 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
 
 }  // namespace
 
-Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
+Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline) {
   return Look(0, device, extents, block);
 }
 

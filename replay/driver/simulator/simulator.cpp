@@ -73,11 +73,13 @@ Simulator::~Simulator() {
 int Simulator::Enter(Call call) {
   const std::uint64_t count = counts_[call].fetch_add(1, std::memory_order_relaxed) + 1;
   if (guard_.InChild()) return cuda::kNotInitialized;
+  if (dead_) return cuda::kIllegalAddress;
   return armed_.load(std::memory_order_relaxed) ? EnterSlow(call, count) : 0;
 }
 
 std::string_view Simulator::WhyNotEntered() const {
-  return guard_.InChild() ? "a forked child cannot use its parent's GPU memory" : "a test asked for this failure";
+  if (guard_.InChild()) return "a forked child cannot use its parent's GPU memory";
+  return dead_ ? "an access to what is not mapped has killed the context" : "a test asked for this failure";
 }
 
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
@@ -93,7 +95,8 @@ std::int32_t Simulator::OrdinalOf(std::int32_t world_device) const {
 
 int Simulator::CheckProperties(const AllocationProperties& properties) const {
   if (properties.type != 1 || (properties.handle_types & ~(kPosixDescriptor | kFabric)) != 0) return cuda::kInvalidValue;
-  if ((properties.handle_types & kFabric) != 0) return cuda::kNotPermitted;  // as without access to an IMEX channel
+  if ((properties.handle_types & kFabric) != 0 && !options_.fabric)
+    return cuda::kNotPermitted;  // as without access to an IMEX channel
   switch (properties.location.type) {
     case LocationType::kDevice:
       return WorldDevice(properties.location.id) < 0 ? cuda::kInvalidDevice : 0;
@@ -149,18 +152,21 @@ Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
   return fmt::format("GPU-51000000-0000-4000-8000-{:012}", world_device);
 }
 
-Status Simulator::Synchronize(DeviceOrdinal device) {
+Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
+  const Deadline began = Now();
   const auto fail = Failing([&] { return "cuCtxSynchronize device " + std::to_string(device.value); });
   if (const int result = Enter(kSynchronize)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-  if (capturing_) return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");
-  return AwaitUntil([&] { return work_ != Work::kOfProgram; }) ? Status{} : NotIdle(device, patience(), "");
+  SimulatedStreams* const streams = streams_;
+  if (capturing_ || (streams != nullptr && streams->Capturing({})))
+    return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");
+  const auto done = streams != nullptr ? streams->Submitted({}) : [] { return true; };
+  return AwaitUntil(until, [&] { return work_ != Work::kOfProgram && done(); }) ? Status{} : NotIdle(device, began, "");
 }
 
-bool Simulator::AwaitUntil(const std::function<bool()>& idle) const {
-  const auto until = std::chrono::steady_clock::now() + patience();
+bool Simulator::AwaitUntil(Deadline until, const std::function<bool()>& idle) {
   while (!idle()) {
-    if (std::chrono::steady_clock::now() >= until) return false;
+    if (Passed(until)) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;

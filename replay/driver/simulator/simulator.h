@@ -28,7 +28,8 @@
 //   * what is unbound must be just what this process bound: INVALID_VALUE (the manual leaves it undefined)
 //   * memory that is bound exists until it is unbound, or its process or the object is gone
 //   * what needs a context (copies, how much memory is free) opens one on its device for good; Synchronize opens none
-// Copies are only queued; until FinishCopies nothing has happened, and what was unmapped in between fails there with 700.
+// Copies are only queued; until FinishCopies nothing has happened. What is unmapped before its copy is done, and a kernel that
+// touches what is not mapped, answer ILLEGAL_ADDRESS (700), and then every call does, because the context is dead.
 //
 // Thread-safe. In a forked child every call answers NOT_INITIALIZED (3), as CUDA's do.
 #pragma once
@@ -44,6 +45,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -56,7 +58,15 @@
 
 namespace amem {
 
+// The memory of a host that pinned buffers take, of all simulators of this process that share it.
+struct SimulatedHost {
+  explicit SimulatedHost(Bytes bytes) : left(bytes) {}
+  std::atomic<Bytes> left;
+  std::atomic<bool> exhausted = false;  // more was touched than there is: Linux would have killed a process
+};
+
 struct SimulatorOptions {
+  std::shared_ptr<SimulatedHost> host;          // null: it has memory without end
   std::filesystem::path world;                  // the world's file, shared with other processes; empty: `in_memory`, or none
   std::shared_ptr<SimulatorWorld> in_memory;    // a world shared with other simulators of this process
   std::int32_t devices = 4;                     // of a world that is made here
@@ -64,6 +74,7 @@ struct SimulatorOptions {
   std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
   Bytes multicast_granularity = 0;              // the least, a power of two; 0: as `granularity`
+  bool fabric = false;                          // handles for other hosts may be had
   bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
 };
 
@@ -99,6 +110,16 @@ struct SimulatorSnapshot {  // each list in the order of its ids or addresses
 };
 std::string ToText(const SimulatorSnapshot&);
 
+// The streams of a program that uses a simulator. Thread-safe; called without the simulator's locks.
+class SimulatedStreams {
+ public:
+  virtual ~SimulatedStreams() = default;
+  // nullopt: any of them.
+  virtual bool Capturing(std::optional<void*> stream) = 0;
+  // Whether all has ended that was submitted to that stream, or to all of them, before this call.
+  virtual std::function<bool()> Submitted(std::optional<void*> stream) = 0;
+};
+
 class Simulator final : public Driver {
  public:
   // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
@@ -107,7 +128,7 @@ class Simulator final : public Driver {
   X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
   X(CreateMulticast) X(AddDevice) X(BindMemory) X(BindAddress) X(Unbind) X(MulticastGranularity)                 \
   X(Memory) X(DeviceCount) X(DeviceUuid) X(Synchronize) X(AllocatePinned) X(CopyToHost) X(CopyToDevice) X(Clear) \
-  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll) X(MomentOf) X(Follow) X(Lead) X(AwaitStream)   \
+  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll) X(MomentOf) X(Follow) X(Lead) X(AwaitMoment)   \
   X(OpenLane)
 // clang-format on
 #define AMEM_NAME(call) std::string_view(#call),
@@ -126,7 +147,8 @@ class Simulator final : public Driver {
   Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) override;
   Status Unmap(Address address, Bytes bytes) override;
   Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) override;
-  Result<UniqueFd> Export(DriverHandle handle) override;
+  Result<UniqueFd> Export(DriverHandle handle) override { return ExportAs(handle, 1); }
+  Result<UniqueFd> ExportAs(DriverHandle handle, std::uint32_t type);  // CUmemAllocationHandleType
   Result<DriverHandle> Import(const UniqueFd& descriptor) override;
   Result<Bytes> Granularity(const AllocationProperties& properties) override;
   Result<DriverHandle> CreateMulticast(const MulticastProperties& properties) override;
@@ -139,23 +161,25 @@ class Simulator final : public Driver {
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override { return "simulator 1"; }
-  Status Synchronize(DeviceOrdinal device) override;
+  Status Synchronize(DeviceOrdinal device, Deadline until) override;
+  [[nodiscard]] std::optional<HostRoom> HostMemory() override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
-  Status FinishCopies(DeviceOrdinal device) override;
+  Status FinishCopies(DeviceOrdinal device, Deadline until) override;
   // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
   // something that writes to the device is queued.
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block) override;
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) override;
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
-  // There are no streams: MomentOf, Follow, Lead and AwaitStream are counted, may be made to fail, and do nothing else.
+  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
+  // else. Lead waits for the copies itself.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
-  Status Lead(DeviceOrdinal device, void* stream) override;
-  Status AwaitStream(DeviceOrdinal device, void* stream) override;
+  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
+  Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
   // Its calls are counted with the simulator's own, and fail as those do.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
@@ -164,6 +188,10 @@ class Simulator final : public Driver {
   Result<AllocationProperties> PropertiesOf(DriverHandle handle);
   Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
   Result<SimulatedRange> RangeAt(Address address);      // kNotFound
+
+  // What a kernel does: its answer is only whether the memory was there, and may be used by that device.
+  Status KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to);
+  Status KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from);
 
   // ---- for tests
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
@@ -198,6 +226,10 @@ class Simulator final : public Driver {
   // Work on all devices that does not end before it is kNone again: Synchronize or FinishCopies wait for it.
   enum class Work : std::uint8_t { kNone, kOfProgram, kCopies };
   void SetWork(Work work) { work_ = work; }
+  // No device can be let into memory of another one, as where GPUs have no link to each other.
+  void SetApart() { apart_ = true; }
+  void SetStreams(SimulatedStreams* streams) { streams_ = streams; }  // null: there are none; before the first call about one
+  [[nodiscard]] Bytes PinnedBytes() const;                            // in all pinned buffers
 
  private:
 #define AMEM_CONSTANT(call) k##call,
@@ -211,7 +243,7 @@ class Simulator final : public Driver {
   };
   struct PinnedRegistry;
   class SimulatedPinnedBuffer;
-  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook };
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook, kKernelReads, kKernelWrites };
   struct Copy {
     CopyKind kind{};
     Address device_address;
@@ -221,6 +253,7 @@ class Simulator final : public Driver {
   struct Piece {  // of a copy: a part of one mapping
     std::shared_ptr<Physical> memory;
     Bytes offset = 0, bytes = 0;
+    friend bool operator==(const Piece&, const Piece&) = default;
   };
   struct Faults;
 
@@ -256,16 +289,21 @@ class Simulator final : public Driver {
 
   void OpenContext(DeviceOrdinal device);
   class Lane;
+  class Moment;
   using LaneNumber = std::uint32_t;  // 0: the simulator's own
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
   Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host);
-  Status Finish(LaneNumber lane, DeviceOrdinal device);
+  Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
   Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
-  Status OfStream(Call call, DeviceOrdinal device);
+  Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
+  Status FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment);
+  Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
+  Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs what is queued
+  Status Kernel(DeviceOrdinal device, const Copy& access);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
-  [[nodiscard]] bool AwaitUntil(const std::function<bool()>& idle) const;
+  [[nodiscard]] static bool AwaitUntil(Deadline until, const std::function<bool()>& idle);
 
   const SimulatorOptions options_;
   const std::shared_ptr<SimulatorWorld> world_;
@@ -281,11 +319,15 @@ class Simulator final : public Driver {
   std::map<Address, Bytes> ranges_;
   Mappings mappings_;
   std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_;
-  LaneNumber lanes_ = 0;  // opened so far
+  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<std::function<bool()>>> follows_;  // before what is queued
+  LaneNumber lanes_ = 0;                                                                        // opened so far
   std::set<DeviceOrdinal> contexts_;
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;
   std::atomic<Work> work_ = Work::kNone;
+  std::atomic<bool> apart_{false};
+  std::atomic<SimulatedStreams*> streams_ = nullptr;
+  std::atomic<bool> dead_ = false;  // the context, by an access to what is not mapped
 
   std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
   std::atomic<bool> armed_ = false;  // there is something in faults_

@@ -39,7 +39,11 @@ Result<RoundBegun> Arrival::Run() {
 Result<RoundBegun> Arrival::Wait() {
   while (true) {
     Status status = LookAndArrive();
+    // Who last said that it is busy is the reason, though this look had no time left to hear it again.
+    if (status.code() == Code::kTimeout && !IsBusy(status) && !busy_.ok()) status = busy_;
+    busy_ = IsBusy(status) ? status : Status{};
     if (status.ok() && state_ == State::kWaiting) status = WaitForNews();
+    if (IsBusy(status) && Nap().ok() && !TooLate()) continue;
     if (!status.ok() && state_ == State::kWaiting) status = GiveUp(status);
     if (state_ != State::kWaiting) return Outcome();
     if (!status.ok()) return status;
@@ -47,9 +51,12 @@ Result<RoundBegun> Arrival::Wait() {
 }
 
 RoundBegun Arrival::Outcome() {
-  if (state_ == State::kBegun) return {std::move(leader_), std::move(begun_), {}};
-  if (state_ == State::kSettled) return {nullptr, {}, settled_};
-  return {};
+  // Nobody said so of a resume, whose time begins when all have come.
+  const Deadline common = In(begun_.left_ms == 0 ? context_.deadlines.call() : std::chrono::milliseconds(begun_.left_ms));
+  const Deadline until = std::max(common, In(context_.deadlines.round_least()));
+  if (state_ == State::kBegun) return {std::move(leader_), std::move(begun_), until, {}};
+  if (state_ == State::kSettled) return {nullptr, {}, until, settled_};
+  return {nullptr, {}, until, {}};
 }
 
 // ---- looking ---------------------------------------------------------------------------------------------------------------
@@ -61,7 +68,7 @@ bool Arrival::Superseded() const { return leader_ != nullptr && (TooLate() || Ca
 Status Arrival::LookAndArrive() {
   if (Superseded()) return {};
   auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
-  if (!set && Superseded()) return {};
+  if (!set && Superseded() && !IsBusy(set.status())) return {};
   if (!set) return set.status();
   AMEM_TRY(RequireNoDeath(*set));
   if (again_ && (set->size() > 1 || leader_ != nullptr)) {
@@ -87,20 +94,22 @@ Status Arrival::MoveTo(std::vector<PeerIdentity> set) {
     state_ = State::kAlone;
     return {};
   }
-  if (leader_ != nullptr && set == announced_) return {};
+  if (leader_ != nullptr && set == announced_ && !withdrawn_) return {};
   announced_ = std::move(set);
   return Arrive(lowest);
 }
 
 Status Arrival::Arrive(SessionId leader) {
   last_leader_ = leader;
+  withdrawn_ = false;
   if (leader_ == nullptr) {
     auto connection =
         PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
     if (!connection) return connection.status().Within(NameOf(leader));
     leader_ = *std::move(connection);
   }
-  Status sent = leader_->Send({leader_->NextRequest(), ArriveMessage{kind_, cycle_, announced_}}, deadline_);
+  const auto left = kind_ == CycleKind::kPause ? static_cast<std::uint32_t>(LeftUntil(deadline_).count()) : 0U;
+  Status sent = leader_->Send({leader_->NextRequest(), ArriveMessage{kind_, cycle_, announced_, left}}, deadline_);
   return sent.Within(NameOf(leader));
 }
 
@@ -125,6 +134,10 @@ Status Arrival::WaitForNews() {
   }
   if (!answer) return LeaderClosed(answer.status());
   if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+  return Nap();
+}
+
+Status Arrival::Nap() {
   const Deadline look_again = std::min(deadline_, In(pause_));
   pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, kLookAgainLast);
   return Poll(look_again);
@@ -148,10 +161,10 @@ Status Arrival::Take(const MessageBody& body) {
 
 Status Arrival::Poll(Deadline until) {
   const int change = context_.service->sessions().change_fd();
-  std::vector<pollfd> polled{{leader_->fd(), POLLIN, 0},
+  std::vector<pollfd> polled{{leader_ != nullptr ? leader_->fd() : -1, POLLIN, 0},
                              {context_.connection.stop, POLLIN, 0},
                              {change, POLLIN, 0},
-                             {leader_->process_fd(), POLLIN, 0}};
+                             {leader_ != nullptr ? leader_->process_fd() : -1, POLLIN, 0}};
   for (const auto& [session, connection] : discovery_.connections()) {
     polled.push_back({connection->fd(), POLLIN, 0});
     polled.push_back({connection->process_fd(), POLLIN, 0});
@@ -215,7 +228,51 @@ Status Arrival::GiveUp(const Status& why) {
   if (leader_ != nullptr) withdrawn = Withdraw();
   if (state_ == State::kBegun) return {};
   if (why.code() != Code::kTimeout) return why;
-  return why.message().empty() ? TimedOut(withdrawn) : Unanswered(why);
+  const auto absent = Absent(why, withdrawn);
+  if (MayComeYet(absent)) return WaitOn(absent);
+  return why.message().empty() ? TimedOut(absent, withdrawn) : Unanswered(why);
+}
+
+std::vector<PeerIdentity> Arrival::Absent(const Status& why, const Status& withdrawn) const {
+  std::vector<PeerIdentity> absent;
+  if (!why.message().empty()) {  // it did not even say with whom it shares memory
+    for (const SessionId session : discovery_.silent()) absent.push_back(discovery_.IdentityOf(session));
+    return absent;
+  }
+  if (!withdrawn.ok() && leader_ != nullptr) return {discovery_.IdentityOf(leader_->to())};
+  absent = missing_.value_or(announced_);
+  std::erase(absent, context_.service->sessions().Self());
+  return absent;
+}
+
+// Ranks end what they do between a pause and a resume minutes apart, and without AMem the first would wait in the next
+// collective for as long. One that is stopped and was not seen to run is paused, too, since it took part in the pause.
+bool Arrival::MayComeYet(const std::vector<PeerIdentity>& absent) const {
+  if (!patient_ || absent.empty()) return false;
+  return std::ranges::all_of(absent, [this](const PeerIdentity& who) {
+    const auto at = discovery_.progress().find(who.session);
+    const Lifecycle last = at == discovery_.progress().end() ? Lifecycle::kNew : at->second.lifecycle;
+    const bool unheard = last == Lifecycle::kNew && discovery_.silent().contains(who.session);
+    return (last == Lifecycle::kPaused || unheard) && !IsGone(context_.connection, who.session, {});
+  });
+}
+
+Status Arrival::WaitOn(const std::vector<PeerIdentity>& absent) {
+  if (missing_ && leader_ != nullptr) {
+    withdrawn_ = true;
+  } else {
+    leader_.reset();  // it did not answer; it is asked anew
+  }
+  deadline_ = In(context_.deadlines.margin());
+  if (!Passed(next_word_)) return {};
+  const auto waited = Waited();
+  next_word_ = In(waited);  // ever more seldom
+  const auto seen = Witness(absent);
+  if (context_.waiting) {
+    context_.waiting(fmt::format("resume: waits since {} s for {}{}", waited.count() / 1000, ToText(absent),
+                                 WhatTheyDo(kind_, absent, discovery_.progress(), discovery_.silent(), seen)));
+  }
+  return {};
 }
 
 // A member did not even say with whom it shares memory.
@@ -232,7 +289,7 @@ Status Arrival::Unanswered(const Status& why) {
 }
 
 std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity>& late) {
-  const std::chrono::milliseconds waited(context_.timeout_ms);
+  const std::chrono::milliseconds waited = Waited();
   std::map<SessionId, ProcessSeen> all;
   std::vector<EventBody> facts;
   for (const PeerIdentity& who : late) {
@@ -250,8 +307,8 @@ std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity
   return all;
 }
 
-Status Arrival::TimedOut(const Status& withdrawn) {
-  constexpr auto kAdvice = ": all that share memory must call it; look at what they are doing, or raise AMEM_TIMEOUT_MS";
+Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn) {
+  const std::string advice = OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
   if (!withdrawn.ok() && leader_ != nullptr) {
     const auto leader = std::ranges::find(announced_, leader_->to(), &PeerIdentity::session);
     std::string what;
@@ -260,15 +317,13 @@ Status Arrival::TimedOut(const Status& withdrawn) {
       const auto seen = Witness({*leader});
       if (const std::string why = WhyLate(seen.at(leader->session)); !why.empty()) what = ", which " + why;
     }
-    return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}{}", context_.timeout_ms,
-                                        NameOf(leader_->to()), what, kAdvice)};
+    return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}{}", Waited().count(),
+                                        NameOf(leader_->to()), what, advice)};
   }
-  const auto missing = missing_.value_or(announced_);
-  culprits_ = missing;
-  std::erase(culprits_, context_.service->sessions().Self());
-  const auto seen = Witness(missing);
-  return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", context_.timeout_ms, ToText(missing),
-                                      WhatTheyDo(kind_, missing, discovery_.progress(), discovery_.silent(), seen), kAdvice)};
+  culprits_ = absent;
+  const auto seen = Witness(absent);
+  return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", Waited().count(), ToText(absent),
+                                      WhatTheyDo(kind_, absent, discovery_.progress(), discovery_.silent(), seen), advice)};
 }
 
 std::string Arrival::NameOf(SessionId session) const {

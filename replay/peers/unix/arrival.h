@@ -4,8 +4,10 @@
 // member that waits looks again - at once when something changes at home, now and then for what changes elsewhere - and moves.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,26 +26,30 @@ struct RoundContext {
   ConnectionContext connection;
   PeerService* service = nullptr;
   PeerDelegate* delegate = nullptr;
-  std::uint32_t timeout_ms = 0;
+  Deadlines deadlines;
   std::shared_ptr<std::atomic<bool>> busy;
+  std::function<void(const std::string&)> waiting;  // as UnixPeersOptions has it
 };
 
 struct RoundBegun {                        // how waiting for the others ended
   std::unique_ptr<PeerConnection> leader;  // null: no session shares memory with this one
   BegunMessage begun;
+  Deadline until;                    // of the round
   std::optional<Lifecycle> settled;  // of a member that will not come, as it has ended this cycle
 };
 
 class Arrival {
  public:
-  // `again`: the leader of a round that had begun was lost.
-  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle, bool again)
+  // `patient`: waits on for members that live and are paused. `again`: the leader of a round that had begun was lost.
+  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle, Deadline until, bool patient, bool again)
       : context_(context),
         kind_(kind),
         cycle_(cycle),
+        patient_(patient),
         again_(again),
-        deadline_(In(std::chrono::milliseconds(context.timeout_ms))),
-        discovery_(context.connection, *context.service, *context.delegate, context.timeout_ms, again) {}
+        began_(again ? Now() : std::min(Now(), until - context.deadlines.call())),
+        deadline_(until),
+        discovery_(context.connection, *context.service, *context.delegate, again) {}
 
   Result<RoundBegun> Run();
   // See Peers::Culprits.
@@ -66,6 +72,7 @@ class Arrival {
   Status Arrive(SessionId leader);
   Status WaitForNews();
   Status Take(const MessageBody& body);
+  Status Nap();
   Status Poll(Deadline until);
   [[nodiscard]] bool Superseded() const;
   [[nodiscard]] std::optional<Lifecycle> Settled() const;
@@ -74,34 +81,43 @@ class Arrival {
   Status RequireNoDeath(const std::vector<PeerIdentity>& set);
   Status LeaderClosed(const Status& why);
 
-  // Ending the wait.
+  // Ending the wait, or not.
+  [[nodiscard]] std::vector<PeerIdentity> Absent(const Status& why, const Status& withdrawn) const;
+  [[nodiscard]] bool MayComeYet(const std::vector<PeerIdentity>& absent) const;
+  Status WaitOn(const std::vector<PeerIdentity>& absent);
   Status Withdraw();
   Status GiveUp(const Status& why);
-  Status TimedOut(const Status& withdrawn);
+  Status TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn);
   Status Unanswered(const Status& why);
   // Looks at the processes of members that did not come, and tells the journal.
   std::map<SessionId, ProcessSeen> Witness(const std::vector<PeerIdentity>& late);
 
-  [[nodiscard]] bool TooLate() const { return std::chrono::steady_clock::now() >= deadline_; }
+  [[nodiscard]] bool TooLate() const { return Passed(deadline_); }
+  [[nodiscard]] std::chrono::milliseconds Waited() const { return SinceThen(began_); }
   [[nodiscard]] std::string NameOf(SessionId session) const;
 
   const RoundContext& context_;
   const CycleKind kind_;
   const std::uint64_t cycle_;
+  const bool patient_;
   const bool again_;
-  const Deadline deadline_;
+  const Deadline began_;        // the call, or gathering again
+  Deadline deadline_;           // of a resume that waits for a peer that is paused: of the next look at that
+  Deadline next_word_ = Now();  // of whom it waits for
   Discovery discovery_;
   State state_ = State::kWaiting;
   BegunMessage begun_;                                // if it has
   Lifecycle settled_{};                               // if it is
   std::unique_ptr<PeerConnection> leader_;            // null: this session has not come to one, or must come again
   std::vector<PeerIdentity> announced_;               // the set, as the leader was told
+  bool withdrawn_ = false;                            // and must be told again
   std::optional<std::vector<PeerIdentity>> missing_;  // the leader's answer to a withdrawal
   std::vector<PeerIdentity> vanished_;                // were of the set, and are not any more
   SessionId last_leader_;                             // to which this session has come
   SessionId closed_leader_;                           // whose connection has ended
   std::optional<PeerIdentity> lost_;                  // whose end failed this call
   std::vector<PeerIdentity> culprits_;                // of a failure
+  Status busy_;                                       // of the last look, if that was why it failed
   int closings_ = 0;
   std::chrono::milliseconds pause_{};
 };

@@ -18,8 +18,6 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(300);  // awake, before waiting asleep
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-bool Passed(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
-
 Status TimedOut() { return {Code::kTimeout, "no answer in time"}; }
 
 Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
@@ -61,11 +59,6 @@ bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::mi
 UniqueFd WatchProcess(pid_t pid) {
   if (pid <= 0) return {};
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
-}
-
-int MillisecondsUntil(Deadline deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
 }
 
 bool CanBeRead(int fd) {

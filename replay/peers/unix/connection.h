@@ -7,15 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/deadline.h"
 #include "replay/peers/messages.h"
 #include "replay/peers/unix/socket.h"
 
 namespace amem {
 
-using Deadline = std::chrono::steady_clock::time_point;
-inline Deadline In(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
-int MillisecondsUntil(Deadline deadline);  // for poll: rounded up, never negative
-bool CanBeRead(int fd);                    // now; false for -1
+inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
+bool CanBeRead(int fd);                                                                                    // now; false for -1
 
 // A process that dies is still there for a moment: its connections end before its socket refuses.
 inline constexpr std::chrono::milliseconds kDyingPatience{500};

@@ -14,14 +14,12 @@ constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members th
 }  // namespace
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
-  std::vector<SessionId> neighbours;
-  std::vector<PeerIdentity> doubtful;
-  const auto look = [&] {
-    neighbours = delegate_.Neighbours();
-    doubtful = service_.sessions().Doubtful();
-  };
-  if (!service_.Run(look)) return Status{Code::kRefused, "this process has stopped serving its peers"};
-  AMEM_TRY(RefuseLivingLost(doubtful));
+  auto found = delegate_.Neighbours(until_);
+  if (!found) return found.status();
+  std::vector<SessionId> neighbours = *std::move(found);
+  const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
+  if (!doubtful) return PeerService::NotServed();
+  AMEM_TRY(RefuseLivingLost(*doubtful));
   std::erase(neighbours, service_.sessions().Self().session);
   std::erase_if(neighbours, [&](SessionId session) { return gone_.contains(session); });
   std::ranges::sort(neighbours);
@@ -41,9 +39,13 @@ Status Discovery::RefuseLivingLost(const std::vector<PeerIdentity>& doubtful) {
                                   " broke while they shared memory, and it still lives: neither can be paused without the "
                                   "other; restart the job"};
     }
-    (void)service_.Run([&] { service_.sessions().NoteGone(peer.session); });
+    NoteGone(peer.session);
   }
   return {};
+}
+
+void Discovery::NoteGone(SessionId session) {
+  static_cast<void>(service_.Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
 }
 
 // True: that session is dead, and the living go on without it.
@@ -51,7 +53,7 @@ bool Discovery::LeaveOut(SessionId session, const Status& why) {
   if (why.code() != Code::kPeerLost || (progress_.contains(session) && !without_the_dead_)) return false;
   if (!IsGone(context_, session, kDyingPatience)) return false;
   gone_.insert(session);
-  (void)service_.Run([&] { service_.sessions().NoteGone(session); });
+  NoteGone(session);
   return true;
 }
 
@@ -77,8 +79,10 @@ Status Discovery::FailAs(const NeighbourhoodMessage& other) {
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
   const PeerIdentity known = IdentityOf(session);
   const std::string name = known.pid != 0 ? ToText(known) : ToText(session);
-  const std::string reason = why.code() == Code::kTimeout ? fmt::format("no answer within {} ms", timeout_ms_) : why.message();
-  return {why.code(), fmt::format("asking {} with whom it shares memory: {}", name, reason)};
+  const std::string reason = why.code() == Code::kTimeout && !IsBusy(why)
+                                 ? fmt::format("no answer within {} ms", SinceThen(began_).count())
+                                 : why.message();
+  return {why.code(), fmt::format("asking {} with whom it shares memory: {}", name, reason), why.driver_result()};
 }
 
 Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) {
@@ -136,8 +140,9 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
     if (LeaveOut(session, why)) return;
     const Status named = Unreachable(session, why);
     if (why.code() == Code::kPeerLost) lost_ = IdentityOf(session);
-    if (why.reported_by()) refusing_ = IdentityOf(session);
-    failure = failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message()};
+    if (why.reported_by() && !IsBusy(why)) refusing_ = IdentityOf(session);
+    failure =
+        failure.ok() ? named : Status{failure.code(), failure.message() + "; " + named.message(), failure.driver_result()};
     deadline = std::min(deadline, In(kAfterFailure));
   };
   for (const SessionId session : sessions) {
@@ -157,6 +162,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
 
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
   refusing_.reset();
+  until_ = deadline;
   auto frontier = OwnNeighbours();
   if (!frontier) return frontier.status();
   const PeerIdentity self = service_.sessions().Self();
@@ -182,7 +188,8 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       const SessionId session = answer.self.session;
       // The service's thread is asked only where there is something new: for most sessions nothing ever changes.
       if (const auto known = service_.sessions().Known(session); known && *known != answer.self)
-        (void)service_.Run([&] { service_.sessions().SeenAs(answer.self); });
+        static_cast<void>(
+            service_.Run([&sessions = service_.sessions(), self = answer.self] { sessions.SeenAs(self); }, until_));
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);

@@ -17,13 +17,8 @@ namespace amem {
 // One session's search. It keeps its connections, so that to look again is cheap.
 class Discovery {
  public:
-  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::uint32_t timeout_ms,
-            bool without_the_dead = false)
-      : context_(context),
-        service_(service),
-        delegate_(delegate),
-        timeout_ms_(timeout_ms),
-        without_the_dead_(without_the_dead) {}
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, bool without_the_dead = false)
+      : context_(context), service_(service), delegate_(delegate), without_the_dead_(without_the_dead) {}
 
   // The set, sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does
   // not answer. kPeerLost also: this call has failed at another member because a session ended, and at this one not yet.
@@ -44,6 +39,7 @@ class Discovery {
 
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
+  void NoteGone(SessionId session);
   Status RefuseLivingLost(const std::vector<PeerIdentity>& doubtful);
   bool LeaveOut(SessionId session, const Status& why);
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
@@ -58,7 +54,8 @@ class Discovery {
   ConnectionContext context_;
   PeerService& service_;
   PeerDelegate& delegate_;
-  const std::uint32_t timeout_ms_;  // for messages
+  const Deadline began_ = Now();
+  Deadline until_;  // of the look
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
   std::map<SessionId, CycleProgress> progress_;  // of all that ever answered

@@ -77,8 +77,8 @@ bool ServiceLoop::Stopping() {
 
 // ---- work of other threads -------------------------------------------------------------------------------------------------
 
-bool ServiceLoop::Run(const std::function<void()>& work, std::chrono::milliseconds patience) {
-  enum class Stage { kQueued, kBegun, kDone, kGivenUp };
+bool ServiceLoop::RunAndWait(std::function<void()> work, Deadline until) {
+  enum class Stage { kQueued, kDone, kGivenUp };
   struct Wait {
     std::mutex mutex;
     std::condition_variable changed;
@@ -89,11 +89,10 @@ bool ServiceLoop::Run(const std::function<void()>& work, std::chrono::millisecon
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return false;
-    commands_.emplace_back([this, wait, &work] {
+    commands_.emplace_back([this, wait, work = std::move(work)] {
       {
         const std::lock_guard inner(wait->mutex);
         if (wait->stage == Stage::kGivenUp) return;
-        wait->stage = Stage::kBegun;
       }
       const bool ran = !Stopping() && Guarded(work);
       const std::lock_guard inner(wait->mutex);
@@ -104,11 +103,8 @@ bool ServiceLoop::Run(const std::function<void()>& work, std::chrono::millisecon
   }
   SignalEvent(command_.get());
   std::unique_lock lock(wait->mutex);
-  wait->changed.wait_for(lock, patience, [&] { return wait->stage == Stage::kDone; });
-  if (wait->stage == Stage::kQueued) wait->stage = Stage::kGivenUp;
-  // What has begun uses the caller's variables, so its end must be seen.
-  wait->changed.wait(lock, [&] { return wait->stage != Stage::kBegun; });
-  return wait->ran;
+  if (!wait->changed.wait_until(lock, until, [&] { return wait->stage == Stage::kDone; })) wait->stage = Stage::kGivenUp;
+  return wait->stage == Stage::kDone && wait->ran;
 }
 
 void ServiceLoop::Post(std::function<void()> work) {

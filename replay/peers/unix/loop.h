@@ -11,7 +11,10 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
+#include "journal/base/deadline.h"
 #include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
@@ -44,9 +47,20 @@ class ServiceLoop {
   // what destroys the loop will wait for it.
   bool Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-  // From any thread. Runs `work` on the service thread and waits until it is done; false: the service has stopped, had no
-  // memory, or was so long inside another call that the work was not begun, and never will be.
-  bool Run(const std::function<void()>& work, std::chrono::milliseconds patience = std::chrono::minutes(1));
+  // From any thread. Runs `work` on the service thread and waits for its result, until then at most; nothing: the service has
+  // stopped, had no memory, or hangs in this call or in one before it. The work may then still be done, or going on, so it must
+  // hold all that it uses. Of work without a result: whether it was done.
+  template <class Work>
+  auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
+    using Made = std::invoke_result_t<Work&>;
+    if constexpr (std::is_void_v<Made>) {
+      return RunAndWait(std::move(work), until);
+    } else {
+      const auto made = std::make_shared<std::optional<Made>>();
+      const bool done = RunAndWait([made, work = std::move(work)]() mutable { made->emplace(work()); }, until);
+      return done ? std::move(*made) : std::optional<Made>();
+    }
+  }
   // The same without waiting; dropped if the service has stopped.
   void Post(std::function<void()> work);
 
@@ -62,6 +76,7 @@ class ServiceLoop {
     std::shared_ptr<const Ready> ready;
   };
 
+  bool RunAndWait(std::function<void()> work, Deadline until);
   bool Stopping();
   [[nodiscard]] int Patience() const;  // milliseconds, for epoll
   void Turn();

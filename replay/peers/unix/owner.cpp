@@ -51,12 +51,12 @@ class OwnerConnection::Turn {
   bool mine_ = false;
 };
 
-Status OwnerConnection::Failed(const std::string& doing, const Status& why) const {
+Status OwnerConnection::Failed(const std::string& doing, Deadline began, const Status& why) const {
   const auto known = service_.sessions().Known(owner_);
   const std::string text = doing + " from " + (known ? ToText(*known) : ToText(owner_)) + ": ";
-  if (why.code() == Code::kTimeout) {
-    return {Code::kTimeout, text + "no answer in " + std::to_string(timeout_ms_) +
-                                " ms: look at what that process is doing, or raise AMEM_TIMEOUT_MS"};
+  if (why.code() == Code::kTimeout && !IsBusy(why) && !why.reported_by()) {
+    return {Code::kTimeout, text + "no answer in " + std::to_string(SinceThen(began).count()) +
+                                OrRaiseTheTimeout(" ms: look at what that process is doing")};
   }
   return Status{why.code(), text + why.message(), why.driver_result()}.ReportedBy(why.reported_by());
 }
@@ -75,9 +75,10 @@ Status OwnerConnection::Connect(Deadline deadline) {
     const std::lock_guard lock(send_mutex_);
     connection_ = *std::move(fresh);
   }
-  Status watched;
-  const bool ran = service_.Run([&] { watched = service_.sessions().Watch(*welcome, shared_from_this()); });
-  if (!ran) watched = {Code::kRefused, "this process has stopped serving its peers"};
+  const auto watch = [&sessions = service_.sessions(), peer = *welcome, self = shared_from_this()] {
+    return sessions.Watch(peer, self);
+  };
+  Status watched = service_.Run(watch, deadline).value_or(PeerService::NotServed());
   const std::lock_guard lock(send_mutex_);
   if (watched.ok()) {
     connected_ = true;
@@ -112,8 +113,8 @@ Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Dea
   }
 }
 
-Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationId as) {
-  const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_));
+Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationId as, Deadline deadline) {
+  const Deadline began = Now();
   const auto run = [&]() -> Result<SharedAllocation> {
     const Turn turn(*this, deadline);
     if (!turn.mine()) return Status{Code::kTimeout, ""};
@@ -125,22 +126,22 @@ Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationI
     if (!shared) Drop({token.allocation, as});
     return shared;
   };
-  auto result = run();
-  if (!result) return Failed("import of " + ToText(token.allocation), result.status());
+  auto result = UntilFree(deadline, run);
+  if (!result) return Failed("import of " + ToText(token.allocation), began, result.status());
   return result;
 }
 
-Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vector<ShareRequest>& requests) {
+Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vector<ShareRequest>& requests, Deadline deadline) {
   if (requests.empty()) return std::vector<SharedAllocation>();
-  const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_));
+  const Deadline began = Now();
   const auto run = [&]() -> Result<std::vector<SharedAllocation>> {
     const Turn turn(*this, deadline);
     if (!turn.mine()) return Status{Code::kTimeout, ""};
     AMEM_TRY(Connect(deadline));
     return Exchange(requests, deadline);
   };
-  auto result = run();
-  if (!result) return Failed("importing " + std::to_string(requests.size()) + " allocations again", result.status());
+  auto result = UntilFree(deadline, run);
+  if (!result) return Failed("importing " + std::to_string(requests.size()) + " allocations again", began, result.status());
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "replay/peers/unix/connection.h"
@@ -13,14 +14,23 @@
 
 namespace amem {
 
+// Asks again while the owner is busy.
+template <class Ask>
+auto UntilFree(Deadline until, const Ask& ask) {
+  constexpr std::chrono::milliseconds kBetween{5};
+  auto answer = ask();
+  for (; IsBusy(answer.status()) && !Passed(until); answer = ask()) std::this_thread::sleep_for(kBetween);
+  return answer;
+}
+
 class OwnerConnection final : public WatchedConnection, public std::enable_shared_from_this<OwnerConnection> {
  public:
-  OwnerConnection(const ConnectionContext& context, PeerService& service, SessionId owner, std::uint32_t timeout_ms)
-      : context_(context), service_(service), owner_(owner), timeout_ms_(timeout_ms) {}
+  OwnerConnection(const ConnectionContext& context, PeerService& service, SessionId owner)
+      : context_(context), service_(service), owner_(owner) {}
 
   // Both wait, first for other threads that use this connection. All messages name the owner and what was wanted.
-  Result<SharedAllocation> Import(const Token& token, AllocationId as);
-  Result<std::vector<SharedAllocation>> Reimport(const std::vector<ShareRequest>& requests);
+  Result<SharedAllocation> Import(const Token& token, AllocationId as, Deadline until);
+  Result<std::vector<SharedAllocation>> Reimport(const std::vector<ShareRequest>& requests, Deadline until);
   // Does not wait: what finds no room is sent later, before anything else.
   void Drop(const ShareRequest& reference);
   void Shut();  // this process stops serving
@@ -36,13 +46,12 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   Status Send(MessageBody body, std::uint64_t request, Deadline deadline);
   Result<bool> SendDropsLocked();
   Result<SharedAllocation> AwaitShared(std::uint64_t request, Deadline deadline);
-  Status Failed(const std::string& doing, const Status& why) const;
+  Status Failed(const std::string& doing, Deadline began, const Status& why) const;
   Result<std::vector<SharedAllocation>> Exchange(const std::vector<ShareRequest>& requests, Deadline deadline);
 
   const ConnectionContext context_;
   PeerService& service_;
   const SessionId owner_;
-  const std::uint32_t timeout_ms_;
 
   std::mutex turn_mutex_;
   std::condition_variable turn_changed_;

@@ -30,6 +30,14 @@ void SessionRegistry::SetGroup(std::int64_t group) {
   Changed();
 }
 
+void SessionRegistry::KeepEverything() {
+  {
+    const std::lock_guard lock(mutex_);
+    self_.keeps = true;
+  }
+  Changed();
+}
+
 std::optional<PeerIdentity> SessionRegistry::Known(SessionId session) const {
   const std::lock_guard lock(mutex_);
   const auto at = known_.find(session);
@@ -80,7 +88,7 @@ Status SessionRegistry::Connected(const PeerIdentity& peer) {
   }
   if (record.connected && !changed) return {};
   record.connected = true;
-  delegate_.OnPeerConnected(peer);
+  notices_.Add([this, peer] { return delegate_.OnPeerConnected(peer); });
   return {};
 }
 
@@ -134,7 +142,7 @@ void SessionRegistry::Lose(SessionId session, const std::string& reason, std::op
   record.process.End();
   lost_(session, reason);
   record.references.clear();
-  if (record.connected) delegate_.OnPeerLost(record.identity, reason);
+  if (record.connected) notices_.Add([this, who = record.identity, reason] { return delegate_.OnPeerLost(who, reason); });
   if (record.connected && seen) witness_(*std::move(seen));
   Changed();
 }

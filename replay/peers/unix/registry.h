@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,6 +30,26 @@ class WatchedConnection {
   virtual void Lost(const std::string& reason) = 0;
 };
 
+// What the delegate is yet to be told, in its order: it may not be able to record it when it happens. On the service thread.
+class Notices {
+ public:
+  using Tell = std::function<bool()>;  // false: not now
+  void Add(Tell tell) {
+    waiting_.push_back(std::move(tell));
+    static_cast<void>(Flush());
+  }
+  bool Flush() {  // true: none is left
+    for (; !waiting_.empty(); waiting_.pop_front()) {
+      if (!waiting_.front()()) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] bool empty() const { return waiting_.empty(); }
+
+ private:
+  std::deque<Tell> waiting_;
+};
+
 class SessionRegistry {
  public:
   // `lost` closes the connections that the lost session made to this one.
@@ -36,10 +57,11 @@ class SessionRegistry {
   // A fact for the journal, from the service thread.
   using Witness = std::function<void(EventBody fact)>;
   SessionRegistry(const ConnectionContext& context, ServiceLoop& loop, const PeerIdentity& self, PeerDelegate& delegate,
-                  LossHandler lost, Witness witness)
+                  Notices& notices, LossHandler lost, Witness witness)
       : context_(context),
         loop_(loop),
         delegate_(delegate),
+        notices_(notices),
         lost_(std::move(lost)),
         witness_(std::move(witness)),
         self_(self) {}
@@ -49,6 +71,7 @@ class SessionRegistry {
   // ---- from any thread
   [[nodiscard]] PeerIdentity Self() const;
   void SetGroup(std::int64_t group);
+  void KeepEverything();
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // was connected once
   // Whose end failed this session's call to Arrive, for peers that come to that call later; nothing: it calls again.
   void SetLoss(const std::optional<PeerIdentity>& lost);
@@ -72,6 +95,7 @@ class SessionRegistry {
   // `seen`: its process, where the caller has looked at it; otherwise the registry looks itself, if it died.
   void Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen = std::nullopt);
   [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
+  bool HasTold() { return notices_.Flush(); }               // the delegate knows all
   void NoteGone(SessionId session);                         // its socket has no listener any more
   // Sessions that were lost while they shared memory, and of which NoteGone was not told.
   [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
@@ -92,6 +116,7 @@ class SessionRegistry {
   const ConnectionContext context_;
   ServiceLoop& loop_;
   PeerDelegate& delegate_;
+  Notices& notices_;
   const LossHandler lost_;
   const Witness witness_;
   UniqueFd change_;

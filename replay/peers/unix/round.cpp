@@ -13,13 +13,10 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatienceWithJournal{100};
 
-// How much longer a member waits for a decision than the leader waits for votes.
-std::chrono::milliseconds Grace(std::uint32_t timeout_ms) { return std::chrono::milliseconds(100 + timeout_ms / 4); }
-
 class UnixRound final : public Round {
  public:
   UnixRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, RoundBegun begun)
-      : context_(context), timeout_ms_(context.timeout_ms), kind_(kind), cycle_(cycle) {
+      : context_(context), kind_(kind), cycle_(cycle) {
     Adopt(std::move(begun));
   }
   ~UnixRound() override {
@@ -27,12 +24,14 @@ class UnixRound final : public Round {
     *context_.busy = false;
   }
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
+  [[nodiscard]] Deadline until() const override { return until_; }
+  void SetUntil(Deadline until) override { until_ = until; }
   [[nodiscard]] bool Leaderless() const override { return !lost_.ok() && !given_up_; }
 
   Result<std::optional<Lifecycle>> Regather() override {
     given_up_ = true;
     leader_.reset();  // it may be stopped, and not dead: it counts this session no more
-    auto again = Arrival(context_, kind_, cycle_, true).Run();
+    auto again = Arrival(context_, kind_, cycle_, std::max(until_, In(context_.deadlines.round_least())), false, true).Run();
     if (!again) return again.status().Within("gathering without " + ToText(LeaderIdentity()));
     if (again->settled) return again->settled;
     Adopt(*std::move(again));
@@ -41,13 +40,14 @@ class UnixRound final : public Round {
 
   Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
     if (leader_ == nullptr && lost_.ok()) return VoteAlone(phase, mine, culprit);
+    const Deadline began = Now();
     const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_session_, lost_};
     if (culprit != nullptr) *culprit = decision.culprit;
     // The leader has looked at its process for the message; a member looks for its own journal. One that is lost was looked at
     // when its connection ended.
     const bool late = decision.status.code() == Code::kTimeout && lost_.ok();
     if (late && decision.culprit && decision.culprit != context_.service->sessions().Self().session)
-      Witness(IdentityOf(decision.culprit));
+      Witness(IdentityOf(decision.culprit), began);
     return decision.status;
   }
 
@@ -55,6 +55,7 @@ class UnixRound final : public Round {
   void Adopt(RoundBegun begun) {
     leader_ = std::move(begun.leader);
     leader_session_ = leader_ ? leader_->to() : context_.service->sessions().Self().session;
+    until_ = begun.until;
     id_ = begun.begun.round;
     members_ = std::move(begun.begun.members);
     if (leader_ == nullptr) members_ = {context_.service->sessions().Self()};
@@ -74,8 +75,11 @@ class UnixRound final : public Round {
   }
 
   DecisionMessage AskLeader(PhaseKind phase, const Status& mine) {
-    const VoteMessage vote{id_, ++index_, phase, timeout_ms_, mine};
-    const Deadline deadline = In(std::chrono::milliseconds(timeout_ms_) + Grace(timeout_ms_));
+    const Deadline began = Now();
+    const auto margin = context_.deadlines.margin();
+    const auto left = std::max(LeftUntil(until_), margin);
+    const VoteMessage vote{id_, ++index_, phase, static_cast<std::uint32_t>(left.count()), mine};
+    const Deadline deadline = began + left + margin;
     Status failed = leader_->Send({leader_->NextRequest(), vote}, deadline);
     while (failed.ok()) {
       auto answer = leader_->Receive(deadline);
@@ -87,24 +91,23 @@ class UnixRound final : public Round {
         return {id_, index_, leader_session_, failure->status.Within(About(phase))};
       }
     }
-    const std::string why = failed.code() == Code::kTimeout ? Witness(LeaderIdentity()) : std::string();
-    lost_ = Describe(failed, phase, why);
+    const std::string why = failed.code() == Code::kTimeout ? Witness(LeaderIdentity(), began) : std::string();
+    lost_ = Describe(failed, phase, began, why);
     return {id_, index_, leader_session_, lost_};
   }
 
   [[nodiscard]] std::string About(PhaseKind phase) const {
     return fmt::format("{}, who counts the votes, in phase {}", ToText(LeaderIdentity()), ToText(phase));
   }
-  [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase, const std::string& why) const {
+  [[nodiscard]] Status Describe(const Status& failed, PhaseKind phase, Deadline began, const std::string& why) const {
     if (failed.code() != Code::kTimeout) return failed.Within(About(phase));
-    return {Code::kTimeout,
-            fmt::format("waited {} ms for {}: no decision came{}; look at what it is doing, or raise AMEM_TIMEOUT_MS",
-                        timeout_ms_ + Grace(timeout_ms_).count(), About(phase), why.empty() ? why : ": it " + why)};
+    return {Code::kTimeout, fmt::format("waited {} ms for {}: no decision came{}{}", SinceThen(began).count(), About(phase),
+                                        why.empty() ? why : ": it " + why, OrRaiseTheTimeout("; look at what it is doing"))};
   }
   // Looks at the process of a member that is late, tells the journal, and returns what would explain it.
-  std::string Witness(const PeerIdentity& who) {
+  std::string Witness(const PeerIdentity& who, Deadline began) {
     const bool leads = leader_ != nullptr && leader_->to() == who.session;
-    const std::chrono::milliseconds waited(timeout_ms_);
+    const std::chrono::milliseconds waited = SinceThen(began);
     const EventBody fact = leads ? SeeProcessOf(who, *leader_, waited) : SeeProcessOf(who, context_.connection, waited);
     (void)context_.delegate->OnWitnessed({&fact, 1}, kPatienceWithJournal);
     return WhyLate(std::get<ProcessSeen>(fact));
@@ -117,9 +120,9 @@ class UnixRound final : public Round {
   }
 
   const RoundContext context_;
-  const std::uint32_t timeout_ms_;
   const CycleKind kind_;
   const std::uint64_t cycle_;
+  Deadline until_;
   std::unique_ptr<PeerConnection> leader_;
   SessionId leader_session_;
   std::uint64_t id_ = 0;
@@ -131,9 +134,9 @@ class UnixRound final : public Round {
 
 }  // namespace
 
-Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle,
-                                             std::vector<PeerIdentity>& culprits) {
-  Arrival arrival(context, kind, cycle, false);
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, Deadline until,
+                                             bool patient, std::vector<PeerIdentity>& culprits) {
+  Arrival arrival(context, kind, cycle, until, patient && kind == CycleKind::kResume, false);
   auto begun = arrival.Run();
   culprits.clear();
   if (!begun) {

@@ -25,6 +25,7 @@ constexpr int kMessagesATurn = 16;                              // from one peer
 constexpr std::size_t kFactsMax = 8192;                         // that wait for the journal; more are let go
 constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
+constexpr auto kAnswerWithin = std::chrono::milliseconds(20);
 
 UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -37,7 +38,7 @@ PeerService::PeerService(const ConnectionContext& context, Listeners listeners, 
       listeners_(std::move(listeners)),
       loop_(*this),
       sessions_(
-          context, loop_, self, delegate,
+          context, loop_, self, delegate, notices_,
           // All its connections: of a process that died they may be held open by children that it forked.
           [this](SessionId session, const std::string& reason) {
             for (auto& [id, connection] : inbound_) {
@@ -70,7 +71,7 @@ Status PeerService::Start() {
 
 void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
   if (!loop_.Stop(patience)) return;
-  if (!facts_.empty()) TellFacts();
+  if (!facts_.empty() || !notices_.empty()) TellDelegate();
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
   sessions_.ForgetConnections();
@@ -130,8 +131,8 @@ void PeerService::Witness(EventBody fact) {
   if (facts_.size() < kFactsMax) facts_.push_back(std::move(fact));
 }
 
-void PeerService::TellFacts() {
-  const bool told = delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0));
+void PeerService::TellDelegate() {
+  const bool told = notices_.Flush() && (facts_.empty() || delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0)));
   tell_again_.reset();
   if (told) {
     facts_.clear();
@@ -166,7 +167,13 @@ void PeerService::Sweep() {
     }
   }
   // Once a turn, for all that was heard in it; and again later, if the journal was in use.
-  if (!facts_.empty() && (!tell_again_ || Clock::now() >= *tell_again_)) TellFacts();
+  const bool to_tell = !facts_.empty() || !notices_.empty();
+  if (to_tell && (!tell_again_ || Clock::now() >= *tell_again_)) TellDelegate();
+}
+
+Status PeerService::Settled() {
+  if (notices_.Flush()) return {};
+  return {Code::kTimeout, "a driver call of another thread of that process has not returned", kNotReady};
 }
 
 // ---- connections that come in ----------------------------------------------------------------------------------------------
@@ -356,7 +363,8 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
     return Reply(connection, request,
                  FailureMessage{{Code::kInvalid, "the token names another session, " + Hex(import.token.session.value)}});
   }
-  auto shared = Checked(delegate_.OnImport(connection.peer, import.as, import.token));
+  const Status settled = Settled();
+  auto shared = settled.ok() ? Checked(delegate_.OnImport(connection.peer, import.as, import.token)) : settled;
   if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
   sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
   std::vector<UniqueFd> descriptors;
@@ -370,6 +378,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
 void PeerService::Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport) {
   SharedMessage answer;
   std::vector<UniqueFd> descriptors;
+  if (const Status settled = Settled(); !settled.ok()) return Reply(connection, request, FailureMessage{settled});
   for (const auto& reference : reimport.references) {
     auto shared = Checked(delegate_.OnReimport(connection.peer, reference));
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
@@ -385,15 +394,19 @@ void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
   for (const auto& reference : dropped.references) {
     // A drop may also follow an import that was refused, which left no reference.
     if (!sessions_.RemoveReference(connection.peer.session, reference.allocation, reference.as)) continue;
-    delegate_.OnReferenceDropped(connection.peer, reference.allocation, reference.as);
+    notices_.Add([this, by = connection.peer, reference] {
+      return delegate_.OnReferenceDropped(by, reference.allocation, reference.as);
+    });
   }
 }
 
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
-NeighbourhoodMessage PeerService::Neighbourhood() {
+MessageBody PeerService::Neighbourhood() {
   NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(), sessions_.Loss()};
-  for (const SessionId session : delegate_.Neighbours()) {
+  const auto neighbours = delegate_.Neighbours(In(kAnswerWithin));
+  if (!neighbours) return FailureMessage{neighbours.status()};
+  for (const SessionId session : *neighbours) {
     answer.neighbours.push_back(sessions_.Known(session).value_or(PeerIdentity{.session = session}));
   }
   return answer;
@@ -405,7 +418,7 @@ void PeerService::HandleRound(Inbound& connection, const Message& message) {
     return Reply(connection, message.request, Neighbourhood());
   }
   if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))
-    return votes_.Arrived(connection.id, connection.peer, *arrival);
+    return votes_.Arrived(connection.id, connection.peer, *arrival, Clock::now());
   if (std::holds_alternative<WithdrawMessage>(message.body)) return votes_.Withdrew(connection.id);
   if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes_.Voted(connection.id, *vote, Clock::now());
   if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes_.Left(connection.id, leave->round);

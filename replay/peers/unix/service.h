@@ -43,8 +43,20 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
   // Work for the service thread: ServiceLoop's Run and Post.
-  bool Run(const std::function<void()>& work) { return loop_.Run(work); }
+  template <class Work>
+  auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
+    return loop_.Run(std::move(work), until);
+  }
   void Post(std::function<void()> work) { loop_.Post(std::move(work)); }
+  void TellLater(Notices::Tell tell) {
+    Post([this, tell = std::move(tell)] { notices_.Add(tell); });
+  }
+  // For a Run that came back with nothing.
+  static Status NotServed() {
+    return {Code::kRefused, "this process has stopped serving its peers, or its service thread hangs in a driver call"};
+  }
+  // On the service thread, before the delegate is asked for anything: ok, unless it has yet to be told of what came before.
+  Status Settled();
 
  private:
   using Clock = ServiceLoop::Clock;
@@ -86,7 +98,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) override;
   // Facts for the journal. They wait here while the session's thread has the journal to itself.
   void Witness(EventBody fact);
-  void TellFacts();
+  void TellDelegate();
 
   void Accept(const UniqueFd& listener);
   void RefuseForWantOfDescriptors(const UniqueFd& listener);
@@ -106,7 +118,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
   void Dropped(Inbound& connection, const DroppedMessage& dropped);
-  [[nodiscard]] NeighbourhoodMessage Neighbourhood();
+  [[nodiscard]] MessageBody Neighbourhood();
 
   void Reply(Inbound& connection, std::uint64_t request, MessageBody body, std::vector<UniqueFd> descriptors = {});
   void WriteQueue(Inbound& connection);
@@ -116,6 +128,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   PeerDelegate& delegate_;
   Listeners listeners_;
   ServiceLoop loop_;
+  Notices notices_;
   SessionRegistry sessions_;
 
   // The service thread's own.

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
@@ -52,28 +53,38 @@ class UnixPeers::Impl {
   }
 
   [[nodiscard]] bool in_forked_child() const { return guard_.InChild(); }
+  [[nodiscard]] Deadline ForACall() const { return In(options_.deadlines.call()); }
   [[nodiscard]] PeerService& service() { return *service_; }
   [[nodiscard]] PeerDelegate& delegate() { return delegate_; }
 
   std::shared_ptr<OwnerConnection> Owner(SessionId session) {
     const std::lock_guard lock(owners_mutex_);
     auto& owner = owners_[session];
-    if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session, options_.timeout_ms);
+    if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session);
     return owner;
   }
 
   bool AwaitLoss(SessionId session) {
-    bool connected = false;
-    if (!service_->Run([&] { connected = service_->sessions().IsConnected(session); })) return false;
-    if (!connected) return true;
+    const Deadline until = In(kLossPatience);
+    const auto told = [&sessions = service_->sessions(), session] {
+      return !sessions.IsConnected(session) && sessions.HasTold();
+    };
+    const auto has_told = service_->Run(told, until);
+    if (!has_told || *has_told) return has_told.has_value();
     if (!IsGone(context_, session, kLossPatience)) return false;
-    return service_->Run([&] { service_->sessions().NoteGone(session); });
+    service_->Run([&sessions = service_->sessions(), session] { sessions.NoteGone(session); }, until);
+    while (!service_->Run(told, until).value_or(false)) {
+      if (Passed(until)) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
 
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) {
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) {
     if (busy_->exchange(true)) return Status{Code::kRefused, "another pause or resume of this session is under way"};
     std::vector<PeerIdentity> culprits;
-    auto round = ArriveAtRound({context_, service_.get(), &delegate_, options_.timeout_ms, busy_}, kind, cycle, culprits);
+    auto round = ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy_, options_.waiting}, kind, cycle,
+                               until, patient, culprits);
     const std::lock_guard lock(culprits_mutex_);
     culprits_ = std::move(culprits);
     return round;
@@ -147,39 +158,53 @@ void UnixPeers::Stop() {
 PeerIdentity UnixPeers::Self() const { return impl_->service().sessions().Self(); }
 
 void UnixPeers::SetGroup(std::int64_t group) { impl_->service().sessions().SetGroup(group); }
+void UnixPeers::KeepEverything() { impl_->service().sessions().KeepEverything(); }
 
 Result<SharedAllocation> UnixPeers::Import(const Token& token, AllocationId as) {
-  if (token.session != Self().session) return impl_->Owner(token.session)->Import(token, as);
-  Result<SharedAllocation> own = Status{Code::kRefused, "this process has stopped serving its peers"};
-  (void)impl_->service().Run([&] { own = impl_->delegate().OnImport(Self(), as, token); });
-  return own;
+  if (token.session != Self().session) return impl_->Owner(token.session)->Import(token, as, impl_->ForACall());
+  const Deadline until = impl_->ForACall();
+  return UntilFree(until, [&]() -> Result<SharedAllocation> {
+    const auto import = [impl = impl_.get(), self = Self(), as, token]() -> Result<SharedAllocation> {
+      AMEM_TRY(impl->service().Settled());
+      return impl->delegate().OnImport(self, as, token);
+    };
+    auto own = impl_->service().Run(import, until);
+    return own ? *std::move(own) : PeerService::NotServed();
+  });
 }
 
-Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const std::vector<ShareRequest>& requests) {
-  if (owner != Self().session) return impl_->Owner(owner)->Reimport(requests);
-  std::vector<SharedAllocation> all;
-  Status failed;
-  const bool ran = impl_->service().Run([&] {
-    for (const auto& request : requests) {
-      auto shared = impl_->delegate().OnReimport(Self(), request);
-      if (!shared) failed = shared.status();
-      if (!shared) return;
-      all.push_back(*std::move(shared));
-    }
+Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
+                                                          Deadline until) {
+  using All = Result<std::vector<SharedAllocation>>;
+  if (owner != Self().session) return impl_->Owner(owner)->Reimport(requests, until);
+  return UntilFree(until, [&]() -> All {
+    const auto reimport = [impl = impl_.get(), self = Self(), requests]() -> All {
+      AMEM_TRY(impl->service().Settled());
+      std::vector<SharedAllocation> all;
+      for (const auto& request : requests) {
+        auto shared = impl->delegate().OnReimport(self, request);
+        if (!shared) return shared.status();
+        all.push_back(*std::move(shared));
+      }
+      return all;
+    };
+    auto own = impl_->service().Run(reimport, until);
+    return own ? *std::move(own) : PeerService::NotServed();
   });
-  if (!ran) return Status{Code::kRefused, "this process has stopped serving its peers"};
-  if (!failed.ok()) return failed;
-  return all;
 }
 
 void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
   if (remote.owner != Self().session) return impl_->Owner(remote.owner)->Drop({remote.allocation, as});
-  impl_->service().Post([this, remote, as] { impl_->delegate().OnReferenceDropped(Self(), remote.allocation, as); });
+  impl_->service().TellLater([impl = impl_.get(), self = Self(), remote, as] {
+    return impl->delegate().OnReferenceDropped(self, remote.allocation, as);
+  });
 }
 
 bool UnixPeers::AwaitLoss(SessionId session) { return impl_->AwaitLoss(session); }
 
-Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle) { return impl_->Arrive(kind, cycle); }
+Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) {
+  return impl_->Arrive(kind, cycle, until, patient);
+}
 
 std::vector<PeerIdentity> UnixPeers::Culprits() const { return impl_->Culprits(); }
 

@@ -10,7 +10,7 @@
 //   process dies, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order.
 // * The set of a round is found by asking; its leader is the session with the lowest id. Votes are numbered, and each has one
 //   decision, which the leader makes once. If the leader itself is lost, every vote from then on is kPeerLost at once. If the
-//   leader's process is stopped (not dead), members give up a quarter of the time-out after it should have decided.
+//   leader's process is stopped (not dead), members give up a little after it should have decided (Deadlines::margin).
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.
 #pragma once
 
@@ -30,12 +30,14 @@ namespace amem {
 
 struct UnixPeersOptions {
   std::filesystem::path socket_directory;  // made with mode 0700; must belong to this user, with no access for others
-  std::uint32_t timeout_ms = 60'000;       // for every wait for a peer
+  Deadlines deadlines;                     // an import by itself is a call, too
   std::optional<uid_t> expected_uid;       // the user whose processes may connect; default: this one. For tests
   // Sessions are found by abstract sockets, too, which processes of one network namespace see that have no directory in common.
   // Their names are the sessions' ids alone, so those must be random.
   bool abstract_names = false;
   std::function<void(const std::string&)> report = {};  // told in a sentence when only one of the two ways works
+  // Told for whom a resume waits that has waited for longer than a call may take, ever more seldom; on the calling thread.
+  std::function<void(const std::string&)> waiting = {};
 };
 
 class UnixPeers final : public Peers {
@@ -48,12 +50,14 @@ class UnixPeers final : public Peers {
 
   [[nodiscard]] PeerIdentity Self() const override;
   void SetGroup(std::int64_t group) override;
+  void KeepEverything() override;
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override;
-  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override;
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
+                                                 Deadline until) override;
   void DropReference(const RemoteAllocation& remote, AllocationId as) override;
   bool AwaitLoss(SessionId session) override;
   // One at a time: kRefused while a round of this session is not destroyed. The round must not outlive this object.
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override;
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) override;
   [[nodiscard]] std::vector<PeerIdentity> Culprits() const override;
   void Stop() override;
 

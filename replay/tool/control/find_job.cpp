@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -38,11 +40,11 @@ Result<std::vector<Living>> LivingUnder(const std::filesystem::path& place) {
                                          : "; " + found.problems.front())};
 }
 
-std::vector<JobOfLiving> JobsOf(const std::vector<Living>& living) {
+std::vector<JobOfLiving> JobsOf(const std::vector<Living>& living, Ties certainty) {
   std::vector<JobTies> ties;
   for (const Living& one : living) ties.push_back(one.ties);
   std::vector<JobOfLiving> jobs;
-  for (const auto& members : GroupIntoJobs(ties)) {
+  for (const auto& members : GroupIntoJobs(ties, certainty)) {
     JobOfLiving& job = jobs.emplace_back();
     for (const std::size_t i : members) job.push_back(&living[i]);
   }
@@ -63,9 +65,38 @@ std::int32_t ParentOf(std::int32_t pid) {
 
 bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
   constexpr int kDeepest = 64;
-  for (int depth = 0; pid > 1 && depth < kDeepest; ++depth, pid = ParentOf(pid))
+  for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))
     if (static_cast<std::uint64_t>(pid) == ancestor) return true;
   return false;
+}
+
+std::string VariableOf(const SessionOpened& who, std::string_view name) {
+  for (const std::string& variable : who.launcher)
+    if (variable.starts_with(name) && variable.substr(name.size()).starts_with('=')) return variable.substr(name.size() + 1);
+  return {};
+}
+
+// What all ranks have in common that one launcher started at one time, and nobody else; empty: not known. torchrun's id is
+// "none" unless it is given one, so that its process is a part of it; Slurm and PMIx number each start.
+std::string LaunchOf(const SessionOpened& who) {
+  const std::string elastic = VariableOf(who, "TORCHELASTIC_RUN_ID");
+  if (const std::int32_t parent = ParentOf(who.pid); !elastic.empty())
+    return parent <= 1 ? "" : fmt::format("torchrun {} {} {}", elastic, VariableOf(who, "TORCHELASTIC_RESTART_COUNT"), parent);
+  const std::string job = VariableOf(who, "SLURM_JOB_ID"), step = VariableOf(who, "SLURM_STEP_ID");
+  if (!job.empty() && !step.empty()) return fmt::format("slurm {} {} {}", job, step, VariableOf(who, "SLURM_RESTART_COUNT"));
+  const std::string space = VariableOf(who, "PMIX_NAMESPACE");
+  return space.empty() ? "" : "pmix " + space;
+}
+
+// A rank twice in one launch means that some processes inherited its environment: then it tells nothing.
+void NoteLaunches(std::vector<Living>& living) {
+  std::map<std::string, std::multiset<std::int32_t>> ranks;
+  for (Living& one : living) ranks[one.ties.launch = LaunchOf(one.ties.who)].insert(one.ties.who.rank);
+  for (Living& one : living) {
+    const auto& of_launch = ranks[one.ties.launch];
+    const bool twice = std::ranges::adjacent_find(of_launch) != of_launch.end();
+    if (twice || of_launch.contains(-1)) one.ties.launch.clear();
+  }
 }
 
 // The value of a variable that tells jobs apart.
@@ -79,9 +110,7 @@ bool LaunchedAs(const SessionOpened& who, const std::string& id) {
 }
 
 std::size_t RanksOfLauncher(const JobOfLiving& job) {
-  for (const std::string& variable : job.front()->ties.who.launcher)
-    if (variable.starts_with("WORLD_SIZE=")) return Number(variable.substr(variable.find('=') + 1)).value_or(0);
-  return 0;
+  return Number(VariableOf(job.front()->ties.who, "WORLD_SIZE")).value_or(0);
 }
 
 FoundJob Chosen(const JobOfLiving& job) {
@@ -114,35 +143,91 @@ std::optional<std::filesystem::path> SessionNamed(const std::string& what, const
   return !failed && (named == session || named.parent_path() == session) ? std::optional(session) : std::nullopt;
 }
 
+bool Is(const Living* one, std::optional<std::uint64_t> pid) {
+  return pid && static_cast<std::uint64_t>(one->ties.who.pid) == *pid;
+}
+
+std::string PidsOf(const std::vector<JobOfLiving>& jobs) {
+  std::set<std::int32_t> pids;
+  for (const JobOfLiving& job : jobs)
+    for (const Living* one : job) pids.insert(one->ties.who.pid);
+  return fmt::format("{}", fmt::join(pids, " "));
+}
+
+// Those that were named by their pids, and what is certainly of one job with them.
+Result<FoundJob> FindRanks(const std::vector<std::string>& pids, const std::vector<JobOfLiving>& jobs) {
+  std::set<const JobOfLiving*> named;
+  for (const std::string& pid : pids) {
+    const auto job = std::ranges::find_if(jobs, [&](const JobOfLiving& candidate) {
+      return std::ranges::any_of(candidate, [&](const Living* one) { return Is(one, Number(pid)); });
+    });
+    if (job == jobs.end())
+      return Status{Code::kNotFound,
+                    fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", pid, ListOf(jobs))};
+    named.insert(&*job);
+  }
+  JobOfLiving all;
+  for (const JobOfLiving* job : named) all.insert(all.end(), job->begin(), job->end());
+  return Chosen(all);
+}
+
+// Refused where the launcher counts more ranks than are certainly of this job, and some of this host may be those: a part of a
+// job that stands still has the rest wait for it.
+Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) {
+  if (RanksOfLauncher(job) <= job.size()) return Status::Ok();
+  for (const JobOfLiving& probable : JobsOf(living, Ties::kProbable)) {
+    if (probable.size() <= job.size() || std::ranges::find(probable, job.front()) == probable.end()) continue;
+    return {Code::kRefused,
+            fmt::format("pid {} is of a job of {} ranks, and nothing says for certain which of these are the others, "
+                        "because they have not met yet: ask again later, or name all that are meant: {}{}",
+                        PidsOf({job}), RanksOfLauncher(job), PidsOf({probable}), ListOf({probable}))};
+  }
+  return Status::Ok();
+}
+
+bool Names(const std::string& what, const JobOfLiving& job) {
+  const auto pid = Number(what);
+  return std::ranges::any_of(job, [&](const Living* one) {
+    return (pid && DescendsFrom(one->ties.who.pid, *pid)) || LaunchedAs(one->ties.who, what);
+  });
+}
+
 }  // namespace
 
-Result<FoundJob> FindJob(const std::string& what) {
+Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
+  const std::string what = names.size() == 1 ? names.front() : "";
   std::error_code missing;
   const bool place = !what.empty() && std::filesystem::exists(what, missing);
-  const auto number = Number(what);
   Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
   // Of one session's directory the job is meant, whose other sessions lie beside it.
-  std::optional<std::int32_t> of_session;
-  if (const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt) {
-    of_session = living->front().ties.who.pid;
+  std::optional<std::uint64_t> pid = Number(what);
+  const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
+  if (session) {
+    pid = static_cast<std::uint64_t>(living->front().ties.who.pid);
     living = LivingUnder(session->parent_path());
   }
   if (!living.ok()) return living.status();
-  std::vector<JobOfLiving> jobs = JobsOf(*living);
-  if (!what.empty() && (!place || of_session)) {
-    std::erase_if(jobs, [&](const JobOfLiving& job) {
-      return std::ranges::none_of(job, [&](const Living* one) {
-        if (of_session) return one->ties.who.pid == *of_session;
-        return (number && DescendsFrom(one->ties.who.pid, *number)) || LaunchedAs(one->ties.who, what);
-      });
-    });
+  NoteLaunches(*living);
+  std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
+  if (names.size() > 1) return FindRanks(names, jobs);
+  const auto has_pid = [&](const JobOfLiving& job) {
+    return std::ranges::any_of(job, [&](const Living* one) { return Is(one, pid); });
+  };
+  if (session || (!place && std::ranges::any_of(jobs, has_pid))) {  // a rank, and not what it has started
+    std::erase_if(jobs, std::not_fn(has_pid));
+  } else if (!what.empty() && !place) {
+    std::erase_if(jobs, [&](const JobOfLiving& job) { return !Names(what, job); });
   }
   if (jobs.empty())
     return Status{Code::kNotFound, fmt::format("{} is no rank or launcher of a living job, no directory of journals, and no "
                                                "launcher's id of a job; these live:{}",
-                                               what, ListOf(JobsOf(*living)))};
+                                               what, ListOf(JobsOf(*living, ties)))};
   if (jobs.size() > 1)
-    return Status{Code::kRefused, fmt::format("there are {} living jobs; name one by a pid:{}", jobs.size(), ListOf(jobs))};
+    return Status{Code::kRefused,
+                  fmt::format("there are {} living jobs, of which nothing says that they belong together; name one by "
+                              "a pid, or all that are meant: {}{}",
+                              jobs.size(), PidsOf(jobs), ListOf(jobs))};
+  if (ties == Ties::kCertain) AMEM_TRY(CheckComplete(jobs.front(), *living));
   return Chosen(jobs.front());
 }
 

@@ -24,7 +24,7 @@ double SecondsSince(std::chrono::steady_clock::time_point from) {
 // Finds the job, takes its locks, has `ask` done, and prints what came of it.
 template <class Ask>
 int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask) {
-  const Result<FoundJob> job = FindJob(options.job);
+  const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
   Result<control::JobControl> control = control::JobControl::Open(job->directories);
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
@@ -54,7 +54,7 @@ int RunResume(const RequestOptions& options, Output& out) {
 }
 
 int RunStatus(const RequestOptions& options, Output& out) {
-  const Result<FoundJob> job = FindJob(options.job);
+  const Result<FoundJob> job = FindJob(options.job, Ties::kProbable);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
   const auto ranks = control::LookAt(job->directories);
   if (ranks.empty())
@@ -80,6 +80,7 @@ Command PauseCommand() {
       "  amem-replay pause                      the only living job of this user on this host\n"
       "  amem-replay pause 4711 --deadline 300  the job of that process, or of that launcher\n"
       "  amem-replay pause --tags               the program's tags too\n"
+      "  amem-replay pause 4711 4712            ranks of which nothing else says that they belong together\n"
       "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and\n"
       "did not pause, and runs as before.\n",
       [](Arguments& arguments) { return SetUp<PauseOptions>(arguments, AddPause, RunPause); }, false};

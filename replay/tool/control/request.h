@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "replay/control/job_control.h"
 #include "replay/tool/command.h"
@@ -12,7 +13,7 @@
 namespace amem::tool {
 
 struct RequestOptions {
-  std::string job;
+  std::vector<std::string> job;
   std::uint32_t deadline_s = 60;
   bool json = false;
 };

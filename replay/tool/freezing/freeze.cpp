@@ -21,7 +21,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct FreezeCommandOptions {
-  std::string job, gpus;
+  std::vector<std::string> job;
+  std::string gpus;
   std::uint32_t deadline_s = 60;
   std::optional<std::uint64_t> at_step;
   bool go_on = false, undo = false, this_host = false, others_stay = false, json = false;
@@ -99,7 +100,7 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   ::unsetenv("CUDA_VISIBLE_DEVICES");          // of this shell; pairs must name every GPU that the job may use
   auto checkpointer = OpenCudaCheckpointer();  // the driver starts while the job is looked for
   ThisMachine machine;
-  const Result<FoundJob> found = FindJob(options.job);
+  const Result<FoundJob> found = FindJob(options.job, Ties::kCertain);
   if (!found.ok()) return ComplainOf(found.status(), kCannotRead);
   if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   auto control = control::JobControl::Open(found->directories);

@@ -59,6 +59,45 @@ TEST_F(Guest, lives_beside_a_wrapper_of_dl_iterate_phdr_in_either_order) {
   }
 }
 
+// HAMi and others limit each container's part of a GPU by a dlsym of their own.
+class BesideAnotherDlsym : public Guest {
+ protected:
+  // Each is preloaded before and behind the other.
+  static std::vector<Way> Orders(const std::vector<Way>& ways) {
+    const std::string other = AMEM_GUESTS "/liblimits_memory.so";
+    std::vector<Way> orders;
+    for (const Way& way : ways) {
+      orders.push_back({"AMem behind it", {other + " " + way.preload.front()}});
+      orders.push_back({"AMem before it", {way.preload.front() + " " + other}});
+    }
+    return orders;
+  }
+  std::string InitWith(const std::string& preload, const char* enabled, const char* limit_mib) {
+    job_.environment["LD_PRELOAD"] = preload;
+    job_.environment["AMEM_ENABLE"] = enabled;
+    job_.environment["LIMIT_MIB"] = limit_mib;
+    const auto ranks = job_.Run(1, {"cuda", "load", "init", "reduce"});
+    return ranks[0].Said("init") + ", " + ranks[0].Said("reduce");
+  }
+};
+
+TEST_F(BesideAnotherDlsym, everybody_gets_what_that_one_answers) {
+  const char* const look = "import ctypes; ctypes.CDLL(None).limits_memory; print('fine')";
+  for (const Way& order : Orders(Ways())) RunsWith({"/usr/bin/env", "python3", "-c", look}, order.preload.front(), order.name);
+}
+
+TEST_F(BesideAnotherDlsym, nccl_keeps_to_that_ones_limit) {
+  const std::string alone = AMEM_GUESTS "/liblimits_memory.so";
+  const std::string refused = InitWith(alone, "0", "1"), made = InitWith(alone, "0", "65536");
+  ASSERT_NE(refused, made);
+  for (const Way& order : Orders(Ways())) {
+    for (const char* enabled : {"0", "1"}) {
+      EXPECT_EQ(InitWith(order.preload.front(), enabled, "1"), refused) << order.name << ", AMEM_ENABLE=" << enabled;
+      EXPECT_EQ(InitWith(order.preload.front(), enabled, "65536"), made) << order.name << ", AMEM_ENABLE=" << enabled;
+    }
+  }
+}
+
 TEST_F(Guest, lives_beside_jemalloc) {
   for (const char* library : {"/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2"}) {
     if (!fs::exists(library)) continue;

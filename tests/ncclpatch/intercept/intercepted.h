@@ -142,6 +142,7 @@ class Intercepted : public ::testing::Test {
     std::atexit([] { std::filesystem::remove_all(directory); });  // after the session, which is closed by a later atexit
     setenv("AMEM_JOURNAL_DIR", directory.c_str(), 1);
     setenv("AMEM_LOG", "off", 1);
+    setenv("AMEM_SIM_FABRIC", "1", 1);
     setenv("AMEM_USER_MEMORY", "release", 1);
     driver_ = dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     nccl_ = dlopen(AMEM_STAND_INS "/libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);

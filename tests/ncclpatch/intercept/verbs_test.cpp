@@ -110,6 +110,20 @@ TEST_F(VerbsTest, a_registration_by_dma_buf_counts_though_its_descriptor_is_clos
   EXPECT_EQ(Registrations(), 0U);
 }
 
+// The pause has planned with what the card holds, and could not end if that was given up in the middle of it.
+TEST_F(VerbsTest, a_pause_waits_until_a_card_that_lets_go_of_memory_has_answered) {
+  void* const region = reg_mr(nullptr, pointer(), kBytes, 1);
+  test::Held<DeregMr>::Reset();
+  DeregMr* const slow = Verbs("ibv_dereg_mr", &test::Held<DeregMr>::Real);
+  std::thread lets_go([&] { EXPECT_EQ(slow(region), 0); });
+  test::Held<DeregMr>::AwaitInside(1);
+  EXPECT_FALSE(APauseGoesOnBefore([] { test::Held<DeregMr>::Release(); }));
+  lets_go.join();
+  EXPECT_EQ(Registrations(), 0U);
+  EXPECT_TRUE(session().Resume().ok());
+  APauseTakesIt();
+}
+
 TEST_F(VerbsTest, a_deregistration_that_fails_keeps_the_memory) {
   void* const region = reg_mr(nullptr, pointer(), kBytes, 1);
   g_deregister_result = 16;  // EBUSY

@@ -15,11 +15,13 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {
@@ -373,6 +375,130 @@ TEST_F(Communicators, of_a_newer_nccl_are_known_by_hash_too_and_its_threads_inhe
   EXPECT_EQ(Probed("pointer").count(known->id.value), 1U);
   EXPECT_EQ(Probed("standard").count(known->id.value), 1U);
   reinterpret_cast<int (*)(ncclComm*)>(dlsym(newer, "ncclCommDestroy"))(comm);
+}
+
+// Each call with a communicator, given another one wherever NCCL takes a pointer to memory or to something of its own. But for
+// ncclReduceScatter, which does nothing here, so that what it costs to be followed can be measured.
+struct CallWith {
+  const char* probed;
+  bool gives_back;  // is right with a suspended communicator as well
+  int (*make)(void* nccl, ncclComm* comm, void* other);
+};
+template <class... Parameters, class... Arguments>
+int CallByName(void* nccl, const char* name, int (*)(Parameters...), Arguments... arguments) {
+  return reinterpret_cast<int (*)(Parameters...)>(dlsym(nccl, name))(arguments...);
+}
+#define CALL_WITH(probed, gives_back, name, type, ...)                                                                      \
+  CallWith {                                                                                                                \
+    probed, gives_back,                                                                                                     \
+        [](void* nccl, ncclComm* comm, void* p) { return CallByName(nccl, name, std::add_pointer_t<type>{}, __VA_ARGS__); } \
+  }
+const CallWith kCallsWith[] = {
+    CALL_WITH("all-reduce", false, "ncclAllReduce", int(const void*, void*, std::size_t, int, int, ncclComm*, void*), p, p, 0,
+              7, 0, comm, p),
+    CALL_WITH("all-gather", false, "ncclAllGather", int(const void*, void*, std::size_t, int, ncclComm*, void*), p, p, 0, 7,
+              comm, p),
+    CALL_WITH("broadcast", false, "ncclBroadcast", int(const void*, void*, std::size_t, int, int, ncclComm*, void*), p, p, 0, 7,
+              0, comm, p),
+    CALL_WITH("bcast", false, "ncclBcast", int(void*, std::size_t, int, int, ncclComm*, void*), p, 0, 7, 0, comm, p),
+    CALL_WITH("reduce", false, "ncclReduce", int(const void*, void*, std::size_t, int, int, int, ncclComm*, void*), p, p, 0, 7,
+              0, 0, comm, p),
+    CALL_WITH("all-to-all", false, "ncclAlltoAll", int(const void*, void*, std::size_t, int, ncclComm*, void*), p, p, 0, 7,
+              comm, p),
+    CALL_WITH("gather", false, "ncclGather", int(const void*, void*, std::size_t, int, int, ncclComm*, void*), p, p, 0, 7, 0,
+              comm, p),
+    CALL_WITH("scatter", false, "ncclScatter", int(const void*, void*, std::size_t, int, int, ncclComm*, void*), p, p, 0, 7, 0,
+              comm, p),
+    CALL_WITH("send", false, "ncclSend", int(const void*, std::size_t, int, int, ncclComm*, void*), p, 0, 7, 0, comm, p),
+    CALL_WITH("recv", false, "ncclRecv", int(void*, std::size_t, int, int, ncclComm*, void*), p, 0, 7, 0, comm, p),
+    CALL_WITH("put-signal", false, "ncclPutSignal",
+              int(const void*, std::size_t, int, int, void*, std::size_t, int, int, unsigned, ncclComm*, void*), p, 0, 7, 0, p,
+              0, 0, 0, 0, comm, p),
+    CALL_WITH("signal", false, "ncclSignal", int(int, int, int, unsigned, ncclComm*, void*), 0, 0, 0, 0, comm, p),
+    CALL_WITH("wait-signal", false, "ncclWaitSignal", int(int, void*, ncclComm*, void*), 0, p, comm, p),
+    CALL_WITH("register", false, "ncclCommRegister", int(ncclComm*, void*, std::size_t, void**), comm, p, 0, nullptr),
+    CALL_WITH("deregister", true, "ncclCommDeregister", int(ncclComm*, void*), comm, p),
+    CALL_WITH("window", false, "ncclCommWindowRegister", int(ncclComm*, void*, std::size_t, void**, int), comm, p, 0, nullptr,
+              0),
+    CALL_WITH("window deregister", true, "ncclCommWindowDeregister", int(ncclComm*, void*), comm, p),
+    CALL_WITH("device communicator", false, "ncclDevCommCreate", int(ncclComm*, const void*, void*), comm, p, p),
+    CALL_WITH("device communicator destroy", true, "ncclDevCommDestroy", int(ncclComm*, const void*), comm, p)};
+#undef CALL_WITH
+
+// What is asked of the server, and what the registry had then.
+struct Server : SuspendServer {
+  int Refuse(const char*, CommunicatorId) noexcept override { return 5; }
+  int BeforeMaking(const Communicator& asked) noexcept override {
+    EXPECT_TRUE(asked.id);
+    makings += std::ranges::count(All(), Stage::kMaking, &Communicator::stage);
+    return answer;
+  }
+  int Settle(const char*) noexcept override { return ++settled, 0; }
+  std::ptrdiff_t makings = 0;
+  int settled = 0, answer = 0;
+};
+
+class BesideSuspended : public Communicators {
+ protected:
+  void SetUp() override {
+    Communicators::SetUp();
+    SetSuspendServer(&server_);
+  }
+  void TearDown() override { SetSuspendServer(nullptr); }
+  Server server_;
+};
+
+// Otherwise a suspend on another thread could pause the process between the question and the first allocation.
+TEST_F(BesideSuspended, one_counts_before_it_is_asked_whether_there_is_memory_for_it) {
+  ncclComm* comm = nullptr;
+  ASSERT_EQ(InitRank(&comm, "first"), 0);
+  EXPECT_EQ(server_.makings, 1);
+  ncclComm* both[2] = {};
+  const int devices[] = {0, 1};
+  ASSERT_EQ(Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(both, 2, devices), 0);
+  EXPECT_EQ(server_.makings, 1 + 2 * 2) << "asked for each of the two";
+  server_.answer = 3;
+  const std::size_t living = All().size();
+  ncclComm* refused = nullptr;
+  EXPECT_EQ(InitRank(&refused, "refused"), 3);
+  EXPECT_EQ(Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(both, 2, devices), 3);
+  EXPECT_EQ(refused, nullptr);
+  EXPECT_EQ(All().size(), living) << "what was refused is forgotten";
+}
+
+TEST_F(BesideSuspended, every_call_with_one_is_its_own_and_only_giving_back_is_right_while_it_is_suspended) {
+  ncclComm *comm = nullptr, *other = nullptr;
+  ASSERT_EQ(InitRank(&comm, "used"), 0);
+  ASSERT_EQ(InitRank(&other, "other"), 0);
+  for (const CallWith& call : kCallsWith) {
+    ASSERT_EQ(call.make(nccl_, comm, other), 0) << call.probed;
+    EXPECT_EQ(Probed(call.probed), Only(comm)) << call.probed;
+    ASSERT_TRUE(registry::SetSuspended(Find(other)->id, true));
+    EXPECT_EQ(call.make(nccl_, comm, other), 0) << call.probed << ": another is suspended";
+    ASSERT_TRUE(registry::SetSuspended(Find(comm)->id, true));
+    EXPECT_EQ(call.make(nccl_, comm, other), call.gives_back ? 0 : 5) << call.probed;
+    ASSERT_TRUE(registry::SetSuspended(Find(comm)->id, false));
+    ASSERT_TRUE(registry::SetSuspended(Find(other)->id, false));
+    EXPECT_EQ(call.make(nccl_, comm, other), 0) << call.probed << ": resumed";
+  }
+  for (ncclComm* one : {comm, other}) Do("ncclCommDestroy", one);
+}
+
+TEST_F(BesideSuspended, the_end_of_one_that_was_not_is_told_at_once_or_with_its_group) {
+  ncclComm *first = nullptr, *second = nullptr, *third = nullptr;
+  ASSERT_EQ(InitRank(&first, "first"), 0);
+  ASSERT_EQ(InitRank(&second, "second"), 0);
+  ASSERT_EQ(InitRank(&third, "third"), 0);
+  ASSERT_EQ(Do("ncclCommDestroy", first), 0);
+  EXPECT_EQ(server_.settled, 0) << "none is suspended";
+  ASSERT_TRUE(registry::SetSuspended(Find(second)->id, true));
+  ASSERT_EQ(Do("ncclGroupStart"), 0);
+  ASSERT_EQ(Do("ncclCommDestroy", third), 0);
+  EXPECT_EQ(server_.settled, 0) << "NCCL has not ended it yet";
+  ASSERT_EQ(Do("ncclGroupEnd"), 0);
+  EXPECT_EQ(server_.settled, 1);
+  ASSERT_EQ(Do("ncclCommDestroy", second), 0);
+  EXPECT_EQ(server_.settled, 1) << "its memory was not waited for";
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -21,8 +23,9 @@ import fake_library  # noqa: E402
 import released  # noqa: E402
 import released_code  # noqa: E402
 import stand_ins  # noqa: E402
+import store_for_tests  # noqa: E402
 from amem import frameworks  # noqa: E402
-from amem.frameworks import groups, verl  # noqa: E402
+from amem.frameworks import groups, trl, verl  # noqa: E402
 
 RELEASES = released_code.releases(os.environ.get("FRAMEWORK_RELEASES", ""))
 
@@ -164,6 +167,148 @@ class Vllm(OnTheFake):
         self.assertTrue(backend.is_supported() and backend.preserves_communicators() and backend.preserves_graphs_with_communicators())
 
 
+class Offload(amem.rl.RolloutOffload):
+    """Of a rank that holds no tensors: what is left is when it pauses, and what of NCCL's."""
+
+    def adopt(self):
+        return {}
+
+    def _discarded(self):
+        return []
+
+
+class Ranks:
+    """Threads as ranks. NCCL's memory goes and comes when all of them ask, as a collective of the framework does; a rank that asks alone
+    fails when its deadline is over."""
+
+    DEADLINE_S = 5
+
+    def __init__(self, count):
+        self.here, self.failures, self.pauses = threading.local(), [], [0] * count
+        self.meeting = threading.Barrier(count)
+
+    def enter(self, test):
+        """Threads share the package, which counts who holds what for one rank: here a rank is nobody's inner block."""
+        test.enter(mock.patch.multiple(amem.rl._tags, pause=self.pause, resume=self.resume, hold=lambda tags: None, let_go=list))
+
+    def gather(self):
+        self._meet("gather")
+
+    def _meet(self, what):
+        """The others must be there for the same reason."""
+        self.wanted.append(what)
+        self.meeting.wait(self.DEADLINE_S)
+        if len(set(self.wanted[-self.meeting.parties:])) > 1:
+            self.meeting.abort()
+            raise RuntimeError("some ranks are in %s" % " and others in ".join(sorted(set(self.wanted[-self.meeting.parties:]))))
+        self.meeting.wait(self.DEADLINE_S)
+
+    def pause(self, *tags, **_):
+        if "nccl" in tags:
+            self._meet("pause")
+            self.pauses[self.here.rank] += 1
+            self.here.paused = True
+
+    def resume(self, *tags, **_):
+        if "nccl" in tags:
+            self._meet("resume")
+            self.here.paused = False
+
+    def nccl_is_paused(self):
+        return getattr(self.here, "paused", False)
+
+    def run(self, work):
+        """work(rank) in each of them; what they raised."""
+        self.wanted = []
+
+        def one(rank):
+            self.here.rank = rank
+            try:
+                work(rank)
+            except Exception as error:  # pylint: disable=broad-except
+                self.failures.append("rank %d: %r" % (rank, error))
+                self.meeting.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.meeting.parties)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self.failures
+
+
+class Trl(OnTheFake):
+    """Ranks that generate together once in a step, and after that each as often as its completions have it."""
+
+    STEPS = 3
+
+    def train(self, trainer_class, sleep_mode, with_amem=True, trainings=1, ranks=2):
+        """(what the ranks raised, how often each paused NCCL, what each engine saw of NCCL's memory)"""
+        world, engines = Ranks(ranks), [None] * ranks
+        world.enter(self)
+        self.enter(mock.patch.object(amem.rl, "RolloutOffload", Offload))
+
+        def work(rank):
+            engines[rank] = stand_ins.VLLMGeneration(sleep_mode, look=world.nccl_is_paused)
+            made = trainer_class(rank, world.gather, engines[rank])
+            plain = dict(vars(made)), dict(vars(made.vllm_generation.llm))
+            for _ in range(trainings):
+                offload = trl.install(made, [], None) if with_amem else None
+                for step in range(self.STEPS):
+                    made._generate([step])
+                if offload:
+                    offload.close()
+            self.assertEqual((set(vars(made)), vars(made.vllm_generation.llm)), (set(plain[0]), plain[1]), "the wrapping stayed")
+
+        return world.run(work), world.pauses, [[paused for what, paused in engine.seen if what == "generate"] for engine in engines]
+
+    def test_tools_make_ranks_generate_unequally_often_and_nccl_goes_once_in_a_step(self):
+        uneven = stand_ins.trl(tools=lambda rank, step: (step + rank) % 3)
+        for sleep_mode in (False, True):
+            with self.subTest(sleep_mode=sleep_mode):
+                failures, pauses, seen = self.train(uneven, sleep_mode)
+                self.assertEqual((failures, pauses), ([], [self.STEPS] * 2))
+                self.assertEqual(seen, [[True, True, False, True, False, False], [True, False, True, False, False, True]])
+
+    def test_a_rollout_function_may_generate_as_often_as_it_likes_and_nccl_stays(self):
+        def rollout(prompts, made):
+            for _ in range(made.rank + made.steps):
+                made.vllm_generation.generate(prompts, None, 1)
+
+        for sleep_mode in (False, True):
+            failures, pauses, seen = self.train(stand_ins.trl(rollout_func=rollout), sleep_mode)
+            self.assertEqual((failures, pauses), ([], [0, 0]))
+            self.assertEqual(seen, [[False] * 3, [False] * 6])
+
+    def test_of_other_trainers_nothing_is_known_and_nccl_stays(self):
+        own = type("OwnTrainer", (stand_ins.trl(),), {"_generate_single_turn": lambda self, prompts, *_: self.vllm_generation.generate(prompts, None, 1)})
+        for trainer_class in (own, stand_ins.trl(name="trl.experimental.gold.gold_trainer")):
+            failures, pauses, seen = self.train(trainer_class, sleep_mode=True)
+            self.assertEqual((failures, pauses, seen), ([], [0, 0], [[False] * self.STEPS] * 2))
+
+    def test_a_second_training_is_as_the_first(self):
+        for sleep_mode in (False, True):
+            failures, pauses, seen = self.train(stand_ins.trl(), sleep_mode, trainings=2)
+            self.assertEqual((failures, pauses, seen), ([], [2 * self.STEPS] * 2, [[True] * 2 * self.STEPS] * 2))
+
+    def test_an_engine_that_does_not_wake_up_leaves_all_resident(self):
+        world = Ranks(1)
+        world.enter(self)
+        self.enter(mock.patch.object(amem.rl, "RolloutOffload", Offload))
+
+        def work(rank):
+            generation = stand_ins.VLLMGeneration(True)
+            generation.llm.wake_up = mock.Mock(side_effect=[MemoryError("full"), None])
+            made = stand_ins.trl()(rank, world.gather, generation)
+            trl.install(made, [], None)
+            with self.assertRaises(MemoryError):
+                made._generate([0])
+            self.assertFalse(world.nccl_is_paused())
+            made._generate([0])
+
+        self.assertEqual((world.run(work), world.pauses), ([], [2]))
+
+
 class Plugins(unittest.TestCase):
     def test_projects_that_call_them_unasked_load_nothing_of_amem(self):
         code = "import amem_plugins, sys; amem_plugins.vllm(); amem_plugins.sglang(); print('amem' in sys.modules)"
@@ -271,6 +416,69 @@ class TorchMemorySaver(OnTheFake):
         held.pause("a")
         held.resume()
         self.assertEqual(self.paused_and_resumed(), [("pause", "a"), ("resume", "a")])
+
+
+class Hosts(unittest.TestCase):
+    """Ranks of several hosts, as threads, whose groups are destroyed or kept together. Each has a project's module of its own."""
+
+    def run_on(self, count, paused):
+        """(what each called of its project's, how often each resumed); paused(rank): what becomes of its own pause."""
+        modules = [stand_ins.slime("host%d" % rank, "user%d" % rank)["host%d" % rank] for rank in range(count)]
+        here, resumed = threading.local(), [0] * count
+
+        def resume(*_, **__):
+            resumed[here.rank] += 1
+
+        def one(rank):
+            here.rank = rank
+            here.group = amem.StoreGroup(store_for_tests.Client(self.folder + "/store"), rank, count, "host-%d" % rank)
+            groups.keep(modules[rank])
+            modules[rank].destroy_process_groups()
+            modules[rank].reload_process_groups()
+            here.group.store.close()
+
+        with mock.patch.multiple(groups._tags, pause=lambda *_: paused(here.rank), resume_in_time=resume), \
+                mock.patch.object(groups, "_world", lambda: here.group), mock.patch.object(frameworks, "resume_nccl", resume), \
+                mock.patch.object(frameworks, "nccl_is_under_amem", lambda: paused(here.rank) != "not under AMem"), \
+                mock.patch.object(groups, "_replace", lambda name, old, new: self.replace(name, old, new, modules)):
+            threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        frameworks._paused = False
+        return [module.calls for module in modules], resumed
+
+    @staticmethod
+    def replace(name, old, new, modules):
+        return [setattr(module, name, new) or module.__name__ for module in modules if getattr(module, name) is old]
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.addCleanup(store_for_tests.Server(self.folder + "/store").close)
+
+    def test_all_keep_their_groups(self):
+        self.assertEqual(self.run_on(3, lambda rank: None), ([[]] * 3, [1] * 3))
+
+    def test_when_one_hosts_pause_fails_all_destroy_them(self):
+        def paused(rank):
+            if rank == 1:
+                time.sleep(0.5)  # the others have paused meanwhile
+                raise amem.AmemError(1, "no host memory")
+
+        with self.assertLogs("amem", "WARNING") as logged:
+            calls, resumed = self.run_on(3, paused)
+        self.assertEqual((calls, resumed), ([["destroy", "reload"]] * 3, [1, 0, 1]), "those that had paused run on as before")
+        self.assertEqual(len(logged.output), 3)
+        for line in logged.output:
+            self.assertIn("rank 1 on host-1 failed: no host memory", line)
+
+    def test_when_one_ranks_nccl_is_not_under_amem_all_destroy_them(self):
+        with self.assertLogs("amem", "WARNING"):
+            calls, _ = self.run_on(2, lambda rank: "not under AMem" if rank == 0 else None)
+        self.assertEqual(calls, [["destroy", "reload"]] * 2)
 
 
 class Slime(OnTheFake):

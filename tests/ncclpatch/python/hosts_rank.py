@@ -40,7 +40,7 @@ unique.internal = store.get("unique")
 nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
 assert nccl.ncclCommInitRank(ctypes.byref(communicator), size, unique, rank) == 0
 group = amem.StoreGroup(store, rank, size, host) if not sys.argv[1].startswith("group:") else True
-real = {"pause": _tags.pause, "resume": _tags.resume}
+real = {"pause": _tags.pause, "resume_in_time": _tags.resume_in_time}
 
 
 def plant(name, effect):
@@ -75,7 +75,7 @@ def with_paused(timeout):
 def join(where):
     """As a new process would: another store, and nothing planted or paused that a test left behind."""
     global store, group
-    _tags.pause, _tags.resume = real["pause"], real["resume"]
+    _tags.pause, _tags.resume_in_time = real["pause"], real["resume_in_time"]
     if state()[0] == "paused":
         _tags.resume("nccl")
     store = store_for_tests.open_store(where)
@@ -94,7 +94,7 @@ def do(command, *arguments):
     elif command == "fail_next_pause":
         plant("pause", fail)
     elif command == "fail_next_resume":
-        plant("resume", fail)
+        plant("resume_in_time", fail)
     elif command == "slow_next_pause":
         plant("pause", lambda: time.sleep(arguments[0]))
     elif command == "with_paused":

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -542,6 +543,38 @@ assert beats[0].wait() == 0 and in_use() > 0
         )
 
 
+class Import(Scripts):
+    def test_all_that_the_readme_names_is_there_after_one_import(self):
+        for name in ("frameworks", "hosts", "journal", "rl"):
+            self.check("import amem, sys\nassert 'amem.%s' not in sys.modules\nassert amem.%s is sys.modules['amem.%s']\n" % (name, name, name))
+        self.check("import amem\nassert not hasattr(amem, 'nothing') and amem.rl.RolloutOffload\n")
+
+    def test_without_the_library_a_call_is_an_amem_error_that_says_what_to_do(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(os.path.join(PYTHON, "amem"), folder + "/amem", ignore=shutil.ignore_patterns("__pycache__"))
+            done = run("""
+import os
+os.environ.pop("AMEM_LIBRARY")
+import amem
+for call in (amem.pause, amem.resume, amem.stats, amem.version, lambda: amem.pause("weights")):
+    try:
+        call()
+        raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert error.code == 5 and "set AMEM_LIBRARY" in str(error), error
+amem.safepoint()  # nobody can ask
+""", PYTHONPATH=folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_in_the_tree_the_library_of_its_build_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(os.path.join(PYTHON, "amem"), folder + "/ncclpatch/python/amem", ignore=shutil.ignore_patterns("__pycache__"))
+            os.makedirs(folder + "/build/lib")
+            os.symlink(os.environ["AMEM_LIBRARY"], folder + "/build/lib/libamem_nccl.so")
+            done = run("import os\nos.environ.pop('AMEM_LIBRARY')\nimport amem\nprint(amem.version())\n", PYTHONPATH=folder + "/ncclpatch/python")
+            self.assertRegex(done.stdout, r"^\d+\.\d+", done.stderr)
+
+
 class Syntax(unittest.TestCase):
     def test_every_file_of_the_package_is_that_of_the_oldest_python_it_claims(self):
         with open(os.path.join(PYTHON, "pyproject.toml"), encoding="utf-8") as file:
@@ -597,6 +630,42 @@ assert error.code == 6
             + self.FAIL.replace("import amem, time", "import amem, time; amem._why.SECONDS = 0.5")
             + "assert error.why is None\nassert time.monotonic() - begun < 10\n",
         )
+
+    def test_the_tool_is_never_what_lies_in_the_current_directory(self):
+        with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as honest:
+            for folder in (here, honest):
+                for name in ("amem-replay", "libamem_nccl.so", "libm.so.6"):
+                    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                        file.write("#!/bin/sh\necho \"$0 [$PATH] [$LD_LIBRARY_PATH] [$LD_PRELOAD]\"; exit 3\n")
+                    os.chmod(file.name, 0o700)
+            self.check(
+                """
+import amem, amem.journal, subprocess, sys
+here, honest = os.environ["HERE"], os.environ["HONEST"]
+os.chdir(here)
+def found(path, tool=""):
+    os.environ.update(PATH=path, LD_LIBRARY_PATH=":/opt/lib:lib:", AMEM_REPLAY=tool, LD_PRELOAD="libm.so.6")
+    return amem._why.find("libamem_nccl.so")
+built = os.path.normpath(os.path.join(os.path.dirname(amem.__file__), "../../../build/bin/amem-replay"))
+for path in ("", ":", ".", "bin::", "::./"):
+    assert found(path) == (built if os.access(built, os.X_OK) else None), found(path)
+    assert found(path, "amem-replay") is None, found(path, "amem-replay")
+told = honest + "/amem-replay [" + honest + "] [/opt/lib] []"
+assert found(":" + honest + ":.", "amem-replay") == honest + "/amem-replay"
+assert amem.journal.tool() == honest + "/amem-replay"
+assert amem._why.first_line("nobody; amem-replay why /j", "libamem_nccl.so") == told
+assert amem.journal._run([amem.journal.tool()]).communicate()[0].decode().strip() == told
+found("", "./bin/amem-replay")
+assert amem._why.find("libamem_nccl.so") == os.path.join(os.environ["BEGAN_IN"], "./bin/amem-replay")
+amem._library._mapped = lambda match: None
+os.environ.pop("AMEM_LIBRARY")
+real = os.path.exists
+os.path.exists = lambda path: not os.path.isabs(path) and real(path)
+assert amem._library.find() == "libamem_nccl.so" and amem._library.path() == "", amem._library.path()
+import amem._command
+assert amem._command.run(["true"]) == 2
+""",
+                HERE=here, HONEST=honest, BEGAN_IN=os.getcwd())
 
     def test_errors_of_other_calls_have_none(self):
         self.check_with(

@@ -2,22 +2,22 @@
 
     sdist_test.py [SDIST]      without one, only what needs no build
 """
-import importlib.util
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
+import zipfile
 
 SDIST = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].endswith(".tar.gz") else None
 HERE = os.path.dirname(os.path.abspath(__file__))
 BACKEND = os.path.join(HERE, "../../../ncclpatch/python/wheel/build_backend.py")
 GOLDEN = os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
 
-spec = importlib.util.spec_from_file_location("build_backend", BACKEND)
-backend = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(backend)
+sys.path.insert(0, os.path.dirname(BACKEND))
+import build_backend as backend  # noqa: E402  pylint: disable=wrong-import-position
+import build_wheel  # noqa: E402  pylint: disable=wrong-import-position
 
 
 class Backend(unittest.TestCase):
@@ -49,6 +49,42 @@ class Backend(unittest.TestCase):
         self.assertIn("[torch.backends]\namem = _amem_autoload:attach\n", text)
 
 
+class SearchPaths(unittest.TestCase):
+    """Where the loader searches for the libraries of what is put into a wheel."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def program(self, name, *options):
+        path = os.path.join(self.folder.name, name)
+        subprocess.run(["cc", "-x", "c", "-", "-o", path, *options], input="int main(void) { return 0; }", text=True, check=True)
+        return path
+
+    def found(self, *options):
+        return backend.foreign_folders([self.program("program", *options)])
+
+    def test_none_and_those_inside_the_package_are_fine(self):
+        for options in ([], ["-Wl,-rpath,$ORIGIN"], ["-Wl,-rpath,${ORIGIN}/libs:$ORIGIN", "-Wl,--disable-new-dtags"]):
+            self.assertEqual(self.found(*options), [])
+
+    def test_every_other_element_is_refused_and_named(self):
+        for tag, option in (("RUNPATH", "-Wl,--enable-new-dtags"), ("RPATH", "-Wl,--disable-new-dtags")):
+            for path, elements in (("/a/build/lib:", ["/a/build/lib", ""]), ("$ORIGIN:", [""]), (":", ["", ""]), (".", ["."]), ("lib", ["lib"]),
+                                   ("/usr/lib", ["/usr/lib"]), ("$ORIGINAL", ["$ORIGINAL"]), ("$ORIGIN/../lib", ["$ORIGIN/../lib"]), ("$LIB", ["$LIB"])):
+                with self.subTest(tag=tag, path=path):
+                    self.assertEqual(self.found(option, "-Wl,-rpath," + path), ['program has the %s element "%s"' % (tag, one) for one in elements])
+
+    def test_a_wheel_with_such_a_program_is_refused(self):
+        for options, problems in (([], []), (["-Wl,-rpath,/b:"], ['amem-replay has the RUNPATH element "/b"', 'amem-replay has the RUNPATH element ""'])):
+            wheel = os.path.join(self.folder.name, "one.whl")
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.write(self.program("product"), "amem/amem-patch")
+                archive.write(self.program("replay", "-Wl,--enable-new-dtags", *options), "amem/amem-replay")
+                archive.write(self.program("demo"), "amem/amem-demo")
+            self.assertEqual(build_wheel.problems(wheel), ["libamem_nccl.so is missing"] + problems)
+
+
 @unittest.skipUnless(SDIST, "no source distribution was named")
 class Install(unittest.TestCase):
     @classmethod
@@ -76,6 +112,8 @@ class Install(unittest.TestCase):
         command = self.folder.name + "/venv/bin/amem"
         said = subprocess.run([command, "why", os.path.abspath(GOLDEN)], env=environment, capture_output=True, text=True, check=False)
         self.assertIn("Resume 1 failed on rank 1", said.stdout, said.stderr)
+        place = subprocess.run([os.path.dirname(command) + "/python", "-c", "import amem; print(amem.__path__[0])"], capture_output=True, text=True, check=True)
+        self.assertEqual(backend.foreign_folders([os.path.join(place.stdout.strip(), os.path.basename(one)) for one in backend.TARGETS.values()]), [])
         said = subprocess.run([command, "run", "--", "grep", "-c", "libamem_nccl.so", "/proc/self/maps"], env=environment, capture_output=True, text=True, check=False)
         self.assertEqual(said.returncode, 0, said.stderr)
 

@@ -10,6 +10,8 @@ class Server:
     def __init__(self, path):
         self.values, self.changed, self.open = {}, threading.Condition(), []
         self.most = 0  # characters of all values, at any time
+        self.answers = threading.Event()  # cleared: a host that is cut off, whose connections stay open
+        self.answers.set()
         self.requests = 0  # about: threads count it without a lock
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
@@ -38,6 +40,7 @@ class Server:
             for line in file:
                 call, *arguments = json.loads(line)
                 self.requests += 1
+                self.answers.wait()
                 file.write(json.dumps(getattr(self, "_" + call)(*arguments)) + "\n")
                 file.flush()
 

@@ -6,8 +6,11 @@ import sys
 import threading
 import types
 import unittest
+from unittest import mock
 
 import amem
+import amem.frameworks
+import amem.rl
 import fake_library
 
 NO_WAIT, ON_STREAM = 1, 2
@@ -107,6 +110,102 @@ class Tags(OnTheFake):
                          lambda: amem.pool("a").__enter__()):
                 with self.assertRaisesRegex(amem.AmemError, "older than the Python package"):
                     call()
+
+
+class Blocks(OnTheFake):
+    """paused() inside of paused(), and interrupts in it."""
+
+    def setUp(self):
+        super().setUp()
+        for tag in ("a", "b"):
+            with amem.pool(tag):
+                pass
+
+    def states(self):
+        return [self.library.states[tag] for tag in ("a", "b", "nccl")]
+
+    def test_what_an_outer_block_has_paused_stays_paused_until_that_one_ends(self):
+        with amem.paused(), amem.paused("a"):
+            with amem.paused():
+                pass
+            with amem.paused("a", "b", "nccl"):
+                self.assertEqual(self.states(), ["paused"] * 3)
+            self.assertEqual(self.states(), ["paused", "resident", "paused"])
+            with self.assertRaises(KeyError), amem.paused("nccl", "a", "a"):
+                raise KeyError
+            self.assertEqual(self.states(), ["paused", "resident", "paused"])
+        self.assertEqual(self.states(), ["resident"] * 3)
+        with amem.paused("a"):
+            pass
+        self.assertEqual(self.states(), ["resident"] * 3)
+
+    def test_an_inner_block_that_fails_leaves_the_outer_one_as_it_is(self):
+        with amem.paused("a"):
+            self.library.fail["amem_pause", "b"] = (1, "no host memory")
+            with self.assertRaisesRegex(amem.AmemError, "no host memory"), amem.paused("a", "b"):
+                self.fail("entered")
+            self.assertEqual(self.states(), ["paused", "resident", "resident"])
+        self.assertEqual(self.states(), ["resident"] * 3)
+
+    def test_a_rollout_in_a_block_and_a_block_in_a_rollout(self):
+        self.library.nccl_libraries = [{"under_amem": True}]
+        offload = amem.rl.RolloutOffload([], None)
+        with mock.patch.object(offload, "adopt", dict), mock.patch.object(offload, "_discarded", list):
+            with amem.paused():
+                with offload.rollout():
+                    self.assertEqual(self.library.states["nccl"], "paused")
+                self.assertEqual(self.library.states["nccl"], "paused")
+            self.assertEqual(self.library.states["nccl"], "resident")
+            with offload.rollout():
+                with amem.paused():
+                    pass
+                self.assertEqual(self.library.states["nccl"], "paused")
+            self.assertEqual(self.library.states["nccl"], "resident")
+
+    def interrupted(self, block):
+        """An interrupt that surfaces when the library's pause has succeeded, and before anything else is done."""
+        check = amem._calls.check
+
+        def surfaces(code):
+            check(code)
+            amem._calls.check = check
+            self.assertIn("paused", self.library.states.values())
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            amem._calls.check = surfaces
+            try:
+                with block():
+                    self.fail("entered")
+            finally:
+                amem._calls.check = check
+        self.assertNotIn("paused", self.library.states.values())
+
+    def test_an_interrupt_during_the_pause_leaves_nothing_paused(self):
+        for tags in ((), ("nccl",), ("a", "nccl"), ("b",)):
+            with self.subTest(tags):
+                self.interrupted(lambda chosen=tags: amem.paused(*chosen))
+        with amem.paused("a"):
+            with self.assertRaises(AssertionError):  # "a" is the outer block's
+                self.interrupted(lambda: amem.paused("a", "b"))
+            self.assertEqual(self.states(), ["paused", "resident", "resident"])
+
+    def test_an_interrupt_during_the_pause_of_a_rollout_leaves_nothing_paused(self):
+        self.library.nccl_libraries = [{"under_amem": True}]
+        for way in ("rollout", "pause"):
+            offload = amem.rl.RolloutOffload([], None)
+            with mock.patch.object(offload, "adopt", dict), mock.patch.object(offload, "_discarded", list), mock.patch.object(offload, "_nccl_is_under_amem", lambda: True):
+                self.interrupted(offload.rollout if way == "rollout" else lambda one=offload: contextlib.nullcontext(one.pause()))
+                self.assertFalse(offload.in_rollout())
+                with offload.rollout():
+                    self.assertEqual(self.library.states["nccl"], "paused")
+
+    def test_an_adapter_resumes_what_an_interrupt_left_paused(self):
+        self.library.nccl_libraries = [{"under_amem": True}]
+        with self.assertRaises(AssertionError):  # it is for the framework's next phase to resume it
+            self.interrupted(lambda: contextlib.nullcontext(amem.frameworks.pause_nccl()))
+        amem.frameworks.resume_nccl()
+        self.assertEqual(self.states(), ["resident"] * 3)
 
 
 class Pools(OnTheFake):
@@ -252,10 +351,20 @@ class MemPools(OnTheFake):
         self.assertEqual(self.side._pools, {})
 
     def test_an_older_pytorch_is_an_error_in_words(self):
-        del self.torch.cuda.MemPool
-        with self.assertRaisesRegex(amem.AmemError, "PyTorch 2.5 or later"), amem.pool("a"):
-            self.fail("must not run")
-        self.assertEqual(self.library.stack, [])
+        """Until 2.8 a MemPool is there, and takes what other threads allocate as well."""
+        for version, works in (("2.7.1", False), ("2.8.0a0+gitabc", True), ("2.10.0+cu130", True), ("3.0", True), ("1.13.1", False), ("2.4.0", False)):
+            self.torch.__version__ = version
+            if version == "2.4.0":
+                del self.torch.cuda.MemPool
+            with self.subTest(version):
+                if works:
+                    with amem.pool("of " + version):
+                        pass
+                    continue
+                with self.assertRaisesRegex(amem.AmemError, "PyTorch 2.8 or later, and this is " + version) as caught, amem.pool("a"):
+                    self.fail("must not run")
+                self.assertEqual(caught.exception.code, 5)
+                self.assertEqual(self.library.stack, [])
 
 
 class Saver(OnTheFake):

@@ -30,10 +30,11 @@ class Wheel(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def amem(self, *arguments, **variables):
+    def amem(self, *arguments, here=None, **variables):
         """Runs the command with no compiler, no package manager and nothing of this tree in PATH."""
         environment = {"PATH": self.folder.name + "/venv/bin", "HOME": self.folder.name, "AMEM_JOURNAL_DIR": self.folder.name + "/journal", **variables}
-        done = subprocess.run([self.folder.name + "/venv/bin/amem", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run([self.folder.name + "/venv/bin/amem", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120,
+                              cwd=here)
         return done.returncode, done.stdout, done.stderr
 
     def test_the_demo_on_the_simulator(self):
@@ -88,6 +89,27 @@ class Wheel(unittest.TestCase):
         names = [line.split()[-1] for line in shown.splitlines()]
         self.assertTrue(names)
         self.assertEqual([name for name in names if not C_INTERFACE.match(name)], [])
+
+    def test_the_loader_searches_nowhere_outside_of_the_package(self):
+        """Not in the folder of the build, nor in the current directory, where whoever sends a bug report may have put a library."""
+        with zipfile.ZipFile(WHEEL) as wheel, tempfile.TemporaryDirectory() as folder:
+            wheel.extractall(folder)
+            binaries = [folder + "/amem/" + name for name in ("libamem_nccl.so", "amem-replay", "amem-patch", "amem-demo")]
+            shown = {path: subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout for path in binaries}
+        for path, text in shown.items():
+            self.assertIn("(NEEDED)", text, path)
+            self.assertNotRegex(text, r"\((RPATH|RUNPATH)\)", path)
+
+    def test_a_library_in_the_current_directory_is_not_loaded(self):
+        with tempfile.TemporaryDirectory() as here:
+            for name in ("libm.so.6", "libgcc_s.so.1"):
+                with open(os.path.join(here, name), "wb") as file:
+                    file.write(b"not a library")  # the loader says so of one that it would have loaded
+            for arguments in (["why", os.path.abspath(GOLDEN)], ["demo"]):
+                code, out, err = self.amem(*arguments, here=here)
+                self.assertNotIn("file too short", err)
+                self.assertNotIn("invalid ELF header", err)
+                self.assertNotEqual(out, "", (code, err))
 
     def test_the_tag_names_an_old_enough_C_library(self):
         found = re.search(r"manylinux_(\d+)_(\d+)_", os.path.basename(WHEEL))

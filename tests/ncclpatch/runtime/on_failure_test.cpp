@@ -23,6 +23,9 @@ class OnFailureTest : public ::testing::Test {
     fs::create_directory(directory_ / "journal");
   }
   ~OnFailureTest() override {
+    siginfo_t one;
+    for (int i = 0; i < 500 && ::waitid(P_ALL, 0, &one, WEXITED | WNOHANG | WNOWAIT) == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the next test is to find none of this one's children
     std::error_code ignored;
     fs::remove_all(directory_, ignored);
   }
@@ -91,6 +94,42 @@ TEST_F(OnFailureTest, no_more_than_sixteen_packs_are_kept) {
   (void)Run("true", Script("replay", "echo new >\"$4\"\n"), environment);
   EXPECT_EQ(std::distance(fs::directory_iterator(packs), fs::directory_iterator()), 16);
   EXPECT_TRUE(fs::exists(packs / "pack-1.amem"));
+}
+
+TEST_F(OnFailureTest, nothing_of_the_current_directory_is_run_or_loaded) {
+  const fs::path before = fs::current_path(), here = directory_ / "here", honest = directory_ / "honest";
+  for (const fs::path& folder : {here, honest}) {
+    fs::create_directory(folder);
+    const fs::path tool = Script(folder.filename() / "amem-replay", "echo \"${0%/*} [$LD_LIBRARY_PATH]\" >\"$4\"\n");
+  }
+  Script("here/sleep", "touch " + (directory_ / "caught").string() + "\n");
+  fs::current_path(here);
+  const std::string path = "PATH=:." + std::string(kPath).substr(5) + "::here:" + honest.string() + ":";
+  const char* const environment[] = {path.c_str(), "LD_LIBRARY_PATH=:/opt/lib:lib:", nullptr};
+  const std::string told = Run("cat \"$AMEM_FAILURE_PACK\"; echo \"$PATH\"", "amem-replay", environment);
+  fs::current_path(before);
+  EXPECT_EQ(told, honest.string() + " [/opt/lib]\n/usr/bin:/bin:" + honest.string() + "\n");
+  EXPECT_FALSE(fs::exists(directory_ / "caught"));
+}
+
+TEST_F(OnFailureTest, a_relative_tool_is_the_one_that_was_meant_when_the_job_began) {
+  const fs::path before = fs::current_path();
+  for (const std::string name : {"first", "second"}) {
+    fs::create_directory(directory_ / name);
+    Script(name + "/tool", "echo " + name + " >\"$4\"\n");
+  }
+  const char* const environment[] = {kPath, nullptr};
+  OnFailure on_failure;
+  fs::current_path(directory_ / "first");
+  on_failure.Configure("mv \"$AMEM_FAILURE_PACK\" " + told().string(), "./tool", PackDirectory(directory_ / "journal"),
+                       environment);
+  fs::current_path(directory_ / "second");
+  EXPECT_EQ(on_failure.Run({"", directory_ / "journal", {directory_ / "journal" / "0001"}, "pack-1"}), "");
+  for (int i = 0; i < 1500 && !fs::exists(told()); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  fs::current_path(before);
+  std::ostringstream text;
+  text << std::ifstream(told()).rdbuf();
+  EXPECT_EQ(text.str(), "first\n");
 }
 
 TEST(OnFailure, without_a_command_nothing_is_run) {

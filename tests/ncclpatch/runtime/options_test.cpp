@@ -22,7 +22,7 @@ TEST(Options, defaults_need_no_variable) {
   EXPECT_TRUE(options->enable);
   EXPECT_EQ(options->group, 0);
   EXPECT_EQ(options->rank, -1);
-  EXPECT_EQ(options->timeout_ms, 60'000U);
+  EXPECT_EQ(options->deadlines.call().count(), 60'000);
   EXPECT_EQ(options->layout, Layout::kSlab);
   EXPECT_EQ(options->slab_bytes, Bytes{256} << 20);
   EXPECT_EQ(options->content, Content::kPreserve);
@@ -46,7 +46,7 @@ TEST(Options, values_are_taken) {
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
-  EXPECT_EQ(options->timeout_ms, 250U);
+  EXPECT_EQ(options->deadlines.call().count(), 250);
   EXPECT_EQ(options->pool_pinned_bytes, Bytes{100} << 20);
   EXPECT_EQ(options->journal.directory, "/data/j");
   EXPECT_EQ(options->journal.sync, SyncMode::kFull);

@@ -17,6 +17,9 @@
 
 namespace amem::control::test {
 
+inline constexpr std::chrono::milliseconds kLong{20'000};
+inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 inline constexpr std::size_t kMostRanks = 8;
 
 // What a rank does, and what the test reads; both sides may write at any time.

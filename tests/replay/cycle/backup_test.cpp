@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "replay/driver/simulator/simulator.h"
+#include "tests/replay/cycle/lone_backup.h"
 #include "tests/replay/cycle/plain_driver.h"
 
 namespace amem {
@@ -131,7 +132,7 @@ class Contents : public testing::Test {
 TEST_F(Contents, random_contents_come_back_to_the_last_bit_cycle_after_cycle) {
   std::mt19937_64 random(7);
   for (const Bytes block : {4 * kKiB, 16 * kKiB, 64 * kKiB}) {
-    Backup backup(*sim_, {.block = block, .chunk = 256 * kKiB, .batch = 512 * kKiB});
+    test::LoneBackup backup(*sim_, {.block = block, .chunk = 256 * kKiB, .batch = 512 * kKiB});
     for (const Bytes pages : {1, 2, 15, 16, 17, 31, 33, 100, 512}) Add(pages * kPage, pages % 2 == 0 ? kGpu1 : kGpu0);
     for (int round = 0; round < kRounds; ++round) {
       Scribble(random);
@@ -149,7 +150,7 @@ TEST_F(Contents, only_what_is_not_zero_is_copied) {
   Write(first, 0, std::byte{1});                  // first byte of all
   Write(first, 17 * kPage + 4095, std::byte{1});  // last of a page
   Write(first, 64 * kPage - 1, std::byte{0x80});  // last of all
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   Cycle(backup);
   const BackupStatistics seen = backup.Statistics();
   EXPECT_EQ(seen.bytes_total, 128 * kPage);
@@ -161,7 +162,7 @@ TEST_F(Contents, only_what_is_not_zero_is_copied) {
 TEST_F(Contents, a_last_block_that_is_part_only_comes_back) {
   Block& block = Add(19 * kPage);  // one block of 64 KiB and three pages
   Write(block, 18 * kPage + 5, std::byte{9});
-  Backup backup(*sim_, {.block = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.block = 64 * kKiB});
   Cycle(backup);
   EXPECT_EQ(backup.Statistics().bytes_saved, 3 * kPage);
 }
@@ -169,7 +170,7 @@ TEST_F(Contents, a_last_block_that_is_part_only_comes_back) {
 TEST_F(Contents, what_is_all_zero_needs_no_host_memory_and_is_cleared) {
   Add(32 * kPage);
   Add(32 * kPage, kGpu1);
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   Cycle(backup);
   EXPECT_EQ(backup.pinned_bytes(), 0U);
   EXPECT_EQ(backup.Statistics().bytes_saved, 0U);
@@ -178,7 +179,7 @@ TEST_F(Contents, what_is_all_zero_needs_no_host_memory_and_is_cleared) {
 TEST_F(Contents, what_has_no_zero_spills_over_many_pinned_buffers) {
   Block& block = Add(3 * kMiB);
   for (Bytes i = 0; i < block.item.bytes; i += 1) Write(block, i, static_cast<std::byte>(i % 251 + 1));
-  Backup backup(*sim_, {.chunk = 7 * kPage});
+  test::LoneBackup backup(*sim_, {.chunk = 7 * kPage});
   Cycle(backup);
   EXPECT_EQ(backup.Statistics().bytes_saved, 3 * kMiB);
   EXPECT_GE(backup.pinned_bytes(), 3 * kMiB);
@@ -189,7 +190,7 @@ TEST_F(Contents, pinned_memory_is_used_again_in_the_next_cycle) {
   std::mt19937_64 random(3);
   Add(128 * kPage);
   Write(blocks_[0], 0, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   for (Bytes i = 0; i < 20 * kPage; ++i) Write(blocks_[0], i, std::byte{1});
   Cycle(backup);
   const Bytes pinned = backup.pinned_bytes();
@@ -204,7 +205,7 @@ TEST_F(Contents, items_come_back_in_any_order_and_portions) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 12; ++i) Add(40 * kPage, i % 3 == 0 ? kGpu1 : kGpu0);
   Scribble(random);
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   auto items = Items();
   ASSERT_TRUE(backup.Save(std::span(items).first(5)).ok());
   ASSERT_TRUE(backup.Save(std::span(items).subspan(5)).ok());
@@ -222,7 +223,7 @@ TEST_F(Contents, parts_of_one_allocation_are_told_apart_by_offset) {
   Block& block = Add(8 * kPage);
   Write(block, 0, std::byte{1});
   Write(block, 4 * kPage, std::byte{2});
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   const std::array<Backup::Item, 2> parts = {
       Backup::Item{block.item.allocation, kGpu0, block.item.address, 4 * kPage, 0},
       Backup::Item{block.item.allocation, kGpu0, block.item.address + 4 * kPage, 4 * kPage, 4 * kPage}};
@@ -237,7 +238,7 @@ TEST_F(Contents, parts_of_one_allocation_are_told_apart_by_offset) {
 TEST_F(Contents, they_come_back_at_another_address_too) {
   Block& block = Add(8 * kPage);
   Write(block, 5 * kPage, std::byte{5});
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   ASSERT_TRUE(backup.Save(Items()).ok());
   ASSERT_TRUE(backup.Finish().ok());
   const auto elsewhere = sim_->Reserve(8 * kPage, 0, {}, 0);
@@ -252,7 +253,7 @@ TEST_F(Contents, they_come_back_at_another_address_too) {
 
 TEST_F(Contents, an_item_that_was_not_saved_is_refused_before_anything_is_queued) {
   Block& block = Add(8 * kPage);
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   ASSERT_TRUE(backup.Save(Items()).ok());
   ASSERT_TRUE(backup.Finish().ok());
   Add(8 * kPage);
@@ -270,7 +271,7 @@ TEST_F(Contents, an_item_that_was_not_saved_is_refused_before_anything_is_queued
 TEST_F(Contents, a_skipped_finish_is_seen) {
   Block& block = Add(8 * kPage);
   Write(block, 1, std::byte{1});
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   ASSERT_TRUE(backup.Save(Items()).ok());
   EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid);  // nothing is saved yet
   Down(block);                                                // too early: the copy is still queued
@@ -278,7 +279,6 @@ TEST_F(Contents, a_skipped_finish_is_seen) {
   EXPECT_FALSE(finished.ok());
   EXPECT_EQ(finished.driver_result(), 700) << finished.message();
   EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid);  // what was not copied is not offered
-  Up(block);
 }
 
 TEST_F(Contents, each_failing_call_is_reported_and_a_later_try_succeeds) {
@@ -288,7 +288,7 @@ TEST_F(Contents, each_failing_call_is_reported_and_a_later_try_succeeds) {
   Scribble(random);
   for (const char* call : {"FindNonZero", "AllocatePinned", "Gather", "FinishCopies"}) {
     for (const std::uint64_t nth : {1, 2}) {
-      Backup backup(*sim_, {.chunk = 2 * kPage});
+      test::LoneBackup backup(*sim_, {.chunk = 2 * kPage});
       ASSERT_TRUE(sim_->FailNext(call, nth, cuda::kOutOfMemory).ok());
       Status saved = backup.Save(Items());
       const Status finished = backup.Finish();
@@ -309,7 +309,7 @@ TEST_F(Contents, each_failing_call_is_reported_and_a_later_try_succeeds) {
 TEST_F(Contents, an_allocation_that_was_waited_for_has_been_copied) {
   const Block& first = Add(kMiB);
   Write(blocks_.front(), 5 * kPage, std::byte{5});
-  Backup backup(*sim_, {});
+  test::LoneBackup backup(*sim_, {});
   ASSERT_TRUE(backup.Save(Items()).ok());
   ASSERT_GT(sim_->QueuedCopies(kGpu0), 0U);
   EXPECT_TRUE(backup.AwaitSaved(first.item.allocation).ok());
@@ -322,7 +322,7 @@ TEST_F(Contents, a_failed_restore_keeps_the_contents_for_another_try) {
   for (int i = 0; i < 4; ++i) Add(40 * kPage, i % 2 == 0 ? kGpu0 : kGpu1);
   for (Block& block : blocks_) Write(block, 3, std::byte{1});
   Scribble(random);
-  Backup backup(*sim_, {.chunk = 2 * kPage});
+  test::LoneBackup backup(*sim_, {.chunk = 2 * kPage});
   ASSERT_TRUE(backup.Save(Items()).ok());
   ASSERT_TRUE(backup.Finish().ok());
   for (const char* call : {"ClearAll", "Scatter", "FinishCopies"}) {
@@ -344,7 +344,7 @@ TEST_F(Contents, a_failed_restore_keeps_the_contents_for_another_try) {
 TEST_F(Contents, a_finish_that_failed_is_waited_for_again_before_host_memory_is_used_again) {
   Block& block = Add(8 * kPage);
   Write(block, 1, std::byte{1});
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   ASSERT_TRUE(backup.Save(Items()).ok());
   ASSERT_TRUE(sim_->FailNext("FinishCopies", 1, cuda::kUnknown).ok());
   EXPECT_FALSE(backup.Finish().ok());
@@ -356,7 +356,7 @@ TEST_F(Contents, a_finish_that_failed_is_waited_for_again_before_host_memory_is_
 TEST_F(Contents, memory_that_is_not_mapped_is_refused) {
   Block& block = Add(8 * kPage);
   Write(block, 1, std::byte{1});
-  Backup backup(*sim_);
+  test::LoneBackup backup(*sim_);
   Down(block);
   EXPECT_EQ(backup.Save(Items()).driver_result(), cuda::kInvalidValue);
   backup.ForgetAll();
@@ -373,7 +373,7 @@ TEST_F(Contents, a_driver_that_cannot_look_copies_whole_and_says_so) {
   for (int i = 0; i < 3; ++i) Add(40 * kPage, i == 1 ? kGpu1 : kGpu0);
   Scribble(random);
   test::PlainDriver plain(*sim_);
-  Backup backup(plain, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(plain, {.chunk = 64 * kKiB});
   Cycle(backup);
   EXPECT_EQ(backup.Statistics().bytes_saved, 120 * kPage);
   EXPECT_NE(backup.Statistics().unscanned, "");
@@ -384,7 +384,7 @@ TEST_F(Contents, a_driver_that_cannot_look_copies_whole_and_says_so) {
 TEST_F(Contents, a_prepared_save_pins_nothing) {
   Block& block = Add(1 * kMiB);
   for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
-  Backup backup(*sim_, {.chunk = 256 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB});
   backup.Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() == 1 * kMiB; }));
   const std::uint64_t calls = sim_->Calls("AllocatePinned");
@@ -396,7 +396,7 @@ TEST_F(Contents, a_prepared_save_pins_nothing) {
 TEST_F(Contents, preparing_keeps_to_its_limit_and_a_save_does_not) {
   Block& block = Add(1 * kMiB);
   for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB, .prepare_limit = 128 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB, .prepare_limit = 128 * kKiB});
   backup.Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() >= 128 * kKiB; }));
   backup.StopPreparing();
@@ -407,7 +407,7 @@ TEST_F(Contents, preparing_keeps_to_its_limit_and_a_save_does_not) {
 }
 
 TEST_F(Contents, preparing_is_stopped_midway_and_goes_on_when_asked) {
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(5)).ok());
   backup.Prepare(64 * kMiB);
   ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() > 0; }));
@@ -424,7 +424,7 @@ TEST_F(Contents, preparing_is_stopped_midway_and_goes_on_when_asked) {
 TEST_F(Contents, a_save_during_preparing_takes_what_is_there_and_preparing_rests) {
   Block& block = Add(512 * kKiB);
   for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(2)).ok());
   backup.Prepare(16 * kMiB);
   ASSERT_TRUE(backup.Save(Items()).ok());
@@ -443,7 +443,7 @@ TEST_F(Contents, what_was_not_prepared_is_pinned_from_pages_that_several_threads
   Block& block = Add(2 * kMiB);
   for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
   test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(5));
-  Backup backup(driver, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(driver, {.chunk = 64 * kKiB});
   Cycle(backup);
   EXPECT_EQ(driver.populated(), 32U);
   EXPECT_EQ(driver.pinned_populated(), 32U);
@@ -455,7 +455,7 @@ TEST_F(Contents, pages_are_populated_ahead_while_nccl_is_busy_and_the_save_pins_
   Block& block = Add(1 * kMiB);
   for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
   test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(0));
-  Backup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
+  test::LoneBackup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
   backup.Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return driver.populated() == 16; }));
   EXPECT_EQ(driver.pinned_populated(), 0U);
@@ -468,7 +468,7 @@ TEST_F(Contents, pages_are_populated_ahead_while_nccl_is_busy_and_the_save_pins_
 
 TEST_F(Contents, pages_that_are_not_needed_go_back_when_host_memory_is_trimmed) {
   test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(0));
-  Backup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
+  test::LoneBackup backup(driver, {.chunk = 64 * kKiB, .quiet = std::chrono::hours(1)});
   backup.Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return driver.populated() == 16; }));
   backup.Trim(0);
@@ -480,7 +480,7 @@ TEST_F(Contents, pages_that_are_not_needed_go_back_when_host_memory_is_trimmed) 
 TEST_F(Contents, a_save_does_not_wait_for_ever_for_a_piece_that_is_being_pinned) {
   Block& block = Add(64 * kKiB);
   Write(block, 0, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   std::promise<void> inside, go_on;
   sim_->SetHook([&](std::string_view call, std::uint64_t) {
     if (call != "AllocatePinned") return 0;
@@ -490,22 +490,23 @@ TEST_F(Contents, a_save_does_not_wait_for_ever_for_a_piece_that_is_being_pinned)
   });
   backup.Prepare(64 * kKiB);
   inside.get_future().wait();
-  sim_->SetPatience(std::chrono::milliseconds(50));
   const auto began = std::chrono::steady_clock::now();
+  backup.SetUntil(In(std::chrono::milliseconds(50)));
   const Status failed = backup.Save(Items());
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   EXPECT_EQ(failed.driver_result(), cuda::kTimeout);
-  EXPECT_NE(failed.message().find("has not returned within 50 ms"), std::string::npos) << failed.message();
+  EXPECT_NE(failed.message().find("has not returned within "), std::string::npos) << failed.message();
   go_on.set_value();
   sim_->SetHook({});
   backup.ForgetAll();
+  backup.SetUntil(In(std::chrono::minutes(1)));
   Cycle(backup);
 }
 
 TEST_F(Contents, preparing_that_fails_says_why_and_the_save_tries_itself) {
   Block& block = Add(64 * kKiB);
   Write(block, 0, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   ASSERT_TRUE(sim_->FailNext("AllocatePinned", 2, cuda::kOutOfMemory).ok());
   backup.Prepare(16 * kMiB);
   ASSERT_TRUE(Eventually([&] { return !backup.Statistics().not_prepared.empty(); }));
@@ -516,7 +517,7 @@ TEST_F(Contents, preparing_that_fails_says_why_and_the_save_tries_itself) {
 TEST_F(Contents, trim_gives_back_what_holds_nothing_and_keeps_what_is_saved) {
   Block& block = Add(512 * kKiB);
   for (Bytes i = 0; i < 100 * kKiB; ++i) Write(block, i, std::byte{1});
-  Backup backup(*sim_, {.chunk = 64 * kKiB});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
   backup.Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() == 1 * kMiB; }));
   ASSERT_TRUE(backup.Save(Items()).ok());
@@ -535,11 +536,31 @@ TEST_F(Contents, trim_gives_back_what_holds_nothing_and_keeps_what_is_saved) {
   Cycle(backup);
 }
 
+// Two backups, as of two tags, and a GPU that hangs for a while.
+TEST_F(Contents, memory_of_copies_that_have_not_ended_serves_nothing_else) {
+  Block& block = Add(64 * kKiB);
+  Write(block, 0, std::byte{1});
+  PinnedSupply supply(*sim_, {.chunk = 64 * kKiB});
+  Backup one(*sim_, supply), two(*sim_, supply);
+  ASSERT_TRUE(one.Save(Items()).ok());
+  sim_->SetHook([](std::string_view call, std::uint64_t) { return call == "FinishCopies" ? cuda::kTimeout : 0; });
+  EXPECT_FALSE(one.Finish().ok());
+  one.ForgetAll();
+  ASSERT_TRUE(two.Save(Items()).ok());
+  EXPECT_EQ(supply.Count().pinned_bytes, 128 * kKiB);
+  EXPECT_EQ(one.Save(Items()).code(), Code::kInvalid);
+  sim_->SetHook({});
+  ASSERT_TRUE(two.Finish().ok());
+  two.ForgetAll();
+  Cycle(one);
+  EXPECT_EQ(supply.Count().pinned_bytes, 128 * kKiB);
+}
+
 TEST_F(Contents, a_forked_child_prepares_nothing_and_ends_in_peace) {
 #if defined(AMEM_SANITIZED)
   GTEST_SKIP() << "threads and fork do not go together there";
 #endif
-  auto backup = std::make_unique<Backup>(*sim_, BackupOptions{.chunk = 64 * kKiB});
+  auto backup = std::make_unique<test::LoneBackup>(*sim_, test::LoneOptions{.chunk = 64 * kKiB});
   ASSERT_TRUE(sim_->SetLatency("AllocatePinned", std::chrono::milliseconds(20)).ok());
   backup->Prepare(1 * kMiB);
   ASSERT_TRUE(Eventually([&] { return backup->pinned_bytes() > 0; }));
@@ -561,7 +582,7 @@ TEST_F(Contents, a_forked_child_prepares_nothing_and_ends_in_peace) {
 TEST_F(Contents, expected_is_generous_before_the_first_save_and_close_after_it) {
   Block& block = Add(100 * kPage);
   for (Bytes i = 0; i < 10; ++i) Write(block, i * kPage, std::byte{1});
-  Backup backup(*sim_, {.chunk = kPage});
+  test::LoneBackup backup(*sim_, {.chunk = kPage});
   EXPECT_EQ(backup.Expected(100 * kPage), 23 * kPage);
   EXPECT_EQ(backup.Expected(kPage / 2), kPage / 2);
   Cycle(backup);

@@ -40,7 +40,9 @@ class CoordinatorTest : public test::CycleFixture {
   }
 
   ScriptedRound round_;
-  Coordinator coordinator_{ledger_, *sim_, peers_, 0};
+  CallGate gate_;
+  PinnedSupply pinned_{*sim_, {}};
+  Coordinator coordinator_{ledger_, *sim_, peers_, pinned_, gate_, Deadlines()};
 };
 
 TEST_F(CoordinatorTest, the_processes_of_all_members_are_in_the_journal_of_each) {
@@ -66,7 +68,7 @@ TEST_F(CoordinatorTest, a_cycle_that_fails_because_of_a_member_names_its_process
     return Status{Code::kTimeout, "too late"};
   };
   peers_.arrive = [] { return Result<std::unique_ptr<Round>>(std::make_unique<ScriptedRound>()); };
-  ASSERT_TRUE(coordinator_.Arrive(CycleKind::kPause));
+  ASSERT_TRUE(coordinator_.Arrive(CycleKind::kPause, In(std::chrono::minutes(1))));
   EXPECT_FALSE(Run(CycleKind::kPause).ok());
   failed = All<CycleFailed>();
   ASSERT_EQ(failed.size(), 2U);
@@ -76,7 +78,7 @@ TEST_F(CoordinatorTest, a_cycle_that_fails_because_of_a_member_names_its_process
 TEST_F(CoordinatorTest, a_cycle_that_does_not_begin_names_those_because_of_whom) {
   peers_.arrive = [] { return Result<std::unique_ptr<Round>>(Status{Code::kTimeout, "waited for rank 1 to come"}); };
   peers_.culprits = {{kOwner, "host", 2, 0, 1}};
-  EXPECT_FALSE(coordinator_.Arrive(CycleKind::kPause));
+  EXPECT_FALSE(coordinator_.Arrive(CycleKind::kPause, In(std::chrono::minutes(1))));
   const auto failed = All<CycleFailed>();
   ASSERT_EQ(failed.size(), 1U);
   EXPECT_EQ(failed[0].culprits, (std::vector<CycleMember>{{kOwner, 1, 2, "host"}}));
@@ -311,7 +313,7 @@ TEST_F(CoordinatorTest, a_registered_import_is_a_reason_to_refuse_the_pause_of_a
 
 TEST_F(CoordinatorTest, an_arrival_without_the_others_is_a_cycle_that_failed_and_left_nothing_to_undo) {
   peers_.arrive = [] { return Status{Code::kTimeout, "rank 1 has not called ncclPause"}; };
-  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause).status().code(), Code::kTimeout);
+  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause, In(std::chrono::minutes(1))).status().code(), Code::kTimeout);
   ASSERT_EQ(All<CycleFailed>().size(), 1U);
   EXPECT_TRUE(All<CycleFailed>()[0].undone);
   EXPECT_EQ(Now(), Lifecycle::kRunning);
@@ -346,7 +348,7 @@ TEST_F(CoordinatorTest, threads_are_journaled_once_at_a_deadline_and_only_there)
   EXPECT_FALSE(Run(CycleKind::kPause).ok());
   EXPECT_TRUE(All<ThreadSeen>().empty());
   peers_.arrive = [] { return Result<std::unique_ptr<Round>>(Status{Code::kTimeout, "rank 2 did not come"}); };
-  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause).status().code(), Code::kTimeout);
+  EXPECT_EQ(coordinator_.Arrive(CycleKind::kPause, In(std::chrono::minutes(1))).status().code(), Code::kTimeout);
   const auto threads = All<ThreadSeen>();
   ASSERT_FALSE(threads.empty());
   EXPECT_EQ(threads[0].state, "running");

@@ -32,6 +32,8 @@ class ScriptedRound final : public Round {
   [[nodiscard]] std::vector<PeerIdentity> Members() const override {
     return {{kSelf, "host", 1, 0, 0}, {kOwner, "host", 2, 0, 1}};
   }
+  [[nodiscard]] Deadline until() const override { return end; }
+  void SetUntil(Deadline until) override { end = until; }
   Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
     heard.push_back({phase, mine});
     if (vote) {
@@ -50,6 +52,7 @@ class ScriptedRound final : public Round {
 
   std::function<Status(PhaseKind, const Status&, SessionId*)> vote;  // ok: this session's own vote decides
   std::function<Result<std::optional<Lifecycle>>()> regather;
+  Deadline end = In(std::chrono::minutes(1));
   bool leaderless = false;
   int gathered = 0;
   std::vector<Heard> heard;
@@ -59,10 +62,12 @@ class ScriptedPeers final : public Peers {
  public:
   [[nodiscard]] PeerIdentity Self() const override { return {kSelf, "host", 1, 0, 0}; }
   void SetGroup(std::int64_t) override {}
+  void KeepEverything() override {}
   Result<SharedAllocation> Import(const Token&, AllocationId) override {
     return Status{Code::kUnsupported, "not in this test"};
   }
-  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override {
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
+                                                 Deadline) override {
     return reimport(owner, requests);
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
@@ -70,7 +75,7 @@ class ScriptedPeers final : public Peers {
     if (await_loss) await_loss(lost);
     return true;
   }
-  Result<std::unique_ptr<Round>> Arrive(CycleKind, std::uint64_t) override { return arrive(); }
+  Result<std::unique_ptr<Round>> Arrive(CycleKind, std::uint64_t, Deadline, bool) override { return arrive(); }
   [[nodiscard]] std::vector<PeerIdentity> Culprits() const override { return culprits; }
   void Stop() override {}
 

@@ -3,9 +3,13 @@
 #include "replay/cycle/executor.h"
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <mutex>
+#include <thread>
 
 #include "tests/replay/cycle/cycle_fixture.h"
+#include "tests/replay/cycle/lone_backup.h"
 #include "tests/replay/cycle/plain_driver.h"
 
 namespace amem {
@@ -45,7 +49,7 @@ class ExecutorTest : public test::CycleFixture {
     return FinishResume();
   }
 
-  Backup backup_{*sim_};
+  test::LoneBackup backup_{*sim_};
   Executor executor_{ledger_, *sim_, peers_, backup_};
 };
 
@@ -87,6 +91,26 @@ class NotingDriver final : public test::PlainDriver {
   std::vector<std::tuple<Bytes, AllocationProperties, std::uint64_t>> created;
 };
 
+TEST_F(ExecutorTest, a_phase_does_not_wait_for_ever_for_a_ledger_that_another_thread_holds) {
+  Create();
+  const Plan plan = PlanPause(ledger_.state());
+  std::promise<void> holds, go_on;
+  std::thread hangs([&] {
+    const auto lock = ledger_.Lock();
+    holds.set_value();
+    go_on.get_future().wait_for(std::chrono::seconds(20));
+  });
+  holds.get_future().wait();
+  const Deadline began = Now();
+  executor_.BeginCycle(In(std::chrono::milliseconds(50)));
+  const Status late = executor_.Run(plan.phases.front());
+  EXPECT_LT(SinceThen(began), std::chrono::seconds(10));
+  go_on.set_value();
+  hangs.join();
+  EXPECT_EQ(late.driver_result(), cuda::kTimeout);
+  EXPECT_NE(late.message().find("a driver call of another thread has not returned"), std::string::npos) << late.message();
+}
+
 TEST_F(ExecutorTest, memory_is_made_again_with_all_that_nccl_asked_for) {
   AllocationProperties properties;
   properties.handle_types = 1;
@@ -97,7 +121,7 @@ TEST_F(ExecutorTest, memory_is_made_again_with_all_that_nccl_asked_for) {
   Record(AllocationCreated{id, k2M, properties, 7, handle, {}, {}});
   ledger_.SetHandle(id, handle);
   NotingDriver driver(*sim_);
-  Backup backup(driver);
+  test::LoneBackup backup(driver);
   Executor executor(ledger_, driver, peers_, backup);
   const auto run = [&](const Plan& plan) {
     for (const PlannedPhase& phase : plan.phases) {

@@ -30,14 +30,15 @@ class PlainDriver : public Driver {
   Result<int> DeviceCount() override { return sim_.DeviceCount(); }
   Result<std::string> DeviceUuid(DeviceOrdinal d) override { return sim_.DeviceUuid(d); }
   std::string Version() override { return sim_.Version(); }
-  Status Synchronize(DeviceOrdinal d) override { return sim_.Synchronize(d); }
+  Status Synchronize(DeviceOrdinal d, Deadline u) override { return sim_.Synchronize(d, u); }
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes b) override { return sim_.AllocatePinned(b); }
   Status CopyToHost(DeviceOrdinal d, std::byte* t, Address f, Bytes b) override { return sim_.CopyToHost(d, t, f, b); }
   Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override {
     return sim_.CopyToDevice(d, t, f, b);
   }
   Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
-  Status FinishCopies(DeviceOrdinal d) override { return sim_.FinishCopies(d); }
+  std::optional<HostRoom> HostMemory() override { return sim_.HostMemory(); }
+  Status FinishCopies(DeviceOrdinal d, Deadline u) override { return sim_.FinishCopies(d, u); }
 
  protected:
   Simulator& sim_;

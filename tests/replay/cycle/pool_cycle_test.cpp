@@ -1,8 +1,7 @@
 // The cycle of one pool: every call of the driver belongs to a step in the journal that names the pool.
-#include "replay/cycle/pool_cycle.h"
-
 #include <set>
 
+#include "replay/cycle/coordinator.h"
 #include "tests/replay/cycle/cycle_fixture.h"
 
 namespace amem {
@@ -14,9 +13,10 @@ constexpr PoolId kPool{1};
 
 class PoolCycleTest : public test::CycleFixture {
  protected:
+  Deadlines deadlines_;
   void Open(PoolPolicy policy) {
     Record(PoolOpened{kPool, "weights", policy});
-    cycle_ = *PoolCycle::Open(ledger_, *sim_, peers_, kPool);
+    cycle_ = *Coordinator::OfTag(ledger_, *sim_, peers_, pinned_, gate_, deadlines_, kPool);
   }
   // A chunk of which all is given out.
   std::byte* Chunk(Bytes bytes = 2 * kMiB) {
@@ -40,7 +40,9 @@ class PoolCycleTest : public test::CycleFixture {
     Record(PoolAllocated{address, bytes, DeviceOrdinal{0}, id, 0});
     return reinterpret_cast<std::byte*>(address.value);
   }
-  std::unique_ptr<PoolCycle> cycle_;
+  CallGate gate_;
+  PinnedSupply pinned_{*sim_, {}};
+  std::unique_ptr<Coordinator> cycle_;
 };
 
 TEST_F(PoolCycleTest, every_driver_call_belongs_to_an_open_step_of_the_pool) {
@@ -54,9 +56,9 @@ TEST_F(PoolCycleTest, every_driver_call_belongs_to_an_open_step_of_the_pool) {
     return 0;
   });
   const Bytes before = InUse();
-  ASSERT_TRUE(cycle_->Pause().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause).ok());
   EXPECT_EQ(InUse(), before - k2M);
-  ASSERT_TRUE(cycle_->Resume().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
   EXPECT_EQ(InUse(), before);
   EXPECT_GT(inside, 8U);
   EXPECT_EQ(outside, 0U);
@@ -80,33 +82,33 @@ TEST_F(PoolCycleTest, a_chunk_that_is_imported_while_it_is_being_saved_stays) {
     return 0;
   });
   const Bytes before = InUse();
-  const Status paused = cycle_->Pause();
+  const Status paused = cycle_->Cycle(CycleKind::kPause);
   ASSERT_TRUE(paused.ok()) << paused.message();
   ASSERT_TRUE(imported);
   EXPECT_EQ(InUse(), before) << "the other process still uses it";
   EXPECT_TRUE(ledger_.state().broken.empty()) << ledger_.state().broken;
   Record(ReferenceDropped{id, test::kOther, AllocationId{4}});
   ASSERT_TRUE(CheckInvariants(ledger_.state()).ok());
-  ASSERT_TRUE(cycle_->Resume().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
   EXPECT_EQ(chunk[0], std::byte{0x5a});
-  ASSERT_TRUE(cycle_->Pause().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause).ok());
   EXPECT_EQ(InUse(), before - k2M);
-  ASSERT_TRUE(cycle_->Resume().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
 }
 
 TEST_F(PoolCycleTest, copies_are_queued_before_the_resume_is_done) {
   Open(PoolPolicy::kPreserve);
   std::byte* const chunk = Chunk();
   std::memset(chunk, 0x5a, k2M);
-  ASSERT_TRUE(cycle_->Pause().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause).ok());
   bool called = false;
-  ASSERT_TRUE(cycle_
-                  ->Resume([&] {
-                    called = true;
-                    EXPECT_EQ(sim_->QueuedCopies(DeviceOrdinal{0}), 1U);
-                    EXPECT_EQ(chunk[0], std::byte{0});
-                  })
-                  .ok());
+  Manner manner;
+  manner.queued = [&] {
+    called = true;
+    EXPECT_EQ(sim_->QueuedCopies(DeviceOrdinal{0}), 1U);
+    EXPECT_EQ(chunk[0], std::byte{0});
+  };
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume, manner).ok());
   EXPECT_TRUE(called);
   EXPECT_EQ(chunk[k2M - 1], std::byte{0x5a});
 }
@@ -120,29 +122,48 @@ TEST_F(PoolCycleTest, an_undo_that_fails_is_tried_again_by_the_next_call) {
   // The second chunk cannot be unmapped, and the first cannot be made again.
   ASSERT_TRUE(sim_->FailNext("Unmap", 2, cuda::kUnknown).ok());
   ASSERT_TRUE(sim_->FailNext("Create", 1, cuda::kOutOfMemory).ok());
-  const Status failed = cycle_->Pause();
+  const Status failed = cycle_->Cycle(CycleKind::kPause);
   EXPECT_EQ(failed.code(), Code::kBroken);
   EXPECT_NE(failed.message().find("undoing it failed too"), std::string::npos) << failed.message();
   EXPECT_EQ(ledger_.state().LifecycleOf(kPool), Lifecycle::kPausing);
-  ASSERT_TRUE(cycle_->Resume().ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
   EXPECT_EQ(ledger_.state().LifecycleOf(kPool), Lifecycle::kRunning);
   EXPECT_EQ(first[5], std::byte{1});
   EXPECT_EQ(second[5], std::byte{2});
 }
 
 TEST_F(PoolCycleTest, a_device_that_is_not_idle_in_time_refuses_the_pause) {
+  deadlines_ = Deadlines(std::chrono::milliseconds(20));
   Open(PoolPolicy::kDiscard);
   Chunk();
-  sim_->SetPatience(std::chrono::milliseconds(20));
   sim_->SetWork(Simulator::Work::kOfProgram);
-  const Status refused = cycle_->Pause();
+  const Status refused = cycle_->Cycle(CycleKind::kPause);
   EXPECT_EQ(refused.code(), Code::kRefused);
   EXPECT_NE(refused.message().find("pause of tag weights"), std::string::npos) << refused.message();
   const auto moment = cycle_->MomentOf(nullptr);
   ASSERT_TRUE(moment.ok());
-  EXPECT_TRUE(cycle_->Pause(moment->get()).ok()) << "one stream is waited for, and not the device";
+  EXPECT_TRUE(cycle_->Cycle(CycleKind::kPause, {.after = moment->get()}).ok())
+      << "one stream is waited for, and not the device";
   sim_->SetWork(Simulator::Work::kNone);
-  EXPECT_TRUE(cycle_->Resume().ok());
+  EXPECT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
+}
+
+// Nothing is copied that would come after what the stream holds, and the driver unmaps memory while kernels work on it.
+TEST_F(PoolCycleTest, memory_goes_after_the_stream_that_its_pause_follows_also_where_nothing_is_copied) {
+  Open(PoolPolicy::kDiscard);
+  Chunk();
+  const auto moment = cycle_->MomentOf(nullptr);
+  ASSERT_TRUE(moment.ok());
+  std::vector<std::string> calls;
+  sim_->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call == "Follow" || call == "FinishCopies" || call == "Unmap") calls.emplace_back(call);
+    return 0;
+  });
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause, {.after = moment->get()}).ok());
+  ASSERT_GE(calls.size(), 3U);
+  calls.resize(3);
+  EXPECT_EQ(calls, (std::vector<std::string>{"Follow", "FinishCopies", "Unmap"}));
+  EXPECT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
 }
 
 // The copies of a pool and of NCCL's memory are queued and finished apart.
@@ -155,10 +176,10 @@ TEST_F(PoolCycleTest, lanes_do_not_wait_for_each_other) {
   ASSERT_TRUE(sim_->CopyToHost(device, here->data(), PlaceOf(nccl), k2M).ok());
   ASSERT_TRUE(lane->CopyToHost(device, there->data(), PlaceOf(nccl), k2M).ok());
   EXPECT_EQ(sim_->QueuedCopies(device), 2U);
-  ASSERT_TRUE(lane->FinishCopies(device).ok());
+  ASSERT_TRUE(lane->FinishCopies(device, In(std::chrono::minutes(1))).ok());
   EXPECT_EQ(sim_->QueuedCopies(device), 1U);
   EXPECT_EQ(there->data()[0], std::byte{7});
-  ASSERT_TRUE(sim_->FinishCopies(device).ok());
+  ASSERT_TRUE(sim_->FinishCopies(device, In(std::chrono::minutes(1))).ok());
   EXPECT_EQ(here->data()[0], std::byte{7});
 }
 

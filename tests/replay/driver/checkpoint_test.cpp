@@ -8,13 +8,15 @@
 
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
+#include "tests/replay/sizes.h"
 
 namespace amem {
 namespace {
 
 using enum SimulatorWorld::ProcessState;
 using Pair = SimulatorWorld::DevicePair;
-constexpr Bytes kDevice = Bytes{100} << 20;
+using test::kMiB;
+constexpr Bytes kDevice = 100 * kMiB;
 
 class SimulatedCheckpoint : public testing::Test {
  protected:

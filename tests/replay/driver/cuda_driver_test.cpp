@@ -147,13 +147,13 @@ class Contract : public testing::TestWithParam<Kind> {
     std::memcpy(pinned->data(), &value, 8);
     const Status queued = driver_->CopyToDevice(kGpu, address, pinned->data(), 8);
     EXPECT_TRUE(queued.ok()) << queued.message();
-    EXPECT_TRUE(driver_->FinishCopies(kGpu).ok());
+    EXPECT_TRUE(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))).ok());
   }
   std::uint64_t Read(Address address) {
     const auto pinned = Pinned(8);
     const Status queued = driver_->CopyToHost(kGpu, pinned->data(), address, 8);
     EXPECT_TRUE(queued.ok()) << queued.message();
-    EXPECT_TRUE(driver_->FinishCopies(kGpu).ok());
+    EXPECT_TRUE(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))).ok());
     std::uint64_t value = 0;
     std::memcpy(&value, pinned->data(), 8);
     return value;
@@ -179,11 +179,11 @@ TEST_P(Contract, what_is_copied_in_comes_back) {
   const auto pinned = Pinned(block.bytes);
   for (Bytes i = 0; i < block.bytes; ++i) pinned->data()[i] = static_cast<std::byte>(i * 31 + i / 4096);
   ASSERT_OK(driver_->CopyToDevice(kGpu, block.address, pinned->data(), block.bytes));
-  ASSERT_OK(driver_->FinishCopies(kGpu));
+  ASSERT_OK(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   ASSERT_OK(driver_->Clear(kGpu, block.address + 100, 1000));
   const auto back = Pinned(block.bytes);
   ASSERT_OK(driver_->CopyToHost(kGpu, back->data(), block.address, block.bytes));
-  ASSERT_OK(driver_->FinishCopies(kGpu));
+  ASSERT_OK(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   std::memset(pinned->data() + 100, 0, 1000);
   EXPECT_EQ(std::memcmp(pinned->data(), back->data(), block.bytes), 0);
 }
@@ -241,7 +241,7 @@ TEST_P(Contract, neighbouring_mappings_change_together) {
   }
   ASSERT_OK(driver_->SetAccess(*range, 3 * page_, Access()));
   ASSERT_OK(driver_->Clear(kGpu, *range + page_ / 2, 2 * page_));
-  ASSERT_OK(driver_->FinishCopies(kGpu));
+  ASSERT_OK(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   ASSERT_OK(driver_->Unmap(*range + page_, page_));
   ASSERT_OK(driver_->SetAccess(*range, 3 * page_, Access()));  // a hole is passed over
   EXPECT_RESULT(driver_->SetAccess(*range, 2 * page_, Access()), cuda::kInvalidValue);
@@ -461,7 +461,7 @@ TEST_P(Contract, devices_have_uuids_as_nvidia_smi_prints_them) {
   EXPECT_TRUE(uuid->starts_with("GPU-")) << *uuid;
   for (const std::size_t dash : {12U, 17U, 22U, 27U}) EXPECT_EQ((*uuid)[dash], '-') << *uuid;
   EXPECT_FALSE(driver_->Version().empty());
-  EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
+  EXPECT_TRUE(driver_->Synchronize(kGpu, In(std::chrono::minutes(1))).ok());
 }
 
 TEST_P(Contract, a_copy_to_what_is_not_mapped_fails) {
@@ -482,9 +482,9 @@ TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
   std::memset(back->data(), 0, page_);
   ASSERT_OK(lane->Clear(kGpu, block.address, block.bytes));
   ASSERT_OK(lane->CopyToDevice(kGpu, block.address + page_, pattern->data(), page_));
-  ASSERT_OK(lane->FinishCopies(kGpu));
+  ASSERT_OK(lane->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   const Extent all{block.address, block.bytes};
-  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), 4096);
+  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), 4096, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   if (found->unscanned.empty()) {
     EXPECT_EQ(found->runs, (std::vector<Extent>{{block.address + page_, page_}}));
@@ -495,11 +495,37 @@ TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
   ASSERT_OK(lane->CopyToHost(kGpu, back->data(), block.address + page_, page_));
   const auto mark = lane->Mark(kGpu);
   ASSERT_TRUE(mark.ok());
-  ASSERT_OK(lane->Await(kGpu, *mark));
-  ASSERT_OK(lane->Lead(kGpu, nullptr));
-  ASSERT_OK(driver_->AwaitStream(kGpu, nullptr));
-  ASSERT_OK(lane->FinishCopies(kGpu));
+  ASSERT_OK(lane->Await(kGpu, *mark, In(std::chrono::minutes(1))));
+  ASSERT_OK(lane->Lead(kGpu, nullptr, In(std::chrono::minutes(1))));
+  ASSERT_OK(driver_->AwaitMoment(kGpu, **moment, In(std::chrono::minutes(1))));
+  ASSERT_OK(lane->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   EXPECT_EQ(std::memcmp(pattern->data(), back->data(), page_), 0);
+}
+
+// The host memory of a session serves all of its lanes.
+TEST_P(Contract, a_lane_copies_to_and_from_memory_that_another_lane_pinned) {
+  const Block block = Keep(2);
+  const auto pins = driver_->OpenLane(), copies = driver_->OpenLane();
+  ASSERT_TRUE(pins.ok() && copies.ok());
+  auto pinned = (*pins)->AllocatePinned(block.bytes);
+  ASSERT_TRUE(pinned.ok()) << pinned.status().message();
+  std::memset((*pinned)->data(), 0x5a, block.bytes);
+  const Extent all{block.address, block.bytes};
+  ASSERT_OK((*copies)->CopyToDevice(kGpu, block.address, (*pinned)->data(), page_));
+  ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  ASSERT_OK((*copies)->Scatter(kGpu, std::span(&all, 1), (*pinned)->data()));
+  ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  std::memset((*pinned)->data(), 0, block.bytes);
+  ASSERT_OK((*copies)->Gather(kGpu, (*pinned)->data(), std::span(&all, 1)));
+  ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  const auto is_back = [&] {
+    return std::all_of((*pinned)->data(), (*pinned)->data() + page_, [](std::byte b) { return b == std::byte{0x5a}; });
+  };
+  EXPECT_TRUE(is_back());
+  std::memset((*pinned)->data(), 0, block.bytes);
+  ASSERT_OK((*copies)->CopyToHost(kGpu, (*pinned)->data(), block.address + page_, page_));
+  ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  EXPECT_TRUE(is_back());
 }
 
 TEST_P(Contract, pinned_memory_may_outlive_the_driver) {
@@ -574,7 +600,7 @@ TEST_P(BesideCuda, the_current_context_is_left_alone) {
   EXPECT_EQ(current, context_);
   std::thread([&] {  // a thread without any
     EXPECT_TRUE(driver_->Memory(kGpu).ok());
-    EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
+    EXPECT_TRUE(driver_->Synchronize(kGpu, In(std::chrono::minutes(1))).ok());
     CUcontext none = context_;
     EXPECT_EQ(Find<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent")(&none), CUDA_SUCCESS);
     EXPECT_EQ(none, nullptr);
@@ -599,7 +625,7 @@ TEST_P(BesideCuda, a_capture_survives_every_call_but_synchronize) {
     ASSERT_OK(driver.Clear(kGpu, *range, page));
     ASSERT_OK(driver.CopyToDevice(kGpu, *range, (*pinned)->data(), page));
     ASSERT_OK(driver.CopyToHost(kGpu, (*pinned)->data(), *range, page));
-    ASSERT_OK(driver.FinishCopies(kGpu));
+    ASSERT_OK(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))));
     ASSERT_TRUE(driver.Memory(kGpu).ok());
     const auto descriptor = driver.Export(*handle);
     ASSERT_TRUE(descriptor.ok());
@@ -616,11 +642,11 @@ TEST_P(BesideCuda, a_capture_survives_every_call_but_synchronize) {
 
 TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_and_spares_one_on_a_blocking_stream) {
   const CUstream stream = StartCapture(CU_STREAM_DEFAULT, CU_STREAM_CAPTURE_MODE_GLOBAL);
-  const Status status = driver_->Synchronize(kGpu);
+  const Status status = driver_->Synchronize(kGpu, In(std::chrono::minutes(1)));
   EXPECT_EQ(status.code(), Code::kRefused) << status.message();
   EXPECT_EQ(status.driver_result(), cuda::kCaptureUnsupported);
   EXPECT_EQ(EndCapture(stream), CUDA_SUCCESS);
-  EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
+  EXPECT_TRUE(driver_->Synchronize(kGpu, In(std::chrono::minutes(1))).ok());
 }
 
 TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_on_a_non_blocking_stream_which_is_lost) {
@@ -628,10 +654,10 @@ TEST_P(BesideCuda, synchronize_is_refused_during_a_capture_on_a_non_blocking_str
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     const CUstream stream = StartCapture(CU_STREAM_NON_BLOCKING, mode);
     Status status;
-    std::thread([&] { status = driver_->Synchronize(kGpu); }).join();
+    std::thread([&] { status = driver_->Synchronize(kGpu, In(std::chrono::minutes(1))); }).join();
     EXPECT_EQ(status.code(), Code::kRefused) << status.message();
     EXPECT_EQ(EndCapture(stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) << "the driver offers no way to spare it";
-    EXPECT_TRUE(driver_->Synchronize(kGpu).ok());
+    EXPECT_TRUE(driver_->Synchronize(kGpu, In(std::chrono::minutes(1))).ok());
   }
 }
 
@@ -642,11 +668,11 @@ TEST(CudaDriver, waiting_for_a_device_without_a_context_opens_none) {
   const auto contexts = reinterpret_cast<decltype(&stand_in_cuda_contexts)>(dlsym(FakeLibrary(), "stand_in_cuda_contexts"));
   ASSERT_TRUE((*driver)->DeviceCount().ok());
   const std::uint64_t before = contexts(kOther.value);
-  ASSERT_OK((*driver)->Synchronize(kOther));
+  ASSERT_OK((*driver)->Synchronize(kOther, In(std::chrono::minutes(1))));
   EXPECT_EQ(contexts(kOther.value), before);
   ASSERT_TRUE((*driver)->Memory(kOther).ok());
   EXPECT_EQ(contexts(kOther.value), before + 1) << "this needs one";
-  EXPECT_RESULT((*driver)->Synchronize(DeviceOrdinal{2}), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_RESULT((*driver)->Synchronize(DeviceOrdinal{2}, In(std::chrono::minutes(1))), CUDA_ERROR_INVALID_DEVICE);
 }
 
 TEST(CudaDriver, a_driver_without_the_entry_point_is_refused_with_what_to_do) {
@@ -671,7 +697,7 @@ CUresult LookUpWithoutMulticast(const char* name, void** found, int version, cuu
 TEST(CudaDriver, without_multicast_objects_is_as_fast) {
   const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithoutMulticast); });
   ASSERT_TRUE(driver.ok()) << driver.status().message();
-  const auto found = (*driver)->FindNonZero(kGpu, {}, 4096);
+  const auto found = (*driver)->FindNonZero(kGpu, {}, 4096, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found->unscanned.find("the CUDA driver has no"), std::string::npos) << found->unscanned;
   EXPECT_FALSE((*driver)->CreateMulticast({}).ok());

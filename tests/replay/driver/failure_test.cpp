@@ -3,14 +3,19 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <limits>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "replay/driver/driver.h"
 #include "replay/driver/result_names.h"
 #include "replay/driver/simulator/memfd.h"
+#include "replay/driver/simulator/world_table.h"
 
 namespace amem {
 namespace {
@@ -102,6 +107,38 @@ TEST(Memfd, one_of_that_name_that_could_shrink_under_a_mapping_is_not_ours) {
   ASSERT_TRUE(forged);
   ASSERT_TRUE(ParseMemfdLink(LinkOf(forged.get()))) << "the name is the same";
   EXPECT_FALSE(ReadTaggedMemfd(forged.get()));
+}
+
+TEST(Memfd, more_than_the_soft_limit_of_descriptors_is_there_for_them) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 32;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    std::vector<UniqueFd> kept;
+    for (int i = 0; i < 64; ++i) {
+      auto made = MakeTaggedMemfd(Tag(), 4096);
+      if (!made.ok()) ::_exit(i + 1);
+      kept.push_back(*std::move(made));
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "the first that failed, counted from 1";
+}
+
+TEST(Memfd, a_world_finds_its_own_among_the_open_files_of_a_process) {
+  MemfdTag ours = Tag(), theirs = Tag();
+  ours.key.id = 5;
+  theirs.key.id = 6;
+  ++theirs.world;
+  const auto one = MakeTaggedMemfd(ours, 4096), other = MakeTaggedMemfd(theirs, 4096);
+  ASSERT_TRUE(one && other);
+  std::set<std::uint64_t> ids;
+  InsertOpenIds(::getpid(), ours.world, ids);
+  EXPECT_EQ(ids, std::set<std::uint64_t>{5});
 }
 
 }  // namespace

@@ -153,6 +153,10 @@ TEST_F(SimulatedMulticast, a_store_reaches_what_every_device_has_bound_at_that_o
   EXPECT_EQ(reached[0], (Simulator::Reached{0, *one->MemoryAt(at), kPiece + 64}));
   EXPECT_EQ(reached[1].device, 1);
   EXPECT_TRUE(other->Reach(through + kPiece).empty());
+  ASSERT_TRUE(one->Unbind(object, kFirst, 0, kPiece).ok());
+  const auto left = other->Reach(through);
+  ASSERT_EQ(left.size(), 1U) << "what was unbound is reached no more";
+  EXPECT_EQ(left[0].device, 1);
 }
 
 }  // namespace

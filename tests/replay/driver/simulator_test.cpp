@@ -23,11 +23,12 @@
 #include <vector>
 
 #include "tests/pass_descriptor.h"
+#include "tests/replay/sizes.h"
 
 namespace amem {
 namespace {
 
-constexpr Bytes kMiB = Bytes{1} << 20;
+using test::kMiB;
 constexpr Bytes kPage = 2 * kMiB;
 constexpr DeviceOrdinal kGpu0{0}, kGpu1{1};
 
@@ -395,14 +396,14 @@ TEST(SimulatedCopies, nothing_is_copied_before_it_is_finished) {
   ASSERT_TRUE(sim->CopyToHost(kGpu0, pinned->data(), block.address, 4 * kPage).ok());
   EXPECT_EQ(pinned->data()[8], std::byte{0});
   EXPECT_EQ(sim->QueuedCopies(kGpu0), 1U);
-  ASSERT_TRUE(sim->FinishCopies(kGpu0).ok());
+  ASSERT_TRUE(sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))).ok());
   EXPECT_EQ(pinned->data()[8], std::byte{5});
   pinned->data()[8] = std::byte{6};
   ASSERT_TRUE(sim->CopyToDevice(kGpu0, block.address, pinned->data(), 4 * kPage).ok());
-  ASSERT_TRUE(sim->FinishCopies(kGpu0).ok());
+  ASSERT_TRUE(sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))).ok());
   EXPECT_EQ(Words(block.address)[1], 6U);
   ASSERT_TRUE(sim->Clear(kGpu0, block.address + 8, 1).ok());
-  ASSERT_TRUE(sim->FinishCopies(kGpu0).ok());
+  ASSERT_TRUE(sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))).ok());
   EXPECT_EQ(Words(block.address)[1], 0U);
 }
 
@@ -416,7 +417,7 @@ TEST(SimulatedCopies, a_copy_goes_over_neighbouring_mappings_from_any_byte) {
   auto pinned = *sim->AllocatePinned(64);
   for (int i = 0; i < 64; ++i) pinned->data()[i] = static_cast<std::byte>(i + 1);
   ASSERT_TRUE(sim->CopyToDevice(kGpu0, Address{address.value + kPage - 31}, pinned->data(), 64).ok());
-  ASSERT_TRUE(sim->FinishCopies(kGpu0).ok());
+  ASSERT_TRUE(sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))).ok());
   const auto* seen = reinterpret_cast<const std::byte*>(address.value + kPage - 31);
   EXPECT_EQ(std::memcmp(seen, pinned->data(), 64), 0);
 }
@@ -427,7 +428,7 @@ TEST(SimulatedCopies, what_was_unmapped_before_its_copy_was_finished_fails_there
   const auto pinned = *sim->AllocatePinned(kPage);
   ASSERT_TRUE(sim->CopyToHost(kGpu0, pinned->data(), block.address, kPage).ok());
   FreeBlock(*sim, block);
-  EXPECT_RESULT(sim->FinishCopies(kGpu0), 700);
+  EXPECT_RESULT(sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))), 700);
 }
 
 TEST(SimulatedCopies, need_access_for_the_device_and_pinned_memory) {
@@ -456,10 +457,10 @@ TEST(SimulatedCopies, pinned_memory_may_outlive_the_simulator) {
 TEST(SimulatedCopies, synchronize_is_refused_while_a_capture_runs) {
   const auto sim = Make();
   sim->SetCapturing(true);
-  EXPECT_RESULT(sim->Synchronize(kGpu0), cuda::kCaptureUnsupported);
-  EXPECT_EQ(sim->Synchronize(kGpu0).code(), Code::kRefused);
+  EXPECT_RESULT(sim->Synchronize(kGpu0, In(std::chrono::minutes(1))), cuda::kCaptureUnsupported);
+  EXPECT_EQ(sim->Synchronize(kGpu0, In(std::chrono::minutes(1))).code(), Code::kRefused);
   sim->SetCapturing(false);
-  EXPECT_TRUE(sim->Synchronize(kGpu0).ok());
+  EXPECT_TRUE(sim->Synchronize(kGpu0, In(std::chrono::minutes(1))).ok());
 }
 
 // ---- faults ----------------------------------------------------------------------------------------------------------------
@@ -510,20 +511,20 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->Memory(kGpu0).status(); },
       [&] { return sim->DeviceCount().status(); },
       [&] { return sim->DeviceUuid(kGpu0).status(); },
-      [&] { return sim->Synchronize(kGpu0); },
+      [&] { return sim->Synchronize(kGpu0, In(std::chrono::minutes(1))); },
       [&] { return sim->AllocatePinned(kPage).status(); },
       [&] { return sim->CopyToHost(kGpu0, pinned->data(), block.address, kPage); },
       [&] { return sim->CopyToDevice(kGpu0, block.address, pinned->data(), kPage); },
       [&] { return sim->Clear(kGpu0, block.address, kPage); },
-      [&] { return sim->FinishCopies(kGpu0); },
-      [&] { return sim->FindNonZero(kGpu0, extents, 4096).status(); },
+      [&] { return sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))); },
+      [&] { return sim->FindNonZero(kGpu0, extents, 4096, In(std::chrono::minutes(1))).status(); },
       [&] { return sim->Gather(kGpu0, pinned->data(), extents); },
       [&] { return sim->Scatter(kGpu0, extents, pinned->data()); },
       [&] { return sim->ClearAll(kGpu0, extents); },
       [&] { return sim->MomentOf(kGpu0, nullptr).status(); },
       [&] { return sim->Follow(kGpu0, StreamMoment()); },
-      [&] { return sim->Lead(kGpu0, nullptr); },
-      [&] { return sim->AwaitStream(kGpu0, nullptr); },
+      [&] { return sim->Lead(kGpu0, nullptr, In(std::chrono::minutes(1))); },
+      [&] { return sim->AwaitMoment(kGpu0, StreamMoment(), In(std::chrono::minutes(1))); },
       [&] { return sim->OpenLane().status(); },
   };
   ASSERT_EQ(calls.size(), Simulator::kCalls.size());

@@ -71,6 +71,7 @@ inline constexpr const char* kSampleEvents[] = {
     R"json({"seq":63,"time_ns":2,"thread":3,"kind":"safepoint-reached","request":9223372036854775806,"safepoint":9223372036854775805})json",
     R"json({"seq":64,"time_ns":2,"thread":3,"kind":"request-ended","request":9223372036854775806,"request_kind":"resume","code":"invalid","message":"text 2\u0000 \ufffd","bytes":9223372036854775804})json",
     R"json({"seq":65,"time_ns":2,"thread":3,"kind":"frozen","from_ns":9223372036854775806,"to_ns":9223372036854775805,"bytes":9223372036854775804,"moved_gpus":"text 4\u0000 \ufffd"})json",
+    R"json({"seq":66,"time_ns":2,"thread":3,"kind":"everything-kept","why":"text 1\u0000 \ufffd"})json",
 };
 // clang-format on
 

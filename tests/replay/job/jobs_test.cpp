@@ -107,5 +107,25 @@ TEST(Jobs, the_job_that_went_on_for_longest_comes_first) {
   EXPECT_EQ(jobs[2], std::vector<std::size_t>{0});
 }
 
+TEST(Jobs, what_is_asked_for_something_is_certainly_one_job) {
+  std::vector<JobTies> sessions = {Session(1, -1), Session(2, -1), Session(3, 0), Session(4, 1), Session(5, 2), Session(6, 3)};
+  for (std::size_t i = 2; i < 6; ++i) sessions[i].who.launcher = {"RAY_JOB_ID=7", "MASTER_PORT=29500", "WORLD_SIZE=4"};
+  const auto certain = [&] {
+    std::vector<std::size_t> sizes;
+    for (const auto& job : GroupIntoJobs(sessions, Ties::kCertain)) sizes.push_back(job.size());
+    std::ranges::sort(sizes);
+    return sizes;
+  };
+  EXPECT_EQ(GroupIntoJobs(sessions).size(), 2u);
+  EXPECT_EQ(certain(), (std::vector<std::size_t>{1, 1, 1, 1, 1, 1}));
+  sessions[2].launch = sessions[3].launch = "torchrun none 0 4711";
+  EXPECT_EQ(certain(), (std::vector<std::size_t>{1, 1, 1, 1, 2}));
+  sessions[4].communicators = {{.hash = 0xfeed, .rank = 2, .ranks = 4}};
+  sessions[5].communicators = {{.hash = 0xfeed, .rank = 3, .ranks = 4}};
+  EXPECT_EQ(certain(), (std::vector<std::size_t>{1, 1, 2, 2}));
+  sessions[5].met = {SessionId{3}};
+  EXPECT_EQ(certain(), (std::vector<std::size_t>{1, 1, 4}));
+}
+
 }  // namespace
 }  // namespace amem

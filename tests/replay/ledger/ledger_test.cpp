@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <chrono>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -105,6 +108,125 @@ TEST_F(LedgerTest, a_snapshot_is_made_as_soon_as_it_is_due) {
   EXPECT_EQ(journal->last_snapshot, ledger.state());
 }
 
+TEST_F(LedgerTest, no_snapshot_is_made_where_none_is_due_or_a_cycle_is_under_way) {
+  Record();
+  EXPECT_EQ(journal->last_snapshot, State{});
+  ledger.Record(CycleBegun{CycleKind::kPause, 1});
+  ASSERT_EQ(ledger.state().lifecycle, Lifecycle::kPausing);
+  journal->snapshot_due = true;
+  ledger.Record(HostAllocated{Address{0x1000}, 16, 0});
+  EXPECT_EQ(journal->last_snapshot, State{}) << "a snapshot is of a running session";
+}
+
+TEST_F(LedgerTest, a_lost_journal_is_not_tried_anew_in_every_call) {
+  journal->fail_after = 0;
+  for (int i = 0; i < 5; ++i) Record();
+  EXPECT_EQ(journal->renewals_tried, 1U) << "the others came within five seconds";
+}
+
+TEST_F(LedgerTest, a_journal_that_is_not_lost_is_not_begun_anew) {
+  ledger.RenewJournal();
+  EXPECT_EQ(journal->renewals_tried, 0U);
+}
+
+TEST_F(LedgerTest, a_broken_session_does_not_begin_its_journal_anew) {
+  journal->fail_after = 0;
+  Record();
+  ledger.Break("for a reason");
+  ledger.RenewJournal();
+  EXPECT_EQ(journal->renewals_tried, 1U) << "the one of the append that failed";
+}
+
+TEST_F(LedgerTest, an_event_about_memory_that_is_only_counted_is_dropped_and_counted) {
+  const Address nowhere{0x7000};
+  const std::vector<EventBody> unknown = {HostFreed{nowhere}, AsyncFreed{nowhere}, Deregistered{nowhere, 16},
+                                          MulticastDeviceAdded{AllocationId{50}, test::kDevice},
+                                          MulticastUnbound{AllocationId{50}, test::kDevice, 0, k2M}};
+  for (const EventBody& body : unknown) ledger.Record(body);
+  EXPECT_EQ(broken(), "");
+  EXPECT_EQ(ledger.dropped_events(), unknown.size());
+  const auto& told = std::get<PassedThrough>(journal->events.back().body);
+  EXPECT_EQ(told.name, "multicast unbound");
+  EXPECT_EQ(told.detail.find("not counted: unbind memory"), 0U) << told.detail;
+  EXPECT_EQ(told.result, 0) << "the driver did not fail";
+  ledger.Record(HostAllocated{nowhere, 16, 0});
+  ledger.Record(HostAllocated{nowhere, 16, 0});
+  ledger.Record(LegacyAllocated{nowhere, 16, AllocationId{}, 0, "the driver's own", {}, {}});
+  ledger.Record(LegacyAllocated{nowhere, 16, AllocationId{}, 0, "the driver's own", {}, {}});
+  EXPECT_EQ(broken(), "");
+  EXPECT_EQ(ledger.dropped_events(), unknown.size() + 2);
+}
+
+TEST_F(LedgerTest, cuMemAlloc_memory_that_AMem_backs_is_not_only_counted) {
+  ledger.Record(LegacyAllocated{Address{0x7000}, 16, AllocationId{50}, 0, "", {}, {}});
+  EXPECT_NE(broken(), "");
+  EXPECT_EQ(ledger.dropped_events(), 0U);
+}
+
+TEST_F(LedgerTest, a_multicast_object_that_a_pause_releases_is_not_only_counted) {
+  const AllocationId released = ledger.TakeAllocationId(), stays = ledger.TakeAllocationId();
+  ledger.Record(MulticastCreated{stays, k2M, 1, 1, 0, DriverHandle{8}, MemoryTag{}});
+  ledger.Record(MulticastUnbound{stays, test::kDevice, 0, k2M});
+  EXPECT_EQ(broken(), "");
+  ledger.Record(MulticastCreated{released, k2M, 1, 1, 0, DriverHandle{9}, MemoryTag::kMulticastReleased});
+  ledger.Record(MulticastUnbound{released, test::kDevice, 0, k2M});
+  EXPECT_NE(broken(), "");
+  EXPECT_EQ(ledger.dropped_events(), 1U);
+}
+
+// ---- may it pause? -----------------------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, it_can_pause_unless_it_is_broken) {
+  EXPECT_TRUE(ledger.CanPause().ok());
+  ledger.Break("two and two are five");
+  EXPECT_EQ(ledger.CanPause().code(), Code::kBroken);
+  EXPECT_NE(ledger.CanPause().message().find("two and two are five"), std::string::npos) << ledger.CanPause().message();
+}
+
+TEST_F(LedgerTest, without_room_for_its_journal_it_cannot_pause_and_that_is_no_lack_of_descriptors) {
+  journal->fail_after = 0;
+  Record();
+  EXPECT_EQ(ledger.CanPause().code(), Code::kBroken);
+  EXPECT_NE(ledger.CanPause().message().find("has no journal: append"), std::string::npos) << ledger.CanPause().message();
+}
+
+TEST_F(LedgerTest, a_lack_of_descriptors_stays_one) {
+  journal->fail_after = 0;
+  journal->fails_with = Code::kNoDescriptors;
+  Record();
+  EXPECT_EQ(ledger.CanPause().code(), Code::kNoDescriptors);
+}
+
+// ---- the lock ----------------------------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, a_free_lock_is_taken_at_once_and_keeps_others_out) {
+  const auto lock = ledger.LockWithin(std::chrono::milliseconds(0));
+  ASSERT_TRUE(lock.owns_lock());
+  std::thread([&] { EXPECT_FALSE(ledger.LockWithin(std::chrono::milliseconds(0)).owns_lock()); }).join();
+}
+
+TEST_F(LedgerTest, a_lock_that_another_holds_is_waited_for_as_long_as_asked) {
+  const auto lock = ledger.Lock();
+  std::thread([&] {
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_FALSE(ledger.LockWithin(std::chrono::milliseconds(50)).owns_lock());
+    EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
+  }).join();
+}
+
+TEST_F(LedgerTest, a_lock_that_comes_free_meanwhile_is_taken) {
+  auto lock = ledger.Lock();
+  std::atomic<bool> waits = false;
+  std::thread other([&] {
+    waits = true;
+    EXPECT_TRUE(ledger.LockWithin(std::chrono::seconds(60)).owns_lock());
+  });
+  while (!waits) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  lock.unlock();
+  other.join();
+}
+
 TEST_F(LedgerTest, a_recorded_break_is_as_good_as_a_call) {
   ledger.Record(SessionBroken{"told by an event"});
   EXPECT_EQ(LastRecorded(), "session broken: told by an event");
@@ -160,6 +282,20 @@ TEST_F(LedgerTest, a_handle_is_known_until_it_is_forgotten) {
   EXPECT_FALSE(ledger.HandleOf(id));
 }
 
+TEST_F(LedgerTest, a_device_that_was_added_to_a_rebuilt_multicast_object_is_lacking_no_more) {
+  const AllocationId object{5}, other{6};
+  EXPECT_EQ(ledger.RebuiltAs(object).number, 0U) << "as NCCL made it";
+  ledger.SetRebuilt(object, {3, true, {DeviceOrdinal{0}, DeviceOrdinal{1}}});
+  ledger.SetRebuilt(other, {4, false, {DeviceOrdinal{0}}});
+  ledger.DeviceAdded(object, DeviceOrdinal{0});
+  ledger.DeviceAdded(AllocationId{7}, DeviceOrdinal{0});  // of none that was rebuilt
+  EXPECT_EQ(ledger.RebuiltAs(object).lacks, std::set{DeviceOrdinal{1}});
+  EXPECT_EQ(ledger.RebuiltAs(object).number, 3U);
+  EXPECT_TRUE(ledger.RebuiltAs(object).stands_in);
+  EXPECT_EQ(ledger.RebuiltAs(other).lacks, std::set{DeviceOrdinal{0}});
+  EXPECT_TRUE(ledger.RebuiltAs(AllocationId{7}).lacks.empty());
+}
+
 class LedgerExport : public LedgerTest {
  protected:
   LedgerExport() { id = Record(*simulator->Create(k2M, Process::On(test::kDevice), 0)); }
@@ -195,6 +331,14 @@ TEST_F(LedgerExport, forgetting_the_handle_closes_the_descriptor) {
   ledger.ForgetHandle(id);
   EXPECT_EQ(simulator->BytesInUse(test::kDevice), 0U);
   EXPECT_EQ(ledger.Export(id, *simulator, true).status().code(), Code::kNotFound);
+}
+
+TEST_F(LedgerExport, a_descriptor_of_what_has_no_memory_is_not_kept) {
+  const auto exported = ledger.Export(id, *simulator, false);
+  ASSERT_TRUE(exported.ok());
+  ledger.ForgetHandle(id);
+  ledger.KeepDescriptor(id, *exported);
+  EXPECT_FALSE(ledger.CopyOfDescriptor(id));
 }
 
 TEST_F(LedgerExport, a_failed_export_keeps_nothing_and_can_be_tried_again) {

@@ -16,7 +16,7 @@ struct Alone {
   explicit Alone(std::int32_t rank, SessionId session_id, const std::filesystem::path& sockets = {})
       : identity(Identity(rank)), session(session_id) {
     identity.session = session_id;
-    UnixPeersOptions options{sockets.empty() ? directory.sockets() : sockets, 20'000, {}};
+    UnixPeersOptions options{sockets.empty() ? directory.sockets() : sockets, {}, {}};
     options.abstract_names = true;
     options.report = [this](const std::string& message) { said = message; };
     auto started = UnixPeers::Start(identity, options, session);
@@ -79,8 +79,8 @@ TEST_F(AbstractNames, ranks_with_a_tmp_each_share_and_pause) {
   ASSERT_TRUE(shared.ok()) << shared.status().message();
   b.session.Add(a.identity.session);
   Result<std::unique_ptr<Round>> other = Status{};
-  std::thread arriving([&] { other = b.peers->Arrive(CycleKind::kPause, 1); });
-  const auto round = a.peers->Arrive(CycleKind::kPause, 1);
+  std::thread arriving([&] { other = b.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false); });
+  const auto round = a.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
   arriving.join();
   ASSERT_TRUE(round.ok()) << round.status().message();
   ASSERT_TRUE(other.ok()) << other.status().message();

@@ -35,8 +35,8 @@ TEST_F(LocalPeersTest, shares_like_the_real_one) {
   EXPECT_EQ(b_.session.references(), 1u);
   EXPECT_EQ(b_.session.connected().size(), 1u);
   EXPECT_EQ(a_.session.connected().size(), 1u);
-  EXPECT_TRUE(a_.peers->Reimport(b_.identity.session, {{AllocationId{1}, AllocationId{5}}}));
-  EXPECT_FALSE(a_.peers->Reimport(b_.identity.session, {{AllocationId{1}, AllocationId{6}}}));
+  EXPECT_TRUE(a_.peers->Reimport(b_.identity.session, {{AllocationId{1}, AllocationId{5}}}, In(std::chrono::seconds(20))));
+  EXPECT_FALSE(a_.peers->Reimport(b_.identity.session, {{AllocationId{1}, AllocationId{6}}}, In(std::chrono::seconds(20))));
   a_.peers->DropReference({b_.identity.session, AllocationId{1}}, AllocationId{5});
   EXPECT_EQ(b_.session.references(), 0u);
   EXPECT_EQ(a_.peers->Import({SessionId{99}, AllocationId{1}, {}, 0}, AllocationId{7}).status().code(), Code::kPeerLost);
@@ -61,7 +61,7 @@ TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
   std::vector<std::thread> threads;
   for (Member* member : {&a_, &b_, &c_}) {
     threads.emplace_back([this, member] {
-      auto round = member->peers->Arrive(CycleKind::kPause, 1);
+      auto round = member->peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
       ASSERT_TRUE(round) << round.status().message();
       EXPECT_EQ((*round)->Members().size(), 3u);
       EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
@@ -77,17 +77,17 @@ TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
 
 TEST_F(LocalPeersTest, whoever_does_not_come_is_named) {
   Share(a_, b_);
-  const Status status = a_.peers->Arrive(CycleKind::kPause, 1).status();
+  const Status status = a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false).status();
   EXPECT_EQ(status.code(), Code::kTimeout);
   EXPECT_NE(status.message().find(ToText(b_.identity)), std::string::npos) << status.message();
   b_.peers->SetGroup(7);
-  EXPECT_EQ(a_.peers->Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
+  EXPECT_EQ(a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false).status().code(), Code::kRefused);
 }
 
 TEST_F(LocalPeersTest, leaving_early_fails_those_who_vote) {
   Share(a_, b_);
-  std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive(CycleKind::kPause, 1)); });
-  auto round = a_.peers->Arrive(CycleKind::kPause, 1);
+  std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false)); });
+  auto round = a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
   ASSERT_TRUE(round);
   EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).code(), Code::kPeerLost);
   other.join();

@@ -86,7 +86,7 @@ TEST_F(LoopTest, a_thread_that_hangs_in_its_work_keeps_neither_a_stop_with_patie
   });
   busy.get_future().wait();
   bool ran = false;
-  EXPECT_FALSE(loop_.Run([&] { ran = true; }, milliseconds(30)));
+  EXPECT_FALSE(loop_.Run([&] { ran = true; }, In(milliseconds(30))));
   EXPECT_FALSE(loop_.Stop(milliseconds(30)));
   EXPECT_FALSE(loop_.Run([] {}));
   go_on.set_value();
@@ -94,16 +94,18 @@ TEST_F(LoopTest, a_thread_that_hangs_in_its_work_keeps_neither_a_stop_with_patie
   EXPECT_FALSE(ran) << "nobody waits for it any more";
 }
 
-TEST_F(LoopTest, work_that_has_begun_is_waited_for_because_it_uses_what_its_caller_has) {
+TEST_F(LoopTest, work_that_hangs_is_left_behind_with_what_it_holds) {
   ASSERT_TRUE(loop_.Start().ok());
-  bool done = false;
-  EXPECT_TRUE(loop_.Run(
-      [&] {
-        std::this_thread::sleep_for(milliseconds(60));
-        done = true;
-      },
-      milliseconds(10)));
-  EXPECT_TRUE(done);
+  const auto go_on = std::make_shared<std::promise<void>>();
+  const auto work = [go_on, held = std::make_shared<int>(7)] {
+    go_on->get_future().wait();
+    return *held;
+  };
+  const Deadline began = Now();
+  EXPECT_FALSE(loop_.Run(work, In(milliseconds(30))));
+  EXPECT_LT(SinceThen(began), std::chrono::seconds(5));
+  go_on->set_value();
+  EXPECT_EQ(loop_.Run([] { return 3; }), 3);
 }
 
 TEST_F(LoopTest, work_without_memory_fails_alone) {

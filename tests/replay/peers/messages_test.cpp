@@ -20,12 +20,13 @@ std::vector<Message> OneOfEach() {
       {3, FailureMessage{{Code::kDriver, "what", 304}}},
       {4, ImportMessage{AllocationId{9}, token}},
       {5, ReimportMessage{{{AllocationId{1}, AllocationId{2}}, {AllocationId{3}, AllocationId{4}}}}},
-      {6, SharedMessage{{{4096, properties, {}, MemoryTag::kUserReleased}, {1, {}}}}},
+      {6, SharedMessage{{{4096, properties, {}, MemoryTag::kUserReleased},
+                         {1, {}, SharedPart{AllocationId{7}, {4, 5, 6}, 8192}, {}, {9, true}}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AskNeighboursMessage{}},
       {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}, Who(5)}},
-      {10, ArriveMessage{CycleKind::kResume, 12, {Who(2), Who(3)}}},
-      {11, BegunMessage{44, {Who(2)}}},
+      {10, ArriveMessage{CycleKind::kResume, 12, {Who(2), Who(3)}, 700}},
+      {11, BegunMessage{44, {Who(2)}, 650}},
       {12, WithdrawMessage{}},
       {13, WithdrawnMessage{{Who(7)}}},
       {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}}},
@@ -48,21 +49,89 @@ TEST(PeerMessages, come_back_as_they_were) {
   }
 }
 
-TEST(PeerMessages, fields_are_where_they_belong) {
-  auto vote = std::get<VoteMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[13]))->body);
-  EXPECT_EQ(vote.round, 44u);
-  EXPECT_EQ(vote.index, 3u);
-  EXPECT_EQ(vote.phase, PhaseKind::kResumeOpen);
-  EXPECT_EQ(vote.timeout_ms, 60000u);
-  EXPECT_EQ(vote.status, (Status{Code::kOutOfMemory, "no", 2}));
-  auto shared = std::get<SharedMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[5]))->body);
-  EXPECT_EQ(shared.items[0].bytes, 4096u);
-  EXPECT_EQ(shared.items[0].tag, MemoryTag::kUserReleased);
-  EXPECT_EQ(shared.items[0].properties, (AllocationProperties{1, 9, {LocationType::kHostNuma, 2}, 1, 1, 77, 5}));
-  auto neighbourhood = std::get<NeighbourhoodMessage>(DecodeMessage(*EncodeMessage(OneOfEach()[8]))->body);
+template <class Kind>
+Kind Back() {
+  for (const auto& message : OneOfEach())
+    if (std::holds_alternative<Kind>(message.body)) return std::get<Kind>(DecodeMessage(*EncodeMessage(message))->body);
+  return {};
+}
+void ExpectSame(const std::vector<ShareRequest>& found, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].allocation.value, expected[i].first);
+    EXPECT_EQ(found[i].as.value, expected[i].second);
+  }
+}
+
+TEST(PeerMessages, fields_of_acquaintance_are_where_they_belong) {
+  const auto hello = Back<HelloMessage>();
+  EXPECT_EQ(hello.version, 3U);
+  EXPECT_EQ(hello.least_version, 2U);
+  EXPECT_EQ(hello.purpose, Purpose::kRound);
+  EXPECT_EQ(hello.self, Who(4));
+  EXPECT_EQ(hello.to, SessionId{9});
+  const auto welcome = Back<WelcomeMessage>();
+  EXPECT_EQ(welcome.version, 1U);
+  EXPECT_EQ(welcome.self, Who(4));
+  EXPECT_EQ(Back<FailureMessage>().status, (Status{Code::kDriver, "what", 304}));
+  const auto neighbourhood = Back<NeighbourhoodMessage>();
   EXPECT_EQ(neighbourhood.self, Who(1));
   EXPECT_EQ(neighbourhood.neighbours, (std::vector{Who(2), Who(3)}));
+  EXPECT_EQ(neighbourhood.progress.lifecycle, Lifecycle::kPaused);
+  EXPECT_EQ(neighbourhood.progress.cycle, 7U);
   EXPECT_EQ(neighbourhood.lost, Who(5));
+  const auto alone = DecodeMessage(*EncodeMessage({1, NeighbourhoodMessage{Who(1), {}, {}, {}}}));
+  EXPECT_FALSE(std::get<NeighbourhoodMessage>(alone->body).lost.has_value());
+}
+
+TEST(PeerMessages, fields_of_shared_memory_are_where_they_belong) {
+  const auto import = Back<ImportMessage>();
+  EXPECT_EQ(import.as, AllocationId{9});
+  EXPECT_EQ(import.token.session, SessionId{5});
+  EXPECT_EQ(import.token.allocation, AllocationId{6});
+  EXPECT_EQ(import.token.secret, (Secret{1, 2, 3}));
+  EXPECT_EQ(import.token.offset, 8U);
+  ExpectSame(Back<ReimportMessage>().references, {{1, 2}, {3, 4}});
+  ExpectSame(Back<DroppedMessage>().references, {{1, 2}});
+  const auto shared = Back<SharedMessage>();
+  ASSERT_EQ(shared.items.size(), 2U);
+  EXPECT_EQ(shared.items[0].bytes, 4096U);
+  EXPECT_EQ(shared.items[0].tag, MemoryTag::kUserReleased);
+  EXPECT_EQ(shared.items[0].properties, (AllocationProperties{1, 9, {LocationType::kHostNuma, 2}, 1, 1, 77, 5}));
+  EXPECT_FALSE(shared.items[0].part.has_value());
+  EXPECT_EQ(shared.items[0].incarnation.number, 0U);
+  EXPECT_FALSE(shared.items[0].incarnation.stands_in);
+  EXPECT_EQ(shared.items[1].incarnation.number, 9U);
+  EXPECT_TRUE(shared.items[1].incarnation.stands_in);
+  ASSERT_TRUE(shared.items[1].part.has_value());
+  EXPECT_EQ(shared.items[1].part->slab, AllocationId{7});
+  EXPECT_EQ(shared.items[1].part->secret, (Secret{4, 5, 6}));
+  EXPECT_EQ(shared.items[1].part->offset, 8192U);
+}
+
+TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
+  const auto arrive = Back<ArriveMessage>();
+  EXPECT_EQ(arrive.kind, CycleKind::kResume);
+  EXPECT_EQ(arrive.cycle, 12U);
+  EXPECT_EQ(arrive.set, (std::vector{Who(2), Who(3)}));
+  EXPECT_EQ(arrive.left_ms, 700U);
+  const auto begun = Back<BegunMessage>();
+  EXPECT_EQ(begun.round, 44U);
+  EXPECT_EQ(begun.members, std::vector{Who(2)});
+  EXPECT_EQ(begun.left_ms, 650U);
+  EXPECT_EQ(Back<WithdrawnMessage>().missing, std::vector{Who(7)});
+  const auto vote = Back<VoteMessage>();
+  EXPECT_EQ(vote.round, 44U);
+  EXPECT_EQ(vote.index, 3U);
+  EXPECT_EQ(vote.phase, PhaseKind::kResumeOpen);
+  EXPECT_EQ(vote.left_ms, 60000U);
+  EXPECT_EQ(vote.status, (Status{Code::kOutOfMemory, "no", 2}));
+  const auto decision = Back<DecisionMessage>();
+  EXPECT_EQ(decision.round, 44U);
+  EXPECT_EQ(decision.index, 3U);
+  EXPECT_EQ(decision.culprit, SessionId{8});
+  EXPECT_TRUE(decision.status.ok());
+  EXPECT_EQ(Back<LeaveMessage>().round, 44U);
 }
 
 TEST(PeerMessages, the_longest_lists_fit) {

@@ -54,7 +54,7 @@ void BenchSharing(const TemporaryDirectory& directory, Desk* desk) {
         2000, [&](int i) { (void)importer.peers->Import(desk->token[0], AllocationId{static_cast<std::uint64_t>(i) + 10}); });
     std::vector<ShareRequest> requests;
     for (std::uint64_t i = 0; i < 750; ++i) requests.push_back({AllocationId{1}, AllocationId{i + 10}});
-    const double again = MedianOf(20, [&](int) { (void)importer.peers->Reimport(desk->token[0].session, requests); });
+    const double again = MedianOf(20, [&](int) { (void)importer.Reimport(desk->token[0].session, requests); });
     std::printf("import %.1f us, import again %.2f us per descriptor (750 at once)\n", import, again / 750);
   }
   done.Pass();
@@ -80,7 +80,7 @@ void BenchRounds(const TemporaryDirectory& directory, Desk* desk, int ranks) {
       std::unique_ptr<Round> round;
       const double arrive = MedianOf(rounds, [&](int) {
         round.reset();
-        auto arrived = self.peers->Arrive(CycleKind::kPause, 1);
+        auto arrived = self.Arrive(CycleKind::kPause, 1);
         if (arrived) round = *std::move(arrived);
       });
       if (round == nullptr) return 1;

@@ -87,27 +87,30 @@ class FakeSession : public PeerDelegate {
     if (!references_.contains({request.allocation, by.session, request.as})) return Status{Code::kRefused, "no such reference"};
     return Share(own_.at(request.allocation));
   }
-  void OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override {
+  bool OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override {
     ++drops;
     const std::lock_guard lock(mutex_);
     references_.erase({allocation, by.session, as});
     changed_.notify_all();
+    return true;
   }
-  void OnPeerConnected(const PeerIdentity& peer) override {
+  bool OnPeerConnected(const PeerIdentity& peer) override {
     const std::lock_guard lock(mutex_);
     connected_.push_back(peer);
     changed_.notify_all();
+    return true;
   }
-  void OnPeerLost(const PeerIdentity& peer, const std::string& reason) override {
+  bool OnPeerLost(const PeerIdentity& peer, const std::string& reason) override {
     const std::lock_guard lock(mutex_);
     lost_.emplace_back(peer, reason);
     std::erase_if(references_, [&](const auto& r) { return std::get<1>(r) == peer.session; });
     if (forget_lost) neighbours_.erase(peer.session);
     changed_.notify_all();
+    return true;
   }
-  std::vector<SessionId> Neighbours() override {
+  Result<std::vector<SessionId>> Neighbours(Deadline) override {
     const std::lock_guard lock(mutex_);
-    return {neighbours_.begin(), neighbours_.end()};
+    return std::vector<SessionId>(neighbours_.begin(), neighbours_.end());
   }
 
   CycleProgress Progress() override { return {lifecycle.load(), 1}; }
@@ -201,8 +204,8 @@ inline PeerIdentity Identity(std::int32_t rank, std::int64_t group = 0) {
 // One session with its peers.
 struct Rank {
   Rank(const TemporaryDirectory& directory, std::int32_t rank, std::uint32_t timeout_ms = 20'000, std::int64_t group = 0)
-      : identity(Identity(rank, group)), session(identity.session) {
-    auto started = UnixPeers::Start(identity, {directory.sockets(), timeout_ms, {}}, session);
+      : identity(Identity(rank, group)), session(identity.session), deadlines(std::chrono::milliseconds(timeout_ms)) {
+    auto started = UnixPeers::Start(identity, {directory.sockets(), deadlines, {}}, session);
     if (started) {
       peers = *std::move(started);
     } else {
@@ -215,9 +218,16 @@ struct Rank {
     if (shared) session.Add(owner.identity.session);
     return shared;
   }
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) const {
+    return peers->Arrive(kind, cycle, In(deadlines.call()), patient);
+  }
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) const {
+    return peers->Reimport(owner, requests, In(deadlines.call()));
+  }
 
   PeerIdentity identity;
   FakeSession session;
+  Deadlines deadlines;
   std::unique_ptr<UnixPeers> peers;
   Status problem;
 };

@@ -105,13 +105,15 @@ TEST_F(UnixPeersTest, another_user_is_turned_away_on_both_ends) {
   FakeSession mine(SessionId{1}), theirs(SessionId{2});
   PeerIdentity self = Identity(0);
   self.session = SessionId{1};
-  auto owner = UnixPeers::Start(self, {directory_.sockets(), 2000, ::geteuid() + 1}, mine);
+  auto owner = UnixPeers::Start(self, {directory_.sockets(), Deadlines(std::chrono::seconds(2)), ::geteuid() + 1}, mine);
   self.session = SessionId{2};
-  auto importer = UnixPeers::Start(self, {directory_.sockets(), 2000, {}}, theirs);
+  auto importer = UnixPeers::Start(self, {directory_.sockets(), Deadlines(std::chrono::seconds(2)), {}}, theirs);
   ASSERT_TRUE(owner && importer);
   EXPECT_FALSE((*importer)->Import(mine.Export(AllocationId{1}), AllocationId{5}));  // the owner hangs up
   auto other_way = (*owner)->Import(theirs.Export(AllocationId{1}), AllocationId{5});
   EXPECT_EQ(other_way.status().code(), Code::kRefused);
+  EXPECT_NE(other_way.status().message().find("its socket belongs to user"), std::string::npos)
+      << other_way.status().message() << ": it does not even greet";
   EXPECT_EQ(mine.references() + theirs.references(), 0u);
 }
 
@@ -131,7 +133,7 @@ TEST_F(UnixPeersTest, a_thousand_allocations_come_again_in_order) {
     requests.push_back({AllocationId{i}, AllocationId{5000 + i}});
   }
   std::ranges::reverse(requests);
-  auto again = importer.peers->Reimport(owner.identity.session, requests);
+  auto again = importer.Reimport(owner.identity.session, requests);
   ASSERT_TRUE(again) << again.status().message();
   ASSERT_EQ(again->size(), count);
   for (unsigned i = 0; i < count; ++i) EXPECT_EQ(InodeOf((*again)[i].descriptor.get()), inodes[count - 1 - i]);
@@ -147,7 +149,7 @@ TEST_F(UnixPeersTest, importing_again_is_all_or_an_error_and_leaks_nothing) {
   requests[requests.size() / 3].as = AllocationId{4};  // not a reference of ours
   const std::size_t before = DescriptorsAtRest();
   for (int i = 0; i < 3; ++i) {
-    auto again = importer.peers->Reimport(owner.identity.session, requests);
+    auto again = importer.Reimport(owner.identity.session, requests);
     ASSERT_FALSE(again);
     EXPECT_EQ(again.status().code(), Code::kRefused);
   }
@@ -221,7 +223,7 @@ TEST_F(UnixPeersTest, a_peer_that_stops_has_closed_and_its_references_are_gone) 
   EXPECT_EQ(owner.session.references(), 0u);
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_EQ(owner.session.lost().size(), 1u);  // once, though two connections closed
-  auto again = owner.peers->Reimport(importer->identity.session, {{AllocationId{1}, AllocationId{100}}});
+  auto again = owner.Reimport(importer->identity.session, {{AllocationId{1}, AllocationId{100}}});
   EXPECT_EQ(again.status().code(), Code::kPeerLost);
   EXPECT_EQ(importer->peers->Import(owner.session.Export(AllocationId{2}), AllocationId{9}).status().code(), Code::kPeerLost);
   EXPECT_TRUE(importer->session.lost().empty());  // no calls after Stop
@@ -234,7 +236,7 @@ TEST_F(UnixPeersTest, a_stop_wakes_whoever_waits) {
     std::this_thread::sleep_for(milliseconds(100));
     importer.peers->Stop();
   });
-  auto round = importer.peers->Arrive(CycleKind::kPause, 1);  // the owner never comes
+  auto round = importer.Arrive(CycleKind::kPause, 1);  // the owner never comes
   stopper.join();
   EXPECT_EQ(round.status().code(), Code::kRefused) << round.status().message();
 }
@@ -347,8 +349,8 @@ TEST_F(UnixPeersTest, a_path_longer_than_a_socket_address_works) {
   std::filesystem::path deep = directory_.path();
   for (int i = 0; i < 10; ++i) deep /= std::string(30, 'd');
   FakeSession a(SessionId{1}), b(SessionId{2});
-  auto one = UnixPeers::Start({SessionId{1}, "h", 1, 0, 0}, {deep, 5000, {}}, a);
-  auto two = UnixPeers::Start({SessionId{2}, "h", 1, 0, 1}, {deep, 5000, {}}, b);
+  auto one = UnixPeers::Start({SessionId{1}, "h", 1, 0, 0}, {deep, Deadlines(std::chrono::seconds(5)), {}}, a);
+  auto two = UnixPeers::Start({SessionId{2}, "h", 1, 0, 1}, {deep, Deadlines(std::chrono::seconds(5)), {}}, b);
   ASSERT_TRUE(one && two) << one.status().message();
   EXPECT_TRUE((*two)->Import(a.Export(AllocationId{1}), AllocationId{5}));
 }
@@ -384,10 +386,10 @@ TEST_F(UnixPeersTest, nothing_is_left_open_or_lying_about) {
 TEST_F(UnixPeersTest, a_session_may_import_from_itself) {
   Rank rank(directory_, 0);
   ASSERT_TRUE(rank.ImportFrom(rank, AllocationId{1}, AllocationId{5}));
-  EXPECT_TRUE(rank.peers->Reimport(rank.identity.session, {{AllocationId{1}, AllocationId{5}}}));
+  EXPECT_TRUE(rank.Reimport(rank.identity.session, {{AllocationId{1}, AllocationId{5}}}));
   rank.peers->DropReference({rank.identity.session, AllocationId{1}}, AllocationId{5});
   EXPECT_TRUE(rank.session.WaitForReferences(0));
-  auto round = rank.peers->Arrive(CycleKind::kPause, 1);
+  auto round = rank.Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round);
   EXPECT_EQ((*round)->Members().size(), 1u);
 }
@@ -398,10 +400,10 @@ TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_fo
   leader.session.Add(member.identity.session);
   leader.session.busy_journal = 20;
   auto other = std::async(std::launch::async, [&] {
-    auto round = member.peers->Arrive(CycleKind::kPause, 1);
+    auto round = member.Arrive(CycleKind::kPause, 1);
     return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr) : round.status();
   });
-  auto round = leader.peers->Arrive(CycleKind::kPause, 1);
+  auto round = leader.Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round) << round.status().message();
   EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
   EXPECT_TRUE(other.get().ok());

@@ -20,8 +20,9 @@ class VoteCounterTest : public ::testing::Test {
   }
   // A member's connection has its number.
   void Arrive(unsigned n, std::initializer_list<unsigned> set, CycleKind kind = CycleKind::kPause) {
-    counter_.Arrived(n, Who(n), {kind, 1, Set(set)});
+    counter_.Arrived(n, Who(n), {kind, 1, Set(set), left_ms_}, now_);
   }
+  std::uint32_t left_ms_ = 0;
   void Begin(std::initializer_list<unsigned> set) {
     for (unsigned n : set) Arrive(n, set);
     for (unsigned n : set) {
@@ -32,8 +33,8 @@ class VoteCounterTest : public ::testing::Test {
     said_.clear();
   }
   void Vote(unsigned n, std::uint32_t index, Status status = {}, PhaseKind phase = PhaseKind::kPauseSave,
-            std::uint32_t timeout_ms = 1000) {
-    counter_.Voted(n, {round_, index, phase, timeout_ms, std::move(status)}, now_);
+            std::uint32_t left_ms = 1000) {
+    counter_.Voted(n, {round_, index, phase, left_ms, std::move(status)}, now_);
   }
   // The last thing said to a member, if it is a T.
   template <class T>
@@ -193,6 +194,19 @@ TEST_F(VoteCounterTest, a_death_after_voting_counts_too) {
   Vote(1, 1);
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
+}
+
+TEST_F(VoteCounterTest, who_came_first_and_has_the_least_time_left_says_how_long_the_round_may_take) {
+  left_ms_ = 5000;
+  Arrive(1, {1, 2, 3});
+  now_ += milliseconds(3000);
+  Arrive(2, {1, 2, 3});
+  left_ms_ = 0;  // it does not say
+  Arrive(3, {1, 2, 3});
+  for (const unsigned n : {1U, 2U, 3U}) {
+    ASSERT_NE(Said<BegunMessage>(n), nullptr);
+    EXPECT_EQ(Said<BegunMessage>(n)->left_ms, 2000U);
+  }
 }
 
 TEST_F(VoteCounterTest, the_deadline_names_who_did_not_vote_and_the_late_hear_the_same) {

@@ -3,6 +3,7 @@
 
 #include "replay/rerun/absent_owner.h"
 #include "tests/replay/cycle/cycle_fixture.h"
+#include "tests/replay/cycle/lone_backup.h"
 #include "tests/replay/job/scripted_pool.h"
 
 namespace amem {
@@ -62,7 +63,7 @@ class RerunSessionTest : public test::CycleFixture {
     return i + 1;
   }
 
-  Backup backup_{*sim_};
+  test::LoneBackup backup_{*sim_};
   Executor executor_{ledger_, *sim_, peers_, backup_};
   std::shared_ptr<SimulatorWorld> rerun_world_;
   std::unique_ptr<Simulator> owners_driver_;

@@ -2,7 +2,10 @@
 // program's memory is where it was, with what it held.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <thread>
 #include <vector>
 
 #include "tests/replay/session/session_process.h"
@@ -115,6 +118,28 @@ TEST_F(CutUpSlab, one_that_a_network_card_uses_stays_whole) {
   AllIsThere();
   a.session->Note(Deregistered{by_card.address, by_card.bytes});
   EXPECT_EQ(MapOnceMore(), Status{});
+  FreeAll();
+}
+
+// A launch, say, whose stream is full. It may be waiting for what a third thread launches.
+TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_calls_go_on) {
+  constexpr auto kLong = std::chrono::milliseconds(2'300), kSoon = std::chrono::milliseconds(1'500);
+  Allocate();
+  std::promise<void> inside;
+  std::thread busy([&] {
+    const auto call = a.session->EnterLaunch();
+    inside.set_value();
+    std::this_thread::sleep_for(kLong);
+  });
+  inside.get_future().wait();
+  auto mapped = std::async(std::launch::async, [&] { return MapOnceMore(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is waiting
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(a.session->EnterLaunch().owns_lock());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  EXPECT_EQ(mapped.get(), Status{});
+  busy.join();
+  AllIsThere();
   FreeAll();
 }
 

@@ -156,6 +156,33 @@ TEST_F(LegacySlabTest, a_second_device_reaches_what_is_in_the_slabs_of_the_first
   EXPECT_EQ(mapping->access.size(), 2U);
 }
 
+TEST_F(LegacySlabTest, devices_that_cannot_reach_each_other_have_memory_each) {
+  constexpr DeviceOrdinal kOther{1};
+  a.simulator->SetApart();
+  for (const Bytes bytes : {Bytes{4096}, k2M, 64 * kMiB, 64 * kMiB}) {  // a small one, in a slab, and with a handle of its own
+    for (const DeviceOrdinal device : {kDevice, kOther}) {
+      const auto address = a.session->LegacyAllocate(bytes, device, {});
+      ASSERT_TRUE(address.ok()) << device.value << ", " << bytes << ": " << address.status().message();
+      std::memset(Memory(*address), 0x11 + device.value, bytes);
+      ASSERT_TRUE(a.session->Pause().ok());
+      EXPECT_EQ(a.InUse(), 0U);
+      ASSERT_TRUE(a.session->Resume().ok());
+      EXPECT_EQ(Memory(*address)[bytes - 1], static_cast<std::byte>(0x11 + device.value));
+    }
+  }
+}
+
+TEST_F(LegacySlabTest, a_second_device_reaches_what_is_made_after_it_was_seen) {
+  const AccessDescriptor other{{LocationType::kDevice, 1}, 3};
+  ASSERT_TRUE(a.session->LegacyAllocate(k2M, DeviceOrdinal{1}, {}).ok());
+  for (const Bytes bytes : {k2M, 64 * kMiB}) {
+    const Address address = Allocate(bytes);
+    const auto mapping = a.simulator->MappingAt(address);
+    ASSERT_TRUE(mapping.ok()) << mapping.status().message();
+    EXPECT_NE(std::ranges::find(mapping->access, other), mapping->access.end()) << bytes;
+  }
+}
+
 TEST_F(LegacySlabTest, where_the_driver_has_no_slab_left_a_block_has_a_handle_of_its_own) {
   const auto hog = b.simulator->Create(511 * kMiB / k2M * k2M - 6 * k2M, Process::On(kDevice), 0);
   ASSERT_TRUE(hog.ok());

@@ -1,6 +1,4 @@
 // Pools on the simulator: what the program gets, what a pause and a resume of a tag do to memory, and what failures leave.
-#include "replay/session/pools.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,115 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "tests/replay/session/session_process.h"
+#include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
 namespace {
 
-using test::k2M, test::kDevice, test::kMiB, test::Process;
+using test::k2M, test::kChunk, test::kDevice, test::kMiB, test::kSecond, test::PoolsTest, test::Process;
 using Work = Simulator::Work;
-
-constexpr DeviceOrdinal kSecond{1};
-constexpr Bytes kChunk = 32 * kMiB;
-
-class PoolsTest : public test::TwoProcesses {
- protected:
-  PoolsTest() : TwoProcesses(SessionOptions{}, 512 * kMiB) {}
-  void TearDown() override {
-    a.simulator->SetHook({});
-    a.simulator->SetWork(Work::kNone);
-    TwoProcesses::TearDown();
-  }
-
-  Pools& pools() const { return a.session->pools(); }
-  PoolId Open(const std::string& tag, PoolPolicy policy = PoolPolicy::kPreserve) const { return *pools().Open(tag, policy); }
-  std::byte* Take(PoolId pool, Bytes bytes, DeviceOrdinal device = kDevice) const {
-    const auto address = pools().Allocate(pool, bytes, device);
-    EXPECT_TRUE(address.ok()) << address.status().message();
-    return reinterpret_cast<std::byte*>(address.ok() ? address->value : 0);
-  }
-  Status Give(const std::byte* part) const { return pools().Free(AddressOf(part), nullptr); }
-  static Address AddressOf(const std::byte* part) { return Address{reinterpret_cast<std::uint64_t>(part)}; }
-  // Every word differs from the others of its block, and every block from the other blocks. Whole blocks are copied and
-  // compared, because a sanitizer looks at each access.
-  static constexpr Bytes kBlock = Bytes{64} << 10;
-  using Words = std::vector<std::uint64_t>;
-  static Words BlockOf(int seed) {
-    Words words(kBlock / sizeof(std::uint64_t));
-    for (std::uint64_t i = 0; i < words.size(); ++i)
-      words[i] = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
-    return words;
-  }
-  static void Fill(std::byte* memory, Bytes bytes, int seed) {
-    Words words = BlockOf(seed);
-    for (Bytes at = 0; at < bytes; at += kBlock) {
-      words[0] = at + static_cast<std::uint64_t>(seed);
-      std::memcpy(memory + at, words.data(), std::min(kBlock, bytes - at));
-    }
-  }
-  static bool Holds(const std::byte* memory, Bytes bytes, int seed) {
-    Words words = BlockOf(seed);
-    for (Bytes at = 0; at < bytes; at += kBlock) {
-      words[0] = at + static_cast<std::uint64_t>(seed);
-      if (std::memcmp(memory + at, words.data(), std::min(kBlock, bytes - at)) != 0) return false;
-    }
-    return true;
-  }
-  // A tag with a part that is full, before a second device is used; that comes by way of `running`.
-  struct OneDevice {
-    PoolId paused, running;
-    std::byte* part = nullptr;
-  };
-  OneDevice FirstDeviceOnly() const {
-    const OneDevice one{Open("weights"), Open("cache"), Take(Open("weights"), kMiB)};
-    Fill(one.part, kMiB, 1);
-    return one;
-  }
-  bool BothReach(const std::byte* part) const {
-    const auto mapping = a.simulator->MappingAt(AddressOf(part));
-    return mapping.ok() && mapping->access.size() == 2;
-  }
-  Status Pause(PoolId pool) const { return pools().Pause(pool, {}); }
-  Status Resume(PoolId pool) const { return pools().Resume(pool, {}); }
-  std::string StateOf(PoolId pool) const {
-    for (const auto& standing : pools().Stand()) {
-      if (standing.id == pool) return standing.state;
-    }
-    return "unknown";
-  }
-  // Once calls of that name have begun, each waits until the gate is opened.
-  struct Gate {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool reached = false, open = false;
-    void AwaitReached() {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return reached; });
-    }
-    void Open() {
-      const std::lock_guard lock(mutex);
-      open = true;
-      changed.notify_all();
-    }
-  };
-  std::shared_ptr<Gate> HoldAt(const std::string& call) {
-    auto gate = std::make_shared<Gate>();
-    gates_[call] = gate;
-    a.simulator->SetHook([gates = gates_](std::string_view name, std::uint64_t) {
-      const auto at = gates.find(name);
-      if (at == gates.end()) return 0;
-      std::unique_lock lock(at->second->mutex);
-      at->second->reached = true;
-      at->second->changed.notify_all();
-      at->second->changed.wait(lock, [&] { return at->second->open; });
-      return 0;
-    });
-    return gate;
-  }
-
- private:
-  std::map<std::string, std::shared_ptr<Gate>, std::less<>> gates_;
-};
 
 TEST_F(PoolsTest, a_pause_of_a_tag_gives_its_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
   const PoolId weights = Open("weights");
@@ -409,6 +305,34 @@ TEST_F(PoolsTest, memory_by_tag_is_json) {
   EXPECT_EQ(memory["tags"][2]["tag"], "user");
 }
 
+TEST_F(PoolsTest, memory_of_NCCL_and_of_its_allocator_is_json_while_it_runs_and_while_it_is_paused) {
+  a.Place(a.Create(3 * k2M), 3 * k2M);
+  a.Place(a.Create(k2M, true));
+  const auto of = [&](std::size_t place) { return nlohmann::json::parse(a.session->MemoryJson())["tags"][place]; };
+  for (const bool paused : {false, true, false}) {
+    const auto nccl = of(0), user = of(1);
+    EXPECT_EQ(nccl["tag"], "nccl");
+    EXPECT_EQ(nccl["policy"], "preserve");
+    EXPECT_EQ(nccl["state"], paused ? "paused" : "resident");
+    EXPECT_EQ(nccl["bytes"], 3 * k2M);
+    EXPECT_EQ(nccl["resident_bytes"] == 0, paused) << nccl["resident_bytes"];
+    if (!paused) EXPECT_GE(nccl["resident_bytes"], 3 * k2M) << "the slab's";
+    EXPECT_EQ(nccl["kept_bytes"], 0);
+    EXPECT_EQ(nccl["parts"], 1);
+    EXPECT_EQ(nccl["devices"], nlohmann::json::array({0}));
+    EXPECT_EQ(nccl["failure"], "");
+    EXPECT_EQ(user["tag"], "user");
+    EXPECT_EQ(user["policy"], "keep");
+    EXPECT_EQ(user["bytes"], k2M);
+    EXPECT_EQ(user["resident_bytes"], k2M) << "it is the program's";
+    EXPECT_EQ(user["kept_bytes"], k2M);
+    EXPECT_TRUE(user["last_pause_ms"].is_null());
+    ASSERT_TRUE((paused ? a.session->Resume() : a.session->Pause()).ok());
+  }
+  EXPECT_TRUE(of(0)["last_pause_ms"].is_number() && of(0)["last_resume_ms"].is_number());
+  ASSERT_TRUE(a.session->Resume().ok());
+}
+
 // ---- failures --------------------------------------------------------------------------------------------------------------
 
 TEST_F(PoolsTest, statistics_list_tags) {
@@ -632,7 +556,7 @@ TEST_F(PoolsTest, memory_that_is_being_freed_when_a_pause_begins_is_given_back_a
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, 130 * kMiB);
   memory[0] = std::byte{1};
-  const auto stream = HoldAt("AwaitStream"), copies = HoldAt("CopyToHost");
+  const auto stream = HoldAt("AwaitMoment"), copies = HoldAt("CopyToHost");
   Status freed;
   std::thread freeing([&] { freed = Give(memory); });
   stream->AwaitReached();
@@ -670,7 +594,7 @@ TEST_F(PoolsTest, memory_is_allocated_after_a_resume_that_is_under_way) {
 TEST_F(PoolsTest, memory_whose_stream_cannot_be_waited_for_is_given_back_later) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, kMiB);
-  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
+  ASSERT_TRUE(a.simulator->FailNext("MomentOf", 1, cuda::kInvalidHandle).ok());
   a.simulator->SetCapturing(true);  // so that the device cannot be asked, either
   EXPECT_TRUE(Give(memory).ok());
   EXPECT_EQ(a.InUse(), kChunk);
@@ -689,13 +613,11 @@ TEST_F(PoolsTest, memory_that_is_freed_during_a_resume_is_given_back_when_its_st
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   gate->AwaitReached();
   EXPECT_TRUE(Give(memory).ok());
-  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
-  a.simulator->SetCapturing(true);  // so that the device cannot be asked, either
+  ASSERT_TRUE(a.simulator->FailNext("AwaitMoment", 1, cuda::kTimeout).ok());
   gate->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
   EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "its stream may still work on it";
   EXPECT_EQ(a.InUse(), kChunk);
-  a.simulator->SetCapturing(false);
   std::byte* const another = Take(pool, kMiB);
   EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 1U) << "that of the other";
   EXPECT_TRUE(Give(another).ok());
@@ -705,7 +627,7 @@ TEST_F(PoolsTest, memory_that_is_freed_during_a_resume_is_given_back_when_its_st
 TEST_F(PoolsTest, of_a_stream_that_is_gone_the_device_is_asked) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, kMiB);
-  ASSERT_TRUE(a.simulator->FailNext("AwaitStream", 1, cuda::kInvalidHandle).ok());
+  ASSERT_TRUE(a.simulator->FailNext("MomentOf", 1, cuda::kInvalidHandle).ok());
   EXPECT_TRUE(Give(memory).ok());
   EXPECT_EQ(a.InUse(), 0U);
 }
@@ -755,10 +677,39 @@ TEST_F(PoolsTest, all_pools_together_keep_no_more_host_memory_than_is_asked_for)
     ASSERT_TRUE(Pause(pool).ok());
     ASSERT_TRUE(Resume(pool).ok());
   }
-  const auto pinned = [&] { return pools().Stand()[0].pinned_bytes + pools().Stand()[1].pinned_bytes; };
-  ASSERT_GE(pinned(), 128 * kMiB);
-  pools().Trim(64 * kMiB);
-  EXPECT_LE(pinned(), 64 * kMiB);
+  ASSERT_GE(a.Pinned(), 64 * kMiB);
+  a.session->TrimPinned(32 * kMiB);
+  EXPECT_LE(a.Pinned(), 32 * kMiB);
+}
+
+// As tags alternate, what one of them does not use just now serves the other.
+TEST_F(PoolsTest, a_host_without_memory_left_still_pauses_a_tag_while_another_has_some_that_is_idle) {
+  SessionOptions options;
+  options.pool_pinned_bytes = options.pinned_bytes = 0;
+  Process c(3, world, network, options);
+  Pools& pools = c.session->pools();
+  std::map<PoolId, std::byte*> parts;
+  for (const char* tag : {"actor", "critic"}) {
+    const PoolId pool = *pools.Open(tag, PoolPolicy::kPreserve);
+    parts[pool] = reinterpret_cast<std::byte*>(pools.Allocate(pool, 64 * kMiB, kSecond)->value);
+    Fill(parts[pool], 64 * kMiB, static_cast<int>(pool.value));
+  }
+  const AllocationId nccl = c.Create();
+  std::memset(c.Place(nccl), 0x5a, k2M);
+  ASSERT_TRUE(pools.Pause(parts.begin()->first, {}).ok());
+  ASSERT_TRUE(pools.Resume(parts.begin()->first, {}).ok());
+  c.simulator->SetHook([](std::string_view call, std::uint64_t) { return call == "AllocatePinned" ? cuda::kOutOfMemory : 0; });
+  const Bytes pinned = c.Pinned();
+  for (const auto& [pool, part] : parts) {
+    const Status paused = pools.Pause(pool, {});
+    ASSERT_TRUE(paused.ok()) << paused.message();
+    ASSERT_TRUE(pools.Resume(pool, {}).ok());
+    EXPECT_TRUE(Holds(part, 64 * kMiB, static_cast<int>(pool.value)));
+  }
+  const Status paused = c.session->Pause();
+  EXPECT_TRUE(paused.ok()) << "and NCCL's memory: " << paused.message();
+  EXPECT_TRUE(c.session->Resume().ok());
+  EXPECT_EQ(c.Pinned(), pinned);
 }
 
 TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
@@ -768,14 +719,13 @@ TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
   Pools& pools = c.session->pools();
   const PoolId one = *pools.Open("one", PoolPolicy::kPreserve), two = *pools.Open("two", PoolPolicy::kPreserve);
   ASSERT_TRUE(pools.Allocate(one, 130 * kMiB, kSecond).ok());
-  const auto pinned = [&] { return pools.Stand()[0].pinned_bytes + pools.Stand()[1].pinned_bytes; };
-  for (int i = 0; i < 500 && pinned() < 64 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(pinned(), 64 * kMiB);
+  for (int i = 0; i < 500 && c.Pinned() < 64 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(c.Pinned(), 64 * kMiB);
   ASSERT_TRUE(pools.Allocate(two, 130 * kMiB, kSecond).ok());
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(pinned(), 64 * kMiB);
-  pools.Trim(kChunk);
-  EXPECT_EQ(pinned(), kChunk);
+  EXPECT_EQ(c.Pinned(), 64 * kMiB);
+  c.session->TrimPinned(kChunk);
+  EXPECT_EQ(c.Pinned(), kChunk);
   c.JournalFolds();
 }
 

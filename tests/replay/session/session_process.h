@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,7 @@ class FakeJournal final : public JournalWriter {
  public:
   Status Append(const Event& event) override {
     if (fail_after-- == 0)
-      return failure = {Code::kIo, "append to journal: no space left on device; free some and restart the job"};
+      return failure = {fails_with, "append to journal: no space left on device; free some and restart the job"};
     if (!failure.ok()) return failure;
     events.push_back(event);
     return {};
@@ -34,6 +35,7 @@ class FakeJournal final : public JournalWriter {
     return {};
   }
   Status Renew(const State& state) override {
+    ++renewals_tried;
     if (renew_after-- != 0) return failure;
     snapshot = state;
     events.clear();
@@ -46,15 +48,18 @@ class FakeJournal final : public JournalWriter {
   std::vector<Event> events;
   std::int64_t fail_after = -1;
   std::int64_t renew_after = -1;  // so many attempts fail before one succeeds; -1: all fail
+  std::size_t renewals_tried = 0;
+  Code fails_with = Code::kIo;
   Status failure;
   bool snapshot_due = false;
   State snapshot, last_snapshot;  // which the events begin with; which was made last
 };
 
 struct Process {
-  Process(std::uint64_t id, const std::shared_ptr<SimulatorWorld>& world, LocalNetwork& network,
-          const SessionOptions& options) {
+  Process(std::uint64_t id, const std::shared_ptr<SimulatorWorld>& world, LocalNetwork& network, const SessionOptions& options,
+          std::shared_ptr<SimulatedHost> host = nullptr) {
     SimulatorOptions simulated;
+    simulated.host = std::move(host);
     simulated.in_memory = world;
     simulator = *Simulator::Open(simulated);
     SessionOpened who;
@@ -109,6 +114,8 @@ struct Process {
     EXPECT_TRUE(session->FreeRange(address, bytes).ok());
   }
   Bytes InUse() const { return simulator->BytesInUse(kDevice); }
+  nlohmann::json Statistics() const { return nlohmann::json::parse(session->StatisticsJson()); }
+  Bytes Pinned() const { return Statistics()["contents"]["pinned_bytes"].get<Bytes>(); }
 
   std::unique_ptr<Simulator> simulator;
   std::unique_ptr<Session> session;

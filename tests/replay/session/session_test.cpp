@@ -1,9 +1,12 @@
 // The session on the simulator: what NCCL sees, what the journal says, what a pause and a resume do to memory.
 #include "replay/session/session.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "replay/peers/token.h"
@@ -203,6 +206,120 @@ TEST_F(SessionTest, out_of_memory_on_resume_says_what_is_needed_and_can_be_tried
   EXPECT_TRUE(b.simulator->Release(*hog).ok());
   EXPECT_TRUE(a.session->Resume().ok());
   EXPECT_EQ(mine[123], std::byte{9});
+}
+
+// Communicators and tensors come and go; what is held at a time is little.
+TEST_F(SessionTest, host_memory_is_not_pinned_for_what_was_freed) {
+  SessionOptions options = Direct();
+  options.user_memory = UserMemory::kRelease;
+  Process c(3, world, network, options);
+  const PoolId pool = *c.session->pools().Open("activations", PoolPolicy::kPreserve);
+  for (int round = 0; round < 12; ++round) {
+    const AllocationId nccl = c.Create(64 * kMiB), program = c.Create(64 * kMiB, true);
+    const Address legacy = *c.session->LegacyAllocate(64 * kMiB, kDevice, {}, false);
+    const Address part = *c.session->pools().Allocate(pool, 32 * kMiB, kDevice);
+    EXPECT_TRUE(c.session->pools().Free(part, nullptr).ok());
+    EXPECT_TRUE(c.session->LegacyFree(legacy).ok());
+    for (const AllocationId id : {nccl, program}) EXPECT_TRUE(c.session->Release(id).ok());
+  }
+  // As long as something is pinned ahead, it is for what was held at once.
+  Bytes pinned = 0, before = 0;
+  do {
+    before = std::exchange(pinned, c.Pinned());
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  } while (pinned == 0 || pinned != before);
+  EXPECT_LE(pinned, 256 * kMiB);
+}
+
+TEST_F(SessionTest, host_memory_goes_back_in_a_pause_when_what_is_held_has_shrunk_for_good) {
+  SessionOptions options = Direct();
+  options.user_memory = UserMemory::kRelease;
+  Process c(3, world, network, options);
+  const AllocationId large = c.Create(192 * kMiB, true);
+  for (int i = 0; i < 10'000 && c.Pinned() < 192 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(c.session->Release(large).ok());
+  std::memset(c.Place(c.Create()), 0x5a, k2M);
+  for (int pause = 0; pause < 3; ++pause) {
+    EXPECT_GE(c.Pinned(), 192 * kMiB) << "it may come again, pause " << pause;
+    ASSERT_TRUE(c.session->Pause().ok());
+    ASSERT_TRUE(c.session->Resume().ok());
+  }
+  EXPECT_LE(c.Pinned(), 96 * kMiB);
+}
+
+constexpr Bytes kLeftFree = 256 * kMiB;  // for everything else on the host
+
+TEST_F(SessionTest, a_pause_that_needs_more_than_the_host_has_is_refused_before_anything_is_pinned) {
+  SessionOptions options = Direct();
+  options.pinned_bytes = options.pool_pinned_bytes = 0;
+  const auto host = std::make_shared<SimulatedHost>(kLeftFree + 64 * kMiB);
+  Process c(3, world, network, options, host);
+  const PoolId pool = *c.session->pools().Open("weights", PoolPolicy::kPreserve);
+  const Address part = *c.session->pools().Allocate(pool, 96 * kMiB, kDevice);
+  auto* const bytes = reinterpret_cast<std::byte*>(part.value);
+  std::memset(bytes, 1, 96 * kMiB);
+  const Status failed = c.session->pools().Pause(pool, {});
+  ASSERT_EQ(failed.code(), Code::kOutOfMemory) << failed.message();
+  for (const char* text : {"pin 96 MiB of host memory", "320 MiB are left by the simulated host", "the tag runs on as before"})
+    EXPECT_NE(failed.message().find(text), std::string::npos) << failed.message();
+  EXPECT_EQ(c.simulator->Calls("AllocatePinned"), 0U);
+  // The guess is too much where most is zero, which is found before it is refused.
+  std::memset(bytes + 32 * kMiB, 0, 64 * kMiB);
+  const Status paused = c.session->pools().Pause(pool, {});
+  ASSERT_TRUE(paused.ok()) << paused.message();
+  ASSERT_TRUE(c.session->pools().Resume(pool, {}).ok());
+  EXPECT_EQ(bytes[0], std::byte{1});
+  EXPECT_FALSE(host->exhausted);
+}
+
+TEST_F(SessionTest, a_pause_that_fails_gives_back_what_it_pinned_and_no_more) {
+  SessionOptions options = Direct();
+  options.pinned_bytes = options.pool_pinned_bytes = 0;
+  Process c(3, world, network, options);
+  const AllocationId id = c.Create(64 * kMiB);
+  std::memset(c.Place(id, 64 * kMiB), 0x33, 64 * kMiB);
+  ASSERT_TRUE(c.simulator->FailNext("Release", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(c.session->Pause().ok());
+  EXPECT_GT(c.simulator->Calls("AllocatePinned"), 0U);
+  EXPECT_EQ(c.Pinned(), 0U);
+  ASSERT_TRUE(c.session->Pause().ok());
+  ASSERT_TRUE(c.session->Resume().ok());
+  const Bytes kept = c.Pinned();
+  EXPECT_GE(kept, 64 * kMiB);
+  ASSERT_TRUE(c.simulator->FailNext("Release", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(c.session->Pause().ok());
+  EXPECT_EQ(c.Pinned(), kept);
+}
+
+// They share no memory with each other, and all have looked before the first one takes anything.
+TEST_F(SessionTest, ranks_that_pause_at_once_do_not_count_on_the_same_memory_of_the_host) {
+  constexpr Bytes kEach = 32 * kMiB;
+  const auto file = std::filesystem::temp_directory_path() / fmt::format("amem-claims-{}", getpid());
+  SessionOptions options = Direct();
+  options.pinned_bytes = options.pool_pinned_bytes = 0;
+  options.host_claims = file;
+  const auto host = std::make_shared<SimulatedHost>(kLeftFree + 2 * kEach + kEach / 2);
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (std::uint64_t id = 3; id < 7; ++id) {
+    ranks.push_back(std::make_unique<Process>(id, world, network, options, host));
+    std::memset(ranks.back()->Place(ranks.back()->Create(kEach), kEach), 0x33, kEach);
+    ASSERT_TRUE(ranks.back()->simulator->SetLatency("AllocatePinned", std::chrono::milliseconds(100)).ok());
+  }
+  std::vector<Status> paused(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i) threads.emplace_back([&, i] { paused[i] = ranks[i]->session->Pause(); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(host->exhausted) << "a rank would have been killed";
+  std::size_t succeeded = 0;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    succeeded += paused[i].ok() ? 1 : 0;
+    if (paused[i].ok()) continue;
+    EXPECT_EQ(paused[i].code(), Code::kOutOfMemory) << paused[i].message();
+    EXPECT_EQ(ranks[i]->Pinned(), 0U);
+  }
+  EXPECT_GE(succeeded, 1U);
+  EXPECT_LE(succeeded, 2U);
+  std::filesystem::remove(file);
 }
 
 TEST_F(SessionTest, a_driver_error_in_any_call_of_a_pause_leaves_the_session_running_with_its_contents) {

@@ -37,7 +37,7 @@ void FreeAsNccl(const Process& p, const std::byte* memory, Bytes bytes = k2M) {
   }
 }
 
-nlohmann::json Statistics(const Process& p) { return nlohmann::json::parse(p.session->StatisticsJson()); }
+nlohmann::json Statistics(const Process& p) { return p.Statistics(); }
 
 // ---- memory of the program ---------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
 // What a program fills is hardly zero anywhere, so that a first pause finds host memory for all of it.
 TEST_P(UserMemoryTest, is_expected_whole_where_a_pause_takes_it) {
   const AllocationId id = a.Create(128 * kMiB, true);
-  const auto pinned = [&] { return Statistics(a)["contents"]["pinned_bytes"].get<Bytes>(); };
+  const auto pinned = [&] { return a.Pinned(); };
   for (int waited = 0; !kept() && waited < 10'000 && pinned() < 128 * kMiB; ++waited)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (kept()) std::this_thread::sleep_for(std::chrono::milliseconds(200));

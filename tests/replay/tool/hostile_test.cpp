@@ -84,6 +84,7 @@ class Hostile : public test::ToolTest {
   // What must hold of every command, whatever it reads.
   void EndsWell(const Ran& ran, const std::string& command) const {
     EXPECT_TRUE(ran.code == 0 || ran.code == 2 || ran.code == 3) << command << ": " << ran.code << "\n" << ran.err;
+    EXPECT_NE(ran.out + ran.err, "") << command << " said nothing";
     for (const std::string* text : {&ran.out, &ran.err}) {
       for (const char c : *text) {
         ASSERT_TRUE(c == '\n' || c == '\t' || static_cast<unsigned char>(c) >= 0x20) << command << ": " << static_cast<int>(c);
@@ -109,6 +110,7 @@ class Hostile : public test::ToolTest {
       const Ran ran = Shell("$TOOL " + command.substr(0, blank) + " " + pack.string() +
                             (blank == command.npos ? "" : command.substr(blank)));
       EXPECT_TRUE(ran.code == 0 || ran.code == 2 || ran.code == 3) << command << ": " << ran.code << "\n" << ran.err;
+      EXPECT_TRUE(ran.out + ran.err != "" || command == "top") << command << " said nothing";
       EXPECT_LT(ran.peak_kib, kMore * (256 << 10)) << command;
       EXPECT_LT(ran.processor_seconds, static_cast<double>(kMore) * 16 * 10) << command;  // on 16 threads at most
       EXPECT_LT(ran.seconds, static_cast<double>(kMore) * 12) << command;
@@ -176,6 +178,7 @@ TEST_F(Hostile, a_pack_that_takes_for_ever_is_given_up) {
   pack.Write(scratch_ / "slow.amem");
   const Ran ran = Shell("$TOOL why $S/slow.amem");
   EXPECT_TRUE(ran.code == 2 || ran.code == 0) << ran.code;
+  EXPECT_NE(ran.out + ran.err, "") << "it said nothing";
   EXPECT_LT(ran.seconds, static_cast<double>(kMore) * 12);
   EXPECT_TRUE(ran.code == 0 || ran.err.find("--force") != std::string::npos) << ran.err;
   EXPECT_TRUE(fs::is_empty(scratch_ / "tmp"));
@@ -326,9 +329,10 @@ TEST_F(OutputOption, what_is_no_file_is_written_to_and_stays) {
 }
 
 TEST_F(OutputOption, a_file_that_cannot_be_written_whole_stays_as_it_was) {
-  const Ran ran =
-      Shell("echo before > $S/job.amem; (ulimit -f 0; $TOOL pack $S/journal -o $S/job.amem); cat $S/job.amem; ls $S");
-  EXPECT_HAS(ran.out, "before\n");
+  const Ran ran = Shell(
+      "echo before > $S/job.amem; (ulimit -f 0; $TOOL pack $S/journal -o $S/job.amem 2> >(cat >&2)); echo code $?; cat "
+      "$S/job.amem; ls $S");
+  EXPECT_HAS(ran.out, "code 2\nbefore\n");
   EXPECT_EQ(ran.out.find("unfinished"), std::string::npos) << ran.out;
 }
 

@@ -73,7 +73,7 @@ class Rank {
     for (int cycle = 0; cycle < 2; ++cycle) {
       AMEM_TRY(session_->Pause());
       Wait();
-      AMEM_TRY(session_->Resume());
+      AMEM_TRY(session_->ResumeInTime());
       Wait();
     }
     return {};
@@ -120,7 +120,7 @@ class Rank {
     Wait();
     if (victim()) ::raise(SIGKILL);
     ::usleep(300'000);
-    static_cast<void>(session_->Resume());  // without the dead one's memory, or not at all
+    static_cast<void>(session_->ResumeInTime());  // without the dead one's memory, or not at all
     return {};
   }
   Status NeverCame() {

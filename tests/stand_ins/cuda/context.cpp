@@ -246,7 +246,8 @@ CUDA_CALL CUresult cuCtxSynchronize() {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   while (Busy(*stand_in, Current(), 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return amem::stand_in::Result(stand_in->simulator->Synchronize(amem::DeviceOrdinal{device}));
+  return amem::stand_in::Result(
+      stand_in->simulator->Synchronize(amem::DeviceOrdinal{device}, amem::In(std::chrono::minutes(1))));
 }
 
 CUDA_CALL CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
@@ -368,9 +369,21 @@ CUDA_CALL CUresult cuEventDestroy(CUevent event) {
   delete event;
   return CUDA_SUCCESS;
 }
-CUDA_CALL CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
+CUDA_CALL CUresult cuEventRecord(CUevent event, CUstream stream) {
+  STARTED_OR_RETURN(stand_in);
+  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  event->context = Legacy(stream) ? Current() : stream->context;
+  const int bit = Legacy(stream) ? 1 : 2;
+  event->waits_for = Busy(*stand_in, event->context, bit) ? bit : 0;
+  return CUDA_SUCCESS;
+}
 CUDA_CALL CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
-CUDA_CALL CUresult cuEventQuery(CUevent) { return static_cast<CUresult>(amem::stand_in::AskFault("Query")); }
+CUDA_CALL CUresult cuEventQuery(CUevent event) {
+  STARTED_OR_RETURN(stand_in);
+  if (event->waits_for != 0 && Busy(*stand_in, event->context, event->waits_for)) return CUDA_ERROR_NOT_READY;
+  event->waits_for = 0;
+  return static_cast<CUresult>(amem::stand_in::AskFault("Query"));
+}
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
 

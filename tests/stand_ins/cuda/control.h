@@ -4,9 +4,12 @@
 //   AMEM_SIM_WORLD         file of the simulated world that the processes share; none: each process has its own
 //   AMEM_SIM_DEVICES       GPUs of the world (4); 0: cuInit answers that there is no device
 //   AMEM_SIM_CAPACITY_MIB  memory of each (16384)
+//   AMEM_SIM_FABRIC        1: handles of type fabric may be had, which work on this host
 //   CUDA_VISIBLE_DEVICES   as with CUDA, by number
 //   STAND_IN_FAULT         hang: no stream ever finishes, as after a collective that hangs; hang-unmap: cuMemUnmap
-//                          never returns, as behind a GPU that hangs
+//                          never returns, as behind a GPU that hangs; fork: the first cuInit forks, as libcuda does
+//                          for nvidia-modprobe, on its thread and on one of its own, and fails where a child fails
+//   STAND_IN_VERSION       what cuDriverGetVersion says (13000), read at each call
 //   STAND_IN_AT            "CALL,NTH,ACTION": stand_in_cuda_at with these, at the first call
 //   STAND_IN_LOOK_UPS      a file: each cuGetProcAddress adds a line to it, "NAME VERSION LIBRARY", where the library is
 //                          the caller's; and a name that the stand-in does not have gets a function that answers

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/stand_ins/cuda/stand_in.h"
 
@@ -94,7 +96,8 @@ CUDA_CALL int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* 
   if (!fails && amem::stand_in::SignalOf(action.name) == 0 && action.name != "exit" && action.name != "_exit" &&
       action.name != "hang" && action.name != "sleep")
     return 1;
-  auto* fault = new amem::stand_in::Fault;
+  static auto& all = *new std::vector<std::unique_ptr<amem::stand_in::Fault>>;  // so that a leak checker knows of each
+  auto* fault = all.emplace_back(std::make_unique<amem::stand_in::Fault>()).get();
   fault->calls = call;
   fault->nth = nth;
   fault->action = action;

@@ -309,7 +309,7 @@ CUresult Fill(CUdeviceptr pointer, T value, std::size_t count) {
   constexpr Bytes kWorthAHole = 64 * 1024;
   if (value == 0 && bytes >= kWorthAHole && stand_in->simulator->MappingAt(At(pointer)).ok()) {  // gives the pages back
     amem::Status status = stand_in->simulator->Clear(DeviceOrdinal{device}, At(pointer), bytes);
-    if (status.ok()) status = stand_in->simulator->FinishCopies(DeviceOrdinal{device});
+    if (status.ok()) status = stand_in->simulator->FinishCopies(DeviceOrdinal{device}, amem::In(std::chrono::minutes(1)));
     return Result(status);
   }
   std::fill_n(static_cast<T*>(Pointer(pointer)), count, value);

@@ -32,6 +32,8 @@ struct CUstream_st {
 };
 struct CUevent_st {
   int device = 0;
+  CUcontext context = nullptr;  // of the stream that it was recorded in
+  int waits_for = 0;            // what did not end there then: a bit of stand_in_cuda_set_busy
 };
 
 namespace amem::stand_in {

@@ -1,5 +1,6 @@
 // Start and settings of the stand-in, its entry points by name, errors in words.
 #include <dlfcn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "replay/driver/result_names.h"
 #include "tests/stand_ins/cuda/stand_in.h"
@@ -62,9 +64,26 @@ std::optional<SimulatorOptions> ReadSettings() {
     return std::nullopt;
   }
   if (const char* world = std::getenv("AMEM_SIM_WORLD")) options.world = world;
+  options.fabric = std::getenv("AMEM_SIM_FABRIC") != nullptr;
   options.devices = static_cast<std::int32_t>(devices);
   options.capacity_per_device = capacity_mib << 20;
   return options;
+}
+
+bool ForkAndWait() {
+  const pid_t child = ::fork();
+  if (child == 0) ::execl("/bin/true", "true", nullptr);
+  int status = -1;
+  return child > 0 && ::waitpid(child, &status, 0) == child && status == 0;
+}
+
+// STAND_IN_FAULT=fork
+bool ForkAsLibcudaDoes() {
+  const char* fault = std::getenv("STAND_IN_FAULT");
+  if (fault == nullptr || std::string_view(fault) != "fork") return true;
+  bool beside = false;
+  std::thread([&] { beside = ForkAndWait(); }).join();
+  return (ForkAndWait() && beside) || Complain("a child that cuInit forked did not end with 0");
 }
 
 }  // namespace
@@ -77,6 +96,7 @@ CUresult Start() {
   const auto options = ReadSettings();
   if (!options) return CUDA_ERROR_INVALID_VALUE;
   if (options->devices == 0) return CUDA_ERROR_NO_DEVICE;
+  if (!ForkAsLibcudaDoes()) return CUDA_ERROR_UNKNOWN;
   auto simulator = Simulator::Open(*options);
   if (!simulator.ok()) {
     Complain(simulator.status().message());
@@ -132,7 +152,9 @@ CUDA_CALL CUresult cuInit(unsigned int flags) { return flags == 0 ? amem::stand_
 
 CUDA_CALL CUresult cuDriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *version = amem::stand_in::kDriverVersion;
+  std::uint64_t told = amem::stand_in::kDriverVersion;
+  if (!amem::stand_in::ReadNumber("STAND_IN_VERSION", 1, told)) return CUDA_ERROR_INVALID_VALUE;
+  *version = static_cast<int>(told);
   return CUDA_SUCCESS;
 }
 

@@ -1,7 +1,12 @@
 // The VMM calls of the stand-in, and multicast objects on them.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <string>
 #include <thread>
 
 #include "tests/stand_ins/cuda/stand_in.h"
@@ -76,22 +81,46 @@ CUDA_CALL CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+struct FabricHandle {
+  pid_t process;
+  int descriptor;
+  char unused[56];
+};
+static_assert(sizeof(FabricHandle) == CU_IPC_HANDLE_SIZE);
+
+bool IsDescriptorOrFabric(CUmemAllocationHandleType type) {
+  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || type == CU_MEM_HANDLE_TYPE_FABRIC;
+}
+int OpenFabric(const void* shareable) {
+  const auto* handle = static_cast<const FabricHandle*>(shareable);
+  const std::string path = "/proc/" + std::to_string(handle->process) + "/fd/" + std::to_string(handle->descriptor);
+  return open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+}  // namespace
+
 CUDA_CALL CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                                 CUmemAllocationHandleType type, unsigned long long flags) {
   STARTED_OR_RETURN(stand_in);
-  if (shareable == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  auto descriptor = stand_in->simulator->Export(DriverHandle{handle});
-  if (descriptor.ok()) *static_cast<int*>(shareable) = descriptor->Release();
+  if (shareable == nullptr || !IsDescriptorOrFabric(type) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  auto descriptor = stand_in->simulator->ExportAs(DriverHandle{handle}, static_cast<std::uint32_t>(type));
+  if (descriptor.ok() && type == CU_MEM_HANDLE_TYPE_FABRIC)
+    new (shareable) FabricHandle{getpid(), descriptor->Release(), {}};  // stays open
+  else if (descriptor.ok())
+    *static_cast<int*>(shareable) = descriptor->Release();
   return Result(descriptor.status());
 }
 
 CUDA_CALL CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                                   CUmemAllocationHandleType type) {
   STARTED_OR_RETURN(stand_in);
-  if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
-  amem::UniqueFd borrowed(static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)));
-  const auto imported = stand_in->simulator->Import(borrowed);
-  static_cast<void>(borrowed.Release());
+  if (handle == nullptr || !IsDescriptorOrFabric(type)) return CUDA_ERROR_INVALID_VALUE;
+  const bool fabric = type == CU_MEM_HANDLE_TYPE_FABRIC;
+  amem::UniqueFd descriptor(fabric ? OpenFabric(shareable) : static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)));
+  const auto imported = stand_in->simulator->Import(descriptor);
+  if (!fabric) static_cast<void>(descriptor.Release());  // is the caller's
   if (imported.ok()) *handle = imported->value;
   return Result(imported.status());
 }

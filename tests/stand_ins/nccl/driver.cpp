@@ -138,4 +138,19 @@ Result Free(Driver& cu, Buffer& buffer) {
   return kSuccess;
 }
 
+// Memory that other hosts may import.
+EXPORT int stand_in_nccl_share_by_fabric() {
+  Driver* cu = TheDriver();
+  if (cu == nullptr) return kSystem;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle handle = 0;
+  unsigned char fabric[64];
+  CU(cu->create(&handle, size_t{2} << 20, &properties, 0));
+  CU(cu->export_handle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0));
+  return kSuccess;
+}
+
 }  // namespace stand_in

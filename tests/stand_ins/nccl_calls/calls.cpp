@@ -272,6 +272,25 @@ EXPORT int ncclGroupEnd() {
 }
 EXPORT int ncclAllReduce(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "all-reduce"); }
 EXPORT int ncclCommWindowRegister(ncclComm* comm, void*, std::size_t, void**, int) { return Use(comm, "window"); }
+EXPORT int ncclAllGather(const void*, void*, std::size_t, int, ncclComm* comm, void*) { return Use(comm, "all-gather"); }
+EXPORT int ncclBroadcast(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "broadcast"); }
+EXPORT int ncclBcast(void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "bcast"); }
+EXPORT int ncclReduce(const void*, void*, std::size_t, int, int, int, ncclComm* comm, void*) { return Use(comm, "reduce"); }
+EXPORT int ncclAlltoAll(const void*, void*, std::size_t, int, ncclComm* comm, void*) { return Use(comm, "all-to-all"); }
+EXPORT int ncclGather(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "gather"); }
+EXPORT int ncclScatter(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "scatter"); }
+EXPORT int ncclSend(const void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "send"); }
+EXPORT int ncclRecv(void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "recv"); }
+EXPORT int ncclPutSignal(const void*, std::size_t, int, int, void*, std::size_t, int, int, unsigned, ncclComm* comm, void*) {
+  return Use(comm, "put-signal");
+}
+EXPORT int ncclSignal(int, int, int, unsigned, ncclComm* comm, void*) { return Use(comm, "signal"); }
+EXPORT int ncclWaitSignal(int, void*, ncclComm* comm, void*) { return Use(comm, "wait-signal"); }
+EXPORT int ncclCommRegister(ncclComm* comm, void*, std::size_t, void**) { return Use(comm, "register"); }
+EXPORT int ncclCommDeregister(ncclComm* comm, void*) { return Use(comm, "deregister"); }
+EXPORT int ncclCommWindowDeregister(ncclComm* comm, void*) { return Use(comm, "window deregister"); }
+EXPORT int ncclDevCommCreate(ncclComm* comm, const void*, void*) { return Use(comm, "device communicator"); }
+EXPORT int ncclDevCommDestroy(ncclComm* comm, const void*) { return Use(comm, "device communicator destroy"); }
 
 #ifdef CALLS_SUSPEND
 EXPORT int ncclCommSuspend(ncclComm*, int) {

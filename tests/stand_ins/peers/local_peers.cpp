@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "replay/peers/vote_counter.h"
 
@@ -17,6 +18,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kLookAgain = std::chrono::milliseconds(5);
+
+// A delegate that cannot look at its ledger now is asked again.
+void Told(const std::function<bool()>& tell) {
+  while (!tell()) std::this_thread::yield();
+}
+Result<SharedAllocation> Answered(const std::function<Result<SharedAllocation>()>& ask) {
+  auto answer = ask();
+  for (; IsBusy(answer.status()); answer = ask()) std::this_thread::yield();
+  return answer;
+}
 
 Status Gone(SessionId session) { return {Code::kPeerLost, ToText(session) + " is not on the network any more"}; }
 
@@ -78,8 +89,8 @@ class LocalNetwork::Hub {
       if (!a->connected.insert(of_b.session).second) return;
       b->connected.insert(of_a.session);
     }
-    With(a, [&](PeerDelegate& d) { d.OnPeerConnected(of_b); });
-    With(b, [&](PeerDelegate& d) { d.OnPeerConnected(of_a); });
+    With(a, [&](PeerDelegate& d) { Told([&] { return d.OnPeerConnected(of_b); }); });
+    With(b, [&](PeerDelegate& d) { Told([&] { return d.OnPeerConnected(of_a); }); });
   }
 
   void Remove(SessionId session, const std::string& how) {
@@ -102,7 +113,8 @@ class LocalNetwork::Hub {
       const std::lock_guard lock(member->calls);
       member->delegate = nullptr;
     }
-    for (const auto& other : connected) With(other, [&](PeerDelegate& d) { d.OnPeerLost(IdentityOf(*member), how); });
+    for (const auto& other : connected)
+      With(other, [&](PeerDelegate& d) { Told([&] { return d.OnPeerLost(IdentityOf(*member), how); }); });
   }
 
   // With the mutex held. A member's one connection to every counter is its session.
@@ -136,7 +148,8 @@ class LocalNetwork::Hub {
       }
       set[session] = who;
       With(member, [&](PeerDelegate& d) {
-        for (const SessionId neighbour : d.Neighbours()) frontier.push_back(neighbour);
+        const auto neighbours = d.Neighbours(In(std::chrono::minutes(1)));
+        frontier.insert(frontier.end(), neighbours->begin(), neighbours->end());
       });
     }
     std::vector<PeerIdentity> members_found;
@@ -164,11 +177,11 @@ struct LocalBegun {
 // a cycle any more ends the wait.
 class LocalArrival {
  public:
-  LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool again)
-      : hub_(hub), session_(session), kind_(kind), cycle_(cycle), again_(again) {}
+  LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool patient, bool again)
+      : hub_(hub), session_(session), kind_(kind), cycle_(cycle), patient_(patient), again_(again) {}
 
   Result<LocalBegun> Run() {
-    const auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
+    auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
     while (true) {
       const auto me = hub_.Find(session_);
       if (me == nullptr) return Gone(session_);
@@ -183,11 +196,17 @@ class LocalArrival {
         if (!set) return set.status();
         return LocalBegun{{}, settled};
       }
-      if (hub_.Now() >= deadline) return TimedOut();
+      if (hub_.Now() >= deadline) {
+        const auto missing = Missing();
+        lock.unlock();
+        if (!MayComeYet(missing)) return TimedOut(missing);
+        deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
+        continue;
+      }
       const SessionId lowest = set->front().session;
       if (leader_ && *leader_ != lowest) Withdraw();
       leader_ = lowest;
-      hub_.CounterOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set});
+      hub_.CounterOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set, 0}, hub_.Now());
       if (hub_.mail[session_.value].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
       if (auto news = TakeMail(); news.has_value()) return std::move(*news);
     }
@@ -222,13 +241,21 @@ class LocalArrival {
     }
     return std::nullopt;
   }
-  Status TimedOut() {
+  std::vector<PeerIdentity> Missing() {
     hub_.CounterOf(*leader_).Withdrew(session_.value);
     std::vector<PeerIdentity> missing;
     for (const auto& body : hub_.mail[session_.value]) {
       if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
     }
     hub_.mail.erase(session_.value);
+    return missing;
+  }
+  // Without the hub's mutex, both.
+  bool MayComeYet(const std::vector<PeerIdentity>& missing) {
+    if (!patient_ || missing.empty()) return false;
+    return std::ranges::all_of(missing, [&](const auto& who) { return WhereIs(who.session).lifecycle == Lifecycle::kPaused; });
+  }
+  [[nodiscard]] Status TimedOut(const std::vector<PeerIdentity>& missing) const {
     return {Code::kTimeout, fmt::format("waited {} ms for {} to come", hub_.timeout_ms, ToText(missing))};
   }
 
@@ -236,6 +263,7 @@ class LocalArrival {
   const SessionId session_;
   const CycleKind kind_;
   const std::uint64_t cycle_;
+  const bool patient_;
   const bool again_;
   std::set<SessionId> seen_;
   std::optional<SessionId> leader_;
@@ -243,13 +271,17 @@ class LocalArrival {
 
 class LocalRound final : public Round {
  public:
-  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::uint64_t cycle, BegunMessage begun)
-      : hub_(std::move(hub)), self_(self), kind_(kind), cycle_(cycle), begun_(std::move(begun)) {}
+  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::uint64_t cycle, Deadline until,
+             BegunMessage begun)
+      : hub_(std::move(hub)), self_(self), kind_(kind), cycle_(cycle), until_(until), begun_(std::move(begun)) {}
   ~LocalRound() override {
     const std::lock_guard lock(hub_->mutex);
     Leave();
   }
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return begun_.members; }
+  // Votes have a time-out of their own, by the scheduler's clock.
+  [[nodiscard]] Deadline until() const override { return until_; }
+  void SetUntil(Deadline until) override { until_ = until; }
   [[nodiscard]] bool Leaderless() const override { return lost_ && !given_up_; }
 
   Result<std::optional<Lifecycle>> Regather() override {
@@ -259,7 +291,7 @@ class LocalRound final : public Round {
       const std::lock_guard lock(hub_->mutex);
       Leave();
     }
-    auto again = LocalArrival(*hub_, self_, kind_, cycle_, true).Run();
+    auto again = LocalArrival(*hub_, self_, kind_, cycle_, false, true).Run();
     if (!again) return again.status();
     if (again->settled) return again->settled;
     begun_ = std::move(again->begun);
@@ -311,6 +343,7 @@ class LocalRound final : public Round {
   const SessionId self_;
   const CycleKind kind_;
   const std::uint64_t cycle_;
+  Deadline until_;
   BegunMessage begun_;
   std::uint32_t index_ = 0;
   bool lost_ = false;      // the leader is
@@ -329,6 +362,10 @@ class LocalPeers final : public Peers {
     const std::lock_guard lock(hub_->mutex);
     me_->identity.group = group;
   }
+  void KeepEverything() override {
+    const std::lock_guard lock(hub_->mutex);
+    me_->identity.keeps = true;
+  }
 
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override {
     hub_->Step();
@@ -336,18 +373,19 @@ class LocalPeers final : public Peers {
     Result<SharedAllocation> shared = Gone(token.session);
     if (owner == nullptr || hub_->Find(session_) == nullptr) return shared;
     hub_->Connect(me_, owner);
-    hub_->With(owner, [&](PeerDelegate& d) { shared = d.OnImport(Self(), as, token); });
+    hub_->With(owner, [&](PeerDelegate& d) { shared = Answered([&] { return d.OnImport(Self(), as, token); }); });
     return shared;
   }
 
-  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) override {
+  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
+                                                 Deadline) override {
     hub_->Step();
     const auto member = hub_->Find(owner);
     if (member == nullptr || hub_->Find(session_) == nullptr) return Gone(owner);
     std::vector<SharedAllocation> all;
     for (const auto& request : requests) {
       Result<SharedAllocation> shared = Gone(owner);
-      hub_->With(member, [&](PeerDelegate& d) { shared = d.OnReimport(Self(), request); });
+      hub_->With(member, [&](PeerDelegate& d) { shared = Answered([&] { return d.OnReimport(Self(), request); }); });
       if (!shared) return shared.status();
       all.push_back(*std::move(shared));
     }
@@ -356,21 +394,22 @@ class LocalPeers final : public Peers {
 
   void DropReference(const RemoteAllocation& remote, AllocationId as) override {
     if (hub_->Find(session_) == nullptr) return;
-    hub_->With(hub_->Find(remote.owner), [&](PeerDelegate& d) { d.OnReferenceDropped(Self(), remote.allocation, as); });
+    hub_->With(hub_->Find(remote.owner),
+               [&](PeerDelegate& d) { Told([&] { return d.OnReferenceDropped(Self(), remote.allocation, as); }); });
   }
 
   bool AwaitLoss(SessionId session) override {
     hub_->Step();
     if (hub_->Find(session) != nullptr) return false;
-    hub_->With(me_, [&](PeerDelegate& d) { d.OnPeerLost({.session = session}, kPeerDied); });
+    hub_->With(me_, [&](PeerDelegate& d) { Told([&] { return d.OnPeerLost({.session = session}, kPeerDied); }); });
     return true;
   }
 
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle) override {
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) override {
     hub_->Step();
-    auto begun = LocalArrival(*hub_, session_, kind, cycle, false).Run();
+    auto begun = LocalArrival(*hub_, session_, kind, cycle, patient && kind == CycleKind::kResume, false).Run();
     if (!begun) return begun.status();
-    return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, std::move(begun->begun)));
+    return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, until, std::move(begun->begun)));
   }
 
   void Stop() override { hub_->Remove(session_, "has closed"); }

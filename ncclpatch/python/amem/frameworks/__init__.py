@@ -28,13 +28,19 @@ def pause_nccl():
     global _paused
     if _paused or not nccl_is_under_amem():
         return _paused
+    _paused = True  # before, so that an interrupt that comes when it is paused leaves it to resume_nccl()
     try:
         _tags.pause(_tags.NCCL)
     except _calls.AmemError as error:
         _log.warning("NCCL's memory stays on the GPU: %s", error)
-        return False
+        _paused = False
+    return _paused
+
+
+def note_paused():
+    """For an adapter that has paused NCCL's memory by itself: it is for resume_nccl() to bring it back."""
+    global _paused
     _paused = True
-    return True
 
 
 def resume_nccl():

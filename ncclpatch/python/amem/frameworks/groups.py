@@ -7,9 +7,12 @@ memory is paused: milliseconds in place of seconds, and no communicator, address
 
 import functools
 import importlib
+import logging
 import sys
 
-from amem import frameworks
+from amem import _calls, _hosts, _tags, frameworks
+
+_log = logging.getLogger("amem")
 
 SLIME, ROLL = "slime.utils.reloadable_process_group", "roll.utils.offload_nccl"
 DESTROY, RELOAD = "destroy_process_groups", "reload_process_groups"
@@ -17,7 +20,8 @@ DESTROY, RELOAD = "destroy_process_groups", "reload_process_groups"
 
 def keep(module):
     """Has the module's destroy_process_groups and reload_process_groups pause and resume NCCL's memory, also where other modules
-    have imported them by name already. Where NCCL is not under AMem, or a pause fails, groups are destroyed as before.
+    have imported them by name already. Where NCCL is not under AMem on one rank, or its pause fails, groups are destroyed as before,
+    on all ranks of all hosts: they agree on it through the store of the default process group.
 
     module:   the project's module, or its name.
     Returns:  the names that were replaced, "MODULE.FUNCTION" each; none where that was done before.
@@ -32,7 +36,7 @@ def keep(module):
 
     @functools.wraps(destroy)
     def pause():
-        if kept or frameworks.pause_nccl():
+        if kept or _all_paused():
             kept[:] = [True]
             return None
         return destroy()
@@ -47,6 +51,34 @@ def keep(module):
 
     pause.amem_replaces = resume.amem_replaces = True
     return _replace(DESTROY, destroy, pause) + _replace(RELOAD, reload, resume)
+
+
+def _world():
+    """The ranks that destroy their groups together: those of the default process group; None where there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return _hosts.group_of(True)
+
+
+def _all_paused():
+    """Pauses NCCL's memory on all ranks or on none, and says which: a rank that destroyed its groups alone would be waited for for ever."""
+    world = _world()
+    if world is None:
+        return frameworks.pause_nccl()
+
+    def pause():
+        if not frameworks.nccl_is_under_amem():
+            raise _calls.AmemError(5, "NCCL is not under AMem there")
+        _tags.pause(_tags.NCCL)
+
+    try:
+        _hosts.together(world, "pause in place of destroying process groups", pause, lambda: _tags.resume_in_time(_tags.NCCL), None)
+    except _calls.AmemError as error:
+        _log.warning("process groups are destroyed as without AMem: %s", error)
+        return False
+    frameworks.note_paused()
+    return True
 
 
 def _replace(name, old, new):

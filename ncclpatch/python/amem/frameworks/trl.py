@@ -1,16 +1,24 @@
 """TRL: what training holds is given back while completions are generated on the same GPU.
 
+    import amem.frameworks.trl
+
     trainer = GRPOTrainer(...)
     trainer.add_callback(amem.frameworks.trl.callback(trainer))
 
 With use_vllm and vllm_mode="colocate" parameters, gradients and optimizer states go while vLLM generates (with vllm_enable_sleep_mode:
-before its KV cache comes back), and NCCL's memory where no tensor parallelism needs it. Without vLLM the model generates itself, so that
-its parameters stay. In server mode generation has GPUs of its own, and nothing is done.
+before its KV cache comes back). NCCL's memory goes with them in the first generation of a step, which all ranks make: a pause of it waits
+for all of them, and how often a rank generates after that depends on its completions (tools), or on the program (rollout_func). It stays
+where tensor parallelism needs it. Without vLLM the model generates itself, so that its parameters stay. In server mode generation has
+GPUs of its own, and nothing is done.
 """
 
 import functools
 
 import amem.rl
+
+# TRL's own modules and methods in which every rank generates once, and then gathers with all others.
+TOGETHER = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
+METHODS = ("_generate", "_generate_single_turn")
 
 
 def callback(trainer, **options):
@@ -21,61 +29,93 @@ def callback(trainer, **options):
         offload = None
 
         def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-            del args, state, control, kwargs
+            self.on_train_end(args, state, control)  # of a training that ended by an exception
             self.offload = install(trainer, model, optimizer, **options)
 
         def on_train_end(self, args, state, control, **kwargs):
             del args, state, control, kwargs
             if self.offload:
                 self.offload.close()
+            self.offload = None
 
     return AmemCallback()
 
 
 def install(trainer, model, optimizer, **options):
-    """As the callback does it when training begins; returns the RolloutOffload, or None in vLLM's server mode."""
+    """As the callback does it when training begins; returns the RolloutOffload, or None in vLLM's server mode. Its close() takes
+    everything back."""
     generation = getattr(trainer, "vllm_generation", None) if getattr(trainer, "use_vllm", False) else None
     if generation is None:
         chosen = {"parameters": False, "nccl": False, **options}  # a sharded model gathers its parameters to generate
         offload = amem.rl.RolloutOffload(model, optimizer, **chosen)
-        _within(trainer, "_generate_single_turn", offload)
+        _within(trainer, "_generate_single_turn", offload, _together(trainer, offload))
         return offload
     if generation.mode != "colocate":
         return None
     offload = amem.rl.RolloutOffload(model, optimizer, **{"nccl": generation.tensor_parallel_size == 1, **options})
-    engine = generation.llm
+    together, engine = _together(trainer, offload), generation.llm
     if generation.enable_sleep_mode:
-        _between(engine, offload)
+        _between(engine, offload, together)
     else:
-        _within(engine, "generate", offload)
+        _within(engine, "generate", offload, together)
     return offload
 
 
-def _within(owner, name, offload):
+def _wrap(owner, name, wrapped, offload):
+    """Puts `wrapped` in the place of the owner's method until the offload is closed."""
+    here = vars(owner).get(name)
+    setattr(owner, name, functools.wraps(getattr(owner, name))(wrapped))
+    offload.before_close(functools.partial(setattr, owner, name, here) if here else functools.partial(delattr, owner, name))
+
+
+def _together(trainer, offload):
+    """A function that says whether the generation that begins now is one that all ranks make: the first one of each step, in TRL's own
+    code. Nothing is known of other code."""
+    if any(name in vars(trainer) or getattr(getattr(type(trainer), name, None), "__module__", None) not in TOGETHER for name in METHODS):
+        return lambda: False
+    generate, first = trainer._generate, []
+
+    def step(*arguments, **named):
+        first[:] = [True] if getattr(trainer, "rollout_func", None) is None else []
+        try:
+            return generate(*arguments, **named)
+        finally:
+            first.clear()
+
+    _wrap(trainer, "_generate", step, offload)
+    return lambda: bool(first and first.pop())
+
+
+def _within(owner, name, offload, together):
     method = getattr(owner, name)
 
-    @functools.wraps(method)
     def generating(*arguments, **named):
-        with offload.rollout():
+        if offload.in_rollout():  # one generation inside of another
+            return method(*arguments, **named)
+        with offload.rollout(nccl=together()):
             return method(*arguments, **named)
 
-    setattr(owner, name, generating)
+    _wrap(owner, name, generating, offload)
 
 
-def _between(engine, offload):
+def _between(engine, offload, together):
     """vLLM's KV cache is awake for generation alone: from wake_up(tags=["kv_cache"]) to sleep()."""
     wake_up, sleep = engine.wake_up, engine.sleep
 
-    @functools.wraps(wake_up)
     def waking(tags=None):
-        if tags is not None and "kv_cache" in tags:
-            offload.pause()
-        return wake_up(tags=tags)
+        if tags is None or "kv_cache" not in tags or offload.in_rollout():
+            return wake_up(tags=tags)
+        offload.pause(nccl=together())
+        try:
+            return wake_up(tags=tags)
+        except BaseException:
+            offload.resume()
+            raise
 
-    @functools.wraps(sleep)
     def sleeping(*arguments, **named):
         result = sleep(*arguments, **named)
         offload.resume()
         return result
 
-    engine.wake_up, engine.sleep = waking, sleeping
+    _wrap(engine, "wake_up", waking, offload)
+    _wrap(engine, "sleep", sleeping, offload)

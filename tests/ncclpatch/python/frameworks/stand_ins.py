@@ -29,6 +29,60 @@ def with_packages(*modules):
     return found
 
 
+# ---- TRL
+
+
+def trl(tools=lambda rank, step: 0, rollout_func=None, name="trl.trainer.grpo_trainer"):
+    """GRPOTrainer of one rank, as far as it generates. tools(rank, step): how often this rank's completions call tools in that step, each
+    of which is one more generation. `gather` is a collective of all ranks."""
+
+    class GRPOTrainer:
+        def __init__(self, rank, gather, vllm_generation=None):
+            self.rank, self.gather, self.vllm_generation = rank, gather, vllm_generation
+            self.use_vllm, self.rollout_func, self.steps = vllm_generation is not None, rollout_func, 0
+
+        def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+            if self.use_vllm:
+                return self.vllm_generation.generate(prompt_ids, images, num_generations)
+            return prompt_ids
+
+        def _tool_call_loop(self, prompts):
+            for _ in range(tools(self.rank, self.steps)):
+                self._generate_single_turn(prompts, None, {}, num_generations=1)
+
+        def _generate(self, prompts):
+            if self.rollout_func is not None:
+                self.rollout_func(prompts, self)
+            else:
+                self._generate_single_turn(prompts, None, {}, 1)
+                self._tool_call_loop(prompts)
+            self.gather()
+            self.steps += 1
+
+    for function in (GRPOTrainer._generate, GRPOTrainer._generate_single_turn):
+        function.__module__ = name
+    return GRPOTrainer
+
+
+class VLLMGeneration:
+    """TRL's, in colocate mode: which of the engine's calls it makes, in which order. `seen` has those, and `look()` at each."""
+
+    mode = "colocate"
+
+    def __init__(self, enable_sleep_mode, tensor_parallel_size=1, look=lambda: None):
+        self.enable_sleep_mode, self.tensor_parallel_size, self.seen = enable_sleep_mode, tensor_parallel_size, []
+        self.llm = types.SimpleNamespace(generate=lambda prompts: self.seen.append(("generate", look())),
+                                         wake_up=lambda tags=None: self.seen.append(("wake", look())),
+                                         sleep=lambda level: self.seen.append(("sleep", look())))
+
+    def generate(self, prompts, images, num_generations, profiler=None):
+        if self.enable_sleep_mode:
+            self.llm.wake_up(tags=["kv_cache"])
+        self.llm.generate(prompts)
+        if self.enable_sleep_mode:
+            self.llm.sleep(level=2)
+
+
 # ---- vLLM
 
 

@@ -1,4 +1,4 @@
-#include "replay/session/call_gate.h"
+#include "replay/cycle/call_gate.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/syscall.h>
@@ -16,8 +16,17 @@ struct ThisThread {
   std::int32_t id;
   const char* next_call;
   const void* next_stream;
-  const CallGate* inside = nullptr;  // the gate that it passed last, `depth` times
-  int depth = 0;
+  struct Passed {
+    const CallGate* gate = nullptr;
+    int depth = 0;
+  };
+  std::array<Passed, 8> passed{};  // the gates that it is inside of
+
+  // Null: it is inside of none such, or of too many to remember, so that it waits as if it were inside of none.
+  Passed* At(const CallGate* gate) {
+    const auto found = std::ranges::find(passed, gate, &Passed::gate);
+    return found == passed.end() ? nullptr : &*found;
+  }
 };
 
 ThisThread& Self() {
@@ -39,13 +48,14 @@ CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()
 // A call that is made inside another must not wait for the gate: who closes it waits for the outer one.
 void CallGate::lock_shared() {
   ThisThread& self = Self();
-  if (self.inside != this) {
+  if (self.At(this) == nullptr) {
     for (auto closed = closed_.load(std::memory_order_acquire); closed != 0; closed = closed_.load(std::memory_order_acquire))
       closed_.wait(closed, std::memory_order_acquire);
   }
   mutex_.lock_shared();
-  self.inside = this;
-  ++self.depth;
+  ThisThread::Passed* passed = self.At(this);
+  if (passed == nullptr) passed = self.At(nullptr);
+  if (passed != nullptr) *passed = {this, passed->depth + 1};
   Place& mine = Mine();
   mine.thread.store(self.id, std::memory_order_relaxed);
   mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
@@ -54,7 +64,7 @@ void CallGate::lock_shared() {
 }
 
 void CallGate::unlock_shared() {
-  if (ThisThread& self = Self(); --self.depth == 0) self.inside = nullptr;
+  if (ThisThread::Passed* passed = Self().At(this); passed != nullptr && --passed->depth == 0) passed->gate = nullptr;
   Mine().inside.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock_shared();
 }

@@ -1,4 +1,5 @@
-// How a pool cuts the chunks that it has on one device into parts. Sums and addresses only: nothing here calls a driver.
+// How chunks on one device, of a tag or of cuMemAlloc, are cut into parts. Sums and addresses only: nothing here calls a
+// driver.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 namespace amem {
 
 // Not for several threads at once.
-class PoolSpace {
+class ChunkSpace {
  public:
   static constexpr Bytes kGranule = 512;                // sizes of parts, and distances between them
   static constexpr Bytes kOwnChunk = Bytes{128} << 20;  // a request from here on gets a chunk of its own
@@ -48,7 +49,7 @@ class PoolSpace {
   // advance. A multiple of `granularity`. `attempt` counts from 0: where memory is short, each further one is half as large.
   // nullopt: the attempt before was for no more than was asked for.
   [[nodiscard]] std::optional<Bytes> ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt = 0) const;
-  void Add(const Chunk& chunk);
+  Address Add(const Chunk& chunk, Bytes first);  // and takes its first part, which must fit
 
   [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // that begins there
   [[nodiscard]] Bytes held() const { return held_; }                // chunks, whole
@@ -60,6 +61,7 @@ class PoolSpace {
 
  private:
   [[nodiscard]] const Chunk& ChunkAt(Address address) const;
+  void TakeAt(Address address, Bytes room, Bytes bytes);
   void AddFree(Address address, Bytes bytes);
   void RemoveFree(std::map<Address, Bytes>::iterator free);
 

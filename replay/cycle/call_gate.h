@@ -1,4 +1,5 @@
-// The gate between NCCL's calls and a pause: calls share it, and a pause or resume closes it behind them.
+// The gates between calls and pauses: calls share a gate, and a pause or resume closes it behind them. NCCL's memory has one,
+// which every call of NCCL's passes, and each tag has one for the calls that touch its memory.
 //
 // A call that comes while the gate is closed, or about to be, waits until the pause or resume has ended, so that a pause that
 // fails has cost no call its success. Closing waits for the calls that are inside, and not for ever: a launch does not return
@@ -9,6 +10,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <shared_mutex>
 #include <string>
 
@@ -41,6 +44,21 @@ class CallGate {
   std::shared_mutex mutex_;
   std::atomic<std::int32_t> closed_ = 0;  // by so many, or about to be
   std::array<Place, 64> places_;
+};
+
+// Thread-safe.
+class ScopeGates {
+ public:
+  CallGate& Of(PoolId scope) {  // zero: NCCL's memory
+    if (!scope) return nccl_;
+    const std::lock_guard lock(mutex_);
+    return tags_[scope];
+  }
+
+ private:
+  CallGate nccl_;
+  std::mutex mutex_;
+  std::map<PoolId, CallGate> tags_;  // none ever goes
 };
 
 struct OpenAtEnd {

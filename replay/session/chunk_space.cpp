@@ -1,4 +1,4 @@
-#include "replay/session/pool_space.h"
+#include "replay/session/chunk_space.h"
 
 #include <algorithm>
 #include <bit>
@@ -13,19 +13,23 @@ Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / 
 
 }  // namespace
 
-std::optional<Address> PoolSpace::Take(Bytes bytes) {
+std::optional<Address> ChunkSpace::Take(Bytes bytes) {
   bytes = Rounded(bytes);
   const auto found = by_size_.lower_bound({bytes, Address{}});
   if (found == by_size_.end()) return std::nullopt;
   const auto [room, address] = *found;
   RemoveFree(free_.find(address));
-  if (room > bytes) AddFree(address + bytes, room - bytes);
-  parts_.emplace(address, bytes);
-  taken_ += bytes;
+  TakeAt(address, room, bytes);
   return address;
 }
 
-std::optional<PoolSpace::Given> PoolSpace::Give(Address address) {
+void ChunkSpace::TakeAt(Address address, Bytes room, Bytes bytes) {
+  if (room > bytes) AddFree(address + bytes, room - bytes);
+  parts_.emplace(address, bytes);
+  taken_ += bytes;
+}
+
+std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
   const auto part = parts_.find(address);
   if (part == parts_.end()) return std::nullopt;
   const Chunk chunk = ChunkAt(address);
@@ -58,7 +62,7 @@ std::optional<PoolSpace::Given> PoolSpace::Give(Address address) {
   return given;
 }
 
-std::optional<Bytes> PoolSpace::ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt) const {
+std::optional<Bytes> ChunkSpace::ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt) const {
   const Bytes least = UpTo(Rounded(bytes), granularity);
   if (least >= kOwnChunk) return attempt == 0 ? std::optional(least) : std::nullopt;
   Bytes chunk = std::max(least, std::bit_floor(std::clamp(held_ / 2, kLeastChunk, kMostChunk)));
@@ -69,27 +73,28 @@ std::optional<Bytes> PoolSpace::ChunkFor(Bytes bytes, Bytes granularity, std::si
   return UpTo(chunk, granularity);
 }
 
-void PoolSpace::Add(const Chunk& chunk) {
+Address ChunkSpace::Add(const Chunk& chunk, Bytes first) {
   chunks_.emplace(chunk.address, chunk);
   held_ += chunk.bytes;
-  AddFree(chunk.address, chunk.bytes);
+  TakeAt(chunk.address, chunk.bytes, Rounded(first));
+  return chunk.address;
 }
 
-std::optional<PoolSpace::Part> PoolSpace::PartAt(Address address) const {
+std::optional<ChunkSpace::Part> ChunkSpace::PartAt(Address address) const {
   const auto part = parts_.find(address);
   if (part == parts_.end()) return std::nullopt;
   const Chunk& chunk = ChunkAt(address);
   return Part{chunk.allocation, address.value - chunk.address.value, part->second};
 }
 
-const PoolSpace::Chunk& PoolSpace::ChunkAt(Address address) const { return std::prev(chunks_.upper_bound(address))->second; }
+const ChunkSpace::Chunk& ChunkSpace::ChunkAt(Address address) const { return std::prev(chunks_.upper_bound(address))->second; }
 
-void PoolSpace::AddFree(Address address, Bytes bytes) {
+void ChunkSpace::AddFree(Address address, Bytes bytes) {
   free_.emplace(address, bytes);
   by_size_.emplace(bytes, address);
 }
 
-void PoolSpace::RemoveFree(std::map<Address, Bytes>::iterator free) {
+void ChunkSpace::RemoveFree(std::map<Address, Bytes>::iterator free) {
   by_size_.erase({free->second, free->first});
   free_.erase(free);
 }

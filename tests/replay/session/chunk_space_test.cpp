@@ -1,5 +1,5 @@
-// How a pool cuts chunks into parts.
-#include "replay/session/pool_space.h"
+// How chunks are cut into parts.
+#include "replay/session/chunk_space.h"
 
 #include <gtest/gtest.h>
 
@@ -11,40 +11,38 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20, kGranularity = 2 * kMiB;
 
-PoolSpace::Chunk ChunkOf(std::uint64_t number, Bytes bytes) { return {AllocationId{number}, Address{number << 40}, bytes}; }
+ChunkSpace::Chunk ChunkOf(std::uint64_t number, Bytes bytes) { return {AllocationId{number}, Address{number << 40}, bytes}; }
 
-TEST(PoolSpace, the_smallest_free_place_that_fits_is_taken) {
-  PoolSpace space;
+TEST(ChunkSpace, the_smallest_free_place_that_fits_is_taken) {
+  ChunkSpace space;
   EXPECT_FALSE(space.Take(512));
-  space.Add(ChunkOf(1, 32 * kMiB));
-  const Address first = *space.Take(4 * kMiB), second = *space.Take(2 * kMiB), third = *space.Take(8 * kMiB);
+  const Address first = space.Add(ChunkOf(1, 32 * kMiB), 4 * kMiB), second = *space.Take(2 * kMiB),
+                third = *space.Take(8 * kMiB);
   EXPECT_EQ(third, second + 2 * kMiB) << "parts lie one behind the other";
   EXPECT_FALSE(space.Give(second)->emptied);
   EXPECT_FALSE(space.Give(first + 512)) << "no part begins there";
   EXPECT_EQ(*space.Take(kMiB), second) << "not at the large end";
-  EXPECT_EQ(space.PartAt(third), (PoolSpace::Part{AllocationId{1}, 6 * kMiB, 8 * kMiB}));
+  EXPECT_EQ(space.PartAt(third), (ChunkSpace::Part{AllocationId{1}, 6 * kMiB, 8 * kMiB}));
   EXPECT_FALSE(space.PartAt(third + 512));
 }
 
-TEST(PoolSpace, sizes_are_rounded_to_512_bytes_and_nothing_is_a_part_too) {
-  PoolSpace space;
-  space.Add(ChunkOf(1, 32 * kMiB));
-  const Address nothing = *space.Take(0), one = *space.Take(1), two = *space.Take(513);
+TEST(ChunkSpace, sizes_are_rounded_to_512_bytes_and_nothing_is_a_part_too) {
+  ChunkSpace space;
+  const Address nothing = space.Add(ChunkOf(1, 32 * kMiB), 0), one = *space.Take(1), two = *space.Take(513);
   EXPECT_EQ(one, nothing + 512);
   EXPECT_EQ(two, one + 512);
   EXPECT_EQ(space.taken(), 2048U);
   EXPECT_EQ(space.Give(two)->part.bytes, 1024U);
 }
 
-TEST(PoolSpace, what_is_free_is_joined_but_not_across_chunks) {
-  PoolSpace space;
-  space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB});
-  space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB});
-  const Address a = *space.Take(16 * kMiB), b = *space.Take(16 * kMiB), c = *space.Take(16 * kMiB), d = *space.Take(16 * kMiB);
+TEST(ChunkSpace, what_is_free_is_joined_but_not_across_chunks) {
+  ChunkSpace space;
+  const Address a = space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB}, 16 * kMiB), b = *space.Take(16 * kMiB);
+  const Address c = space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB}, 16 * kMiB), d = *space.Take(16 * kMiB);
   EXPECT_FALSE(space.Give(b)->emptied);
   EXPECT_FALSE(space.Give(c)->emptied);
   EXPECT_FALSE(space.Take(32 * kMiB)) << "the two halves are different memory";
-  EXPECT_EQ(space.Give(a)->emptied, (PoolSpace::Chunk{AllocationId{1}, Address{32 * kMiB}, 32 * kMiB}));
+  EXPECT_EQ(space.Give(a)->emptied, (ChunkSpace::Chunk{AllocationId{1}, Address{32 * kMiB}, 32 * kMiB}));
   EXPECT_EQ(space.held(), 32 * kMiB);
   EXPECT_EQ(*space.Take(16 * kMiB), c) << "an emptied chunk is not known any more";
   EXPECT_FALSE(space.Give(d)->emptied);
@@ -52,12 +50,10 @@ TEST(PoolSpace, what_is_free_is_joined_but_not_across_chunks) {
   EXPECT_EQ(space.held() + space.taken() + space.parts(), 0U);
 }
 
-TEST(PoolSpace, what_is_free_in_the_next_chunk_is_not_joined_either) {
-  PoolSpace space;
-  space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB});
-  space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB});
-  const Address a = *space.Take(16 * kMiB), b = *space.Take(16 * kMiB), c = *space.Take(16 * kMiB);
-  const Address d = *space.Take(16 * kMiB);
+TEST(ChunkSpace, what_is_free_in_the_next_chunk_is_not_joined_either) {
+  ChunkSpace space;
+  const Address a = space.Add({AllocationId{1}, Address{32 * kMiB}, 32 * kMiB}, 16 * kMiB), b = *space.Take(16 * kMiB);
+  const Address c = space.Add({AllocationId{2}, Address{64 * kMiB}, 32 * kMiB}, 16 * kMiB), d = *space.Take(16 * kMiB);
   EXPECT_FALSE(space.Give(c)->emptied);
   EXPECT_FALSE(space.Give(b)->emptied) << "a is still taken";
   EXPECT_FALSE(space.Take(32 * kMiB));
@@ -65,14 +61,14 @@ TEST(PoolSpace, what_is_free_in_the_next_chunk_is_not_joined_either) {
   EXPECT_EQ(space.PartAt(d)->chunk, AllocationId{2});
 }
 
-TEST(PoolSpace, chunks_grow_with_what_is_held_and_shrink_where_memory_is_short) {
-  PoolSpace space;
+TEST(ChunkSpace, chunks_grow_with_what_is_held_and_shrink_where_memory_is_short) {
+  ChunkSpace space;
   EXPECT_EQ(space.ChunkFor(20 * kMiB, kGranularity), 32 * kMiB);
   EXPECT_EQ(space.ChunkFor(100 * kMiB, kGranularity), 100 * kMiB);
   EXPECT_EQ(space.ChunkFor(128 * kMiB + 1, kGranularity), 130 * kMiB) << "a chunk of its own";
   std::uint64_t chunks = 0;
   while (space.held() < Bytes{24} << 30) {
-    if (!space.Take(20 * kMiB)) space.Add(ChunkOf(++chunks, *space.ChunkFor(20 * kMiB, kGranularity)));
+    if (!space.Take(20 * kMiB)) space.Add(ChunkOf(++chunks, *space.ChunkFor(20 * kMiB, kGranularity)), 20 * kMiB);
   }
   EXPECT_LE(chunks, 40U) << "24 GiB in segments of 20 MiB";
   EXPECT_LE(space.held() - space.taken(), space.held() / 16);
@@ -84,9 +80,9 @@ TEST(PoolSpace, chunks_grow_with_what_is_held_and_shrink_where_memory_is_short) 
 }
 
 // Against a list of what is taken: no two parts overlap, every part lies in one chunk, and in the end nothing is left.
-TEST(PoolSpace, any_order_of_taking_and_giving_keeps_parts_apart) {
+TEST(ChunkSpace, any_order_of_taking_and_giving_keeps_parts_apart) {
   std::mt19937_64 random(42);
-  PoolSpace space;
+  ChunkSpace space;
   std::map<Address, Bytes> taken;
   std::map<Address, Bytes> chunks;
   std::uint64_t number = 0;
@@ -95,13 +91,13 @@ TEST(PoolSpace, any_order_of_taking_and_giving_keeps_parts_apart) {
       const Bytes bytes = random() % 8 == 0 ? random() % (200 * kMiB) : random() % (4 * kMiB);
       auto address = space.Take(bytes);
       if (!address) {
-        const PoolSpace::Chunk chunk = ChunkOf(++number, *space.ChunkFor(bytes, kGranularity));
+        const ChunkSpace::Chunk chunk = ChunkOf(++number, *space.ChunkFor(bytes, kGranularity));
         chunks[chunk.address] = chunk.bytes;
-        space.Add(chunk);
-        address = space.Take(bytes);
+        address = space.Add(chunk, bytes);
+        ASSERT_EQ(*address, chunk.address) << "and not in another hole, or a chunk that nothing lies in would never go";
       }
       ASSERT_TRUE(address);
-      const Bytes rounded = PoolSpace::Rounded(bytes);
+      const Bytes rounded = ChunkSpace::Rounded(bytes);
       const auto next = taken.lower_bound(*address);
       ASSERT_TRUE(next == taken.end() || *address + rounded <= next->first);
       ASSERT_TRUE(next == taken.begin() || std::prev(next)->first + std::prev(next)->second <= *address);

@@ -1,0 +1,75 @@
+// What refuses a pause of NCCL's memory once all members have come, and only this session can see.
+#include <algorithm>
+
+#include "replay/cycle/coordinator.h"
+
+namespace amem {
+
+// A peer may have imported memory after the members were found and before this session's part of the round had begun.
+Status Coordinator::AllNeighboursAreMembers() const {
+  const State& state = ledger_.state();
+  const auto& members = state.cycle.members;
+  const auto outside = [&](SessionId session) {
+    const auto peer = state.peers.find(session);
+    return peer != state.peers.end() && peer->second.connected && std::ranges::find(members, session) == members.end();
+  };
+  for (const auto& [id, a] : state.allocations) {
+    std::optional<SessionId> who;
+    if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
+    for (const auto& [importer, count] : a.importers) {
+      if (outside(importer.by)) who = importer.by;
+    }
+    if (who) {
+      return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
+                                  ") came to share " + ToText(id) +
+                                  " while the pause began; call ncclPause again on all ranks"};
+    }
+  }
+  return {};
+}
+
+// An import that a network card holds stays mapped, and its owner would make the memory anew: then it is not shared any more.
+Status Coordinator::ImportsCanLeave() const {
+  if (all_keep_) return {};
+  for (const auto& [id, a] : ledger_.state().allocations) {
+    if (a.own() || WhyKept(a) == KeepReason::kNone) continue;
+    if (WhyKept(a) == KeepReason::kUnseen)
+      return {Code::kRefused, "pause refused: while it began, this process began to keep all memory in place (" +
+                                  ledger_.state().kept_whole + "); call ncclPause again on all ranks"};
+    if (WhyKept(a) != KeepReason::kRegistered) continue;
+    return {Code::kRefused,
+            "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
+                " and registered with a network card here, so that it would stay while its owner makes it anew; " +
+                "deregister it before the pause, or register it in the process that owns it"};
+  }
+  return {};
+}
+
+// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with
+// several.
+Status Coordinator::MulticastsCanLeave() const {
+  const State& state = ledger_.state();
+  for (const auto& [id, multicast] : state.multicasts) {
+    const auto object = state.allocations.find(id);
+    if (object == state.allocations.end() || !object->second.rebuilt()) continue;
+    for (const auto& [offset, bindings] : multicast.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        if (b.device.value >= 0) continue;
+        return {Code::kRefused, "pause refused: memory at " + Hex(b.address.value) + ", bound to multicast object " +
+                                    std::to_string(id.value) +
+                                    ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
+      }
+    }
+  }
+  return {};
+}
+
+Status Coordinator::CanBegin() {
+  if (pool_) return {};
+  const auto lock = ledger_.Lock();
+  AMEM_TRY(AllNeighboursAreMembers());
+  AMEM_TRY(ImportsCanLeave());
+  return MulticastsCanLeave();
+}
+
+}  // namespace amem

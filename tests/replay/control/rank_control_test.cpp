@@ -1,0 +1,587 @@
+// The rank's side of a request, one look at a time: the test is the tool, and the program that comes to its safe points.
+#include "replay/control/rank_control.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "journal/base/clock.h"
+#include "tests/journal/temporary.h"
+#include "tests/replay/control/ranks.h"
+
+namespace amem::control {
+namespace {
+
+using amem::test::TemporaryDirectory;
+using test::Has;
+
+constexpr std::uint64_t kSoon = 60'000'000'000;
+constexpr Bytes kResident = 1000, kTagBytes = 300, kNcclBytes = 600;
+
+class Memory final : public Actions {
+ public:
+  Status PauseTags() override { return Do("pause tags", &tags); }
+  Status ResumeTags() override { return Do("resume tags", &tags); }
+  Status PauseNccl() override { return Do("pause NCCL", &nccl); }
+  Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
+  Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
+  void Note(EventBody event) override { notes.push_back(std::move(event)); }
+
+  template <class Kind>
+  [[nodiscard]] std::vector<Kind> All() const {
+    std::vector<Kind> found;
+    for (const EventBody& note : notes)
+      if (const auto* one = std::get_if<Kind>(&note)) found.push_back(*one);
+    return found;
+  }
+
+  std::vector<std::string> calls;
+  std::vector<EventBody> notes;
+  std::string fails;
+  bool tags = false, nccl = false;  // are paused
+  Bytes grown = 0;
+
+ private:
+  Status Do(const std::string& what, bool* paused) {
+    calls.push_back(what);
+    if (what == fails) return {Code::kOutOfMemory, "no room to " + what};
+    *paused = what.starts_with("pause");
+    return {};
+  }
+};
+
+using Calls = std::vector<std::string>;
+
+class RankControlTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = MappedPage::Create(directory.path(), SessionId{1}, 0);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    control.emplace(*std::move(made), memory);
+    tool.emplace(*MappedPage::Open(directory.path()));
+    ASSERT_TRUE((*tool)->pid == getpid());
+    ASSERT_TRUE(tool->Lock().ok());
+    page().void_after_ns = MonotonicNs() + kSoon;
+    page().by_pid = 77;
+  }
+  [[nodiscard]] Page& page() const { return tool->page(); }
+  void ToolDies() { tool.emplace(*MappedPage::Open(directory.path())); }  // the lock goes with the open file
+
+  void AskFor(std::uint64_t request, Ask ask, std::uint64_t target = 0, bool all_tags = false) const {
+    page().kind = static_cast<std::uint32_t>(ask);
+    page().target = target;
+    page().all_tags = all_tags ? 1 : 0;
+    page().stage = static_cast<std::uint32_t>(Stage::kCome);
+    page().asked = request;
+    page().bell.Ring();
+  }
+  void Allow(Stage stage) const { page().stage = static_cast<std::uint32_t>(stage); }
+  // Whether the program goes on from this safe point; false: it has to wait.
+  bool GoesOnAt(std::uint64_t step) { return !control->Came(step) || control->ServeAtStep(step, true); }
+  [[nodiscard]] Phase phase() const { return static_cast<Phase>(page().phase.load()); }
+  [[nodiscard]] Stage done() const { return static_cast<Stage>(page().stage_done.load()); }
+  [[nodiscard]] OwnPause own() const { return static_cast<OwnPause>(page().own_pause.load()); }
+  [[nodiscard]] std::string Message() const { return GetText(page().message, sizeof page().message); }
+  [[nodiscard]] Code FailedWith() const { return static_cast<Code>(page().code.load()); }
+  void PauseAt(std::uint64_t step, bool all_tags = true) {
+    AskFor(1, Ask::kPause, step, all_tags);
+    ASSERT_FALSE(GoesOnAt(step));
+    Allow(Stage::kNccl);
+    ASSERT_FALSE(GoesOnAt(step));
+    ASSERT_EQ(phase(), Phase::kPaused);
+    memory.calls.clear();
+  }
+
+  TemporaryDirectory directory;
+  Memory memory;
+  std::optional<RankControl> control;
+  std::optional<MappedPage> tool;
+};
+
+// ---- coming --------------------------------------------------------------------------------------------------------------
+
+TEST_F(RankControlTest, while_nothing_is_asked_a_safe_point_is_counted_and_no_more) {
+  control->BeginAt(4);
+  EXPECT_EQ(page().steps, 4U);
+  EXPECT_FALSE(control->Came(9));
+  EXPECT_FALSE(control->Came(7)) << "of another thread, which is behind";
+  EXPECT_EQ(page().steps, 9U);
+  control->CameAt(123);
+  EXPECT_EQ(page().last_step_ns, 123U);
+  EXPECT_TRUE(control->ServeAtStep(9, true)) << "the request was withdrawn before this thread had looked";
+  EXPECT_TRUE(memory.notes.empty());
+}
+
+TEST_F(RankControlTest, until_a_step_is_agreed_on_the_rank_is_held_where_it_comes) {
+  AskFor(1, Ask::kPause);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kHeld);
+  EXPECT_EQ(page().at, 5U);
+  EXPECT_EQ(page().about, 1U);
+  EXPECT_TRUE(memory.notes.empty()) << "it can still be withdrawn without a trace";
+  page().target = 7;
+  EXPECT_TRUE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_TRUE(GoesOnAt(6));
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kArrived);
+}
+
+TEST_F(RankControlTest, one_that_is_past_the_step_is_held_there) {
+  AskFor(1, Ask::kPause, 7);
+  EXPECT_FALSE(GoesOnAt(8));
+  EXPECT_EQ(phase(), Phase::kHeld);
+  EXPECT_EQ(page().at, 8U);
+}
+
+TEST_F(RankControlTest, what_is_held_runs_again_when_the_request_is_withdrawn) {
+  AskFor(1, Ask::kPause);
+  ASSERT_FALSE(GoesOnAt(5));
+  page().asked = 0;
+  EXPECT_TRUE(control->ServeAtStep(5, true));
+  EXPECT_EQ(phase(), Phase::kRunning);
+}
+
+TEST_F(RankControlTest, at_the_agreed_step_it_says_what_it_holds_and_waits) {
+  AskFor(3, Ask::kPause, 7, true);
+  const std::uint64_t before = MonotonicNs();
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(page().at, 7U);
+  EXPECT_GE(page().at_ns, before);
+  EXPECT_EQ(page().held_bytes, kResident);
+  EXPECT_EQ(page().about, 3U);
+  EXPECT_FALSE(GoesOnAt(7)) << "no stage is allowed yet";
+  EXPECT_TRUE(memory.calls.empty());
+  EXPECT_EQ(memory.All<RequestSeen>(), (std::vector<RequestSeen>{{3, CycleKind::kPause, 77, 7, true}}));
+  EXPECT_EQ(memory.All<SafepointReached>(), (std::vector<SafepointReached>{{3, 7}}));
+}
+
+TEST_F(RankControlTest, a_tool_that_is_dead_or_stopped_holds_nobody) {
+  AskFor(1, Ask::kPause);
+  page().void_after_ns = MonotonicNs() - 1;
+  EXPECT_TRUE(GoesOnAt(5)) << "stopped: its time is over";
+  page().void_after_ns = MonotonicNs() + kSoon;
+  EXPECT_TRUE(GoesOnAt(6)) << "a request that was void once stays void";
+  AskFor(2, Ask::kPause);
+  ASSERT_FALSE(GoesOnAt(7));
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kRunning);
+}
+
+// ---- a pause -------------------------------------------------------------------------------------------------------------
+
+TEST_F(RankControlTest, tags_are_paused_at_their_stage_and_NCCL_at_its_own) {
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kTags);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"pause tags"});
+  EXPECT_EQ(phase(), Phase::kPausing);
+  EXPECT_EQ(done(), Stage::kTags);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"pause tags"}) << "once";
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, (Calls{"pause tags", "pause NCCL"}));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kNccl);
+  EXPECT_EQ(page().freed_bytes, kTagBytes + kNcclBytes);
+  EXPECT_EQ(page().held_bytes, kResident - kTagBytes - kNcclBytes);
+  EXPECT_EQ(memory.All<RequestEnded>(),
+            (std::vector<RequestEnded>{{1, CycleKind::kPause, Code::kOk, "", kTagBytes + kNcclBytes}}));
+}
+
+TEST_F(RankControlTest, tags_that_nobody_asked_for_stay) {
+  AskFor(1, Ask::kPause, 7, false);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"pause NCCL"});
+  EXPECT_EQ(page().freed_bytes, kNcclBytes);
+}
+
+TEST_F(RankControlTest, a_pause_that_holds_more_than_before_has_freed_nothing) {
+  AskFor(1, Ask::kPause, 7);
+  ASSERT_FALSE(GoesOnAt(7));
+  memory.grown = 10'000;  // another thread
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(page().freed_bytes, 0U);
+}
+
+TEST_F(RankControlTest, a_failure_is_told_the_tags_come_back_and_the_rank_runs_on) {
+  for (const auto& [request, what] : {std::pair{1U, "pause tags"}, {2U, "pause NCCL"}}) {
+    memory.fails = what;
+    memory.calls.clear();
+    AskFor(request, Ask::kPause, 6 + request, true);
+    ASSERT_FALSE(GoesOnAt(6 + request));
+    Allow(Stage::kNccl);
+    EXPECT_TRUE(GoesOnAt(6 + request));
+    EXPECT_EQ(phase(), Phase::kFailed);
+    EXPECT_EQ(FailedWith(), Code::kOutOfMemory);
+    EXPECT_EQ(Message(), std::string("no room to ") + what);
+    EXPECT_EQ(memory.calls.back(), "resume tags");
+    EXPECT_FALSE(memory.tags || memory.nccl);
+    EXPECT_EQ(memory.All<RequestEnded>().back().code, Code::kOutOfMemory);
+    EXPECT_TRUE(GoesOnAt(20)) << "nothing more is to be done about this request";
+    EXPECT_EQ(phase(), Phase::kFailed) << "which the tool may still have to read";
+  }
+}
+
+TEST_F(RankControlTest, the_failure_of_an_earlier_request_is_none_of_the_next) {
+  memory.fails = "pause NCCL";
+  AskFor(1, Ask::kPause, 7);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(GoesOnAt(7));
+  ASSERT_NE(FailedWith(), Code::kOk);
+  AskFor(2, Ask::kPause);
+  ASSERT_FALSE(GoesOnAt(8));
+  EXPECT_EQ(FailedWith(), Code::kOk);
+}
+
+TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_from_outside) {
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kTags);
+  ASSERT_FALSE(GoesOnAt(7));
+  memory.fails = "resume tags";
+  page().asked = 0;
+  EXPECT_FALSE(GoesOnAt(7) && control->ServeAtStep(7, true));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_TRUE(Has(Message(), "withdrawn; then its tags could not be resumed: no room")) << Message();
+  memory.fails.clear();
+  memory.calls.clear();
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"resume tags"}) << "NCCL's memory never went";
+  EXPECT_EQ(phase(), Phase::kRunning);
+}
+
+TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kTags);
+  ASSERT_FALSE(GoesOnAt(7));
+  page().asked = 0;
+  EXPECT_TRUE(control->ServeAtStep(7, true));
+  EXPECT_FALSE(memory.tags);
+  EXPECT_EQ(phase(), Phase::kRunning);
+  const RequestEnded ended = memory.All<RequestEnded>().at(0);
+  EXPECT_EQ(ended.code, Code::kRefused);
+  EXPECT_EQ(ended.message, "the request was withdrawn");
+}
+
+TEST_F(RankControlTest, one_that_is_replaced_while_the_rank_waits_is_withdrawn) {
+  AskFor(1, Ask::kPause, 7);
+  ASSERT_FALSE(GoesOnAt(7));
+  AskFor(2, Ask::kPause, 9);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7)) << "it is to come to step 9";
+  EXPECT_FALSE(memory.nccl);
+  EXPECT_EQ(page().about, 2U);
+}
+
+// ---- the tool dies -------------------------------------------------------------------------------------------------------
+
+// Another rank of the job, whose page says that it was told.
+class AnotherRank : public RankControlTest {
+ protected:
+  void SetUp() override {
+    RankControlTest::SetUp();
+    other.emplace(*MappedPage::Create(others.path(), SessionId{2}, 1));
+    PutText(page().told_first, sizeof page().told_first, others.path().string());
+    (*other)->kind = static_cast<std::uint32_t>(Ask::kPause);
+    (*other)->asked = 1;
+    (*other)->stage = static_cast<std::uint32_t>(Stage::kNccl);
+    AskFor(1, Ask::kPause, 7, true);
+    ASSERT_FALSE(GoesOnAt(7));
+    Allow(Stage::kTags);
+    ASSERT_FALSE(GoesOnAt(7));
+  }
+  TemporaryDirectory others;
+  std::optional<MappedPage> other;
+};
+
+TEST_F(AnotherRank, was_told_and_so_this_one_goes_through) {
+  ToolDies();
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_TRUE(memory.nccl);
+}
+
+TEST_F(AnotherRank, was_not_told_and_so_this_one_gives_up) {
+  (*other)->stage = static_cast<std::uint32_t>(Stage::kTags);
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(memory.tags || memory.nccl);
+  EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_EQ(memory.All<RequestEnded>().at(0).code, Code::kPeerLost);
+}
+
+TEST_F(AnotherRank, was_told_of_another_request) {
+  (*other)->asked = 2;
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+}
+
+TEST_F(AnotherRank, was_told_to_resume) {
+  (*other)->kind = static_cast<std::uint32_t>(Ask::kResume);
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+}
+
+TEST_F(AnotherRank, has_ended) {
+  ++(*other)->start_ticks;
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+}
+
+TEST_F(AnotherRank, has_no_page_any_more) {
+  std::filesystem::remove(others.path() / kPageName);
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+}
+
+TEST_F(AnotherRank, counts_only_from_the_stage_of_tags_on) {
+  Allow(Stage::kCome);
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+}
+
+TEST_F(RankControlTest, a_pause_that_was_told_goes_through_without_the_tool) {
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  ToolDies();
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_TRUE(memory.tags && memory.nccl);
+}
+
+// ---- paused, and a resume ------------------------------------------------------------------------------------------------
+
+TEST_F(RankControlTest, paused_it_stays_until_it_is_asked) {
+  PauseAt(7);
+  EXPECT_FALSE(GoesOnAt(7));
+  page().asked = 0;  // by a tool that tidied up
+  EXPECT_FALSE(control->ServeAtStep(7, true));
+  EXPECT_TRUE(memory.calls.empty());
+}
+
+TEST_F(RankControlTest, a_resume_brings_tags_first_and_NCCL_when_all_have_theirs) {
+  PauseAt(7);
+  AskFor(2, Ask::kResume);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"resume tags"});
+  EXPECT_EQ(phase(), Phase::kResuming);
+  EXPECT_EQ(done(), Stage::kTags);
+  EXPECT_EQ(page().about, 2U);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls.size(), 1U);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
+  EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_EQ(done(), Stage::kNccl);
+  EXPECT_EQ(page().held_bytes, kResident);
+  EXPECT_EQ(memory.All<RequestSeen>().back(), (RequestSeen{2, CycleKind::kResume, 77, 0, false}));
+  EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kResume, Code::kOk, "", 0}));
+  EXPECT_TRUE(GoesOnAt(8)) << "the request is settled";
+  EXPECT_EQ(memory.All<RequestSeen>().size(), 2U);
+}
+
+TEST_F(RankControlTest, a_resume_goes_on_without_its_tool) {
+  PauseAt(7);
+  AskFor(2, Ask::kResume);
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(memory.tags || memory.nccl);
+}
+
+TEST_F(RankControlTest, a_resume_that_fails_leaves_it_paused_and_the_next_one_mends_it) {
+  PauseAt(7);
+  for (const auto& [request, what] : {std::pair{2U, "resume tags"}, {3U, "resume NCCL"}}) {
+    memory.fails = what;
+    AskFor(request, Ask::kResume);
+    Allow(Stage::kNccl);
+    EXPECT_FALSE(GoesOnAt(7));
+    EXPECT_EQ(phase(), Phase::kPaused);
+    EXPECT_EQ(FailedWith(), Code::kOutOfMemory);
+    EXPECT_EQ(Message(), std::string("no room to ") + what);
+    EXPECT_EQ(memory.All<RequestEnded>().back(),
+              (RequestEnded{request, CycleKind::kResume, Code::kOutOfMemory, std::string("no room to ") + what, 0}));
+    const std::size_t calls = memory.calls.size();
+    EXPECT_FALSE(GoesOnAt(7));
+    EXPECT_EQ(memory.calls.size(), calls) << "it is not tried again by itself";
+  }
+  memory.fails.clear();
+  AskFor(4, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(memory.tags || memory.nccl);
+}
+
+TEST_F(RankControlTest, what_is_paused_may_be_asked_to_pause_once_more) {
+  PauseAt(7, false);
+  AskFor(2, Ask::kPause, 0, true);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"pause tags"}) << "which the first had left";
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kNccl);
+  EXPECT_EQ(page().about, 2U);
+  EXPECT_EQ(page().held_bytes, kResident - kTagBytes - kNcclBytes);
+  EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kPause, Code::kOk, "", 0}));
+  AskFor(3, Ask::kPause, 0, false);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, Calls{"pause tags"});
+}
+
+TEST_F(RankControlTest, tags_that_fail_in_a_second_pause_leave_it_paused) {
+  PauseAt(7, false);
+  memory.fails = "pause tags";
+  AskFor(2, Ask::kPause, 0, true);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kCome);
+  EXPECT_EQ(FailedWith(), Code::kOutOfMemory);
+}
+
+TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
+  AskFor(1, Ask::kResume);
+  EXPECT_TRUE(GoesOnAt(5));
+  EXPECT_EQ(page().about, 1U);
+  EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_EQ(done(), Stage::kNccl);
+  EXPECT_TRUE(memory.calls.empty());
+  page().stage_done = 0;
+  EXPECT_TRUE(GoesOnAt(6));
+  EXPECT_EQ(done(), Stage::kCome) << "nothing is said again";
+}
+
+TEST_F(RankControlTest, a_note_about_a_freeze_is_told_once) {
+  PauseAt(7);
+  page().note_from_ns = 5;
+  page().note_to_ns = 9;
+  page().note_bytes = 77;
+  PutText(page().note_gpus, sizeof page().note_gpus, "a -> b");
+  page().note = 1;
+  AskFor(2, Ask::kResume);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.All<Frozen>(), (std::vector<Frozen>{{5, 9, 77, "a -> b"}}));
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(GoesOnAt(7));
+  page().note = 2;
+  AskFor(3, Ask::kResume);
+  EXPECT_TRUE(GoesOnAt(8));
+  EXPECT_EQ(memory.All<Frozen>().size(), 2U) << "another note, where nothing is paused";
+}
+
+// ---- the program's own pauses --------------------------------------------------------------------------------------------
+
+TEST_F(RankControlTest, the_program_resumes_by_itself_while_nothing_is_asked) {
+  control->OwnPauseHolds();
+  EXPECT_EQ(own(), OwnPause::kPaused);
+  EXPECT_TRUE(control->MayResume(true));
+  EXPECT_EQ(own(), OwnPause::kResuming);
+  control->OwnResumeEnded(false);
+  EXPECT_EQ(own(), OwnPause::kPaused);
+  EXPECT_TRUE(control->MayResume(true));
+  control->OwnResumeEnded(true);
+  EXPECT_EQ(own(), OwnPause::kNo);
+  EXPECT_TRUE(control->MayResume(true));
+  EXPECT_EQ(own(), OwnPause::kNo) << "there was no pause of its own";
+}
+
+TEST_F(RankControlTest, asked_in_its_own_pause_it_waits_in_its_resume_and_leaves_NCCL_to_the_program) {
+  control->OwnPauseHolds();
+  memory.nccl = true;
+  AskFor(1, Ask::kPause, 0, true);
+  EXPECT_FALSE(control->MayResume(true));
+  EXPECT_EQ(own(), OwnPause::kPaused);
+  EXPECT_EQ(phase(), Phase::kArrived) << "at whatever step";
+  EXPECT_EQ(memory.All<SafepointReached>(), (std::vector<SafepointReached>{{1, 0}}));
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(control->MayResume(true));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(control->MayResume(true));
+  EXPECT_EQ(own(), OwnPause::kResuming);
+  EXPECT_EQ(memory.calls, (Calls{"pause tags", "resume tags"}));
+}
+
+TEST_F(RankControlTest, a_safe_point_inside_its_own_pause_has_come_as_well) {
+  control->OwnPauseHolds();
+  AskFor(1, Ask::kPause, 3);
+  EXPECT_FALSE(GoesOnAt(900));
+  EXPECT_EQ(phase(), Phase::kArrived);
+}
+
+TEST_F(RankControlTest, while_one_thread_is_inside_another_comes_back_after_a_moment_or_waits) {
+  PauseAt(7);
+  std::thread inside([&] { EXPECT_TRUE(control->ServeAtStep(7, false)); });
+  while (control->ServeAtStep(8, true)) std::this_thread::yield();  // false: the other is inside, or this one is asked to wait
+  std::thread also([&] { EXPECT_TRUE(control->ServeAtStep(8, false)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  page().bell.Ring();
+  inside.join();
+  also.join();
+  EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
+}
+
+// ---- the page ------------------------------------------------------------------------------------------------------------
+
+TEST(ControlPage, texts_are_cut_to_what_there_is_room_for) {
+  char into[5] = {'x', 'x', 'x', 'x', 'x'};
+  PutText(into, sizeof into, "1234");
+  EXPECT_EQ(GetText(into, sizeof into), "1234");
+  PutText(into, sizeof into, "12345");
+  EXPECT_EQ(GetText(into, sizeof into), "1234");
+  PutText(into, sizeof into, "");
+  EXPECT_EQ(GetText(into, sizeof into), "");
+  into[0] = into[1] = into[2] = into[3] = into[4] = 'x';  // of somebody who does not keep to it
+  EXPECT_EQ(GetText(into, sizeof into), "xxxxx");
+}
+
+TEST(ControlPage, one_at_a_time_has_the_lock) {
+  const TemporaryDirectory directory;
+  const auto page = MappedPage::Create(directory.path(), SessionId{1}, 0);
+  ASSERT_TRUE(page.ok());
+  EXPECT_FALSE(page->LockedByAnother());
+  {
+    const auto first = MappedPage::Open(directory.path()), second = MappedPage::Open(directory.path());
+    ASSERT_TRUE(first.ok() && second.ok());
+    ASSERT_TRUE(first->Lock().ok());
+    (*first)->by_pid = 4711;
+    EXPECT_FALSE(first->LockedByAnother());
+    EXPECT_TRUE(page->LockedByAnother());
+    EXPECT_EQ(second->Lock().code(), Code::kRefused);
+    EXPECT_TRUE(Has(second->Lock().message(), "4711"));
+  }
+  EXPECT_FALSE(page->LockedByAnother());
+}
+
+TEST(ControlPage, says_whose_it_is) {
+  const TemporaryDirectory directory;
+  ASSERT_TRUE(MappedPage::Create(directory.path(), SessionId{8}, 2).ok());
+  const auto page = MappedPage::Create(directory.path(), SessionId{9}, 3);  // a file of that name is replaced
+  ASSERT_TRUE(page.ok());
+  const auto seen = MappedPage::Open(directory.path());
+  ASSERT_TRUE(seen.ok());
+  EXPECT_EQ((*seen)->session, 9U);
+  EXPECT_EQ((*seen)->rank, 3);
+  EXPECT_EQ((*seen)->pid, getpid());
+  EXPECT_NE((*seen)->start_ticks, 0U);
+  EXPECT_NE((*seen)->pid_namespace, 0U);
+}
+
+}  // namespace
+}  // namespace amem::control

@@ -1,0 +1,29 @@
+// A backup with a supply of host memory of its own.
+#pragma once
+
+#include "replay/cycle/backup.h"
+
+namespace amem::test {
+
+struct LoneOptions {
+  Bytes block = BackupOptions{}.block, chunk = Bytes{16} << 20, look = BackupOptions{}.look, batch = BackupOptions{}.batch;
+  std::chrono::milliseconds quiet{0};
+  Bytes prepare_limit = Bytes{4} << 30;
+};
+
+struct LoneSupply {
+  PinnedSupply supply;
+};
+
+class LoneBackup : private LoneSupply, public Backup {
+ public:
+  explicit LoneBackup(Copier& copier, const LoneOptions& options = {})
+      : LoneSupply{{copier, {.chunk = options.chunk, .quiet = options.quiet, .nccl_limit = options.prepare_limit}}},
+        Backup(copier, supply, {.block = options.block, .look = options.look, .batch = options.batch}) {}
+  void Prepare(Bytes expected) { supply.Want({}, expected); }
+  void StopPreparing() { static_cast<void>(supply.StopPreparing()); }
+  void Trim(Bytes keep) { supply.Trim(keep); }
+  [[nodiscard]] Bytes pinned_bytes() const { return supply.Count().pinned_bytes; }
+};
+
+}  // namespace amem::test

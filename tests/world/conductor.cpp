@@ -1,0 +1,147 @@
+#include "tests/world/conductor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "replay/driver/driver.h"
+#include "tests/world/findings.h"
+
+namespace amem::world {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The calls of the driver that a pause or resume makes.
+constexpr std::array kCalls = {"Create",  "Map",        "SetAccess",   "Export",         "Import",       "Memory",     "Gather",
+                               "Scatter", "CopyToHost", "FindNonZero", "AllocatePinned", "FinishCopies", "Synchronize"};
+
+}  // namespace
+
+Conductor::Conductor(const Settings& settings, std::shared_ptr<Page> page, std::function<void()> look)
+    : settings_(settings), page_(std::move(page)), look_(std::move(look)), random_(settings.seed * 7919) {}
+
+void Conductor::Found(const std::string& what) {
+  page_->found = true;
+  if (!settings_.directory.empty()) std::this_thread::sleep_for(std::chrono::seconds(3));  // the ranks say what they did
+  world::Found(what);
+}
+
+void Conductor::Sleep(std::chrono::milliseconds time) {
+  for (const auto until = Clock::now() + time; Clock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+    look_();
+}
+
+void Conductor::AwaitAll(const char* what, std::chrono::milliseconds patience, const std::function<bool(std::size_t)>& done) {
+  const auto until = Clock::now() + patience;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
+    while (!page_->dead[rank] && !done(rank)) {
+      Sleep(std::chrono::milliseconds(1));
+      if (Clock::now() > until) Found(fmt::format("rank {} does not end {}:{}", rank, what, Answers()));
+    }
+  }
+}
+
+void Conductor::Run() {
+  NameThread("conductor");
+  const auto until = Clock::now() + settings_.life;
+  while (Clock::now() < until) {
+    Sleep(std::chrono::milliseconds(Pick(60)));
+    Bring(CycleKind::kPause);
+    Sleep(std::chrono::milliseconds(Pick(20)));
+    Bring(CycleKind::kResume);
+  }
+  End();
+}
+
+// What goes wrong with the call of a rank, if anything.
+Fate Conductor::FateOf(CycleKind kind) {
+  Fate fate;
+  const auto name = [&](const char* call) { std::strncpy(fate.call.data(), call, fate.call.size() - 1); };
+  const auto chance = Pick(8);
+  if (chance == 0 && settings_.absences && kind == CycleKind::kPause) {
+    fate.absent = true;
+  } else if (chance == 1 && settings_.absences && kind == CycleKind::kPause && !settings_.directory.empty()) {
+    fate.of_program = true;  // peers of one process have no service that goes on
+    fate.hang_ms = 5 * settings_.timeout_ms();
+    name(Pick(2) == 0 ? "Unmap" : "Release");
+  } else if (chance == 2 && settings_.absences) {
+    fate.hang_ms = settings_.timeout_ms() * static_cast<std::uint32_t>(1 + Pick(6)) / 4;
+    name(kCalls.at(Pick(kCalls.size())));
+  } else if (chance <= 4 && settings_.faults) {
+    fate.nth = static_cast<std::uint32_t>(1 + Pick(3));
+    fate.result = Pick(2) == 0 ? cuda::kOutOfMemory : cuda::kOperatingSystem;
+    name(kCalls.at(Pick(kCalls.size())));
+  }
+  return fate;
+}
+
+// False: some ranks failed, as they may.
+bool Conductor::Give(CycleKind kind, bool faulty) {
+  Order& order = page_->order;
+  order.kind = kind;
+  order.faulty = faulty;
+  for (Fate& fate : order.fates) {
+    fate = faulty ? FateOf(kind) : Fate{};
+    if (Pick(4) == 0) fate.delay_ms = static_cast<std::uint32_t>(Pick(30));
+  }
+  for (const Fate& fate : order.fates) {
+    if (fate.of_program) hangs_until_ = Clock::now() + std::chrono::milliseconds(fate.hang_ms) + settings_.CallLimit();
+  }
+  deaths_ = Deaths();
+  const std::uint64_t number = ++page_->order_number;
+  AwaitAll(kind == CycleKind::kPause ? "the pause" : "the resume", settings_.CycleLimit() + settings_.CallLimit(),
+           [&](std::size_t rank) { return page_->answers[rank].order == number; });
+  bool all = true;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank)
+    all = all && (page_->dead[rank] || (page_->answers[rank].code == Code::kOk && !order.fates[rank].absent));
+  if (!all && !faulty) Judge(kind);
+  return all;
+}
+
+std::uint64_t Conductor::Deaths() const {
+  return static_cast<std::uint64_t>(std::ranges::count_if(page_->dead, [](const auto& dead) { return dead.load(); }));
+}
+
+std::string Conductor::Answers() const {
+  std::string text;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
+    const Answer& answer = page_->answers[rank];
+    text += fmt::format("\n  rank {}{} after {} ms: {}", rank, page_->dead[rank] ? ", dead" : "", answer.took_ms,
+                        answer.code == Code::kOk ? "OK" : answer.text.data());
+  }
+  return text;
+}
+
+// Nothing was made to fail in this pause or resume, but perhaps by a thread of the program, which may also have begun to share
+// memory in this moment. A rank whose peer has failed like this waits for it in vain.
+void Conductor::Judge(CycleKind kind) {
+  if (Deaths() != deaths_ || HangsStill()) return;
+  const auto excused = [](const Answer& answer) {
+    const std::string_view text = answer.text.data();
+    return answer.driver_result == cuda::kCaptureUnsupported || text.find("a test asked for this failure") != text.npos ||
+           text.find("came to share") != text.npos;
+  };
+  if (!std::ranges::any_of(page_->answers, [&](const Answer& one) { return one.code != Code::kOk && excused(one); }))
+    Found(fmt::format("nothing went wrong, and a {} failed:{}", ToText(kind), Answers()));
+}
+
+void Conductor::Bring(CycleKind kind) {
+  if (Give(kind, Pick(3) == 0)) return;
+  for (int tries = 40; tries > 0; tries -= HangsStill() ? 0 : 1) {
+    Sleep(std::chrono::milliseconds(Pick(20)));
+    if (Give(kind, false)) return;
+  }
+  Found(fmt::format("40 tries to {} failed:{}", ToText(kind), Answers()));
+}
+
+void Conductor::End() {
+  for (const std::uint32_t stage : {kStopping, kFreeingImports, kFreeingAll, kLeaving}) {
+    page_->stage = stage;
+    AwaitAll("the world", 4 * settings_.CallLimit(), [&](std::size_t rank) { return page_->finished[rank] >= stage; });
+  }
+}
+
+}  // namespace amem::world

@@ -1,0 +1,214 @@
+#include "tests/world/findings.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#if defined(AMEM_SANITIZED)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace amem::world {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Line {
+  std::int64_t at_us = 0;
+  std::string thread, what;
+};
+struct Lines {
+  std::mutex mutex;
+  std::array<Line, 600> lines;
+  std::size_t next = 0;
+  std::string world;
+  std::uint64_t seed = 0;
+};
+Lines& All() {
+  static auto* lines = new Lines;  // threads that nobody joined may still write when the process ends
+  return *lines;
+}
+
+struct Watched {  // a thread
+  std::atomic<const char*> what = nullptr;
+  std::atomic<std::int64_t> until = 0;  // 0: it is in no call
+  std::atomic<bool> strict = false;
+  std::atomic<int> id = 0;
+};
+std::array<Watched, 256>& Threads() {
+  static auto* threads = new std::array<Watched, 256>;
+  return *threads;
+}
+
+std::int64_t NowUs() { return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count(); }
+
+class Mine {
+ public:
+  Mine() {
+    for (Watched& one : Threads()) {
+      int free = 0;
+      if (!one.id.compare_exchange_strong(free, static_cast<int>(::syscall(SYS_gettid)))) continue;
+      watched_ = &one;
+      return;
+    }
+    std::abort();  // more threads than a world has
+  }
+  ~Mine() {
+    watched_->until = 0;
+    watched_->id = 0;
+  }
+  Mine(const Mine&) = delete;
+  Mine& operator=(const Mine&) = delete;
+  Watched& operator*() const { return *watched_; }
+  std::string name = "a thread";
+
+ private:
+  Watched* watched_ = nullptr;
+};
+Mine& Self() {
+  thread_local Mine mine;
+  return mine;
+}
+
+std::atomic<int> printed = 0;  // stacks
+
+void PrintStack(int) {
+#if defined(AMEM_SANITIZED)
+  __sanitizer_print_stack_trace();
+#else
+  std::array<void*, 40> frames{};
+  const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  // Of a program that is about to end, so whatever works will do.
+  std::string command = "addr2line -Cfpse /proc/" + std::to_string(::getpid()) + "/exe";
+  for (int i = 0; i < depth; ++i) {
+    Dl_info info{};
+    if (::dladdr(frames.at(i), &info) == 0 || info.dli_fname == nullptr) continue;
+    const auto offset = static_cast<char*>(frames.at(i)) - static_cast<char*>(info.dli_fbase);
+    if (std::string_view(info.dli_fname).find("amem-world") != std::string_view::npos) command += fmt::format(" {:#x}", offset);
+  }
+  if (std::system((command + " >&2").c_str()) != 0) ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+#endif
+  ++printed;
+}
+
+void PrintStackOf(int thread) {
+  std::fprintf(stderr, "---- thread %d\n", thread);
+  const int before = printed;
+  ::syscall(SYS_tgkill, ::getpid(), thread, SIGUSR2);
+  for (int tries = 300; tries > 0 && printed == before; --tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+void PrintStacks(int first) {
+  ::signal(SIGUSR2, PrintStack);
+  if (first != 0) PrintStackOf(first);
+  DIR* tasks = ::opendir("/proc/self/task");
+  while (const dirent* task = tasks != nullptr ? ::readdir(tasks) : nullptr) {
+    const int thread = std::atoi(task->d_name);
+    if (thread > 0 && thread != first && thread != ::syscall(SYS_gettid)) PrintStackOf(thread);
+  }
+}
+
+void PrintTrace() {
+  Lines& all = All();
+  const std::lock_guard lock(all.mutex);
+  const std::int64_t now = NowUs();
+  for (std::size_t i = 0; i < all.lines.size(); ++i) {
+    const Line& line = all.lines[(all.next + i) % all.lines.size()];
+    if (!line.what.empty())
+      std::fprintf(stderr, "  %8.1f ms  %-12s %s\n", static_cast<double>(line.at_us - now) / 1000, line.thread.c_str(),
+                   line.what.c_str());
+  }
+}
+
+std::atomic<std::atomic<bool>*> shared_found = nullptr;
+
+[[noreturn]] void Say(const std::string& what, bool stacks, int thread = 0) {
+  static std::atomic<bool> once = false;
+  if (once.exchange(true)) {  // somebody else is saying something
+    while (true) ::pause();
+  }
+  if (std::atomic<bool>* const found = shared_found; found != nullptr) *found = true;
+  std::fprintf(stderr, "last actions:\n");
+  PrintTrace();
+  if (stacks) PrintStacks(thread);
+  std::fprintf(stderr, "FOUND, seed %lu (%s), %s: %s\n", All().seed, All().world.c_str(), Self().name.c_str(), what.c_str());
+  ::_exit(kFoundExit);
+}
+
+void Watch() {
+  NameThread("watchdog");
+  while (true) {
+    if (std::atomic<bool>* const found = shared_found; found != nullptr && *found)
+      Say("another process has found something", false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (Watched& one : Threads()) {
+      const std::int64_t until = one.until.load();
+      if (one.id == 0 || until == 0 || NowUs() < until) continue;
+      Say(fmt::format("{} on thread {} has not returned within its deadline; it is {} ms late", one.what.load(), one.id.load(),
+                      (NowUs() - until) / 1000),
+          true, one.id);
+    }
+  }
+}
+
+}  // namespace
+
+// Whoever killed the context knows more than those who notice.
+void Found(const std::string& what) {
+  if (what.find("killed the context") != what.npos) std::this_thread::sleep_for(std::chrono::seconds(1));
+  Say(what, what.find("has not ended within") != what.npos);
+}
+
+void SetWorld(const Settings& settings, int rank) {
+  Lines& all = All();
+  const std::lock_guard lock(all.mutex);
+  all.seed = settings.seed;
+  all.world = Describe(settings) + (rank < 0 ? "" : fmt::format(", rank {}", rank));
+  all.lines.fill({});
+}
+
+void Trace(const std::string& what) {
+  Lines& all = All();
+  const std::lock_guard lock(all.mutex);
+  all.lines[all.next++ % all.lines.size()] = {NowUs(), Self().name, what};
+}
+
+void NameThread(const std::string& name) { Self().name = name; }
+
+void AllowFor(std::chrono::milliseconds hang) {
+  for (Watched& one : Threads()) {
+    if (!one.strict && one.until != 0) one.until += std::chrono::duration_cast<std::chrono::microseconds>(hang).count();
+  }
+}
+
+Within::Within(const char* what, std::chrono::milliseconds limit, bool strict)
+    : before_((*Self()).what.load()), before_until_((*Self()).until.load()), before_strict_((*Self()).strict) {
+  (*Self()).what = what;
+  (*Self()).strict = strict;
+  (*Self()).until = NowUs() + std::chrono::duration_cast<std::chrono::microseconds>(limit).count();
+}
+Within::~Within() {
+  (*Self()).what = before_;
+  (*Self()).strict = before_strict_;
+  (*Self()).until = before_until_;
+}
+
+void Share(std::atomic<bool>& found) { shared_found = &found; }
+
+void StartWatchdog() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::thread(Watch).detach(); });
+}
+
+}  // namespace amem::world

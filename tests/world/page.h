@@ -1,0 +1,85 @@
+// What all ranks of a world share, and its conductor: one page of memory, also between processes.
+#pragma once
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "replay/peers/token.h"
+#include "statemachine/types.h"
+#include "tests/world/settings.h"
+
+namespace amem::world {
+
+// What a pause or resume of all ranks has in store for them, by rank.
+struct Fate {
+  std::uint32_t delay_ms = 0;
+  bool absent = false;             // it does not take part
+  std::array<char, 24> call = {};  // of the driver, that fails; empty: none
+  std::uint32_t nth = 0;
+  std::int32_t result = 0;
+  std::uint32_t hang_ms = 0;  // `call` does not fail, but takes so long once
+  bool of_program = false;    // when the program makes it, and not the pause or resume
+};
+
+struct Order {
+  CycleKind kind{};
+  bool faulty = false;  // it may fail
+  std::array<Fate, kMostRanks> fates = {};
+};
+
+struct Answer {
+  std::atomic<std::uint64_t> order = 0;  // to which it is
+  Code code{};
+  std::int32_t driver_result = 0;
+  std::uint32_t took_ms = 0;
+  std::array<char, 700> text = {};
+};
+
+// Memory that a rank has exported, for the others to import. Its contents do not change any more.
+struct Offer {
+  enum class State : std::uint8_t { kNone, kOpen, kWithdrawn } state{};
+  bool legacy = false;
+  std::array<std::uint16_t, kMostRanks> openings =
+      {};  // of an IPC handle, by rank: its owner must not free the memory meanwhile
+  std::int32_t owner = 0;
+  Bytes bytes = 0;
+  std::uint64_t value = 0;
+  std::array<std::byte, kTokenBytes> token = {};
+};
+
+struct Page {
+  pthread_mutex_t mutex;  // over the offers; robust
+  std::array<Offer, 16> offers;
+  std::array<std::atomic<bool>, kMostRanks> dead;
+  std::atomic<std::uint64_t> order_number;
+  Order order;  // does not change until all have answered
+  std::array<Answer, kMostRanks> answers;
+  std::atomic<bool> found;                                      // something, by anybody
+  std::atomic<std::uint32_t> stage;                             // Stage
+  std::array<std::atomic<std::uint32_t>, kMostRanks> finished;  // the stage that this rank has ended
+};
+
+// What all ranks do, one after the other at the end.
+enum Stage : std::uint32_t { kRunning, kStopping, kFreeingImports, kFreeingAll, kLeaving };
+
+// A file that processes share; empty: memory of this process.
+std::shared_ptr<Page> OpenPage(const std::filesystem::path& file);
+
+class OffersLock {
+ public:
+  explicit OffersLock(Page& page);
+  ~OffersLock();
+  OffersLock(const OffersLock&) = delete;
+  OffersLock& operator=(const OffersLock&) = delete;
+
+ private:
+  Page& page_;
+};
+
+}  // namespace amem::world

@@ -1,0 +1,138 @@
+// A world of processes: the conductor starts them, and kills some.
+#include <fmt/format.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/scenarios/start_session.h"
+#include "tests/world/conductor.h"
+#include "tests/world/findings.h"
+#include "tests/world/rank.h"
+#include "tests/world/world.h"
+
+extern char** environ;
+
+namespace amem::world {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct FoundByChild {};
+
+class Children {
+ public:
+  Children(const Settings& settings, std::shared_ptr<Page> page, const char* program)
+      : settings_(settings), page_(std::move(page)), random_(settings.seed * 104'729) {
+    for (int rank = 0; rank < settings.ranks; ++rank) pids_.push_back(Start(program, rank));
+    if (random_() % 2 == 0) kill_at_ = Clock::now() + settings.life * (random_() % 100) / 100;
+  }
+  ~Children() {
+    for (const pid_t pid : pids_) {
+      if (pid > 0 && ::kill(pid, SIGKILL) == 0) ::waitpid(pid, nullptr, 0);
+    }
+  }
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  // Kills when it is time, and notices who ended.
+  void Look() {
+    if (Clock::now() >= kill_at_) Kill(random_() % pids_.size());
+    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+      int status = 0;
+      if (pids_[rank] <= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
+      pids_[rank] = 0;
+      if (page_->dead[rank] || status == 0) continue;
+      if (!WIFEXITED(status) || WEXITSTATUS(status) != kFoundExit)
+        std::fprintf(stderr, "FOUND, seed %lu (%s): the process of rank %zu ended with status %d\n", settings_.seed,
+                     Describe(settings_).c_str(), rank, status);
+      throw FoundByChild{};
+    }
+  }
+  void AwaitEnd() {
+    while (std::ranges::any_of(pids_, [](pid_t pid) { return pid > 0; })) {
+      Look();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  pid_t Start(const char* program, int rank) {
+    std::vector<std::string> words = {
+        program, "--rank", std::to_string(rank), "--seed", std::to_string(settings_.seed), "--directory", settings_.directory};
+    if (!settings_.without.empty()) words.insert(words.end(), {"--without", settings_.without});
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    pid_t pid = 0;
+    if (::posix_spawn(&pid, program, nullptr, nullptr, arguments.data(), environ) != 0) std::abort();
+    return pid;
+  }
+  void Kill(std::size_t rank) {
+    kill_at_ = Clock::time_point::max();
+    if (page_->found) return;  // let it speak
+    Trace(fmt::format("rank {} is killed", rank));
+    page_->dead[rank] = true;  // before anybody can notice
+    ::kill(pids_[rank], SIGKILL);
+  }
+
+  const Settings settings_;
+  const std::shared_ptr<Page> page_;
+  std::mt19937_64 random_;
+  std::vector<pid_t> pids_;
+  Clock::time_point kill_at_ = Clock::time_point::max();
+};
+
+}  // namespace
+
+bool RunProcesses(Settings settings, const char* program) {
+  std::string directory = "/dev/shm/amem-world-XXXXXX";
+  if (::mkdtemp(directory.data()) == nullptr) std::abort();
+  settings.directory = directory;
+  SetWorld(settings, -1);
+  bool nothing_found = true;
+  {
+    const auto page = OpenPage(settings.directory / "page");
+    const auto memory = *SimulatorWorld::Open(settings.directory / "world", kMostRanks, kCapacity);
+    Children children(settings, page, program);
+    try {
+      Conductor(settings, page, [&] { children.Look(); }).Run();
+      children.AwaitEnd();
+    } catch (const FoundByChild&) {
+      nothing_found = false;
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(settings.directory, ignored);
+  return nothing_found;
+}
+
+void RunAsProcess(const Settings& settings, int rank) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  StartWatchdog();
+  SetWorld(settings, rank);
+  const auto page = OpenPage(settings.directory / "page");
+  Share(page->found);
+  SimulatorOptions simulated;
+  simulated.world = settings.directory / "world";
+  simulated.capacity_per_device = kCapacity;
+  Rank one(settings, page, rank, simulated, [&](Simulator& simulator) {
+    test::RankProcessOptions options;
+    options.directory = settings.directory;
+    options.session = settings.session;
+    options.timeout_ms = settings.timeout_ms();
+    return test::StartOn(simulator, std::move(options),
+                         test::RankOf(rank, SessionId{static_cast<std::uint64_t>(rank) + 0x100}));
+  });
+  one.Run();
+}
+
+}  // namespace amem::world

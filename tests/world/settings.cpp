@@ -1,0 +1,32 @@
+#include "tests/world/settings.h"
+
+#include <fmt/format.h>
+
+namespace amem::world {
+
+Settings SettingsOf(std::uint64_t seed, bool processes) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::uint64_t below) { return random() % below; };
+  Settings settings;
+  settings.seed = seed;
+  settings.ranks = static_cast<int>((processes ? 2 : 1) + pick(3));
+  settings.threads = static_cast<int>(1 + pick(3));
+  settings.faults = pick(3) == 0;
+  settings.absences = pick(4) == 0;
+  settings.pins_ahead = pick(2) == 0;
+  settings.life = std::chrono::milliseconds(600 * kSlower + pick(1200 * kSlower));
+  settings.session.layout = pick(2) == 0 ? Layout::kSlab : Layout::kDirect;
+  settings.session.slab_bytes = Bytes{2} << 20;
+  settings.session.user_memory = pick(2) == 0 ? UserMemory::kKeep : UserMemory::kRelease;
+  settings.session.deadlines = Deadlines(std::chrono::milliseconds((settings.absences ? 2000 : 8000) * kSlower));
+  if (!settings.pins_ahead) settings.session.pinned_bytes = settings.session.pool_pinned_bytes = 0;
+  return settings;
+}
+
+std::string Describe(const Settings& s) {
+  return fmt::format("{} {} of {} threads, layout {}, {} ms{}{}{}", s.ranks, s.directory.empty() ? "ranks" : "processes",
+                     s.threads, s.session.layout == Layout::kSlab ? "slab" : "direct", s.life.count(),
+                     s.faults ? ", faults" : "", s.absences ? ", absences" : "", s.pins_ahead ? "" : ", nothing pinned ahead");
+}
+
+}  // namespace amem::world

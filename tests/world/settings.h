@@ -1,0 +1,52 @@
+// What a seed makes of a world.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "replay/session/session_options.h"
+#include "statemachine/types.h"
+
+namespace amem::world {
+
+inline constexpr int kMostRanks = 4;
+inline constexpr Bytes kPage = 4096, kCapacity = Bytes{4} << 30;  // of each device
+#if defined(AMEM_THREAD_SANITIZED)
+inline constexpr std::uint32_t kSlower = 6;
+#elif defined(AMEM_SANITIZED)
+inline constexpr std::uint32_t kSlower = 3;
+#else
+inline constexpr std::uint32_t kSlower = 1;
+#endif
+
+struct Settings {
+  std::uint64_t seed = 0;
+  int ranks = 1, threads = 1;
+  bool faults = false;                // driver calls fail
+  bool absences = false;              // ranks do not come to a pause, or the driver hangs
+  bool pins_ahead = true;             // of what is needed; otherwise a failed pause must leave nothing pinned
+  std::chrono::milliseconds life{0};  // of this world
+  SessionOptions session;
+  std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
+  std::string without;              // names of actions that nobody takes; "pinned": whose host memory nobody counts
+  std::string lose;                 // "byte", "range" or "thread" is lost on purpose, which must be found
+
+  // The most that a pause or resume may take with its undo (Deadlines), and what a busy machine takes.
+  [[nodiscard]] std::chrono::milliseconds CycleLimit() const {
+    return session.deadlines.call() * 17 / 8 + std::chrono::milliseconds(3000 * kSlower);
+  }
+  [[nodiscard]] std::uint32_t timeout_ms() const { return static_cast<std::uint32_t>(session.deadlines.call().count()); }
+  // Any other call may wait for a pause and for a resume.
+  [[nodiscard]] bool Without(std::string_view what) const { return without.find(what) != std::string::npos; }
+  [[nodiscard]] bool CountsPinned() const { return !pins_ahead && !Without("pinned"); }
+  [[nodiscard]] std::chrono::milliseconds CallLimit() const { return 2 * CycleLimit(); }
+};
+
+Settings SettingsOf(std::uint64_t seed, bool processes);
+std::string Describe(const Settings& settings);
+
+}  // namespace amem::world

@@ -163,7 +163,7 @@ std::optional<Amem> Amem::Find(const Nccl& nccl) {
   amem.Pause = reinterpret_cast<decltype(amem.Pause)>(symbol("ncclPause"));
   amem.Resume = reinterpret_cast<decltype(amem.Resume)>(symbol("ncclResume"));
   amem.ResumeTags = reinterpret_cast<decltype(amem.ResumeTags)>(symbol("amem_resume"));
-  if (amem.Pause == nullptr || amem.Resume == nullptr || amem.ResumeTags == nullptr) return std::nullopt;
+  if (amem.Pause == nullptr || amem.Resume == nullptr) return std::nullopt;
   amem.MemStats = reinterpret_cast<decltype(amem.MemStats)>(symbol("ncclMemStats"));
   amem.SetGroupId = reinterpret_cast<decltype(amem.SetGroupId)>(symbol("ncclSetGroupID"));
   amem.GetGroupId = reinterpret_cast<decltype(amem.GetGroupId)>(symbol("ncclGetGroupID"));

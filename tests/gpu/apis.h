@@ -117,7 +117,7 @@ struct Amem {
 
   ncclResult_t (*Pause)(ncclComm_t*) = nullptr;
   ncclResult_t (*Resume)(ncclComm_t*) = nullptr;
-  int (*ResumeTags)(const char* const*, std::size_t, unsigned, int) = nullptr;  // amem_resume
+  int (*ResumeTags)(const char* const*, std::size_t, unsigned, int) = nullptr;  // amem_resume, if there
   ncclResult_t (*MemStats)() = nullptr;
   ncclResult_t (*SetGroupId)(int) = nullptr;
   ncclResult_t (*GetGroupId)(int*) = nullptr;

@@ -87,6 +87,7 @@ void GoldenKilled(Rank& rank) {
 }
 
 void GoldenNeverCame(Rank& rank) {
+  if (rank.amem.ResumeTags == nullptr) throw Skip("needs amem_resume");
   GoldenJob job(rank);
   rank.Pause();
   rank.child.Barrier("all paused");

@@ -100,6 +100,7 @@ class StoreGroup:
         self.store, self.rank, self.size = _Answering(store), rank, size
         self.host = host or socket.gethostname()
         self.last = {}  # by kind of agreement: the number of the last one that this process knows the decision of
+        self.was_late = False  # for the last one
 
     def peek(self, key):
         """The value, or None if nobody has set it."""
@@ -177,6 +178,7 @@ class Agreement:
         group.store.within(timeout)
         self.number = self._join()
         group.last[kind] = self.number
+        group.was_late = False
         self._clean(self.number - 2)
 
     def key(self, name, number=None):
@@ -199,8 +201,9 @@ class Agreement:
             if decision is None:
                 return newest
             decision = json.loads(decision)
-            if not decision["ok"]:
+            if not decision["ok"] and not group.was_late:
                 group.last[self.kind] = newest
+                group.was_late = True  # once: who calls again meets the others, however often they have tried meanwhile
                 raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
                                        % (self.what, LATE, decision["message"]))
         return int(group.store.compare_set(epoch, text, str(newest + 1)))

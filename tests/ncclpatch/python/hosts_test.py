@@ -206,6 +206,15 @@ class Agreement(Job):
         self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
         self.all_are("paused")
 
+    def test_who_is_late_twice_in_a_row_meets_the_others_all_the_same(self):
+        self.all[0].do("pause", 1)
+        self.assertIn("had given up already", self.all[1].do("pause", TIMEOUT))
+        self.all[0].do("pause", 1)
+        self.all[1].ask("pause", TIMEOUT)
+        time.sleep(0.2)
+        self.assertEqual([self.all[0].do("pause", TIMEOUT), self.all[1].answer()], ["ok", "ok"])
+        self.all_are("paused")
+
     def test_whose_pause_takes_too_long_undoes_it(self):
         self.all[1].do("slow_next_pause", 2)
         self.all[1].ask("pause", TIMEOUT)

@@ -32,7 +32,7 @@ AMEM_CARRY(AccessSet, Address, Bytes, Access, Allocation)
 // ---- sharing -------------------------------------------------------------------------------------------------------------
 
 AMEM_CARRY(Exported, Allocation, HandleType)
-AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created, Tag, Communicator)
+AMEM_CARRY(Imported, Allocation, Remote, Bytes, Properties, HandleType, Handle, Site, Created, Tag, Communicator, Pool)
 AMEM_CARRY(ReferenceAdded, Allocation, By, As)
 AMEM_CARRY(ReferenceDropped, Allocation, By, As)
 AMEM_CARRY(PeerConnected, Peer, Host, Pid, Group, Rank)
@@ -65,7 +65,7 @@ AMEM_CARRY(StepBegun, Step, Pool)
 AMEM_CARRY(StepDone, Step, Pool)
 AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy, Pool)
 AMEM_CARRY(PhaseBegun, Phase, Pool)
-AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult)
+AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult, Pool)
 AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs, Pool)
 AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult, Culprits, Pool)
 AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
@@ -86,7 +86,7 @@ AMEM_CARRY(CommunicatorSuspended, Communicator, Suspended)
 
 // ---- what was seen -------------------------------------------------------------------------------------------------------
 
-AMEM_CARRY(VoteCast, Phase, Ok, Code, Message)
+AMEM_CARRY(VoteCast, Phase, Ok, Code, Message, Pool)
 AMEM_CARRY(MemberHeard, Member, Kind, Phase, Voted, Ok, Rank, Pid, Asks)
 AMEM_CARRY(ProcessSeen, Session, Pid, State, Where, Answer, ExitCode, WaitedNs)
 AMEM_CARRY(ThreadSeen, Thread, Name, State, Where, Stack)

@@ -238,6 +238,7 @@ struct Imported {
   created @7 :UInt64;
   tag @8 :MemoryTag;
   communicator @9 :UInt64;
+  pool @10 :UInt32;
 }
 struct ReferenceAdded {
   allocation @0 :UInt64;
@@ -373,6 +374,7 @@ struct PhaseDecided {
   message @3 :Text;
   code @4 :Code;
   driverResult @5 :Int32;
+  pool @6 :UInt32;
 }
 struct CycleDone {
   kind @0 :CycleKind;
@@ -441,10 +443,7 @@ struct CommunicatorEnded {
   communicator @0 :UInt64;
   how @1 :Text;
 }
-struct CommunicatorSuspended {
-  communicator @0 :UInt64;
-  suspended @1 :Bool = true;
-}
+struct CommunicatorSuspended { communicator @0 :UInt64; suspended @1 :Bool = true; }
 
 # ---- what was seen -------------------------------------------------------------------------------------------------------
 
@@ -453,6 +452,7 @@ struct VoteCast {
   ok @1 :Bool = true;
   code @2 :Code;
   message @3 :Text;
+  pool @4 :UInt32;
 }
 struct MemberHeard {
   member @0 :UInt64;

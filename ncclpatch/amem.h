@@ -63,8 +63,10 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  * ---------------------------------------------------------------------------------------- A tag names memory that is paused
  * and resumed together: "weights", "optimizer", "kv_cache". Each has a pool that amem_alloc takes from. Addresses stay through
  * a pause, so that tensors, CUDA graphs and registrations stay valid; touching memory of a paused tag faults, as freed memory
- * does. Tags are private to the process: no other rank takes part. What another process has imported, or a network card has
- * registered, stays where it is and is reported (amem_memory_json, kept_bytes). "nccl" is a tag as well: what NCCL holds, as
+ * does. A tag whose memory no other process has imported is private: no other rank takes part. Where ranks share it, for
+ * example through a window of NCCL's, all of them must pause and resume that tag, several tags in the same order, and one that
+ * cannot keeps it in place for all; a rank that imported memory of a tag has the tag from then on. What a network card has
+ * registered stays where it is and is reported (amem_memory_json, kept_bytes). "nccl" is a tag as well: what NCCL holds, as
  * ncclPause and ncclResume take it. With AMEM_ENABLE=0 amem_alloc hands out plain memory of the driver, and everything else
  * does nothing and returns 0. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */

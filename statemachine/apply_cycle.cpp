@@ -65,8 +65,9 @@ Status Fold::operator()(const PhaseBegun& e) {
 }
 
 Status Fold::operator()(const PhaseDecided& e) {
-  AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase)), OwnerOf({})));
-  if (!e.passed) s_.cycle.failure = e.message;
+  const Owner owner = OwnerOf(e.pool);
+  AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase)), owner));
+  if (!e.passed) owner.cycle->failure = e.message;
   return {};
 }
 
@@ -119,9 +120,9 @@ Status Fold::InCycle(const std::string& doing, const Owner& owner) const {
 }
 
 bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
-  if (!seq_ || owner.pool) return false;
-  return (s_.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
-         (s_.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
+  if (!seq_ || owner.lifecycle == nullptr) return false;
+  return (*owner.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
+         (*owner.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
 }
 
 Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {

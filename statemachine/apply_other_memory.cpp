@@ -103,6 +103,12 @@ Status Fold::operator()(const PoolOpened& e) {
   const std::string doing = "open " + ToText(e.pool) + " (" + e.tag + ")";
   if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad(doing + ": the session is not open");
   if (!e.pool) return Bad(doing + ": zero is no id");
+  // A pool that a peer's memory came with has the policy that the program gives it later.
+  if (const auto known = s_.pools.find(e.pool); known != s_.pools.end() && known->second.tag == e.tag) {
+    if (!known->second.parts.empty()) return Bad(doing + ": it holds memory, and its policy cannot change");
+    known->second.policy = e.policy;
+    return {};
+  }
   if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
   if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad(doing + ": that is no tag for a pool");
   if (s_.PoolNamed(e.tag)) return Bad(doing + ": that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");

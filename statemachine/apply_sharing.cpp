@@ -19,6 +19,7 @@ Status Fold::operator()(const Imported& e) {
   a.tag = e.tag;
   a.communicator = e.communicator;
   a.remote = e.remote;
+  a.pool = e.pool;
   a.multicast = e.tag == MemoryTag::kMulticastReleased;
   if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
   return Add("import", e.allocation, std::move(a));

@@ -152,6 +152,7 @@ struct Imported {  // `allocation` is the new local id
   SequenceNumber created;       // as in AllocationCreated
   MemoryTag tag{};              // the owner's: both sides keep memory of the program's, or both release it
   CommunicatorId communicator;  // of this process, as in AllocationCreated
+  PoolId pool;                  // that has the tag of the owner's chunk; zero: it is no chunk
   friend bool operator==(const Imported&, const Imported&) = default;
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`

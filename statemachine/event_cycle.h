@@ -65,7 +65,7 @@ struct CycleMember {  // who a session is, so that one journal alone names the r
 struct CycleBegun {
   CycleKind kind{};
   std::uint64_t cycle = 0;         // counts pauses of this session, or of the pool, from 1; a resume carries its pause's number
-  std::vector<SessionId> members;  // none for a pool
+  std::vector<SessionId> members;  // none for a pool whose memory no other session shares
   std::vector<CycleMember> processes;  // of the members, in their order; empty in journals of builds that did not record them
   PoolId pool;
   friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
@@ -94,13 +94,14 @@ struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come
   PoolId pool;
   friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
 };
-struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed. Pools have no votes
+struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
   PhaseKind phase{};
   bool passed = true;
   SessionId culprit;
   std::string message;
   Code code{};  // why it failed; kOk in journals of builds that did not record it
   std::int32_t driver_result = 0;
+  PoolId pool;
   friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
 };
 struct CycleDone {
@@ -132,6 +133,7 @@ struct VoteCast {  // this session's own vote on a phase, recorded before it wai
   bool ok = true;
   Code code{};  // why it did not vote for
   std::string message;
+  PoolId pool;
   friend bool operator==(const VoteCast&, const VoteCast&) = default;
 };
 // By the session that counts the votes: what a member said. `voted` false: that it has arrived.

@@ -483,7 +483,6 @@ std::string_view ToText(KeepReason reason) {
                                                 "registered with a network card",
                                                 "multicast",
                                                 "the program's own (ncclMemAlloc)",
-                                                "imported by another process",
                                                 "held past AMem's sight",
                                                 "shared by a fabric handle"};
   static_assert(std::size(kNames) == Index(KeepReason::kHandedOut) + 1);

@@ -125,7 +125,7 @@ inline auto Fields(const Exported& e) { return Named("allocation", e.allocation,
 inline auto Fields(const Imported& e) {
   return Named("allocation", e.allocation, "", e.remote, "bytes", e.bytes, "properties", e.properties, "handle_type",
                e.handle_type, "handle", e.handle, "created_seq", e.created, "site", e.site, "tag", IfAny{e.tag}, "communicator",
-               IfAny{e.communicator});
+               IfAny{e.communicator}, "pool", IfAny{e.pool});
 }
 inline auto Fields(const ReferenceAdded& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
 inline auto Fields(const ReferenceDropped& e) { return Named("allocation", e.allocation, "by", e.by, "as", e.as); }
@@ -174,7 +174,7 @@ inline auto Fields(const StepFailed& e) {
 inline auto Fields(const PhaseBegun& e) { return Named("phase", e.phase, "pool", IfAny{e.pool}); }
 inline auto Fields(const PhaseDecided& e) {
   return Named("phase", e.phase, "passed", e.passed, "culprit", OrNull{e.culprit}, "message", e.message, "code", e.code,
-               "driver_result", e.driver_result);
+               "driver_result", e.driver_result, "pool", IfAny{e.pool});
 }
 inline auto Fields(const CycleDone& e) {
   return Named("cycle_kind", e.kind, "cycle", e.cycle, "duration_ns", e.duration_ns, "pool", IfAny{e.pool});
@@ -203,7 +203,9 @@ inline auto Fields(const CommunicatorReady& e) {
 inline auto Fields(const CommunicatorEnded& e) { return Named("communicator", e.communicator, "how", e.how); }
 inline auto Fields(const CommunicatorSuspended& e) { return Named("communicator", e.communicator, "suspended", e.suspended); }
 
-inline auto Fields(const VoteCast& e) { return Named("phase", e.phase, "ok", e.ok, "code", e.code, "message", e.message); }
+inline auto Fields(const VoteCast& e) {
+  return Named("phase", e.phase, "ok", e.ok, "code", e.code, "message", e.message, "pool", IfAny{e.pool});
+}
 inline auto Fields(const MemberHeard& e) {
   return Named("member", e.member, "cycle_kind", e.kind, "phase", e.phase, "voted", e.voted, "ok", e.ok, "rank", e.rank, "pid",
                e.pid, "asks", e.asks);

@@ -133,7 +133,7 @@ class Fold {
   [[nodiscard]] Owner OwnerOf(PoolId pool);
   [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
   [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
-  // Whether this session has come to a cycle that has not begun, because others have not come yet. A pool waits for nobody.
+  // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;
   // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has
   // millions.

@@ -169,9 +169,8 @@ Status CheckResidence(const State& s) {
     const Lifecycle lifecycle = s.LifecycleOf(a.pool);
     if (lifecycle == Lifecycle::kRunning && (!a.resident || a.awaiting_restore))
       return Broken(ToText(id) + " has no memory and " + whose(a.pool) + " is running");
-    // What a pause left in place may lose the reason for that while paused: a network card lets go of it. A chunk may have been
-    // imported by another process between its saving and its release.
-    const bool was_free = (a.saved || a.multicast) && (!a.pool || a.exports == 0);
+    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
+    const bool was_free = a.saved || a.multicast;
     if (lifecycle == Lifecycle::kPaused && a.resident && was_free && WhyKept(a) == KeepReason::kNone)
       return Broken(ToText(id) + " has memory and " + whose(a.pool) + " is paused");
   }

@@ -217,8 +217,8 @@ Plan PlanPause(const State& state, PoolId pool) {
   if (!pool) {
     PlanUnbind(state, places, false, release);
     PlanUnbind(state, places, true, release);
-    PlanDrop(state, pool, places, false, StepKind::kReleaseImport, release);
   }
+  PlanDrop(state, pool, places, false, StepKind::kReleaseImport, release);
   PlanDrop(state, pool, places, true, StepKind::kReleaseOwn, release);
   return {CycleKind::kPause,
           {{PhaseKind::kPauseArrive, Quiesce(state, pool)},
@@ -232,11 +232,13 @@ namespace {
 // Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
 // copy that nobody else sees. Imports are in doubt after a failed undo, and from the phase before the release on: when the
 // session that counts the votes dies, some members may have heard that the phase passed, and others not.
-bool ImportsInDoubt(const State& state) {
-  if (state.lifecycle == Lifecycle::kResuming) return !state.cycle.phase;  // begun with imports in place
-  if (state.lifecycle != Lifecycle::kPausing || !state.cycle.phase) return false;
-  const bool undone_already = *state.cycle.phase > PhaseKind::kPauseGone;
-  return !undone_already && (state.cycle.after_failed_undo || *state.cycle.phase >= PhaseKind::kPauseSave);
+bool ImportsInDoubt(const State& state, PoolId pool) {
+  const Lifecycle lifecycle = state.LifecycleOf(pool);
+  const Cycle& cycle = state.CycleOf(pool);
+  if (lifecycle == Lifecycle::kResuming) return !cycle.phase;  // begun with imports in place
+  if (lifecycle != Lifecycle::kPausing || !cycle.phase) return false;
+  const bool undone_already = *cycle.phase > PhaseKind::kPauseGone;
+  return !undone_already && (cycle.after_failed_undo || *cycle.phase >= PhaseKind::kPauseSave);
 }
 
 // Own multicast objects that were made anew and then lost a member, so that they can never be complete.
@@ -261,10 +263,11 @@ void Forget(AllocationId released, State& after) {
 }
 
 // The state once what is in doubt, and what cannot be completed, was dropped.
-State WithoutDoubts(const State& state, const Places& places, bool imports_too, std::vector<Step>& drop) {
-  if (imports_too) PlanUnbind(state, places, false, drop);
-  if (imports_too) PlanDrop(state, {}, places, false, StepKind::kReleaseImport, drop);
-  DropHopeless(state, places, drop);
+State WithoutDoubts(const State& state, PoolId pool, const Places& places, std::vector<Step>& drop) {
+  const bool imports_too = ImportsInDoubt(state, pool);
+  if (imports_too && !pool) PlanUnbind(state, places, false, drop);
+  if (imports_too) PlanDrop(state, pool, places, false, StepKind::kReleaseImport, drop);
+  if (!pool) DropHopeless(state, places, drop);
   if (drop.empty()) return state;
   State after = state;
   for (const Step& step : drop) {
@@ -387,10 +390,9 @@ Bytes StandInPiece(Bytes whole) {
 }
 
 Plan PlanResume(const State& state, PoolId pool) {
-  if (pool) return PlanReturnOfAll(state, pool, {});
   std::vector<Step> drop;
-  const State after = WithoutDoubts(state, PlacesOf(state), ImportsInDoubt(state), drop);
-  return PlanReturnOfAll(after, {}, std::move(drop));
+  const State after = WithoutDoubts(state, pool, PlacesOf(state), drop);
+  return PlanReturnOfAll(after, pool, std::move(drop));
 }
 
 }  // namespace amem

@@ -47,9 +47,10 @@ struct Plan {
 // Imports are taken in batches, owner by owner in turns. Every session begins with the owner after itself, so that not all of
 // them ask the same one; the first batches are small, because everybody waits for those.
 //
-// With a pool these are the plans for the chunks of that pool: the same phases and steps, but there are no imports and no
-// multicast objects, and contents are saved and restored only where the pool's policy is to preserve them. The plans without a
-// pool leave chunks of pools alone. A pool that does not exist has plans without any steps on memory.
+// With a pool these are the plans for the chunks of that pool, and for those of others that were imported under its tag: the
+// same phases and steps, but there are no multicast objects, and contents are saved and restored only where the pool's policy
+// is to preserve them. The plans without a pool leave chunks of pools alone. A pool that does not exist has plans without any
+// steps on memory.
 inline constexpr Bytes kRestoreAtOnce = Bytes{256} << 20;
 Plan PlanPause(const State&, PoolId pool = {});
 Plan PlanResume(const State&, PoolId pool = {});

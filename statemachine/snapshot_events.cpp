@@ -9,7 +9,7 @@ namespace {
 void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
   if (a.multicast && a.own()) return;
   if (a.remote) {
-    out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag, a.communicator});
+    out.emplace_back(Imported{id, *a.remote, a.bytes, a.properties, 1, {}, a.site, a.created, a.tag, a.communicator, a.pool});
   } else {
     out.emplace_back(
         AllocationCreated{id, a.bytes, a.properties, a.flags, {}, a.site, a.created, a.tag, a.communicator, a.pool});
@@ -110,7 +110,9 @@ class PoolCycleEvents {
   }
 
  private:
-  void Begin(CycleKind kind, std::uint64_t number) { out_.emplace_back(CycleBegun{kind, number, {}, {}, id_}); }
+  void Begin(CycleKind kind, std::uint64_t number) {
+    out_.emplace_back(CycleBegun{kind, number, pool_.cycle.members, {}, id_});
+  }
   void Do(StepKind kind, AllocationId chunk, Address address = {}) {
     const Step step{kind, chunk, address, 0, {}};
     out_.emplace_back(StepBegun{step, id_});
@@ -126,13 +128,13 @@ class PoolCycleEvents {
       Do(StepKind::kUnmap, id, address);
       unmapped_.push_back(address);
     }
-    if (released) Do(StepKind::kReleaseOwn, id);
+    if (released) Do(a.own() ? StepKind::kReleaseOwn : StepKind::kReleaseImport, id);
     if (released) released_.push_back(id);
   }
   // As far as it is back.
   void Return(AllocationId id, const Allocation& a) {
     const bool created = a.resident && std::ranges::find(released_, id) != released_.end();
-    if (created) Do(StepKind::kCreate, id);
+    if (created) Do(a.own() ? StepKind::kCreate : StepKind::kImport, id);
     for (const Address address : unmapped_) {
       const Mapping& m = s_.mappings.find(address)->second;
       if (m.allocation != id) continue;

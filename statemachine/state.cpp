@@ -84,9 +84,13 @@ Lifecycle State::LifecycleOf(PoolId id) const {
   return pool == pools.end() ? Lifecycle::kRunning : pool->second.lifecycle;
 }
 
+const Cycle& State::CycleOf(PoolId id) const {
+  const auto pool = pools.find(id);
+  return pool == pools.end() ? cycle : pool->second.cycle;
+}
+
 bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
-  const auto pool = pools.find(a.pool);
-  const std::optional<Step>& open = pool == pools.end() ? cycle.open_step : pool->second.cycle.open_step;
+  const std::optional<Step>& open = CycleOf(a.pool).open_step;
   return open && open->allocation == id;
 }
 
@@ -136,7 +140,7 @@ KeepReason WhyKept(const Allocation& allocation) {
   if (allocation.registrations > 0) return KeepReason::kRegistered;
   if (allocation.handed_out) return KeepReason::kHandedOut;
   if (allocation.kept_with_all) return KeepReason::kUnseen;
-  if (allocation.pool) return allocation.importers.empty() ? KeepReason::kNone : KeepReason::kShared;
+  if (allocation.pool) return KeepReason::kNone;
   if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;
   return KeepReason::kNone;
 }
@@ -189,7 +193,7 @@ std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
     for (const auto& [address, part] : pool.parts) sum.parts += part.bytes;
   }
   for (const auto& [id, a] : state.allocations) {
-    if (!a.pool) continue;
+    if (!a.pool || !a.own()) continue;
     PoolHoldings& sum = sums[a.pool];
     sum.own += a.bytes;
     ++sum.chunk_count;

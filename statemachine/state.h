@@ -94,10 +94,9 @@ struct Slab {
 };
 
 // Why a pause leaves an allocation where it is; kNone: it is released. The pause is that of its pool if it is a chunk of one,
-// and NCCL's otherwise. kShared is said of chunks only: another process has imported one, and takes no part in the pause.
-// kHandedOut: whoever has the driver's own handle (fabric) maps these very pages. kUnseen: State::kept_whole says who may hold
-// its pages.
-enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kShared, kUnseen, kHandedOut };
+// own or imported, and NCCL's otherwise. kHandedOut: whoever has the driver's own handle (fabric) maps these very pages.
+// kUnseen: State::kept_whole says who may hold its pages.
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kUnseen, kHandedOut };
 std::string_view ToText(KeepReason);
 KeepReason WhyKept(const Allocation&);
 
@@ -256,6 +255,7 @@ struct State {
   [[nodiscard]] std::set<PoolId> PoolsIn(Address address, Bytes bytes) const;
   // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
   [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
+  [[nodiscard]] const Cycle& CycleOf(PoolId pool) const;  // the same; of a pool that does not exist, NCCL's
   // Whether a step on that allocation has begun, and is neither done nor failed: the driver may be ahead of this state.
   [[nodiscard]] bool StepUnderWay(AllocationId id, const Allocation&) const;
   // Whether a pause saves the contents of an allocation that it releases.

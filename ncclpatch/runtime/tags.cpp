@@ -31,7 +31,7 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   if (!tag.pool)
     return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
   if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
-  return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority});
+  return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }
 
 // Where the opposite call would be needed to come back from what `asked` does; not where nothing was to be done, or where an

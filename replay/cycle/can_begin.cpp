@@ -1,4 +1,4 @@
-// What refuses a pause of NCCL's memory once all members have come, and only this session can see.
+// What refuses a pause once all members have come, and only this session can see.
 #include <algorithm>
 
 #include "replay/cycle/coordinator.h"
@@ -8,12 +8,13 @@ namespace amem {
 // A peer may have imported memory after the members were found and before this session's part of the round had begun.
 Status Coordinator::AllNeighboursAreMembers() const {
   const State& state = ledger_.state();
-  const auto& members = state.cycle.members;
+  const auto& members = state.CycleOf(pool_).members;
   const auto outside = [&](SessionId session) {
     const auto peer = state.peers.find(session);
     return peer != state.peers.end() && peer->second.connected && std::ranges::find(members, session) == members.end();
   };
   for (const auto& [id, a] : state.allocations) {
+    if (a.pool != pool_) continue;
     std::optional<SessionId> who;
     if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
     for (const auto& [importer, count] : a.importers) {
@@ -21,8 +22,7 @@ Status Coordinator::AllNeighboursAreMembers() const {
     }
     if (who) {
       return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
-                                  ") came to share " + ToText(id) +
-                                  " while the pause began; call ncclPause again on all ranks"};
+                                  ") came to share " + ToText(id) + " while the pause began; " + Again(CycleKind::kPause)};
     }
   }
   return {};
@@ -32,10 +32,10 @@ Status Coordinator::AllNeighboursAreMembers() const {
 Status Coordinator::ImportsCanLeave() const {
   if (all_keep_) return {};
   for (const auto& [id, a] : ledger_.state().allocations) {
-    if (a.own() || WhyKept(a) == KeepReason::kNone) continue;
+    if (a.own() || a.pool != pool_ || WhyKept(a) == KeepReason::kNone) continue;
     if (WhyKept(a) == KeepReason::kUnseen)
       return {Code::kRefused, "pause refused: while it began, this process began to keep all memory in place (" +
-                                  ledger_.state().kept_whole + "); call ncclPause again on all ranks"};
+                                  ledger_.state().kept_whole + "); " + Again(CycleKind::kPause)};
     if (WhyKept(a) != KeepReason::kRegistered) continue;
     return {Code::kRefused,
             "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
@@ -65,11 +65,10 @@ Status Coordinator::MulticastsCanLeave() const {
 }
 
 Status Coordinator::CanBegin() {
-  if (pool_) return {};
   const auto lock = ledger_.Lock();
   AMEM_TRY(AllNeighboursAreMembers());
   AMEM_TRY(ImportsCanLeave());
-  return MulticastsCanLeave();
+  return pool_ ? Status{} : MulticastsCanLeave();
 }
 
 }  // namespace amem

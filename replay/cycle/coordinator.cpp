@@ -47,15 +47,17 @@ class RoundOfOne final : public Round {
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
                          Deadlines deadlines)
-    : Coordinator(ledger, driver, peers, pinned, gate, deadlines, PoolId{}, nullptr, {}) {}
+    : Coordinator(ledger, driver, peers, pinned, gate, deadlines, PoolId{}, {}, nullptr, {}) {}
 
 Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
-                         Deadlines deadlines, PoolId pool, std::unique_ptr<Copier> lane, const BackupOptions& options)
+                         Deadlines deadlines, PoolId pool, std::string tag, std::unique_ptr<Copier> lane,
+                         const BackupOptions& options)
     : ledger_(ledger),
       peers_(peers),
       gate_(gate),
       deadlines_(deadlines),
       pool_(pool),
+      tag_(std::move(tag)),
       lane_(std::move(lane)),
       copier_(lane_ != nullptr ? *lane_ : driver),
       pinned_(pinned),
@@ -63,11 +65,11 @@ Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSup
       executor_(ledger, driver, peers, backup_, pool) {}
 
 Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
-                                                        CallGate& gate, Deadlines deadlines, PoolId pool) {
+                                                        CallGate& gate, Deadlines deadlines, PoolId pool, std::string tag) {
   auto lane = driver.OpenLane();
   if (!lane.ok()) return lane.status();
   return std::unique_ptr<Coordinator>(
-      new Coordinator(ledger, driver, peers, pinned, gate, deadlines, pool, *std::move(lane), ForTags()));
+      new Coordinator(ledger, driver, peers, pinned, gate, deadlines, pool, std::move(tag), *std::move(lane), ForTags()));
 }
 
 void Coordinator::Made(Bytes bytes) {
@@ -161,30 +163,40 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
   {
     const auto lock = ledger_.Lock();
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
-    if (pool_) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
-    ledger_.Record(PhaseBegun{FirstOf(kind)});
+    if (pool_ && !IsShared()) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
+    ledger_.Record(PhaseBegun{FirstOf(kind), pool_});
   }
-  auto round = peers_.Arrive(kind, cycle, until, patient);
+  std::vector<PeerIdentity> culprits;
+  auto round = peers_.Arrive({kind, cycle, until, patient, tag_}, &culprits);
   if (round.status().code() == Code::kTimeout) RecordThreads();
   if (round.ok()) return round;
-  for (const PeerIdentity& who : peers_.Culprits()) culprits_.push_back(AsMember(who));
-  RecordNotBegun(kind, cycle, round.status());
-  return round;
+  for (const PeerIdentity& who : culprits) culprits_.push_back(AsMember(who));
+  const Status why = pool_ ? Status{round.status().code(), Doing(kind) + round.status().message() + After(kind, {}),
+                                    round.status().driver_result()}
+                           : round.status();
+  RecordNotBegun(kind, cycle, why);
+  return why;
+}
+
+bool Coordinator::IsShared() const {
+  return std::ranges::any_of(ledger_.state().allocations, [&](const auto& item) {
+    return item.second.pool == pool_ && (item.second.remote || !item.second.importers.empty());
+  });
 }
 
 void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
   Add(kind, {}, false);
   const auto lock = ledger_.LockWithin(kToRecord);
   if (!lock.owns_lock()) return;
-  const Lifecycle now = ledger_.state().lifecycle;
+  const Lifecycle now = ledger_.state().LifecycleOf(pool_);
   // After a failure that could not be undone there is still something left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_});
+  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_, pool_});
 }
 
 void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
   const auto lock = ledger_.LockWithin(kToRecord);
-  if (lock.owns_lock()) ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message()});
+  if (lock.owns_lock()) ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
 }
 
 void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
@@ -209,10 +221,8 @@ void Coordinator::RecordThreads() {
   }
 }
 
-std::string Coordinator::Doing(CycleKind kind) {
-  const auto lock = ledger_.Lock();
-  const auto pool = ledger_.state().pools.find(pool_);
-  return pool == ledger_.state().pools.end() ? "" : std::string(ToText(kind)) + " of tag " + pool->second.tag + ": ";
+std::string Coordinator::Doing(CycleKind kind) const {
+  return tag_.empty() ? "" : std::string(ToText(kind)) + " of tag " + tag_ + ": ";
 }
 
 std::string Coordinator::After(CycleKind kind, const Status& undone) const {
@@ -232,7 +242,7 @@ Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const S
   RecordVote(FirstOf(kind), why);
   const Status told = round->Vote(FirstOf(kind), why, &culprit);
   NoteFailure(*round, culprit);
-  const Status refused{why.code(), (told.ok() ? why : told).message() + After(kind, {}), why.driver_result()};
+  const Status refused{why.code(), Doing(kind) + (told.ok() ? why : told).message() + After(kind, {}), why.driver_result()};
   RecordNotBegun(kind, arriving_, refused);
   return refused;
 }
@@ -256,12 +266,13 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   report.cycle = CycleNumber(kind);
   CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_};
   const std::vector<PeerIdentity> members = round.Members();
-  for (const PeerIdentity& member : Alone(round) ? std::vector<PeerIdentity>() : members) {
+  alone_ = Alone(round);
+  for (const PeerIdentity& member : alone_ ? std::vector<PeerIdentity>() : members) {
     begun.members.push_back(member.session);
     begun.processes.push_back(AsMember(member));
   }
   report.members = members.size();
-  if (!pool_) KeepIfAnyDoes(members);
+  KeepIfAnyDoes(members);
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(std::move(begun));
@@ -347,7 +358,7 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
     static_cast<void>(peers_.AwaitLoss(decided.culprit));
   const auto lock = ledger_.Lock();
   ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(), decided.status.code(),
-                              decided.status.driver_result()});
+                              decided.status.driver_result(), pool_});
   return decided;
 }
 
@@ -365,8 +376,8 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
     }
   }
   if (kind == CycleKind::kPause) AMEM_TRY(JournalIntact());
-  // A chunk is mapped for its own device, so all copies have begun with the memory.
-  if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued) manner.queued();
+  // A chunk is mapped for its own device, so all copies have begun with the memory. What comes from others comes later.
+  if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued && alone_) manner.queued();
   return phase.phase == PhaseKind::kPauseArrive ? CanBegin() : Status{};
 }
 

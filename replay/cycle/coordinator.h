@@ -1,6 +1,6 @@
 // The coordinator: the pauses and resumes of one scope, which is NCCL's memory or a tag's. Each goes phase by phase, with a
-// vote of all members after each phase. A tag's memory is this process's alone, so that its only member is this session: it
-// votes on nothing, and its journal has no votes.
+// vote of all members after each phase. Where no other session shares memory of a tag, this session is the only member: it
+// asks nobody, and its journal has no votes.
 #pragma once
 
 #include <atomic>
@@ -52,8 +52,9 @@ struct Manner {
   // Of a pause. Null: waits until the devices of the scope are idle, and looks for what is not zero. Else contents are copied
   // whole, without kernels, after that moment of a stream, and no other stream is waited for.
   const StreamMoment* after = nullptr;
-  bool patient = false;            // a resume waits as long as the other members, which live, stay paused
-  std::function<void()> queued;    // of a resume: all memory is back, and all copies to it are queued (Lead)
+  bool patient = false;  // a resume waits as long as the other members, which live, stay paused
+  // Of a resume whose memory nobody shares: all of it is back, and all copies to it are queued (Lead).
+  std::function<void()> queued;
   std::function<void()> kept_out;  // the scope's calls are kept out from here
   std::function<void()> ended;     // and until this has returned
 };
@@ -64,9 +65,9 @@ class Coordinator {
   // All must outlive the coordinator. `gate`: of the calls that touch the scope's memory. NCCL's memory, which the driver
   // itself copies.
   Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines);
-  // The tag of an open pool, whose copies have a lane of their own.
+  // The tag of a pool, whose copies have a lane of their own.
   static Result<std::unique_ptr<Coordinator>> OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
-                                                    CallGate& gate, Deadlines deadlines, PoolId pool);
+                                                    CallGate& gate, Deadlines deadlines, PoolId pool, std::string tag);
 
   // A whole pause or resume: nothing where the scope stands so already, else Arrive, the gate, and Run. It can be called again
   // after a failure: what was done has been undone then as far as the driver allowed, no contents are lost, and the message
@@ -96,15 +97,17 @@ class Coordinator {
 
  private:
   Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines,
-              PoolId pool, std::unique_ptr<Copier> lane, const BackupOptions& options);
+              PoolId pool, std::string tag, std::unique_ptr<Copier> lane, const BackupOptions& options);
   Status CloseGate(Deadline until);
   void WantHostMemory();
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
+  [[nodiscard]] bool IsShared() const;  // with another session; with the ledger's lock
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
   Status CanBegin();  // what is known once all have arrived
-  // For messages: "pause of tag weights: " or nothing, and what a failure leaves.
-  [[nodiscard]] std::string Doing(CycleKind kind);
+  // For messages: "pause of tag weights: " or nothing, what a failure leaves, and "call ncclPause again on all ranks".
+  [[nodiscard]] std::string Doing(CycleKind kind) const;
   [[nodiscard]] std::string After(CycleKind kind, const Status& undone) const;
+  [[nodiscard]] std::string Again(CycleKind kind) const { return "call " + NameOf(kind, tag_) + " again on all ranks"; }
   [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of own memory of the scope, ascending
   Status JournalIntact();
   // What only this session can see, and no other member would notice: with the ledger's lock held, both.
@@ -141,6 +144,7 @@ class Coordinator {
   CallGate& gate_;
   const Deadlines deadlines_;
   const PoolId pool_;                   // zero: NCCL's memory
+  const std::string tag_;               // empty: the same
   const std::unique_ptr<Copier> lane_;  // null: the driver copies
   Copier& copier_;
   PinnedSupply& pinned_;
@@ -155,6 +159,7 @@ class Coordinator {
   std::uint64_t arriving_ = 0;  // the number of the cycle for which this session has come
   std::atomic<bool> speaks_ = true;
   bool all_keep_ = false;              // a member of this cycle keeps everything
+  bool alone_ = false;                 // Alone, of the round that is under way
   std::vector<CycleMember> culprits_;  // of the cycle that fails, other than this session
 };
 

@@ -67,7 +67,10 @@ std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
   if (known == ledger_.state().pools.end()) return {{0, step.bytes}};
   if (step.kind == StepKind::kSave) {
     if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(known->second);
-    return Joined(parts_[pool][step.allocation], step.bytes);
+    const Extents& parts = parts_[pool][step.allocation];
+    // The program has given all of it back, and only other processes still hold it: whole, because they map it whole.
+    const bool for_others = parts.empty() && !ledger_.state().allocations.at(step.allocation).importers.empty();
+    return for_others ? Extents{{0, step.bytes}} : Joined(parts, step.bytes);
   }
   Extents saved;
   for (const Backup::Item& item : backup_.ItemsOf(step.allocation)) saved.push_back({item.offset, item.bytes});

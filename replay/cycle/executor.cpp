@@ -119,7 +119,7 @@ bool Executor::Exists(const Step& step) const {
   if (!step.allocation) return true;
   const auto allocation = ledger_.state().allocations.find(step.allocation);
   if (allocation == ledger_.state().allocations.end()) return false;
-  // Another process may have imported a chunk since the pause was planned. Then it stays, and is only mapped again.
+  // A network card may have come for a chunk since the pause was planned. Then it stays, and is only mapped again.
   if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(allocation->second) != KeepReason::kNone) return false;
   if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;
   const auto object = ledger_.state().multicasts.find(step.allocation);

@@ -30,8 +30,7 @@ void FindUntakable(const RankProcess& process, const State& state, std::vector<s
       on_host += allocation.bytes;
     }
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
-    const KeepReason kept = WhyKept(allocation);
-    if (allocation.on_device() && held_elsewhere && (kept == KeepReason::kUser || kept == KeepReason::kShared)) {
+    if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) {
       shared += allocation.bytes;
     }
   }

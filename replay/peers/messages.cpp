@@ -74,6 +74,7 @@ void Put(wire::SharedItem::Builder to, const SharedItem& from) {
   to.setTag(static_cast<std::uint8_t>(from.tag));
   to.setIncarnation(from.incarnation.number);
   to.setStandsIn(from.incarnation.stands_in);
+  if (!from.pool.empty()) to.setPool(Cut(from.pool));
   auto p = to.initProperties();
   p.setType(from.properties.type);
   p.setHandleTypes(from.properties.handle_types);
@@ -94,6 +95,7 @@ SharedItem Get(wire::SharedItem::Reader from) {
   to.bytes = from.getBytes();
   to.tag = Known(from.getTag(), MemoryTag::kMulticastReleased);
   to.incarnation = {from.getIncarnation(), from.getStandsIn()};
+  to.pool = GetText(from.getPool());
   to.properties.type = p.getType();
   to.properties.handle_types = p.getHandleTypes();
   to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};
@@ -161,7 +163,7 @@ void PutBody(wire::Message::Builder to, const DroppedMessage& m) {
   PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references);
 }
 
-void PutBody(wire::Message::Builder to, const AskNeighboursMessage&) { to.setAskNeighbours(); }
+void PutBody(wire::Message::Builder to, const AskNeighboursMessage& m) { to.setAskNeighbours(Cut(m.tag)); }
 void PutBody(wire::Message::Builder to, const NeighbourhoodMessage& m) {
   auto b = to.initNeighbourhood();
   Put(b.initSelf(), m.self);
@@ -177,6 +179,7 @@ void PutBody(wire::Message::Builder to, const ArriveMessage& m) {
   b.setCycle(m.cycle);
   PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
   b.setLeftMs(m.left_ms);
+  if (!m.tag.empty()) b.setTag(Cut(m.tag));
 }
 void PutBody(wire::Message::Builder to, const BegunMessage& m) {
   auto b = to.initBegun();
@@ -233,7 +236,7 @@ MessageBody GetBody(wire::Message::Reader from) {
     case wire::Message::DROPPED:
       return DroppedMessage{GetAll<ShareRequest>(from.getDropped(), kReferencesMax)};
     case wire::Message::ASK_NEIGHBOURS:
-      return AskNeighboursMessage{};
+      return AskNeighboursMessage{GetText(from.getAskNeighbours())};
     case wire::Message::NEIGHBOURHOOD: {
       auto b = from.getNeighbourhood();
       const bool known = b.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
@@ -245,7 +248,7 @@ MessageBody GetBody(wire::Message::Reader from) {
     case wire::Message::ARRIVE: {
       auto b = from.getArrive();
       return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax),
-                           b.getLeftMs()};
+                           b.getLeftMs(), GetText(b.getTag())};
     }
     case wire::Message::BEGUN:
       return BegunMessage{from.getBegun().getRound(), GetAll<PeerIdentity>(from.getBegun().getMembers(), kMembersMax),

@@ -14,8 +14,8 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 2;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 2;  // 1 had no slabs
+inline constexpr std::uint32_t kPeerProtocol = 3;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 3;  // 2 knew no tags
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -53,6 +53,7 @@ struct SharedItem {
   std::optional<SharedPart> part;
   MemoryTag tag{};
   Incarnation incarnation{};
+  std::string pool{};
 };
 struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;
@@ -60,7 +61,9 @@ struct SharedMessage {  // one descriptor beside it for each item that is not a 
 struct DroppedMessage {
   std::vector<ShareRequest> references;
 };
-struct AskNeighboursMessage {};
+struct AskNeighboursMessage {
+  std::string tag;
+};
 struct NeighbourhoodMessage {
   PeerIdentity self;
   std::vector<PeerIdentity> neighbours;
@@ -72,6 +75,7 @@ struct ArriveMessage {
   std::uint64_t cycle = 0;
   std::vector<PeerIdentity> set;
   std::uint32_t left_ms = 0;  // until the sender's deadline; 0: it did not say
+  std::string tag{};          // as in RoundCall
 };
 struct BegunMessage {
   std::uint64_t round = 0;

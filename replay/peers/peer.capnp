@@ -67,6 +67,7 @@ struct SharedItem {
   tag @5 :UInt8;         # MemoryTag; without it NCCL's
   incarnation @6 :UInt64;  # of a multicast object: how often its owner has made it anew
   standsIn @7 :Bool;       # it is a piece of ordinary memory now
+  pool @8 :Text;           # the tag of the owner's pool that it is a chunk of; empty: of none
 }
 
 struct Neighbourhood {
@@ -82,6 +83,7 @@ struct Arrive {
   cycle @1 :UInt64;
   set @2 :List(Identity);     # as the sender sees it now; a later message replaces it
   leftMs @3 :UInt32;          # until the sender's deadline; 0: not said
+  tag @4 :Text;               # whose memory it is about; empty: NCCL's
 }
 
 struct Begun {
@@ -115,7 +117,7 @@ struct Message {
     reimport @5 :List(Reference);
     shared @6 :List(SharedItem);
     dropped @7 :List(Reference);
-    askNeighbours @8 :Void;
+    askNeighbours @8 :Text;   # a tag; empty: about NCCL's memory
     neighbourhood @9 :Neighbourhood;
     arrive @10 :Arrive;
     begun @11 :Begun;

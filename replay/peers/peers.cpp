@@ -9,4 +9,10 @@ std::string ToText(const PeerIdentity& peer) {
   return peer.rank < 0 ? process : fmt::format("rank {} ({})", peer.rank, process);
 }
 
+std::string NameOf(CycleKind kind, const std::string& tag) {
+  const bool pause = kind == CycleKind::kPause;
+  if (tag.empty()) return pause ? "ncclPause" : "ncclResume";
+  return (pause ? "amem_pause of tag " : "amem_resume of tag ") + tag;
+}
+
 }  // namespace amem

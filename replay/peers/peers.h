@@ -66,6 +66,7 @@ struct SharedAllocation {  // what an owner hands to an importer
   std::optional<SharedPart> part;
   MemoryTag tag{};
   Incarnation incarnation{};  // of a multicast object
+  std::string pool{};         // the tag of the pool that it is a chunk of; empty: of none
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"
@@ -98,13 +99,25 @@ class PeerDelegate {
   // Again when the group or the rank of a connected peer has changed.
   virtual bool OnPeerConnected(const PeerIdentity& peer) = 0;
   virtual bool OnPeerLost(const PeerIdentity& peer, const std::string& reason) = 0;
-  // Sessions that this one shares memory with now, in either direction. From any thread, and waits until then at most.
-  virtual Result<std::vector<SessionId>> Neighbours(Deadline until) = 0;
-  virtual CycleProgress Progress() { return {}; }
+  // Sessions that this one shares memory of that tag with now (NCCL's, if it is empty), in either direction. From any thread,
+  // and waits until then at most.
+  virtual Result<std::vector<SessionId>> Neighbours(const std::string& tag, Deadline until) = 0;
+  virtual CycleProgress Progress(const std::string& /*tag*/) { return {}; }
   // Facts for the journal alone: what members said, what was seen of their processes. False: the journal was in use for that
   // long, and nothing was recorded. The service thread calls it without patience, and again later with the same facts.
   virtual bool OnWitnessed(std::span<const EventBody> /*facts*/, std::chrono::milliseconds /*patience*/) { return true; }
 };
+
+// What a session comes for, when it arrives at a round.
+struct RoundCall {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  Deadline until{};      // of the wait for the others
+  bool patient = false;  // of a resume: waits on for members that live and are paused
+  std::string tag{};     // whose memory it is about; empty: NCCL's. Rounds of several tags may be under way beside each other
+};
+// "ncclPause", "amem_resume of tag weights": for messages.
+std::string NameOf(CycleKind kind, const std::string& tag);
 
 // One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.
 class Round {
@@ -144,16 +157,13 @@ class Peers {
   // has heard of it. False: from here it still seems to live.
   virtual bool AwaitLoss(SessionId session) = 0;
 
-  // Finds the set of sessions that share memory with this one, directly or through others (Neighbours of neighbours), with the
-  // same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names the sessions that did not
-  // come, and what they are doing as far as that is known. A session that is dead when it is first asked does not belong to the
-  // set any more; kPeerLost names one that died, or closed, while this session waited for it - or while others did, which were
-  // told and have given up.
-  // `patient`, for a resume: goes on waiting for members that live and are paused.
-  virtual Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) = 0;
-  // After a call of Arrive has failed, for the thread that made it: the sessions because of which it did, that did not come,
-  // ended, refused, or are of another group. Empty: this session itself, or not known.
-  [[nodiscard]] virtual std::vector<PeerIdentity> Culprits() const { return {}; }
+  // Finds the set of sessions that share memory of that tag with this one, directly or through others (Neighbours of
+  // neighbours), with the same group, and waits until all of them have arrived for the same kind of cycle. kTimeout names the
+  // sessions that did not come, and what they are doing as far as that is known. A session that is dead when it is first asked
+  // does not belong to the set any more; kPeerLost names one that died, or closed, while this session waited for it - or while
+  // others did, which were told and have given up. `culprits`, if not null, after a failure: the sessions because of which it
+  // failed, that did not come, ended, refused, or are of another group. Empty: this session itself, or not known.
+  virtual Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits = nullptr) = 0;
 
   // Stops serving; no delegate call comes after this returns, but for one that hangs in the driver: nobody waits for that for
   // ever, because the process may be exiting.

@@ -19,9 +19,9 @@ Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason
 
 namespace {
 
-std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
-  const bool pause = kind == CycleKind::kPause;
-  const std::string call = pause ? "ncclPause" : "ncclResume";
+std::string WhatItDoes(const RoundCall& round, Lifecycle lifecycle) {
+  const bool pause = round.kind == CycleKind::kPause;
+  const std::string call = NameOf(round.kind, round.tag);
   switch (lifecycle) {
     case Lifecycle::kRunning:
       return pause ? "is running and has not called " + call : "is running already: pause it, or let it call nothing";
@@ -30,7 +30,7 @@ std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
     case Lifecycle::kPausing:
     case Lifecycle::kResuming:
       return "is in the middle of a " + std::string(lifecycle == Lifecycle::kPausing ? "pause" : "resume") +
-             " that did not end well: call ncclResume on all";
+             " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all";
     default:
       return {};
   }
@@ -38,13 +38,14 @@ std::string WhatItDoes(CycleKind kind, Lifecycle lifecycle) {
 
 }  // namespace
 
-std::string AnswerOf(CycleKind kind, Lifecycle lifecycle) {
-  const bool pause = kind == CycleKind::kPause;
+std::string AnswerOf(const RoundCall& round, Lifecycle lifecycle) {
+  const bool pause = round.kind == CycleKind::kPause;
+  const std::string not_called = ", has not called " + NameOf(round.kind, round.tag);
   switch (lifecycle) {
     case Lifecycle::kRunning:
-      return pause ? "running, has not called ncclPause" : "running already";
+      return pause ? "running" + not_called : "running already";
     case Lifecycle::kPaused:
-      return pause ? "paused already" : "paused, has not called ncclResume";
+      return pause ? "paused already" : "paused" + not_called;
     case Lifecycle::kPausing:
       return "in the middle of a pause";
     case Lifecycle::kResuming:
@@ -62,13 +63,13 @@ std::string WhyLate(const ProcessSeen& seen) {
   return in_driver ? "is " + seen.where : "";
 }
 
-std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+std::string WhatTheyDo(const RoundCall& call, const std::vector<PeerIdentity>& missing,
                        const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
                        const std::map<SessionId, ProcessSeen>& seen) {
   std::string text;
   for (const auto& who : missing) {
     const auto at = progress.find(who.session);
-    std::string what = at == progress.end() ? "" : WhatItDoes(kind, at->second.lifecycle);
+    std::string what = at == progress.end() ? "" : WhatItDoes(call, at->second.lifecycle);
     if (silent.contains(who.session)) what = "does not answer: it is stopped, or overloaded";
     const auto sight = seen.find(who.session);
     if (const std::string why = sight == seen.end() ? "" : WhyLate(sight->second); !why.empty()) what = why;
@@ -89,7 +90,7 @@ void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, cons
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
   const bool first = gathering_.insert_or_assign(who.session, newcomer).second;
-  if (first && observer_ != nullptr) {
+  if (first && observer_ != nullptr && tag_.empty()) {
     const bool pause = arrival.kind == CycleKind::kPause;
     observer_->Heard({who.session, arrival.kind, pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, false, true,
                       who.rank, who.pid});
@@ -104,7 +105,8 @@ void VoteCounter::RefuseMixture(const Arrival& newcomer) {
   const std::string waiting_kind(ToText(gathering_.begin()->second.kind)), kind(ToText(newcomer.kind));
   const Status mixture{Code::kInvalid, ToText(newcomer.who) + " came for a " + kind + " while a " + waiting_kind +
                                            " was begun by " + ToText(waiting) +
-                                           ": call the same on all ranks that share memory"};
+                                           ": call the same on all ranks that share memory" +
+                                           (tag_.empty() ? "" : " of tag " + tag_)};
   say_(newcomer.connection, FailureMessage{mixture});
   for (const auto& [session, arrival] : gathering_) say_(arrival.connection, FailureMessage{mixture});
   gathering_.clear();
@@ -188,7 +190,7 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   Ongoing& round = rounds_.at(vote.round);
   if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
   if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
-  if (observer_ != nullptr) {
+  if (observer_ != nullptr && tag_.empty()) {
     const PeerIdentity& who = round.members.at(place->second.session).who;
     observer_->Heard({who.session, round.kind, vote.phase, true, vote.status.ok(), who.rank, who.pid});
   }

@@ -23,7 +23,7 @@ namespace amem {
 class VoteObserver {
  public:
   virtual ~VoteObserver() = default;
-  virtual void Heard(const MemberHeard& heard) = 0;
+  virtual void Heard(const MemberHeard& heard) = 0;  // in rounds about NCCL's memory
   // A vote is decided without that member, which did not come in time. Returns what is seen of its process, in words for the
   // message of all members, such as "is stopped (SIGSTOP?)"; empty: nothing.
   virtual std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) = 0;
@@ -35,8 +35,9 @@ class VoteCounter {
   using Time = std::chrono::steady_clock::time_point;
   using Say = std::function<void(ConnectionId, MessageBody)>;
 
-  // `observer` may be null.
-  explicit VoteCounter(Say say, VoteObserver* observer = nullptr) : say_(std::move(say)), observer_(observer) {}
+  // For the rounds about one tag. `observer` may be null.
+  explicit VoteCounter(Say say, VoteObserver* observer = nullptr, std::string tag = {})
+      : say_(std::move(say)), observer_(observer), tag_(std::move(tag)) {}
 
   // A member says which set it sees, and how much time it has left; a later message of the same member replaces an earlier one.
   void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival, Time now);
@@ -50,6 +51,7 @@ class VoteCounter {
   [[nodiscard]] std::optional<Time> NextDeadline() const;
   void Tick(Time now);
   [[nodiscard]] std::size_t rounds() const { return rounds_.size(); }
+  [[nodiscard]] bool idle() const { return rounds_.empty() && gathering_.empty(); }
 
  private:
   struct Arrival {
@@ -101,6 +103,7 @@ class VoteCounter {
 
   Say say_;
   VoteObserver* observer_;
+  const std::string tag_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
   std::set<SessionId> gave_up_;             // came to this gathering and withdrew: the others did not wait for them
   std::map<std::uint64_t, Ongoing> rounds_;
@@ -112,12 +115,12 @@ class VoteCounter {
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
 // What a member that did not come has answered of itself: "running, has not called ncclPause"; empty: nothing.
-std::string AnswerOf(CycleKind kind, Lifecycle lifecycle);
+std::string AnswerOf(const RoundCall& call, Lifecycle lifecycle);
 // What was seen of a process, for the message of a call that waited for it: "is stopped (SIGSTOP?)"; empty: nothing that would
 // explain why it did not come.
 std::string WhyLate(const ProcessSeen& seen);
 // What is known of the members that did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
-std::string WhatTheyDo(CycleKind kind, const std::vector<PeerIdentity>& missing,
+std::string WhatTheyDo(const RoundCall& call, const std::vector<PeerIdentity>& missing,
                        const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
                        const std::map<SessionId, ProcessSeen>& seen = {});
 

@@ -447,7 +447,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   json["kinds"] = std::move(kinds);
   json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
   json["steps"] = Words<StepKind>(kStepKinds);
-  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kShared) + 1);
+  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kHandedOut) + 1);
   json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kTagged) + 1);
   json["outcomes"] = Words<Outcome>(static_cast<std::size_t>(Outcome::kOpen) + 1);
   json["verdict"] = VerdictJson(job, verdict, names);

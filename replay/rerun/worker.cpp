@@ -64,7 +64,7 @@ class RerunWorker final : public PeerDelegate {
   bool OnReferenceDropped(const PeerIdentity&, AllocationId, AllocationId) override { return true; }
   bool OnPeerConnected(const PeerIdentity&) override { return true; }
   bool OnPeerLost(const PeerIdentity&, const std::string&) override { return true; }
-  Result<std::vector<SessionId>> Neighbours(Deadline) override { return std::vector<SessionId>(); }
+  Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline) override { return std::vector<SessionId>(); }
 
  private:
   Status Open(State start) {

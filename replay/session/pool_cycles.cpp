@@ -11,18 +11,18 @@ namespace amem {
 // ---- one pause or resume ---------------------------------------------------------------------------------------------------
 
 // With the lock, which it lets go of meanwhile. Nothing else of the pool is under way.
-Status Pools::Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after) {
+Status Pools::Run(Lock& lock, Entry& pool, const Task& task) {
   changed_.wait(lock, [&] { return pool.dropping == 0; });
-  pool.running = kind;
+  pool.running = task.kind;
   pool.queued = false;
   lock.unlock();
-  Status status = pool.cycle->Cycle(kind, {.after = after, .queued = [&] {
-                                             const std::lock_guard now(mutex_);
-                                             // A device that is given access only when the resume has ended cannot use the
-                                             // memory before.
-                                             pool.queued = pool.let_in == devices_;
-                                             changed_.notify_all();
-                                           }});
+  Status status = pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = [&] {
+                                                  const std::lock_guard now(mutex_);
+                                                  // A device that is given access only when the resume has ended cannot use the
+                                                  // memory before.
+                                                  pool.queued = pool.let_in == devices_;
+                                                  changed_.notify_all();
+                                                }});
   lock.lock();
   if (!pool.late.empty()) GiveLate(lock, pool, Who::kCycle);
   if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
@@ -33,35 +33,34 @@ Status Pools::Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* a
   return status;
 }
 
-Status Pools::Now(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after) {
+Status Pools::Now(Lock& lock, const Task& task) {
+  Entry& pool = *task.pool;
   changed_.wait(lock, [&] { return !Busy(pool) && pool.dropping == 0; });
   const Status unheard = std::exchange(pool.unheard, {});
   // A resume that failed unheard left the pool paused, and a pause of it is not what the program believes to need.
-  if (!unheard.ok() && kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
+  if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
     return unheard.Within(fmt::format("tag {} is still paused", pool.tag));
-  pool.last_asked = kind;
-  return Run(lock, pool, kind, after);
+  pool.last_asked = task.kind;
+  return Run(lock, pool, task);
 }
 
 Status Pools::Pause(PoolId id, const HowToPause& how) {
   Lock lock(mutex_);
   Entry& pool = At(id);
-  std::unique_ptr<StreamMoment> after;
+  Task task{.pool = &pool, .kind = CycleKind::kPause};
   if (how.after) {
     // Before any wait: what the program submits after this call does not belong to it.
     auto moment = pool.cycle->MomentOf(*how.after);
     if (!moment.ok()) return moment.status().Within("pause of tag " + pool.tag);
-    after = *std::move(moment);
+    task.after = *std::move(moment);
   }
-  if (how.wait) return Now(lock, pool, CycleKind::kPause, after.get());
-  return Later(pool, CycleKind::kPause, 0, std::move(after));
+  return how.wait ? Now(lock, task) : Later(std::move(task));
 }
 
 Status Pools::Resume(PoolId id, const HowToResume& how) {
   Lock lock(mutex_);
-  Entry& pool = At(id);
-  if (how.wait) return Now(lock, pool, CycleKind::kResume, nullptr);
-  return Later(pool, CycleKind::kResume, how.priority, nullptr);
+  Task task{&At(id), CycleKind::kResume, how.priority, how.patient, nullptr};
+  return how.wait ? Now(lock, task) : Later(std::move(task));
 }
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------------
@@ -103,7 +102,9 @@ std::vector<Pools::Standing> Pools::Stand() {
 
 // ---- without waiting -------------------------------------------------------------------------------------------------------
 
-Status Pools::Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<StreamMoment> after) {
+Status Pools::Later(Task task) {
+  Entry& pool = *task.pool;
+  const CycleKind kind = task.kind;
   if (!Busy(pool)) {
     const Lifecycle now = LifecycleOf(pool);
     if (!pool.unheard.ok() && kind == CycleKind::kPause && now != Lifecycle::kRunning)
@@ -114,7 +115,7 @@ Status Pools::Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<S
   pool.unheard = {};
   pool.last_asked = kind;
   ++pool.waiting;
-  tasks_.push_back({&pool, kind, priority, std::move(after)});
+  tasks_.push_back(std::move(task));
   changed_.notify_all();
   return {};
 }
@@ -149,7 +150,7 @@ void Pools::Work(CycleKind kind) {
     Entry& pool = *task.pool;
     pool.running = kind;  // before it waits for anything
     --pool.waiting;
-    const Status status = Run(lock, pool, kind, task.after.get());
+    const Status status = Run(lock, pool, task);
     if (!status.ok()) pool.unheard = status;
   }
 }

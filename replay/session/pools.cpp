@@ -36,15 +36,36 @@ Pools::~Pools() {
 Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
   if (tag.empty() || tag == "nccl" || tag == "user")
     return Status{Code::kInvalid, tag.empty() ? "the tag of a pool is empty" : "tag " + tag + " is AMem's own; take another"};
+  constexpr std::size_t kLongest = 1000;  // peers hear of it in messages of bounded size
+  if (tag.size() > kLongest) return Status{Code::kInvalid, fmt::format("a tag of a pool has at most {} bytes", kLongest)};
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, pool] : pools_) {
-    if (pool->tag != tag) continue;
-    if (pool->policy == policy) return id;
+  Entry* const known = Named(tag);
+  if (known == nullptr) return OpenNew(tag, policy, false);
+  if (known->policy != policy && !std::exchange(known->joined, false)) {
     return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
-                                              ToText(pool->policy), ToText(policy))};
+                                              ToText(known->policy), ToText(policy))};
   }
+  if (std::exchange(known->policy, policy) != policy) {
+    const auto ledger = ledger_.Lock();
+    ledger_.Record(PoolOpened{known->id, tag, policy});
+  }
+  return known->id;
+}
+
+Result<PoolId> Pools::Join(const std::string& tag) {
+  const std::lock_guard lock(mutex_);
+  const Entry* const known = Named(tag);
+  return known != nullptr ? known->id : OpenNew(tag, PoolPolicy::kPreserve, true);
+}
+
+Pools::Entry* Pools::Named(std::string_view tag) {
+  const auto found = std::ranges::find_if(pools_, [&](const auto& pool) { return pool.second->tag == tag; });
+  return found == pools_.end() ? nullptr : found->second.get();
+}
+
+Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
-  auto cycle = Coordinator::OfTag(ledger_, driver_, peers_, pinned_, gates_.Of(id), deadlines_, id);
+  auto cycle = Coordinator::OfTag(ledger_, driver_, peers_, pinned_, gates_.Of(id), deadlines_, id, tag);
   if (!cycle.ok()) return cycle.status();
   any_.store(true, std::memory_order_release);
   {
@@ -55,6 +76,7 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
   pool->id = id;
   pool->tag = tag;
   pool->policy = policy;
+  pool->joined = joined;
   pool->cycle = *std::move(cycle);
   pools_.emplace(id, std::move(pool));
   return id;
@@ -62,11 +84,9 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
 
 Result<PoolId> Pools::Find(std::string_view tag) {
   const std::lock_guard lock(mutex_);
+  if (const Entry* const pool = Named(tag)) return pool->id;
   std::string known;
-  for (const auto& [id, pool] : pools_) {
-    if (pool->tag == tag) return id;
-    known += pool->tag + ", ";
-  }
+  for (const auto& [id, pool] : pools_) known += pool->tag + ", ";
   return Status{Code::kNotFound, fmt::format("tag {} is not known; known: {}nccl", tag, known)};
 }
 

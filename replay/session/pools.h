@@ -48,6 +48,9 @@ class Pools {
   // ---- memory ------------------------------------------------------------------------------------------------------------
   // The same again is no change. kInvalid: it is open with another policy, or the tag is empty, "nccl" or "user".
   Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
+  // The pool of a tag under which a peer has shared memory with this session; opened, if it was not. Its policy is that of the
+  // program once the program opens it.
+  Result<PoolId> Join(const std::string& tag);
   Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names those that are open
   // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
   // A request for nothing gets an address as well. Aligned to 512 bytes.
@@ -68,7 +71,8 @@ class Pools {
   Status Pause(PoolId pool, const HowToPause& how);
   struct HowToResume {
     bool wait = true;
-    int priority = 0;  // higher first
+    int priority = 0;     // higher first
+    bool patient = true;  // waits for sessions that share the memory, live and stay paused; else until the deadline
   };
   Status Resume(PoolId pool, const HowToResume& how);
   // Waits for all that is under way, and hands out the failure that nobody has heard of. Of a pool that stands still: OK.
@@ -101,6 +105,7 @@ class Pools {
     PoolId id;
     std::string tag;
     PoolPolicy policy{};
+    bool joined = false;  // opened for memory of a peer, and not by the program
     std::unique_ptr<Coordinator> cycle;
     std::map<DeviceOrdinal, ChunkSpace> spaces;
     std::set<DeviceOrdinal> let_in;  // devices that were given access to all chunks
@@ -117,11 +122,14 @@ class Pools {
     Entry* pool = nullptr;
     CycleKind kind{};
     int priority = 0;
+    bool patient = false;
     std::unique_ptr<StreamMoment> after;
   };
   using Lock = std::unique_lock<std::mutex>;
 
   Entry& At(PoolId pool) { return *pools_.at(pool); }
+  Entry* Named(std::string_view tag);  // null: none
+  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
   [[nodiscard]] bool Busy(const Entry& pool) const { return pool.running || pool.waiting > 0; }
   Status AwaitUse(Lock& lock, Entry& pool);  // until parts can be taken
@@ -136,9 +144,9 @@ class Pools {
   enum class Who : std::uint8_t { kAnybody, kCycle };  // a pause or resume of the pool, at its end
   void GiveLate(Lock& lock, Entry& pool, Who who);
 
-  Status Now(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after);
-  Status Later(Entry& pool, CycleKind kind, int priority, std::unique_ptr<StreamMoment> after);
-  Status Run(Lock& lock, Entry& pool, CycleKind kind, const StreamMoment* after);
+  Status Now(Lock& lock, const Task& task);
+  Status Later(Task task);
+  Status Run(Lock& lock, Entry& pool, const Task& task);
   Status StartWorker(CycleKind kind);
   void Work(CycleKind kind);
   std::list<Task>::iterator Due(CycleKind kind);

@@ -241,9 +241,4 @@ State Session::CopyState() {
   return Inspect([](const State& state) { return state; });
 }
 
-CycleProgress Session::Progress() {
-  const auto [lifecycle, cycle] = ledger_.Progress();
-  return {lifecycle, cycle};
-}
-
 }  // namespace amem

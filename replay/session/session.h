@@ -182,8 +182,8 @@ class Session final : public PeerDelegate {
   bool OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override;
   bool OnPeerConnected(const PeerIdentity& peer) override;
   bool OnPeerLost(const PeerIdentity& peer, const std::string& reason) override;
-  Result<std::vector<SessionId>> Neighbours(Deadline until) override;
-  CycleProgress Progress() override;
+  Result<std::vector<SessionId>> Neighbours(const std::string& tag, Deadline until) override;
+  CycleProgress Progress(const std::string& tag = {}) override;
   bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) override;
 
  private:
@@ -216,6 +216,7 @@ class Session final : public PeerDelegate {
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as);  // with the ledger's lock
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
+  Result<PoolId> JoinTag(const std::string& tag, InTags& in);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
@@ -228,9 +229,10 @@ class Session final : public PeerDelegate {
   Status ReleaseHandle(AllocationId allocation);
   void ReleaseHandleOrBreak(AllocationId allocation);
   Result<Secret> SecretOf(AllocationId allocation);
-  Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token);              // what a peer's token opens
-  [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const;                    // as peers import it now
-  [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation) const;  // because of a pause or resume
+  Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token);  // what a peer's token opens
+  [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const;        // as peers import it now
+  // Because of a pause or resume of that scope.
+  [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const;
   void GiveOwnHandle(AllocationId allocation);  // if it is a part of a slab that NCCL has no address of
   Status UnmapOne(Address address);
   // The same calls on parts of slabs.

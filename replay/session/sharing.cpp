@@ -62,6 +62,16 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
   return imported;
 }
 
+// The pool that memory under a tag belongs to here: this session pauses it together with the owner.
+Result<PoolId> Session::JoinTag(const std::string& tag, InTags& in) {
+  const auto pool = pools_->Join(tag);
+  if (!pool.ok()) return pool.status();
+  EnterTag(*pool, in);
+  if (!in.paused) return pool;
+  return Status{Code::kRefused, fmt::format("import memory of tag {}: refused, that tag is paused here; resume it first", tag),
+                cuda::kIllegalState};
+}
+
 Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin) {
   AllocationId as;
   {
@@ -78,7 +88,9 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
       return placed;
     }
   } else {
-    auto handle = driver_.Import(shared->descriptor);
+    InTags in;
+    const auto pool = shared->pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared->pool, in);
+    auto handle = pool.ok() ? driver_.Import(shared->descriptor) : Result<DriverHandle>(pool.status());
     if (!handle.ok()) {
       peers_->DropReference(remote, as);
       return handle.status();
@@ -96,7 +108,8 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
                             origin.site,
                             {},
                             shared->tag,
-                            origin.communicator});
+                            origin.communicator,
+                            *pool});
   }
   RememberLastHandle(as);
   return as;
@@ -116,17 +129,19 @@ void Session::GiveOwnHandle(AllocationId allocation) {
 
 // While a round is under way the set does not grow: a session outside it would keep the memory of before, and it and the owner
 // could never pause or resume together. What a member of a pause imports, it imports before its first vote.
-Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation) const {
+Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const {
   const State& state = ledger_.state();
-  if (state.lifecycle == Lifecycle::kRunning) return {};
-  const auto& cycle = state.cycle;
+  const Lifecycle lifecycle = state.LifecycleOf(pool);
+  if (lifecycle == Lifecycle::kRunning) return {};
+  const auto& cycle = state.CycleOf(pool);
   const bool member = std::find(cycle.members.begin(), cycle.members.end(), by.session) != cycle.members.end();
-  const bool begins = state.lifecycle == Lifecycle::kPausing && cycle.phase <= PhaseKind::kPauseArrive;
+  const bool begins = lifecycle == Lifecycle::kPausing && cycle.phase <= PhaseKind::kPauseArrive;
   if (member && begins && !cycle.after_failed_undo) return {};
   const std::string what = ToText(allocation), self = ToText(peers_->Self());
-  if (state.lifecycle == Lifecycle::kPaused)
-    return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call ncclResume there", what, self),
-            cuda::kIllegalState};
+  if (lifecycle == Lifecycle::kPaused) {
+    const std::string call = NameOf(CycleKind::kResume, pool ? state.pools.at(pool).tag : std::string());
+    return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call {} there", what, self, call), cuda::kIllegalState};
+  }
   return {Code::kRefused, fmt::format("the owner of {}, {}, is in the middle of a pause or resume; try again", what, self),
           kNotReady};
 }
@@ -156,14 +171,9 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   const Allocation& a = it->second;
   const Allocation* memory = a.slab ? ledger_.Entry(state.allocations, a.slab) : &a;
   if (memory == nullptr) return ledger_.Broken();
-  AMEM_TRY(RefuseImport(by, token.allocation));
-  if (a.pool && state.LifecycleOf(a.pool) != Lifecycle::kRunning) {
-    return Status{
-        Code::kRefused,
-        fmt::format("{} belongs to a tag that is paused at its owner, {}; resume it there", ToText(token.allocation), self),
-        cuda::kIllegalState};
-  }
+  AMEM_TRY(RefuseImport(by, token.allocation, a.pool));
   SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag, IncarnationOf(token.allocation)};
+  if (a.pool) shared.pool = state.pools.at(a.pool).tag;
   GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
   const bool first = memory->exports == 0;
@@ -273,12 +283,15 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   return true;
 }
 
-Result<std::vector<SessionId>> Session::Neighbours(Deadline until) {
+Result<std::vector<SessionId>> Session::Neighbours(const std::string& tag, Deadline until) {
   const auto lock = ledger_.LockWithin(LeftUntil(until));
   if (!lock.owns_lock()) return ledger_.Held();
   const State& state = ledger_.state();
   std::set<SessionId> found;
+  const PoolId pool = tag.empty() ? PoolId{} : state.PoolNamed(tag);
+  if (!tag.empty() && !pool) return std::vector<SessionId>();
   for (const auto& [id, a] : state.allocations) {
+    if (a.pool != pool) continue;
     if (a.remote) found.insert(a.remote->owner);
     for (const auto& [importer, count] : a.importers) found.insert(importer.by);
   }
@@ -287,6 +300,17 @@ Result<std::vector<SessionId>> Session::Neighbours(Deadline until) {
     if (!peer.connected) found.erase(id);
   }
   return std::vector<SessionId>(found.begin(), found.end());
+}
+
+CycleProgress Session::Progress(const std::string& tag) {
+  if (tag.empty()) {
+    const auto [lifecycle, cycle] = ledger_.Progress();
+    return {lifecycle, cycle};
+  }
+  const auto lock = ledger_.LockWithin(kForAnAnswer);
+  if (!lock.owns_lock()) return {};
+  const auto pool = ledger_.state().pools.find(ledger_.state().PoolNamed(tag));
+  return pool == ledger_.state().pools.end() ? CycleProgress{} : CycleProgress{pool->second.lifecycle, pool->second.cycles};
 }
 
 }  // namespace amem

@@ -93,29 +93,55 @@ TEST(Pools, a_pause_waits_for_the_devices_of_its_chunks_only) {
   EXPECT_EQ(quiesce[0].device, DeviceOrdinal{3});
 }
 
-TEST(Pools, a_chunk_that_somebody_else_holds_stays) {
+TEST(Pools, a_chunk_that_a_card_or_a_multicast_object_holds_stays) {
   Folding f;
   const PoolId weights = f.Open("weights");
-  const AllocationId imported = f.AddChunk(weights, kA), registered = f.AddChunk(weights, kB), bound = f.AddChunk(weights, kC);
-  f.Ok(PeerConnected{kPeer, "host", 7, 0, 1});
-  f.Ok(Exported{imported, 1});
-  f.Ok(ReferenceAdded{imported, kPeer, AllocationId{3}});
+  const AllocationId registered = f.AddChunk(weights, kB), bound = f.AddChunk(weights, kC);
   f.Ok(Registered{kB, k2M, "ibv_reg_mr"});
   const AllocationId object{f.state.next_allocation};
   f.Ok(MulticastCreated{object, k2M, 2, 1, 0, {}, MemoryTag::kMulticastReleased});
   f.Ok(MulticastDeviceAdded{object, DeviceOrdinal{0}});
   f.Ok(MulticastBound{object, 0, bound, 0, k2M, {}});
-  EXPECT_EQ(WhyKept(f.state.allocations.at(imported)), KeepReason::kShared);
   EXPECT_EQ(WhyKept(f.state.allocations.at(registered)), KeepReason::kRegistered);
   EXPECT_EQ(WhyKept(f.state.allocations.at(bound)), KeepReason::kMulticast) << "also where NCCL's pause would unbind it";
   f.Pause(weights);
-  EXPECT_EQ(MeasurePools(f.state).at(weights).own_resident, 3 * k2M);
+  EXPECT_EQ(MeasurePools(f.state).at(weights).own_resident, 2 * k2M);
   f.Pause();  // unbinds the chunk, which stays
   f.Resume();
   f.Resume(weights);
-  f.Ok(ReferenceDropped{imported, kPeer, AllocationId{3}});
+}
+
+TEST(Pools, a_chunk_that_was_imported_leaves_and_comes_back_with_its_tag) {
+  Folding f;
+  f.Ok(PeerConnected{kPeer, "host", 7, 0, 1});
+  const PoolId weights = f.Open("weights");
+  const AllocationId lent = f.AddChunk(weights, kA), imported{f.state.next_allocation};
+  f.Ok(Exported{lent, 1});
+  f.Ok(ReferenceAdded{lent, kPeer, AllocationId{3}});
+  f.Ok(Imported{imported, {kPeer, AllocationId{9}}, k2M, OnDevice(0), 1, {}, {}, {}, MemoryTag::kUser, {}, weights});
+  f.Ok(RangeReserved{kB, k2M, 0, {}, 0, {}, {}});
+  f.Ok(Mapped{kB, k2M, 0, imported, 0});
+  EXPECT_TRUE(StepsOf(PlanPause(f.state), StepKind::kReleaseImport).empty()) << "NCCL's pause leaves it";
   f.Pause(weights);
+  EXPECT_FALSE(f.state.allocations.at(lent).resident);
   EXPECT_FALSE(f.state.allocations.at(imported).resident);
+  EXPECT_EQ(MeasurePools(f.state).at(weights).own, k2M) << "the owner counts what is imported";
+  const auto again = StepsOf(PlanResume(f.state, weights), StepKind::kImport);
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(again[0].allocation, imported);
+  f.Resume(weights);
+  EXPECT_TRUE(f.state.mappings.at(kB).present);
+}
+
+TEST(Pools, a_pool_that_a_peers_memory_came_with_gets_its_policy_from_the_program) {
+  Folding f;
+  const PoolId cache = f.Open("cache");
+  f.Ok(PoolOpened{cache, "cache", PoolPolicy::kDiscard});
+  EXPECT_EQ(f.state.pools.at(cache).policy, PoolPolicy::kDiscard);
+  f.Refused(PoolOpened{cache, "other", PoolPolicy::kDiscard}, "that id is in use");
+  const AllocationId chunk = f.AddChunk(cache, kA);
+  f.Ok(PoolAllocated{kA, 512, DeviceOrdinal{0}, chunk, 0});
+  f.Refused(PoolOpened{cache, "cache", PoolPolicy::kPreserve}, "its policy cannot change");
 }
 
 TEST(Pools, memory_is_made_while_nccl_is_paused_but_not_while_the_pool_is) {
@@ -175,7 +201,7 @@ TEST(Pools, what_cannot_be_is_refused) {
   f.Refused(CycleBegun{CycleKind::kPause, 1, {}, {}, PoolId{7}}, "pool 7 does not exist");
   f.Refused(CycleBegun{CycleKind::kResume, 1, {}, {}, weights}, "pool weights is running");
   f.Refused(StepBegun{{StepKind::kSave, chunk}, weights}, "no pause or resume is under way, pool weights is running");
-  f.Refused(PhaseBegun{PhaseKind::kPauseArrive, weights}, "no pause or resume is under way");
+  f.Refused(PhaseBegun{PhaseKind::kPauseSave, weights}, "no pause or resume is under way");
 }
 
 TEST(Pools, a_step_works_on_the_memory_of_its_own_cycle_only) {

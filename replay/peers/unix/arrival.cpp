@@ -19,17 +19,19 @@ constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr int kLeaderClosingsMax = 3;
 constexpr std::chrono::milliseconds kWitnessPatience{100};  // with the journal
 
+std::string OfTag(const std::string& tag) { return tag.empty() ? "" : " of tag " + tag; }
+
 }  // namespace
 
 Result<RoundBegun> Arrival::Run() {
   SessionRegistry& sessions = context_.service->sessions();
-  if (!again_) sessions.SetLoss(std::nullopt);
+  if (!again_) sessions.SetLoss(call_.tag, std::nullopt);
   pause_ = kLookAgainFirst;
   auto begun = Wait();
   if (!begun && begun.status().code() == Code::kPeerLost) {
     if (!lost_) lost_ = discovery_.lost();
     if (!lost_) lost_ = discovery_.IdentityOf(last_leader_);  // it must have been one of them
-    sessions.SetLoss(*lost_);
+    sessions.SetLoss(call_.tag, *lost_);
     culprits_ = {*lost_};
   }
   if (!begun && discovery_.refusing()) culprits_ = {*discovery_.refusing()};
@@ -108,8 +110,9 @@ Status Arrival::Arrive(SessionId leader) {
     if (!connection) return connection.status().Within(NameOf(leader));
     leader_ = *std::move(connection);
   }
-  const auto left = kind_ == CycleKind::kPause ? static_cast<std::uint32_t>(LeftUntil(deadline_).count()) : 0U;
-  Status sent = leader_->Send({leader_->NextRequest(), ArriveMessage{kind_, cycle_, announced_, left}}, deadline_);
+  const auto left = call_.kind == CycleKind::kPause ? static_cast<std::uint32_t>(LeftUntil(deadline_).count()) : 0U;
+  Status sent =
+      leader_->Send({leader_->NextRequest(), ArriveMessage{call_.kind, call_.cycle, announced_, left, call_.tag}}, deadline_);
   return sent.Within(NameOf(leader));
 }
 
@@ -248,7 +251,7 @@ std::vector<PeerIdentity> Arrival::Absent(const Status& why, const Status& withd
 // Ranks end what they do between a pause and a resume minutes apart, and without AMem the first would wait in the next
 // collective for as long. One that is stopped and was not seen to run is paused, too, since it took part in the pause.
 bool Arrival::MayComeYet(const std::vector<PeerIdentity>& absent) const {
-  if (!patient_ || absent.empty()) return false;
+  if (!call_.patient || absent.empty()) return false;
   return std::ranges::all_of(absent, [this](const PeerIdentity& who) {
     const auto at = discovery_.progress().find(who.session);
     const Lifecycle last = at == discovery_.progress().end() ? Lifecycle::kNew : at->second.lifecycle;
@@ -269,8 +272,8 @@ Status Arrival::WaitOn(const std::vector<PeerIdentity>& absent) {
   next_word_ = In(waited);  // ever more seldom
   const auto seen = Witness(absent);
   if (context_.waiting) {
-    context_.waiting(fmt::format("resume: waits since {} s for {}{}", waited.count() / 1000, ToText(absent),
-                                 WhatTheyDo(kind_, absent, discovery_.progress(), discovery_.silent(), seen)));
+    context_.waiting(fmt::format("resume{}: waits since {} s for {}{}", OfTag(call_.tag), waited.count() / 1000, ToText(absent),
+                                 WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen)));
   }
   return {};
 }
@@ -298,7 +301,7 @@ std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity
     ProcessSeen seen = connection == discovery_.connections().end() ? SeeProcessOf(who, context_.connection, waited)
                                                                     : SeeProcessOf(who, *connection->second, waited);
     if (const auto at = discovery_.progress().find(who.session); at != discovery_.progress().end())
-      seen.answer = AnswerOf(kind_, at->second.lifecycle);
+      seen.answer = AnswerOf(call_, at->second.lifecycle);
     if (discovery_.silent().contains(who.session)) seen.answer = "silent";
     facts.emplace_back(seen);
     all.emplace(who.session, std::move(seen));
@@ -323,7 +326,7 @@ Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& 
   culprits_ = absent;
   const auto seen = Witness(absent);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", Waited().count(), ToText(absent),
-                                      WhatTheyDo(kind_, absent, discovery_.progress(), discovery_.silent(), seen), advice)};
+                                      WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen), advice)};
 }
 
 std::string Arrival::NameOf(SessionId session) const {

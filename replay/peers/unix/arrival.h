@@ -27,7 +27,7 @@ struct RoundContext {
   PeerService* service = nullptr;
   PeerDelegate* delegate = nullptr;
   Deadlines deadlines;
-  std::shared_ptr<std::atomic<bool>> busy;
+  std::shared_ptr<std::atomic<bool>> busy;          // of rounds about that tag
   std::function<void(const std::string&)> waiting;  // as UnixPeersOptions has it
 };
 
@@ -40,19 +40,17 @@ struct RoundBegun {                        // how waiting for the others ended
 
 class Arrival {
  public:
-  // `patient`: waits on for members that live and are paused. `again`: the leader of a round that had begun was lost.
-  Arrival(const RoundContext& context, CycleKind kind, std::uint64_t cycle, Deadline until, bool patient, bool again)
+  // `again`: the leader of a round that had begun was lost.
+  Arrival(const RoundContext& context, RoundCall call, bool again)
       : context_(context),
-        kind_(kind),
-        cycle_(cycle),
-        patient_(patient),
+        call_(std::move(call)),
         again_(again),
-        began_(again ? Now() : std::min(Now(), until - context.deadlines.call())),
-        deadline_(until),
-        discovery_(context.connection, *context.service, *context.delegate, again) {}
+        began_(again ? Now() : std::min(Now(), call_.until - context.deadlines.call())),
+        deadline_(call_.until),
+        discovery_(context.connection, *context.service, *context.delegate, call_.tag, again) {}
 
   Result<RoundBegun> Run();
-  // See Peers::Culprits.
+  // As Peers::Arrive has them.
   [[nodiscard]] const std::vector<PeerIdentity>& culprits() const { return culprits_; }
 
  private:
@@ -97,9 +95,7 @@ class Arrival {
   [[nodiscard]] std::string NameOf(SessionId session) const;
 
   const RoundContext& context_;
-  const CycleKind kind_;
-  const std::uint64_t cycle_;
-  const bool patient_;
+  const RoundCall call_;
   const bool again_;
   const Deadline began_;        // the call, or gathering again
   Deadline deadline_;           // of a resume that waits for a peer that is paused: of the next look at that

@@ -14,7 +14,7 @@ constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members th
 }  // namespace
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
-  auto found = delegate_.Neighbours(until_);
+  auto found = delegate_.Neighbours(tag_, until_);
   if (!found) return found.status();
   std::vector<SessionId> neighbours = *std::move(found);
   const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
@@ -65,7 +65,7 @@ PeerIdentity Discovery::IdentityOf(SessionId session) const {
 // A session died while the others waited for it; they were told, and wait no more. A member that comes later would find all the
 // living, and wait for them in vain. So it fails as they did, unless they call again at once; with the next call all meet.
 bool Discovery::FailedWithoutUs(const NeighbourhoodMessage& other) const {
-  return other.lost && !without_the_dead_ && !service_.sessions().HasFailedBy(other.lost->session);
+  return other.lost && !without_the_dead_ && !service_.sessions().HasFailedBy(tag_, other.lost->session);
 }
 
 Status Discovery::FailAs(const NeighbourhoodMessage& other) {
@@ -105,7 +105,7 @@ Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
   }
   silent_.insert(session);
   const std::uint64_t question = at->second->NextRequest();
-  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{}}, deadline));
+  AMEM_TRY(at->second->Send({question, AskNeighboursMessage{tag_}}, deadline));
   return question;
 }
 

@@ -17,8 +17,10 @@ namespace amem {
 // One session's search. It keeps its connections, so that to look again is cheap.
 class Discovery {
  public:
-  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, bool without_the_dead = false)
-      : context_(context), service_(service), delegate_(delegate), without_the_dead_(without_the_dead) {}
+  // `tag`: of the memory that they share; empty: NCCL's.
+  Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::string tag = {},
+            bool without_the_dead = false)
+      : context_(context), service_(service), delegate_(delegate), tag_(std::move(tag)), without_the_dead_(without_the_dead) {}
 
   // The set, sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does
   // not answer. kPeerLost also: this call has failed at another member because a session ended, and at this one not yet.
@@ -54,6 +56,7 @@ class Discovery {
   ConnectionContext context_;
   PeerService& service_;
   PeerDelegate& delegate_;
+  const std::string tag_;
   const Deadline began_ = Now();
   Deadline until_;  // of the look
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;

@@ -44,20 +44,21 @@ std::optional<PeerIdentity> SessionRegistry::Known(SessionId session) const {
   return at == known_.end() ? std::nullopt : std::optional(at->second);
 }
 
-void SessionRegistry::SetLoss(const std::optional<PeerIdentity>& lost) {
+void SessionRegistry::SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost) {
   const std::lock_guard lock(mutex_);
-  loss_ = lost;
-  if (lost) failed_by_.insert(lost->session);
+  losses_[tag] = lost;
+  if (lost) failed_by_.emplace(tag, lost->session);
 }
 
-std::optional<PeerIdentity> SessionRegistry::Loss() const {
+std::optional<PeerIdentity> SessionRegistry::Loss(const std::string& tag) const {
   const std::lock_guard lock(mutex_);
-  return loss_;
+  const auto loss = losses_.find(tag);
+  return loss == losses_.end() ? std::nullopt : loss->second;
 }
 
-bool SessionRegistry::HasFailedBy(SessionId session) const {
+bool SessionRegistry::HasFailedBy(const std::string& tag, SessionId session) const {
   const std::lock_guard lock(mutex_);
-  return failed_by_.contains(session);
+  return failed_by_.contains({tag, session});
 }
 
 void SessionRegistry::Changed() { SignalEvent(change_.get()); }

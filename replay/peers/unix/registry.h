@@ -73,10 +73,11 @@ class SessionRegistry {
   void SetGroup(std::int64_t group);
   void KeepEverything();
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // was connected once
-  // Whose end failed this session's call to Arrive, for peers that come to that call later; nothing: it calls again.
-  void SetLoss(const std::optional<PeerIdentity>& lost);
-  [[nodiscard]] std::optional<PeerIdentity> Loss() const;
-  [[nodiscard]] bool HasFailedBy(SessionId session) const;  // SetLoss was called with it
+  // Whose end failed this session's call to Arrive about that tag, for peers that come to that call later; nothing: it calls
+  // again.
+  void SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost);
+  [[nodiscard]] std::optional<PeerIdentity> Loss(const std::string& tag) const;
+  [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;  // SetLoss was called with it
   // Readable when something happened that may change which sessions share memory; for Arrive.
   [[nodiscard]] int change_fd() const { return change_.get(); }
   void Changed();
@@ -123,9 +124,9 @@ class SessionRegistry {
 
   mutable std::mutex mutex_;  // over the next four
   PeerIdentity self_;
-  std::map<SessionId, PeerIdentity> known_;  // all that were ever connected, for messages
-  std::optional<PeerIdentity> loss_;
-  std::set<SessionId> failed_by_;
+  std::map<SessionId, PeerIdentity> known_;                    // all that were ever connected, for messages
+  std::map<std::string, std::optional<PeerIdentity>> losses_;  // by tag
+  std::set<std::pair<std::string, SessionId>> failed_by_;      // likewise
 
   std::map<SessionId, Record> records_;  // the service thread's own
 };

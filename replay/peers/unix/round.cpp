@@ -15,8 +15,7 @@ constexpr std::chrono::milliseconds kPatienceWithJournal{100};
 
 class UnixRound final : public Round {
  public:
-  UnixRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, RoundBegun begun)
-      : context_(context), kind_(kind), cycle_(cycle) {
+  UnixRound(const RoundContext& context, RoundCall call, RoundBegun begun) : context_(context), call_(std::move(call)) {
     Adopt(std::move(begun));
   }
   ~UnixRound() override {
@@ -31,7 +30,10 @@ class UnixRound final : public Round {
   Result<std::optional<Lifecycle>> Regather() override {
     given_up_ = true;
     leader_.reset();  // it may be stopped, and not dead: it counts this session no more
-    auto again = Arrival(context_, kind_, cycle_, std::max(until_, In(context_.deadlines.round_least())), false, true).Run();
+    RoundCall call = call_;
+    call.until = std::max(until_, In(context_.deadlines.round_least()));
+    call.patient = false;
+    auto again = Arrival(context_, std::move(call), true).Run();
     if (!again) return again.status().Within("gathering without " + ToText(LeaderIdentity()));
     if (again->settled) return again->settled;
     Adopt(*std::move(again));
@@ -120,8 +122,7 @@ class UnixRound final : public Round {
   }
 
   const RoundContext context_;
-  const CycleKind kind_;
-  const std::uint64_t cycle_;
+  const RoundCall call_;
   Deadline until_;
   std::unique_ptr<PeerConnection> leader_;
   SessionId leader_session_;
@@ -134,17 +135,16 @@ class UnixRound final : public Round {
 
 }  // namespace
 
-Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, Deadline until,
-                                             bool patient, std::vector<PeerIdentity>& culprits) {
-  Arrival arrival(context, kind, cycle, until, patient && kind == CycleKind::kResume, false);
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, RoundCall call, std::vector<PeerIdentity>* culprits) {
+  call.patient = call.patient && call.kind == CycleKind::kResume;
+  Arrival arrival(context, call, false);
   auto begun = arrival.Run();
-  culprits.clear();
   if (!begun) {
-    culprits = arrival.culprits();
+    if (culprits != nullptr) *culprits = arrival.culprits();
     *context.busy = false;
     return begun.status();
   }
-  return std::unique_ptr<Round>(new UnixRound(context, kind, cycle, *std::move(begun)));
+  return std::unique_ptr<Round>(new UnixRound(context, std::move(call), *std::move(begun)));
 }
 
 }  // namespace amem

@@ -10,8 +10,7 @@
 
 namespace amem {
 
-// `culprits`: of a failure, as Peers::Culprits has them.
-Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, CycleKind kind, std::uint64_t cycle, Deadline until,
-                                             bool patient, std::vector<PeerIdentity>& culprits);
+// As Peers::Arrive.
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, RoundCall call, std::vector<PeerIdentity>* culprits);
 
 }  // namespace amem

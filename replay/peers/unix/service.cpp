@@ -46,12 +46,7 @@ PeerService::PeerService(const ConnectionContext& context, Listeners listeners, 
             }
           },
           [this](EventBody fact) { Witness(std::move(fact)); }),
-      buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)),
-      votes_(
-          [this](std::uint64_t connection, MessageBody body) {
-            if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
-          },
-          this) {}
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
 
 PeerService::~PeerService() { Stop(); }
 
@@ -81,10 +76,13 @@ void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
 // ---- time ------------------------------------------------------------------------------------------------------------------
 
 std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const {
-  std::optional<Clock::time_point> next = votes_.NextDeadline();
+  std::optional<Clock::time_point> next;
   const auto consider = [&](Clock::time_point at) {
     if (!next || at < *next) next = at;
   };
+  for (const auto& [tag, votes] : votes_) {
+    if (const auto at = votes.NextDeadline()) consider(*at);
+  }
   for (const auto& [id, connection] : inbound_) {
     if (!connection->welcome) consider(connection->accepted + kHelloPatience);
     if (connection->retry) consider(*connection->retry);
@@ -105,7 +103,7 @@ void PeerService::Timers(Clock::time_point now) {
     listen_again_.reset();
     Listen(EPOLLIN);
   }
-  votes_.Tick(now);
+  for (auto& [tag, votes] : votes_) votes.Tick(now);
 }
 
 // Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
@@ -113,7 +111,7 @@ void PeerService::Timers(Clock::time_point now) {
 void PeerService::NoteWaiting(Inbound& connection, Clock::time_point now) {
   connection.note_asking = now + connection.asks_for;
   connection.asks_for *= 2;
-  const Lifecycle lifecycle = delegate_.Progress().lifecycle;
+  const Lifecycle lifecycle = delegate_.Progress({}).lifecycle;
   const bool pause = lifecycle == Lifecycle::kRunning;
   if (connection.marked || (!pause && lifecycle != Lifecycle::kPaused)) return;
   const PeerIdentity& who = connection.peer;
@@ -161,7 +159,10 @@ void PeerService::Sweep() {
       const std::unique_ptr<Inbound> gone = std::move(at->second);
       inbound_.erase(at);
       found = true;
-      if (gone->welcome && gone->purpose == Purpose::kRound) votes_.Closed(gone->id, *gone->marked);
+      if (gone->welcome && gone->purpose == Purpose::kRound) {
+        VotesOn(gone->tag).Closed(gone->id, *gone->marked);
+        std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
+      }
       if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
       break;
     }
@@ -370,7 +371,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
   Reply(connection, request,
-        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation}}},
+        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation, shared->pool}}},
         std::move(descriptors));
   sessions_.Changed();
 }
@@ -402,9 +403,9 @@ void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
 
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
-MessageBody PeerService::Neighbourhood() {
-  NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(), sessions_.Loss()};
-  const auto neighbours = delegate_.Neighbours(In(kAnswerWithin));
+MessageBody PeerService::Neighbourhood(const std::string& tag) {
+  NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(tag), sessions_.Loss(tag)};
+  const auto neighbours = delegate_.Neighbours(tag, In(kAnswerWithin));
   if (!neighbours) return FailureMessage{neighbours.status()};
   for (const SessionId session : *neighbours) {
     answer.neighbours.push_back(sessions_.Known(session).value_or(PeerIdentity{.session = session}));
@@ -412,16 +413,28 @@ MessageBody PeerService::Neighbourhood() {
   return answer;
 }
 
+VoteCounter& PeerService::VotesOn(const std::string& tag) {
+  const auto say = [this](std::uint64_t connection, MessageBody body) {
+    if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
+  };
+  VoteObserver* const observer = this;
+  return votes_.try_emplace(tag, say, observer, tag).first->second;
+}
+
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
-  if (std::holds_alternative<AskNeighboursMessage>(message.body)) {
-    if (!std::exchange(connection.asked, true)) connection.note_asking = Clock::now() + connection.asks_for;
-    return Reply(connection, message.request, Neighbourhood());
+  if (const auto* ask = std::get_if<AskNeighboursMessage>(&message.body)) {
+    if (ask->tag.empty() && !std::exchange(connection.asked, true)) connection.note_asking = Clock::now() + connection.asks_for;
+    return Reply(connection, message.request, Neighbourhood(ask->tag));
   }
-  if (const auto* arrival = std::get_if<ArriveMessage>(&message.body))
-    return votes_.Arrived(connection.id, connection.peer, *arrival, Clock::now());
-  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes_.Withdrew(connection.id);
-  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes_.Voted(connection.id, *vote, Clock::now());
-  if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes_.Left(connection.id, leave->round);
+  if (const auto* arrival = std::get_if<ArriveMessage>(&message.body)) {
+    if (connection.tag.empty()) connection.tag = arrival->tag;
+    if (connection.tag != arrival->tag) return MarkForClose(connection, "came for two tags on one connection");
+    return VotesOn(arrival->tag).Arrived(connection.id, connection.peer, *arrival, Clock::now());
+  }
+  VoteCounter& votes = VotesOn(connection.tag);
+  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id);
+  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes.Voted(connection.id, *vote, Clock::now());
+  if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes.Left(connection.id, leave->round);
   MarkForClose(connection, "sent a message that has no place on a connection for rounds");
 }
 

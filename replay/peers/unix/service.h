@@ -83,7 +83,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
     std::optional<Clock::time_point> retry;             // of a send that the kernel refused for now
     std::optional<std::string> marked;                  // why it will be closed at the end of this turn
     std::optional<ProcessSeen> seen;                    // of its process, if that is why
-    bool asked = false;                                 // with whom this session shares memory
+    bool asked = false;                                 // with whom this session shares NCCL's memory
+    std::string tag;                                    // of the round that it came for
     std::optional<Clock::time_point> note_asking;       // when that will be recorded
     std::chrono::milliseconds asks_for = kAsksForLong;  // since it was recorded last, or since the first question
   };
@@ -118,7 +119,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
   void Dropped(Inbound& connection, const DroppedMessage& dropped);
-  [[nodiscard]] MessageBody Neighbourhood();
+  [[nodiscard]] MessageBody Neighbourhood(const std::string& tag);
+  VoteCounter& VotesOn(const std::string& tag);
 
   void Reply(Inbound& connection, std::uint64_t request, MessageBody body, std::vector<UniqueFd> descriptors = {});
   void WriteQueue(Inbound& connection);
@@ -139,7 +141,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
   std::unique_ptr<std::byte[]> buffer_;
-  VoteCounter votes_;
+  std::map<std::string, VoteCounter> votes_;  // by tag
   std::vector<EventBody> facts_;
   std::optional<Clock::time_point> tell_again_;
 };

@@ -80,21 +80,19 @@ class UnixPeers::Impl {
     return true;
   }
 
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) {
-    if (busy_->exchange(true)) return Status{Code::kRefused, "another pause or resume of this session is under way"};
-    std::vector<PeerIdentity> culprits;
-    auto round = ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy_, options_.waiting}, kind, cycle,
-                               until, patient, culprits);
-    const std::lock_guard lock(culprits_mutex_);
-    culprits_ = std::move(culprits);
-    return round;
-  }
-  [[nodiscard]] std::vector<PeerIdentity> Culprits() const {
-    const std::lock_guard lock(culprits_mutex_);
-    return culprits_;
+  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits) {
+    const auto busy = BusyWith(call.tag);
+    if (busy->exchange(true)) return Status{Code::kRefused, "another pause or resume of this session is under way"};
+    return ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy, options_.waiting}, call, culprits);
   }
 
  private:
+  std::shared_ptr<std::atomic<bool>> BusyWith(const std::string& tag) {
+    const std::lock_guard lock(busy_mutex_);
+    auto& busy = busy_[tag];
+    if (busy == nullptr) busy = std::make_shared<std::atomic<bool>>(false);
+    return busy;
+  }
   // One way to be found is enough to go on with.
   Status Listen(SessionId self, PeerService::Listeners& listeners) {
     auto directory = OpenSocketDirectory(options_.socket_directory);
@@ -126,10 +124,9 @@ class UnixPeers::Impl {
   std::unique_ptr<PeerService> service_;
   std::mutex owners_mutex_;
   std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
-  std::shared_ptr<std::atomic<bool>> busy_ = std::make_shared<std::atomic<bool>>(false);
+  std::mutex busy_mutex_;
+  std::map<std::string, std::shared_ptr<std::atomic<bool>>> busy_;  // by tag: a round of this session is under way
   std::atomic<bool> stopped_{false};
-  mutable std::mutex culprits_mutex_;
-  std::vector<PeerIdentity> culprits_;  // of the last call of Arrive
 };
 
 UnixPeers::UnixPeers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -202,10 +199,8 @@ void UnixPeers::DropReference(const RemoteAllocation& remote, AllocationId as) {
 
 bool UnixPeers::AwaitLoss(SessionId session) { return impl_->AwaitLoss(session); }
 
-Result<std::unique_ptr<Round>> UnixPeers::Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) {
-  return impl_->Arrive(kind, cycle, until, patient);
+Result<std::unique_ptr<Round>> UnixPeers::Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits) {
+  return impl_->Arrive(call, culprits);
 }
-
-std::vector<PeerIdentity> UnixPeers::Culprits() const { return impl_->Culprits(); }
 
 }  // namespace amem

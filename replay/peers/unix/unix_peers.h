@@ -56,9 +56,9 @@ class UnixPeers final : public Peers {
                                                  Deadline until) override;
   void DropReference(const RemoteAllocation& remote, AllocationId as) override;
   bool AwaitLoss(SessionId session) override;
-  // One at a time: kRefused while a round of this session is not destroyed. The round must not outlive this object.
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) override;
-  [[nodiscard]] std::vector<PeerIdentity> Culprits() const override;
+  // One of a tag at a time: kRefused while a round of this session about that tag is not destroyed. The round must not outlive
+  // this object.
+  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits = nullptr) override;
   void Stop() override;
 
  private:

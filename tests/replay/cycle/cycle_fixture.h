@@ -75,8 +75,10 @@ class ScriptedPeers final : public Peers {
     if (await_loss) await_loss(lost);
     return true;
   }
-  Result<std::unique_ptr<Round>> Arrive(CycleKind, std::uint64_t, Deadline, bool) override { return arrive(); }
-  [[nodiscard]] std::vector<PeerIdentity> Culprits() const override { return culprits; }
+  Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
+    *told = culprits;
+    return arrive();
+  }
   void Stop() override {}
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;

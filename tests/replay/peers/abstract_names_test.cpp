@@ -79,8 +79,8 @@ TEST_F(AbstractNames, ranks_with_a_tmp_each_share_and_pause) {
   ASSERT_TRUE(shared.ok()) << shared.status().message();
   b.session.Add(a.identity.session);
   Result<std::unique_ptr<Round>> other = Status{};
-  std::thread arriving([&] { other = b.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false); });
-  const auto round = a.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
+  std::thread arriving([&] { other = b.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}); });
+  const auto round = a.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
   arriving.join();
   ASSERT_TRUE(round.ok()) << round.status().message();
   ASSERT_TRUE(other.ok()) << other.status().message();

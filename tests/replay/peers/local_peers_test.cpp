@@ -61,7 +61,7 @@ TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
   std::vector<std::thread> threads;
   for (Member* member : {&a_, &b_, &c_}) {
     threads.emplace_back([this, member] {
-      auto round = member->peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
+      auto round = member->peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
       ASSERT_TRUE(round) << round.status().message();
       EXPECT_EQ((*round)->Members().size(), 3u);
       EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
@@ -77,17 +77,17 @@ TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
 
 TEST_F(LocalPeersTest, whoever_does_not_come_is_named) {
   Share(a_, b_);
-  const Status status = a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false).status();
+  const Status status = a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}).status();
   EXPECT_EQ(status.code(), Code::kTimeout);
   EXPECT_NE(status.message().find(ToText(b_.identity)), std::string::npos) << status.message();
   b_.peers->SetGroup(7);
-  EXPECT_EQ(a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false).status().code(), Code::kRefused);
+  EXPECT_EQ(a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}).status().code(), Code::kRefused);
 }
 
 TEST_F(LocalPeersTest, leaving_early_fails_those_who_vote) {
   Share(a_, b_);
-  std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false)); });
-  auto round = a_.peers->Arrive(CycleKind::kPause, 1, In(std::chrono::seconds(20)), false);
+  std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))})); });
+  auto round = a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
   ASSERT_TRUE(round);
   EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).code(), Code::kPeerLost);
   other.join();

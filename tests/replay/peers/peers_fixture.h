@@ -108,12 +108,12 @@ class FakeSession : public PeerDelegate {
     changed_.notify_all();
     return true;
   }
-  Result<std::vector<SessionId>> Neighbours(Deadline) override {
+  Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline) override {
     const std::lock_guard lock(mutex_);
     return std::vector<SessionId>(neighbours_.begin(), neighbours_.end());
   }
 
-  CycleProgress Progress() override { return {lifecycle.load(), 1}; }
+  CycleProgress Progress(const std::string&) override { return {lifecycle.load(), 1}; }
 
   bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds /*patience*/) override {
     if (busy_journal-- > 0) return false;
@@ -218,8 +218,8 @@ struct Rank {
     if (shared) session.Add(owner.identity.session);
     return shared;
   }
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) const {
-    return peers->Arrive(kind, cycle, In(deadlines.call()), patient);
+  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) {
+    return peers->Arrive({kind, cycle, In(deadlines.call()), patient}, &culprits);
   }
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) const {
     return peers->Reimport(owner, requests, In(deadlines.call()));
@@ -229,6 +229,7 @@ struct Rank {
   FakeSession session;
   Deadlines deadlines;
   std::unique_ptr<UnixPeers> peers;
+  std::vector<PeerIdentity> culprits;  // of the last Arrive that failed
   Status problem;
 };
 

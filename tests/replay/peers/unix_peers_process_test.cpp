@@ -268,8 +268,8 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
     EXPECT_EQ(round.status().code(), Code::kNoDescriptors) << round.status().message();
     EXPECT_NE(round.status().message().find("rank 0"), std::string::npos) << round.status().message();
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(6)) << "before the deadline";
-    ASSERT_EQ(other.peers->Culprits().size(), 1U);
-    EXPECT_EQ(other.peers->Culprits()[0].rank, 0);
+    ASSERT_EQ(other.culprits.size(), 1U);
+    EXPECT_EQ(other.culprits[0].rank, 0);
   }
   never_.Pass();
   EXPECT_EQ(poor.Wait(), 0);

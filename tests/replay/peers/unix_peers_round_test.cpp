@@ -171,8 +171,8 @@ TEST_F(RoundTest, another_group_is_told_to_the_session_when_it_is_seen_and_is_th
   b.peers->SetGroup(5);
   EXPECT_EQ(a.Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
   EXPECT_EQ(times(), (std::vector<std::int64_t>{0, 5})) << "its journal has the other's new group";
-  ASSERT_EQ(a.peers->Culprits().size(), 1U);
-  EXPECT_EQ(a.peers->Culprits()[0].session, b.identity.session);
+  ASSERT_EQ(a.culprits.size(), 1U);
+  EXPECT_EQ(a.culprits[0].session, b.identity.session);
   EXPECT_EQ(a.Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused);
   EXPECT_EQ(times().size(), 2U) << "once for each change";
 }

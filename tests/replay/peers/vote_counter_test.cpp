@@ -386,11 +386,11 @@ TEST(WhyLate, says_only_what_explains_it) {
 }
 
 TEST(AnswerOf, is_what_a_member_said_of_itself) {
-  EXPECT_EQ(AnswerOf(CycleKind::kPause, Lifecycle::kRunning), "running, has not called ncclPause");
-  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kPaused), "paused, has not called ncclResume");
-  EXPECT_EQ(AnswerOf(CycleKind::kPause, Lifecycle::kPaused), "paused already");
-  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kResuming), "in the middle of a resume");
-  EXPECT_EQ(AnswerOf(CycleKind::kResume, Lifecycle::kNew), "");
+  EXPECT_EQ(AnswerOf({CycleKind::kPause}, Lifecycle::kRunning), "running, has not called ncclPause");
+  EXPECT_EQ(AnswerOf({CycleKind::kResume}, Lifecycle::kPaused), "paused, has not called ncclResume");
+  EXPECT_EQ(AnswerOf({CycleKind::kPause}, Lifecycle::kPaused), "paused already");
+  EXPECT_EQ(AnswerOf({CycleKind::kResume}, Lifecycle::kResuming), "in the middle of a resume");
+  EXPECT_EQ(AnswerOf({CycleKind::kResume}, Lifecycle::kNew), "");
 }
 
 }  // namespace

@@ -241,22 +241,6 @@ TEST_F(PoolsTest, a_stream_waits_for_the_end_of_a_resume_when_a_device_has_joine
   ASSERT_TRUE(pools().Wait(paused).ok());
 }
 
-TEST_F(PoolsTest, what_another_process_has_imported_stays_and_is_said) {
-  const PoolId pool = Open("weights");
-  std::byte* const part = Take(pool, kMiB);
-  Fill(part, kMiB, 1);
-  const AllocationId retained = *a.session->Retain(AddressOf(part));
-  std::byte* const theirs = b.Place(Pass(retained), kChunk);
-  ASSERT_TRUE(Pause(pool).ok());
-  EXPECT_EQ(a.InUse(), kChunk);
-  EXPECT_TRUE(Holds(theirs, kMiB, 1));
-  const auto memory = nlohmann::json::parse(a.session->MemoryJson());
-  EXPECT_EQ(memory["tags"][0]["kept_bytes"], kChunk) << memory.dump();
-  ASSERT_TRUE(Resume(pool).ok());
-  EXPECT_TRUE(Holds(part, kMiB, 1));
-  EXPECT_TRUE(a.session->Release(retained).ok());
-}
-
 TEST_F(PoolsTest, what_a_card_may_have_written_to_while_the_tag_was_paused_is_not_given_back_by_an_undo) {
   const PoolId pool = Open("weights");
   std::byte* const shared = Take(pool, kMiB);

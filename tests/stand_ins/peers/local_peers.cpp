@@ -105,7 +105,8 @@ class LocalNetwork::Hub {
       for (const SessionId other : member->connected) {
         if (auto found = members.find(other); found != members.end()) connected.push_back(found->second);
       }
-      counters.erase(session);  // the votes that it counted stay undecided
+      // The votes that it counted stay undecided.
+      std::erase_if(counters, [&](const auto& counter) { return counter.first.first == session; });
       for (auto& [leader, counter] : counters) counter->Closed(session.value, how);
       Changed();
     }
@@ -118,19 +119,21 @@ class LocalNetwork::Hub {
   }
 
   // With the mutex held. A member's one connection to every counter is its session.
-  VoteCounter& CounterOf(SessionId leader) {
-    auto& counter = counters[leader];
+  VoteCounter& CounterOf(SessionId leader, const std::string& tag) {
+    auto& counter = counters[{leader, tag}];
     if (counter == nullptr) {
-      counter = std::make_unique<VoteCounter>([this](std::uint64_t to, MessageBody body) {
-        mail[to].push_back(std::move(body));
-        Changed();
-      });
+      counter = std::make_unique<VoteCounter>(
+          [this, tag](std::uint64_t to, MessageBody body) {
+            mail[{to, tag}].push_back(std::move(body));
+            Changed();
+          },
+          nullptr, tag);
     }
     return *counter;
   }
 
   // `seen`: members that were alive at an earlier look; that one of them is dead now is a failure.
-  Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self, std::set<SessionId>& seen) {
+  Result<std::vector<PeerIdentity>> SetOf(const PeerIdentity& self, const std::string& tag, std::set<SessionId>& seen) {
     std::map<SessionId, PeerIdentity> set;
     std::vector<SessionId> frontier{self.session};
     while (!frontier.empty()) {
@@ -148,7 +151,7 @@ class LocalNetwork::Hub {
       }
       set[session] = who;
       With(member, [&](PeerDelegate& d) {
-        const auto neighbours = d.Neighbours(In(std::chrono::minutes(1)));
+        const auto neighbours = d.Neighbours(tag, In(std::chrono::minutes(1)));
         frontier.insert(frontier.end(), neighbours->begin(), neighbours->end());
       });
     }
@@ -162,8 +165,8 @@ class LocalNetwork::Hub {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<SessionId, std::shared_ptr<Member>> members;
-  std::map<SessionId, std::unique_ptr<VoteCounter>> counters;  // by leader
-  std::map<std::uint64_t, std::deque<MessageBody>> mail;       // by session
+  std::map<std::pair<SessionId, std::string>, std::unique_ptr<VoteCounter>> counters;  // by leader and tag
+  std::map<std::pair<std::uint64_t, std::string>, std::deque<MessageBody>> mail;       // by session and tag
 };
 
 namespace {
@@ -177,8 +180,8 @@ struct LocalBegun {
 // a cycle any more ends the wait.
 class LocalArrival {
  public:
-  LocalArrival(LocalNetwork::Hub& hub, SessionId session, CycleKind kind, std::uint64_t cycle, bool patient, bool again)
-      : hub_(hub), session_(session), kind_(kind), cycle_(cycle), patient_(patient), again_(again) {}
+  LocalArrival(LocalNetwork::Hub& hub, SessionId session, RoundCall call, bool again)
+      : hub_(hub), session_(session), call_(std::move(call)), again_(again) {}
 
   Result<LocalBegun> Run() {
     auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
@@ -187,7 +190,7 @@ class LocalArrival {
       if (me == nullptr) return Gone(session_);
       const PeerIdentity self = hub_.IdentityOf(*me);
       if (again_) seen_.clear();
-      auto set = hub_.SetOf(self, seen_);
+      auto set = hub_.SetOf(self, call_.tag, seen_);
       const auto settled = again_ && set.ok() ? Settled(*set) : std::nullopt;
       std::unique_lock lock(hub_.mutex);
       if (auto news = TakeMail(); news.has_value()) return std::move(*news);
@@ -206,8 +209,9 @@ class LocalArrival {
       const SessionId lowest = set->front().session;
       if (leader_ && *leader_ != lowest) Withdraw();
       leader_ = lowest;
-      hub_.CounterOf(lowest).Arrived(session_.value, self, {kind_, cycle_, *set, 0}, hub_.Now());
-      if (hub_.mail[session_.value].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
+      hub_.CounterOf(lowest, call_.tag)
+          .Arrived(session_.value, self, {call_.kind, call_.cycle, *set, 0, call_.tag}, hub_.Now());
+      if (hub_.mail[{session_.value, call_.tag}].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
       if (auto news = TakeMail(); news.has_value()) return std::move(*news);
     }
   }
@@ -223,16 +227,16 @@ class LocalArrival {
   }
   CycleProgress WhereIs(SessionId session) {
     CycleProgress progress;
-    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { progress = d.Progress(); });
+    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { progress = d.Progress(call_.tag); });
     return progress;
   }
   // With the hub's mutex held, the three below.
   void Withdraw() {
-    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_).Closed(session_.value, "withdrew");
-    hub_.mail.erase(session_.value);
+    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew");
+    hub_.mail.erase({session_.value, call_.tag});
   }
   std::optional<Result<LocalBegun>> TakeMail() {
-    auto& mail = hub_.mail[session_.value];
+    auto& mail = hub_.mail[{session_.value, call_.tag}];
     while (!mail.empty()) {
       const MessageBody body = std::move(mail.front());
       mail.pop_front();
@@ -242,17 +246,17 @@ class LocalArrival {
     return std::nullopt;
   }
   std::vector<PeerIdentity> Missing() {
-    hub_.CounterOf(*leader_).Withdrew(session_.value);
+    hub_.CounterOf(*leader_, call_.tag).Withdrew(session_.value);
     std::vector<PeerIdentity> missing;
-    for (const auto& body : hub_.mail[session_.value]) {
+    for (const auto& body : hub_.mail[{session_.value, call_.tag}]) {
       if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
     }
-    hub_.mail.erase(session_.value);
+    hub_.mail.erase({session_.value, call_.tag});
     return missing;
   }
   // Without the hub's mutex, both.
   bool MayComeYet(const std::vector<PeerIdentity>& missing) {
-    if (!patient_ || missing.empty()) return false;
+    if (!call_.patient || missing.empty()) return false;
     return std::ranges::all_of(missing, [&](const auto& who) { return WhereIs(who.session).lifecycle == Lifecycle::kPaused; });
   }
   [[nodiscard]] Status TimedOut(const std::vector<PeerIdentity>& missing) const {
@@ -261,9 +265,7 @@ class LocalArrival {
 
   LocalNetwork::Hub& hub_;
   const SessionId session_;
-  const CycleKind kind_;
-  const std::uint64_t cycle_;
-  const bool patient_;
+  const RoundCall call_;
   const bool again_;
   std::set<SessionId> seen_;
   std::optional<SessionId> leader_;
@@ -271,9 +273,8 @@ class LocalArrival {
 
 class LocalRound final : public Round {
  public:
-  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::uint64_t cycle, Deadline until,
-             BegunMessage begun)
-      : hub_(std::move(hub)), self_(self), kind_(kind), cycle_(cycle), until_(until), begun_(std::move(begun)) {}
+  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, RoundCall call, BegunMessage begun)
+      : hub_(std::move(hub)), self_(self), call_(std::move(call)), until_(call_.until), begun_(std::move(begun)) {}
   ~LocalRound() override {
     const std::lock_guard lock(hub_->mutex);
     Leave();
@@ -291,7 +292,9 @@ class LocalRound final : public Round {
       const std::lock_guard lock(hub_->mutex);
       Leave();
     }
-    auto again = LocalArrival(*hub_, self_, kind_, cycle_, false, true).Run();
+    RoundCall call = call_;
+    call.patient = false;
+    auto again = LocalArrival(*hub_, self_, call, true).Run();
     if (!again) return again.status();
     if (again->settled) return again->settled;
     begun_ = std::move(again->begun);
@@ -312,9 +315,10 @@ class LocalRound final : public Round {
       return answer(leader(), Gone(leader()));
     };
     if (lost_ || !hub_->members.contains(leader())) return leader_lost();
-    hub_->CounterOf(leader()).Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
+    hub_->CounterOf(leader(), call_.tag)
+        .Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
     while (true) {
-      auto& mail = hub_->mail[self_.value];
+      auto& mail = hub_->mail[{self_.value, call_.tag}];
       while (!mail.empty()) {
         const MessageBody body = std::move(mail.front());
         mail.pop_front();
@@ -325,24 +329,23 @@ class LocalRound final : public Round {
       }
       if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
       if (!hub_->members.contains(leader())) return leader_lost();
-      VoteCounter& counter = hub_->CounterOf(leader());
+      VoteCounter& counter = hub_->CounterOf(leader(), call_.tag);
       hub_->WaitUntil(lock, counter.NextDeadline().value_or(hub_->Now() + kLookAgain));
-      if (hub_->members.contains(leader())) hub_->CounterOf(leader()).Tick(hub_->Now());
+      if (hub_->members.contains(leader())) hub_->CounterOf(leader(), call_.tag).Tick(hub_->Now());
     }
   }
 
  private:
   [[nodiscard]] SessionId leader() const { return begun_.members.front().session; }
   void Leave() {
-    if (auto counter = hub_->counters.find(leader()); counter != hub_->counters.end())
+    if (auto counter = hub_->counters.find({leader(), call_.tag}); counter != hub_->counters.end())
       counter->second->Left(self_.value, begun_.round);
-    hub_->mail.erase(self_.value);
+    hub_->mail.erase({self_.value, call_.tag});
   }
 
   std::shared_ptr<LocalNetwork::Hub> hub_;
   const SessionId self_;
-  const CycleKind kind_;
-  const std::uint64_t cycle_;
+  const RoundCall call_;
   Deadline until_;
   BegunMessage begun_;
   std::uint32_t index_ = 0;
@@ -405,11 +408,13 @@ class LocalPeers final : public Peers {
     return true;
   }
 
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, Deadline until, bool patient) override {
+  Result<std::unique_ptr<Round>> Arrive(const RoundCall& asked, std::vector<PeerIdentity>* /*culprits*/) override {
     hub_->Step();
-    auto begun = LocalArrival(*hub_, session_, kind, cycle, patient && kind == CycleKind::kResume, false).Run();
+    RoundCall call = asked;
+    call.patient = call.patient && call.kind == CycleKind::kResume;
+    auto begun = LocalArrival(*hub_, session_, call, false).Run();
     if (!begun) return begun.status();
-    return std::unique_ptr<Round>(new LocalRound(hub_, session_, kind, cycle, until, std::move(begun->begun)));
+    return std::unique_ptr<Round>(new LocalRound(hub_, session_, std::move(call), std::move(begun->begun)));
   }
 
   void Stop() override { hub_->Remove(session_, "has closed"); }

@@ -1,0 +1,220 @@
+// Tags whose memory several processes share: a window of NCCL's over tensors is imported by every peer.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+
+#include "tests/replay/session/pools_fixture.h"
+
+namespace amem {
+namespace {
+
+using test::kChunk, test::kDevice, test::kMiB;
+
+class SharedTagsTest : public test::PoolsTest {
+ protected:
+  // a's tensor under tag weights, which b has imported and mapped, as NCCL does for a window.
+  SharedTagsTest() : pool(Open("weights")), part(Take(pool, kMiB)), chunk(*a.session->Retain(AddressOf(part))) {
+    Fill(part, kMiB, 1);
+    theirs = b.Place(Pass(chunk), kChunk);
+  }
+  Pools& of_b() const { return b.session->pools(); }
+  PoolId pool_of_b() const { return *of_b().Find("weights"); }
+
+  // Both call at once.
+  std::pair<Status, Status> Both(CycleKind kind) const {
+    auto second = std::async(std::launch::async, [&] {
+      return kind == CycleKind::kPause ? of_b().Pause(pool_of_b(), {}) : of_b().Resume(pool_of_b(), {});
+    });
+    Status first = kind == CycleKind::kPause ? Pause(pool) : Resume(pool);
+    return {std::move(first), second.get()};
+  }
+  void BothSucceed(CycleKind kind) const {
+    const auto [first, second] = Both(kind);
+    EXPECT_TRUE(first.ok()) << first.message();
+    EXPECT_TRUE(second.ok()) << second.message();
+  }
+  // Each sees what the other writes.
+  void SeeEachOther() const {
+    EXPECT_TRUE(Holds(part, kMiB, 1));
+    EXPECT_TRUE(Holds(theirs, kMiB, 1));
+    theirs[7] = ~theirs[7];
+    EXPECT_EQ(part[7], theirs[7]);
+    part[7] = ~part[7];
+    EXPECT_TRUE(Holds(theirs, kMiB, 1));
+  }
+
+  PoolId pool;
+  std::byte* part;
+  AllocationId chunk;
+  std::byte* theirs = nullptr;
+};
+
+TEST_F(SharedTagsTest, what_another_process_has_imported_leaves_and_comes_back_with_its_tag) {
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    BothSucceed(CycleKind::kPause);
+    EXPECT_EQ(a.InUse(), 0U) << "the chunk stayed";
+    BothSucceed(CycleKind::kResume);
+    SeeEachOther();
+  }
+  EXPECT_EQ(a.Count<VoteCast>(), b.Count<VoteCast>());
+  EXPECT_GT(a.Count<VoteCast>(), 0U);
+}
+
+TEST_F(SharedTagsTest, a_tag_that_nobody_shares_asks_nobody) {
+  const PoolId cache = Open("cache");
+  Take(cache, kMiB);
+  ASSERT_TRUE(Pause(cache).ok());
+  ASSERT_TRUE(Resume(cache).ok());
+  EXPECT_EQ(a.Count<VoteCast>(), 0U);
+}
+
+TEST_F(SharedTagsTest, pauses_of_NCCL_and_of_other_tags_leave_it) {
+  TwoProcesses::Both(&Session::Pause);
+  SeeEachOther();
+  const PoolId cache = Open("cache");
+  Take(cache, kMiB);
+  ASSERT_TRUE(Pause(cache).ok());
+  SeeEachOther();
+  BothSucceed(CycleKind::kPause);
+  TwoProcesses::Both(&Session::Resume);
+  BothSucceed(CycleKind::kResume);
+  SeeEachOther();
+}
+
+TEST_F(SharedTagsTest, rounds_of_two_tags_and_of_NCCL_are_under_way_beside_each_other) {
+  const PoolId cache = Open("cache");
+  std::byte* const second = Take(cache, kMiB);
+  std::byte* const second_theirs = b.Place(Pass(*a.session->Retain(AddressOf(second))), kChunk);
+  const PoolId cache_of_b = *of_b().Find("cache");
+  a.Place(a.Create());
+  std::byte* const nccl = a.Place(a.Create());
+  std::memset(nccl, 3, 4096);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) {
+      const auto other_tag = [&](Pools& of, PoolId id) {
+        return std::async(std::launch::async,
+                          [&of, id, kind] { return kind == CycleKind::kPause ? of.Pause(id, {}) : of.Resume(id, {}); });
+      };
+      auto mine = other_tag(pools(), cache), its = other_tag(of_b(), cache_of_b);
+      auto of_nccl = std::async(std::launch::async,
+                                [&] { TwoProcesses::Both(kind == CycleKind::kPause ? &Session::Pause : &Session::Resume); });
+      BothSucceed(kind);
+      of_nccl.get();
+      EXPECT_TRUE(mine.get().ok());
+      EXPECT_TRUE(its.get().ok());
+    }
+    SeeEachOther();
+    second[5] = std::byte{9};
+    EXPECT_EQ(second_theirs[5], std::byte{9});
+    EXPECT_EQ(nccl[4095], std::byte{3});
+  }
+}
+
+TEST_F(SharedTagsTest, a_failure_of_one_undoes_the_pause_of_both) {
+  ASSERT_TRUE(b.simulator->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  const auto [first, second] = Both(CycleKind::kPause);
+  EXPECT_FALSE(first.ok());
+  EXPECT_FALSE(second.ok());
+  EXPECT_NE(first.message().find("pause of tag weights: rank 1"), std::string::npos) << first.message();
+  EXPECT_NE(first.message().find("runs on as before"), std::string::npos) << first.message();
+  EXPECT_EQ(StateOf(pool), "resident");
+  SeeEachOther();
+  BothSucceed(CycleKind::kPause);
+  BothSucceed(CycleKind::kResume);
+  SeeEachOther();
+}
+
+TEST_F(SharedTagsTest, a_failure_of_one_leaves_both_paused_with_contents_kept) {
+  BothSucceed(CycleKind::kPause);
+  ASSERT_TRUE(b.simulator->FailNext("Import", 1, cuda::kUnknown).ok());
+  const auto [first, second] = Both(CycleKind::kResume);
+  EXPECT_FALSE(first.ok());
+  EXPECT_FALSE(second.ok());
+  EXPECT_EQ(StateOf(pool), "paused");
+  EXPECT_EQ(a.InUse(), 0U);
+  BothSucceed(CycleKind::kResume);
+  SeeEachOther();
+}
+
+TEST_F(SharedTagsTest, nobody_imports_memory_of_a_tag_that_is_paused_on_either_side) {
+  auto token = a.session->Export(chunk);
+  ASSERT_TRUE(token.ok());
+  const AllocationId own_of_b = *b.session->Retain(*of_b().Allocate(pool_of_b(), kMiB, kDevice));
+  auto token_of_b = b.session->Export(own_of_b);
+  BothSucceed(CycleKind::kPause);
+  const auto at_its_owner = b.session->Import(token->get(), {});
+  EXPECT_EQ(at_its_owner.status().driver_result(), cuda::kIllegalState);
+  EXPECT_NE(at_its_owner.status().message().find("call amem_resume of tag weights there"), std::string::npos)
+      << at_its_owner.status().message();
+  BothSucceed(CycleKind::kResume);
+  EXPECT_TRUE(b.session->Import(token->get(), {}).ok());
+  EXPECT_TRUE(a.session->Import(token_of_b->get(), {}).ok());
+}
+
+TEST_F(SharedTagsTest, the_program_says_later_what_a_tag_that_came_with_a_peers_memory_is) {
+  EXPECT_TRUE(of_b().Open("weights", PoolPolicy::kDiscard).ok());
+  EXPECT_FALSE(of_b().Open("weights", PoolPolicy::kPreserve).ok());
+  ASSERT_TRUE(of_b().Allocate(pool_of_b(), kMiB, kDevice).ok());
+  BothSucceed(CycleKind::kPause);
+  BothSucceed(CycleKind::kResume);
+  SeeEachOther();
+}
+
+TEST_F(SharedTagsTest, what_its_owner_has_freed_keeps_its_contents_for_those_who_hold_it) {
+  ASSERT_TRUE(a.session->Release(chunk).ok());
+  ASSERT_TRUE(Give(part).ok());
+  EXPECT_TRUE(Holds(theirs, kMiB, 1));
+  BothSucceed(CycleKind::kPause);
+  EXPECT_EQ(a.InUse(), 0U);
+  BothSucceed(CycleKind::kResume);
+  EXPECT_TRUE(Holds(theirs, kMiB, 1));
+}
+
+TEST_F(SharedTagsTest, memory_of_an_owner_that_died_while_paused_is_replaced_by_zeros) {
+  BothSucceed(CycleKind::kPause);
+  network.Kill(SessionId{1});
+  EXPECT_TRUE(of_b().Resume(pool_of_b(), {}).ok());
+  EXPECT_EQ(theirs[0], std::byte{0});
+  EXPECT_EQ(theirs[kChunk - 1], std::byte{0});
+}
+
+TEST_F(SharedTagsTest, once_the_import_is_gone_the_owner_pauses_alone) {
+  const AllocationId imported = b.session->CopyState().mappings.at(AddressOf(theirs)).allocation;
+  b.Free(theirs, imported, kChunk);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.Count<VoteCast>(), 0U);
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+}
+
+TEST_F(SharedTagsTest, a_stream_waits_for_the_whole_resume_because_others_bring_part_of_it) {
+  BothSucceed(CycleKind::kPause);
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  auto led = std::async(std::launch::async, [&] { return pools().WaitOn(pool, nullptr); });
+  EXPECT_EQ(led.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  ASSERT_TRUE(of_b().Resume(pool_of_b(), {}).ok());
+  EXPECT_TRUE(led.get().ok());
+  SeeEachOther();
+}
+
+TEST(SharedTags, a_process_that_does_not_come_is_named_and_nothing_has_changed) {
+  const auto world = *SimulatorWorld::InMemory(1, 512 * kMiB);
+  LocalNetwork network(300);
+  const test::Process a(1, world, network, {}), b(2, world, network, {});
+  const PoolId pool = *a.session->pools().Open("weights", PoolPolicy::kPreserve);
+  const Address part = *a.session->pools().Allocate(pool, kMiB, kDevice);
+  auto token = a.session->Export(*a.session->Retain(part));
+  std::byte* const theirs = b.Place(*b.session->Import(token->get(), {}), kChunk);
+  theirs[3] = std::byte{4};
+  const Status paused = a.session->pools().Pause(pool, {});
+  EXPECT_EQ(paused.code(), Code::kTimeout);
+  EXPECT_NE(paused.message().find("pause of tag weights: waited 300 ms for rank 1"), std::string::npos) << paused.message();
+  EXPECT_EQ(a.InUse(), kChunk);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(part.value)[3], std::byte{4});
+  ASSERT_EQ(a.Count<CycleFailed>(), 1U);
+  a.JournalFolds();
+}
+
+}  // namespace
+}  // namespace amem

@@ -152,9 +152,9 @@ class Scratch:
             return seen
         return {name: (sources, closure(name, set())) for name, (sources, _) in direct.items()}
 
-    def tests_of(self, file, room, others):
+    def tests_of(self, file, room, others, also=()):
         """The tests that may notice a mutant of the file: the room's own, and up to so many others that are built of it, those that are
-        built of the least first."""
+        built of the least first, or of these those that `also` names."""
         if file.endswith(".py"):
             own, more = self._scripts_of(file, room)
             return own, more[:others]
@@ -162,6 +162,7 @@ class Scratch:
         programs = [name for name, (_, below) in self.targets.items() if name.endswith("_test") and below & holders]
         own = [name for name in programs if any(s.startswith(f"tests/{room}/") for s in self.targets[name][0])]
         more = sorted(set(programs) - set(own), key=lambda name: (len(self.targets[name][1]), name))
+        more = [name for name in more if not also or name in also]
         tests = lambda names: [Test(name, [os.path.join(self.build, "bin", name)], self.build, {}, name, self.parts) for name in names]
         return tests(sorted(own)), tests(more[:others])
 

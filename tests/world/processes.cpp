@@ -119,7 +119,8 @@ void RunAsProcess(const Settings& settings, int rank) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   StartWatchdog();
   SetWorld(settings, rank);
-  const auto page = OpenPage(settings.directory / "page");
+  // The watchdog looks at it until the process has ended.
+  static const auto& page = *new std::shared_ptr<Page>(OpenPage(settings.directory / "page"));
   Share(page->found);
   SimulatorOptions simulated;
   simulated.world = settings.directory / "world";

@@ -74,6 +74,17 @@ TEST_F(PoolTest, a_pause_gives_back_what_a_pool_of_nccls_only_keeps) {
   EXPECT_EQ(free_async(used, nullptr), CUDA_SUCCESS) << "freeing works at any time";
 }
 
+TEST_F(PoolTest, what_a_stream_allocates_is_counted_until_it_is_freed_and_a_failure_is_the_drivers) {
+  const auto on_stream = Driver<decltype(cuMemAllocAsync)>("cuMemAllocAsync");
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(on_stream(&memory, kKept, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(session().CopyState().async.size(), 1U);
+  EXPECT_EQ(free_async(memory, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(session().CopyState().async.empty());
+  EXPECT_NE(on_stream(&memory, std::size_t{1} << 60, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(session().CopyState().async.empty());
+}
+
 TEST_F(PoolTest, a_pool_of_the_programs_or_one_that_was_destroyed_is_left_alone) {
   CUmemPoolProps properties{};
   CUmemoryPool programs = nullptr;

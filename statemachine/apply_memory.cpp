@@ -96,7 +96,7 @@ Status Fold::operator()(const AllocationCreated& e) {
 Status Fold::operator()(const AllocationRetained& e) {
   Allocation* a = Find(e.allocation);
   if (a == nullptr) return Bad("retain " + ToText(e.allocation) + ": it does not exist");
-  if (a->mappings == 0)
+  if (a->mappings == 0 && e.address)
     return Bad("retain " + ToText(e.allocation) + " by " + Hex(e.address.value) + ": it is not mapped anywhere");
   ++a->guest_references;
   return {};

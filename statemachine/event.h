@@ -100,7 +100,7 @@ struct AllocationCreated {
   PoolId pool;                  // a chunk of that pool, with tag kUser, so that pauses of NCCL leave it; zero: no pool's
   friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
 };
-struct AllocationRetained {  // by a mapped address; NCCL holds one reference more
+struct AllocationRetained {  // by a mapped address, or imported again (no address); NCCL holds one reference more
   AllocationId allocation;
   Address address;
   friend bool operator==(const AllocationRetained&, const AllocationRetained&) = default;

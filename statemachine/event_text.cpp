@@ -168,7 +168,7 @@ struct Describe {
            (e.pool ? ", a chunk of " + ToText(e.pool) : Tag(e.tag)) + Of(e.communicator) + Site(e.site);
   }
   std::string operator()(const AllocationRetained& e) const {
-    return ToText(e.allocation) + " retained by address " + Hex(e.address.value);
+    return ToText(e.allocation) + " retained" + (e.address ? " by address " + Hex(e.address.value) : "");
   }
   std::string operator()(const AllocationReleased& e) const { return ToText(e.allocation) + " released"; }
   std::string operator()(const Mapped& e) const {

@@ -161,7 +161,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
   const Address open = slab ? ledger_.state().PlaceOf(it->second) + token->offset : Address{};
   ledger_.Record(AllocationReleased{*id});
-  dropped_.push_back({{token->session, token->allocation}, *id});
+  if (!ledger_.state().allocations.contains(*id)) dropped_.push_back({{token->session, token->allocation}, *id});
   RetireIfEmpty(slab);
   if (!address.ok()) return address.status();
   ++legacy_opened_again_[open];

@@ -83,10 +83,12 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
   if (!shared.ok()) return shared.status();
   const RemoteAllocation remote{token.session, token.allocation};
   if (shared->part) {
-    if (Status placed = slabs_.Import(token, as, *shared, handle_type, origin, *peers_); !placed.ok()) {
+    const auto placed = slabs_.Import(token, as, *shared, handle_type, origin, *peers_);
+    if (!placed.ok()) {
       peers_->DropReference(remote, as);
       return placed;
     }
+    as = *placed;
   } else {
     InTags in;
     const auto pool = shared->pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared->pool, in);

@@ -157,6 +157,16 @@ AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) {
   return {};
 }
 
+AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset) {
+  const Slab* parts = ledger_.Entry(ledger_.state().slabs, slab);
+  if (parts == nullptr || !parts->parts.contains(offset)) return {};
+  for (const AllocationId id : parts->parts.at(offset)) {
+    const Allocation* a = ledger_.Entry(ledger_.state().allocations, id);
+    if (a != nullptr && a->remote == part) return id;
+  }
+  return {};
+}
+
 // Returns with the lock held; the slab has no part yet.
 Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock) {
   const RemoteAllocation remote{token.session, token.allocation};
@@ -189,8 +199,8 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
   return id;
 }
 
-Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
-                     const Origin& origin, Peers& peers) {
+Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared,
+                                   std::uint32_t handle_type, const Origin& origin, Peers& peers) {
   const std::lock_guard one(mutex_);
   auto lock = ledger_.Lock();
   AllocationId slab = ImportedAs({token.session, shared.part->slab});
@@ -202,14 +212,20 @@ Status Slabs::Import(const Token& token, AllocationId as, const SharedAllocation
   const Allocation* memory = ledger_.Entry(ledger_.state().allocations, slab);
   if (memory == nullptr) return ledger_.Broken();
   if (shared.part->offset > memory->bytes || shared.bytes > memory->bytes - shared.part->offset) {
-    return {Code::kCorrupt, fmt::format("{} ends outside its owner's slab {}", ToText(token.allocation), slab.value),
-            cuda::kInvalidValue};
+    return Status{Code::kCorrupt, fmt::format("{} ends outside its owner's slab {}", ToText(token.allocation), slab.value),
+                  cuda::kInvalidValue};
   }
   const RemoteAllocation remote{token.session, token.allocation};
+  if (const AllocationId before = PartImportedAs(remote, slab, shared.part->offset)) {
+    ledger_.Record(AllocationRetained{before, {}});
+    lock.unlock();
+    peers.DropReference(remote, as);
+    return before;
+  }
   ledger_.Record(
       Imported{as, remote, shared.bytes, shared.properties, handle_type, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{as, slab, shared.part->offset, false});
-  return {};
+  return as;
 }
 
 // ---- both --------------------------------------------------------------------------------------------------------------

@@ -41,10 +41,11 @@ class Slabs {
   // not belong in a slab, or there is no room for a slab of any size, and the driver should be asked for it alone.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
                               std::unique_lock<std::mutex>& lock);
-  // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. Without
-  // the lock.
-  Status Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
-                const Origin& origin, Peers& peers);
+  // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. What is
+  // imported already has one address, by which NCCL retains it: that allocation gets another reference, and is returned.
+  // Without the lock.
+  Result<AllocationId> Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
+                              const Origin& origin, Peers& peers);
   // Lets `access` reach the slab that a part lies in. Without the lock.
   Status Open(AllocationId part, std::span<const AccessDescriptor> access);
   // Prepares that NCCL maps an allocation at an address range that it kept when it gave up what was mapped there: places the
@@ -107,6 +108,7 @@ class Slabs {
   KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const;
   Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
+  [[nodiscard]] AllocationId PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset);
   [[nodiscard]] Bytes SizeOfNext(const Kind& kind);
   Status Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex>& lock);
 

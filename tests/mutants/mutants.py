@@ -55,7 +55,10 @@ class Run:
         if mutant.key in self.equivalents:
             outcome, why = EQUIVALENT, self.equivalents[mutant.key]
         else:
-            outcome, why = self.scratch.try_mutant(mutant, self.scratch.passing(self.scratch.tests_of(mutant.file, room, self.options.others)))
+            for tests in self.scratch.tests_of(mutant.file, room, self.options.others, self.options.also):
+                outcome, why = self.scratch.try_mutant(mutant, self.scratch.passing(tests))
+                if outcome != SURVIVED:
+                    break
         self.rows.append({"room": room, "outcome": outcome, "why": why, "seconds": round(time.monotonic() - began, 1), **mutant._asdict()})
         print(f"{outcome:15} {self.rows[-1]['seconds']:6.1f} s  {mutant.file}:{mutant.line}  {why}")
         if outcome == SURVIVED:
@@ -97,7 +100,8 @@ def parse(arguments):
     parser.add_argument("--count", type=int, default=10, help="mutants of each room that compile and are not equivalent")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilations at once")
     parser.add_argument("--parts", type=int, default=2 * os.cpu_count(), help="parts of a test program at once; they wait a lot")
-    parser.add_argument("--others", type=int, default=100, help="test programs beside the room's own, at most")
+    parser.add_argument("--others", type=int, default=100, help="test programs beside the room's own, at most; for what these did not notice")
+    parser.add_argument("--also", action="append", default=[], help="only this one of those, such as end_to_end_test; again for more")
     parser.add_argument("--bar", type=float, default=80, help="the least percentage that must be noticed of all")
     parser.add_argument("--again", metavar="FILE", help="try those that survived in these results, and no others")
     parser.add_argument("--list", action="store_true", help="only print what the seed picks")

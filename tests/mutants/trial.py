@@ -24,7 +24,9 @@ FLAGS = ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COM
 
 
 def _limits():
-    """A mutant may write or allocate without end. Of address space the simulator takes much that it does not use."""
+    """A mutant may write or allocate without end. Of address space the simulator takes much that it does not use. A shell's job in the
+    background ignores an interrupt, which tests send."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * GIB, 8 * GIB))
     resource.setrlimit(resource.RLIMIT_DATA, (16 * GIB, 16 * GIB))
@@ -150,29 +152,32 @@ class Scratch:
             return seen
         return {name: (sources, closure(name, set())) for name, (sources, _) in direct.items()}
 
-    def tests_of(self, file, room, others):
-        """The tests that may notice a mutant of the file: first the room's own, then up to so many others that are built of it, those
-        that are built of the least first."""
+    def tests_of(self, file, room, others, also=()):
+        """The tests that may notice a mutant of the file: the room's own, and up to so many others that are built of it, those that are
+        built of the least first, or of these those that `also` names."""
         if file.endswith(".py"):
-            return self._scripts_of(file, room)
+            own, more = self._scripts_of(file, room)
+            return own, more[:others]
         holders = {name for name, (sources, _) in self.targets.items() if file in sources}
         programs = [name for name, (_, below) in self.targets.items() if name.endswith("_test") and below & holders]
         own = [name for name in programs if any(s.startswith(f"tests/{room}/") for s in self.targets[name][0])]
         more = sorted(set(programs) - set(own), key=lambda name: (len(self.targets[name][1]), name))
-        return [Test(name, [os.path.join(self.build, "bin", name)], self.build, {}, name, self.parts) for name in sorted(own) + more[:others]]
+        more = [name for name in more if not also or name in also]
+        tests = lambda names: [Test(name, [os.path.join(self.build, "bin", name)], self.build, {}, name, self.parts) for name in names]
+        return tests(sorted(own)), tests(more[:others])
 
     def _scripts_of(self, file, room):
-        """Scripts of the room's tests, those first that name the module."""
+        """Scripts of the room's tests: those that name the module, and the others."""
         shown = subprocess.run(["ctest", "--test-dir", self.build, "--show-only=json-v1"], capture_output=True, check=True, text=True).stdout
-        folder, module, found = os.path.join(self.tree, "tests", room) + "/", os.path.basename(file)[:-3].lstrip("_"), []
+        folder, module, own, more = os.path.join(self.tree, "tests", room) + "/", os.path.basename(file)[:-3].lstrip("_"), [], []
         for test in json.loads(shown)["tests"]:
             script = next((part for part in test.get("command", ()) if part.startswith(folder) and part.endswith(".py")), None)
             if script:
                 properties = {p["name"]: p["value"] for p in test.get("properties", ())}
                 environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", ()))
                 names_it = re.search(rf"\b_?{module}\b", open(script).read()) is not None
-                found.append((not names_it, Test(test["name"], test["command"], self.build, environment, "", 1)))
-        return [test for _, test in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
+                (own if names_it else more).append(Test(test["name"], test["command"], self.build, environment, "", 1))
+        return own, more
 
     def make(self, targets):
         return self._run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets], 3600)

@@ -46,6 +46,16 @@ TEST(Snapshot, equals_the_state_it_was_taken_from) {
   EXPECT_EQ(Digest(Expand(*snapshot)), Digest(f.state));
 }
 
+TEST(Snapshot, knows_the_references_to_what_is_mapped_no_more) {
+  Folding f;
+  const AllocationId id = f.Allocate(kA);
+  f.Ok(AllocationRetained{id, kA});
+  f.Ok(Unmapped{kA, k2M, {}});
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+}
+
 TEST(Snapshot, knows_that_everything_is_kept) {
   Folding f;
   f.Allocate(kA);

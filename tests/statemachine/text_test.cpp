@@ -71,6 +71,7 @@ TEST(Text, each_kind_of_event_has_a_sentence_of_its_own) {
       {AllocationCreated{AllocationId{4}, kMiB, {}, 0, {}, {{0x12, 0, 0, 0, 0}}, {}, MemoryTag::kUser},
        "allocation 4 created, 1 MiB on location type 0 for the program (ncclMemAlloc) at +12"},
       {AllocationRetained{AllocationId{4}, Address{0x7f00}}, "allocation 4 retained by address 0x7f00"},
+      {AllocationRetained{AllocationId{4}, {}}, "allocation 4 retained"},
       {AllocationReleased{AllocationId{4}}, "allocation 4 released"},
       {Unmapped{Address{0x7f00}, kMiB, {}}, "unmapped 0x7f00 1 MiB"},
       {AccessSet{Address{0x7f00}, 17, {{{LocationType::kHostNuma, 1}, 0}, {{LocationType::kHost, 0}, 7}}, {}},

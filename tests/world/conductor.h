@@ -26,6 +26,7 @@ class Conductor {
   Fate FateOf(CycleKind kind);
   void Judge(CycleKind kind);  // an order that failed and need not have
   [[nodiscard]] std::uint64_t Deaths() const;
+  [[nodiscard]] bool Capturing() const;  // a rank, when it answered last
   [[nodiscard]] std::string Answers() const;
   [[noreturn]] void Found(const std::string& what);
   void End();

@@ -48,6 +48,8 @@ void Lose(Worker& worker) {
   const Place* const place = worker.Any([](const Place& p) { return p.kind == Kind::kNccl && p.memory->value != 0; });
   if (rank.settings.lose != "byte" || place == nullptr) return;
   worker.stream->Await();
+  const auto entered = rank.session->EnterLaunch("a kernel");
+  if (!entered.owns_lock()) return;  // there is nothing to write to
   const std::byte wrong{0x77};
   static_cast<void>(rank.simulator->KernelWrites(rank.device, place->address, std::span(&wrong, 1)));
 }

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/scenarios/start_session.h"
@@ -63,6 +64,16 @@ class Children {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  // One has found something, and the others say what they know. Stacks take a while.
+  void LetThemSpeak() {
+    for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until && page_->found;) {
+      for (pid_t& pid : pids_) {
+        if (pid > 0 && ::waitpid(pid, nullptr, WNOHANG) == pid) pid = 0;
+      }
+      if (std::ranges::all_of(pids_, [](pid_t pid) { return pid <= 0; })) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
 
  private:
   pid_t Start(const char* program, int rank) {
@@ -108,6 +119,7 @@ bool RunProcesses(Settings settings, const char* program) {
       children.AwaitEnd();
     } catch (const FoundByChild&) {
       nothing_found = false;
+      children.LetThemSpeak();
     }
   }
   std::error_code ignored;
@@ -119,7 +131,8 @@ void RunAsProcess(const Settings& settings, int rank) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   StartWatchdog();
   SetWorld(settings, rank);
-  const auto page = OpenPage(settings.directory / "page");
+  // The watchdog looks at it until the process has ended.
+  static const auto& page = *new std::shared_ptr<Page>(OpenPage(settings.directory / "page"));
   Share(page->found);
   SimulatorOptions simulated;
   simulated.world = settings.directory / "world";

@@ -126,6 +126,21 @@ TEST(Hook, threads_that_attach_at_once_do_not_seal_the_page_under_each_other) {
   EXPECT_EQ(CountUnderAmem(AMEM_NCCL_BOUND_NOW), 1U);
 }
 
+// The child would find a page unsealed, or half of a table written.
+TEST(Hook, no_thread_attaches_while_the_process_forks) {
+  const Loaded library(AMEM_NCCL_BOUND_NOW);
+  std::atomic<bool> attached{false};
+  hook::BeforeFork();
+  std::thread attaches([&] {
+    EXPECT_TRUE(hook::Attach().ok());
+    attached = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(attached);
+  hook::AfterFork();
+  attaches.join();
+}
+
 TEST(Hook, a_library_that_was_unloaded_is_forgotten) {
   std::uintptr_t code = 0;
   {

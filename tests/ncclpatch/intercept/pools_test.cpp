@@ -6,6 +6,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "ncclpatch/runtime/log.h"
 #include "tests/ncclpatch/intercept/intercepted.h"
 #include "tests/stand_ins/cuda/control.h"
 
@@ -73,6 +74,17 @@ TEST_F(PoolTest, a_pause_gives_back_what_a_pool_of_nccls_only_keeps) {
   EXPECT_EQ(free_async(used, nullptr), CUDA_SUCCESS) << "freeing works at any time";
 }
 
+TEST_F(PoolTest, what_a_stream_allocates_is_counted_until_it_is_freed_and_a_failure_is_the_drivers) {
+  const auto on_stream = Driver<decltype(cuMemAllocAsync)>("cuMemAllocAsync");
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(on_stream(&memory, kKept, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(session().CopyState().async.size(), 1U);
+  EXPECT_EQ(free_async(memory, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(session().CopyState().async.empty());
+  EXPECT_NE(on_stream(&memory, std::size_t{1} << 60, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(session().CopyState().async.empty());
+}
+
 TEST_F(PoolTest, a_pool_of_the_programs_or_one_that_was_destroyed_is_left_alone) {
   CUmemPoolProps properties{};
   CUmemoryPool programs = nullptr;
@@ -102,7 +114,13 @@ TEST_F(PoolTest, a_pool_that_cannot_be_trimmed_does_not_fail_the_pause) {
   ASSERT_EQ(create(&gone, &properties), CUDA_SUCCESS);
   ASSERT_EQ(Plain<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy")(gone), CUDA_SUCCESS) << "AMem does not see it";
   Keep(pool, kKept);
-  ASSERT_TRUE(Pause());
+  log::Configure("warn", -1);
+  testing::internal::CaptureStderr();
+  const bool paused = Pause();
+  const std::string said = testing::internal::GetCapturedStderr();
+  log::Configure("off", -1);
+  ASSERT_TRUE(paused);
+  EXPECT_NE(said.find("cuMemPoolTrimTo at a pause: the driver answered 1;"), std::string::npos) << said;
   EXPECT_EQ(Reserved(pool), 0U) << "the others are trimmed all the same";
   EXPECT_NE(destroy(gone), CUDA_SUCCESS);
 }
@@ -148,6 +166,8 @@ TEST_F(PoolTest, what_nccl_does_with_pools_is_journaled_with_the_drivers_answer)
   EXPECT_EQ(Count<PassedThrough>(), before + 1);
   EXPECT_EQ(create(nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(Count<PassedThrough>(), before + 2);
+  EXPECT_EQ(destroy(reinterpret_cast<CUmemoryPool>(0x10)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Count<PassedThrough>(), before + 3);
 }
 
 // ---- pinned memory of the host

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "tests/ncclpatch/intercept/intercepted.h"
 
@@ -122,6 +125,30 @@ TEST_F(VerbsTest, a_pause_waits_until_a_card_that_lets_go_of_memory_has_answered
   EXPECT_EQ(Registrations(), 0U);
   EXPECT_TRUE(session().Resume().ok());
   APauseTakesIt();
+}
+
+TEST_F(VerbsTest, a_pause_of_a_tag_waits_until_a_card_that_lets_go_of_its_memory_has_answered) {
+  Pools& pools = session().pools();
+  const PoolId tag = *pools.Open("registered", PoolPolicy::kPreserve);
+  const Address part = *pools.Allocate(tag, kBytes, DeviceOrdinal{0});
+  void* const region = reg_mr(nullptr, reinterpret_cast<void*>(part.value), kBytes, 1);
+  test::Held<DeregMr>::Reset();
+  DeregMr* const slow = Verbs("ibv_dereg_mr", &test::Held<DeregMr>::Real);
+  std::thread lets_go([&] { EXPECT_EQ(slow(region), 0); });
+  test::Held<DeregMr>::AwaitInside(1);
+  std::atomic<bool> paused{false};
+  std::thread pauses([&] {
+    EXPECT_TRUE(pools.Pause(tag, {}).ok());
+    paused = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(paused);
+  test::Held<DeregMr>::Release();
+  lets_go.join();
+  pauses.join();
+  EXPECT_TRUE(session().CopyState().registrations.empty());
+  EXPECT_TRUE(pools.Resume(tag, {}).ok());
+  EXPECT_TRUE(pools.Free(part, nullptr).ok());
 }
 
 TEST_F(VerbsTest, a_deregistration_that_fails_keeps_the_memory) {

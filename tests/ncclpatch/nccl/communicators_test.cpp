@@ -252,6 +252,8 @@ TEST_F(Communicators, a_nonblocking_one_is_ready_when_ncclCommGetAsyncError_says
     ASSERT_TRUE(Find(comm).has_value()) << "it has an address";
     EXPECT_EQ(Find(comm)->stage, Stage::kMaking);
     EXPECT_EQ(Find(comm)->hash, 0U) << "not yet known";
+    EXPECT_EQ(Find(comm)->rank, 1) << "as it was asked for";
+    EXPECT_EQ(Find(comm)->ranks, 3);
     Function<void(int)>("stand_in_hold")(0);
     Function<void(ncclComm*)>("stand_in_let_go")(comm);
     while (poll(comm, &error) == 0 && error == 7) std::this_thread::yield();
@@ -272,6 +274,27 @@ TEST_F(Communicators, an_address_that_nccl_gives_again_is_another_communicator) 
   ASSERT_EQ(InitRank(&second, "after"), 0);
   EXPECT_NE(Find(second)->id, id);
   Do("ncclCommDestroy", second);
+}
+
+TEST_F(Communicators, a_thread_forgets_the_one_that_it_destroyed_before_another_has_its_address) {
+  ncclComm* comm = nullptr;
+  ASSERT_EQ(InitRank(&comm, "before"), 0);
+  Reduce(comm);
+  Do("ncclCommDestroy", comm);
+  registry::Bind(registry::Begin({}), comm);  // by another thread
+  EXPECT_EQ(CurrentCommunicator(), CommunicatorId{});
+}
+
+TEST_F(Communicators, one_may_be_given_its_address_twice_and_one_that_has_ended_gets_none) {
+  ncclComm* comm = nullptr;
+  ASSERT_EQ(InitRank(&comm, "twice"), 0);
+  const CommunicatorId id = Find(comm)->id;
+  registry::Bind(id, comm);
+  ASSERT_TRUE(Find(comm).has_value());
+  Do("ncclCommDestroy", comm);
+  registry::Bind(id, comm);
+  EXPECT_FALSE(Find(comm).has_value());
+  EXPECT_EQ(g_seen.lines, (std::vector<std::string>{"begun init", "ready 0", "ended destroyed"}));
 }
 
 TEST_F(Communicators, threads_have_communicators_of_their_own) {

@@ -272,6 +272,7 @@ TEST_F(Contents, a_skipped_finish_is_seen) {
   Block& block = Add(8 * kPage);
   Write(block, 1, std::byte{1});
   test::LoneBackup backup(*sim_);
+  EXPECT_EQ(backup.AwaitSaved(block.item.allocation).code(), Code::kInvalid);  // nothing is being saved
   ASSERT_TRUE(backup.Save(Items()).ok());
   EXPECT_EQ(backup.Restore(Items()).code(), Code::kInvalid);  // nothing is saved yet
   Down(block);                                                // too early: the copy is still queued
@@ -404,6 +405,46 @@ TEST_F(Contents, preparing_keeps_to_its_limit_and_a_save_does_not) {
   Cycle(backup);
   EXPECT_EQ(backup.pinned_bytes(), 1 * kMiB);
   EXPECT_EQ(backup.Statistics().pinned_in_save, 1 * kMiB - 128 * kKiB);
+}
+
+TEST_F(Contents, preparing_is_for_all_tags_together_and_for_nccl_each_to_its_limit) {
+  PinnedSupply supply(*sim_, {.chunk = 64 * kKiB, .nccl_limit = 128 * kKiB, .pools_limit = 256 * kKiB});
+  const auto pinned = [&] { return supply.Count().pinned_bytes; };
+  supply.Want(PoolId{1}, 64 * kKiB);
+  supply.Want(PoolId{2}, 128 * kKiB);
+  EXPECT_TRUE(Eventually([&] { return pinned() == 192 * kKiB; })) << pinned();
+  supply.Want({}, 1 * kMiB);
+  EXPECT_TRUE(Eventually([&] { return pinned() == 320 * kKiB; })) << pinned();
+  supply.Want(PoolId{1}, 1 * kMiB);
+  EXPECT_TRUE(Eventually([&] { return pinned() == 384 * kKiB; })) << pinned();
+  EXPECT_TRUE(supply.StopPreparing());
+  EXPECT_EQ(pinned(), 384 * kKiB);
+}
+
+TEST_F(Contents, what_was_pinned_for_a_save_that_is_abandoned_goes_back_and_no_more) {
+  Block& block = Add(1 * kMiB);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB, .prepare_limit = 128 * kKiB});
+  backup.Prepare(1 * kMiB);
+  ASSERT_TRUE(Eventually([&] { return backup.pinned_bytes() >= 128 * kKiB; }));
+  backup.StopPreparing();
+  ASSERT_TRUE(backup.Save(Items()).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  EXPECT_EQ(backup.pinned_bytes(), 1 * kMiB);
+  backup.Abandon();
+  EXPECT_EQ(backup.pinned_bytes(), 128 * kKiB);
+}
+
+TEST_F(Contents, a_backup_that_ends_has_waited_for_its_copies) {
+  Block& block = Add(1 * kMiB);
+  Write(block, 1, std::byte{1});
+  PinnedSupply supply(*sim_, {});
+  {
+    Backup backup(*sim_, supply, {});
+    ASSERT_TRUE(backup.Save(Items()).ok());
+    ASSERT_GT(sim_->QueuedCopies(kGpu0), 0U);
+  }
+  EXPECT_EQ(sim_->QueuedCopies(kGpu0), 0U) << "they use memory that others are given now";
 }
 
 TEST_F(Contents, preparing_is_stopped_midway_and_goes_on_when_asked) {

@@ -160,6 +160,19 @@ TEST_F(CoordinatorTest, an_undo_that_fails_leaves_the_session_half_way_and_a_res
   EXPECT_EQ(Memory(id)[0], std::byte{0x42});
 }
 
+// Memory that is mapped nowhere is copied through a mapping that is made for it.
+TEST_F(CoordinatorTest, an_address_range_that_the_driver_does_not_take_back_at_once_is_given_back_later) {
+  Create(k2M, false);
+  const std::size_t ranges = sim_->Snapshot().ranges.size();
+  ASSERT_TRUE(sim_->FailNext("FreeRange", 1, cuda::kUnknown).ok());
+  EXPECT_EQ(Run(CycleKind::kPause).driver_result(), cuda::kUnknown);
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(sim_->Snapshot().ranges.size(), ranges);
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(sim_->Snapshot().ranges.size(), ranges);
+}
+
 TEST_F(CoordinatorTest, a_peer_that_cannot_undo_keeps_this_session_from_going_on) {
   Create();
   round_.vote = [](PhaseKind phase, const Status&, SessionId* culprit) {

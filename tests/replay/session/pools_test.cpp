@@ -55,6 +55,18 @@ TEST_F(PoolsTest, dense_memory_travels_by_the_copy_engines_and_zeros_do_not_trav
   EXPECT_TRUE(Holds(dense, 128 * kMiB, 1));
 }
 
+TEST_F(PoolsTest, what_was_freed_is_not_saved_with_what_lies_before_it) {
+  const PoolId weights = Open("weights");
+  std::vector<std::byte*> parts;
+  for (int i = 0; i < 4; ++i) Fill(parts.emplace_back(Take(weights, k2M)), k2M, i);
+  ASSERT_EQ(parts[3], parts[0] + 3 * k2M);
+  for (const std::size_t freed : {2, 3}) ASSERT_TRUE(Give(parts[freed]).ok());
+  ASSERT_TRUE(Pause(weights).ok());
+  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 2 * k2M);
+  ASSERT_TRUE(Resume(weights).ok());
+  for (const int kept : {0, 1}) EXPECT_TRUE(Holds(parts[static_cast<std::size_t>(kept)], k2M, kept));
+}
+
 TEST_F(PoolsTest, sparse_memory_is_not_copied_whole) {
   const PoolId weights = Open("weights");
   std::byte* const sparse = Take(weights, 128 * kMiB);

@@ -175,12 +175,27 @@ TEST_F(SlabTest, one_allocation_imported_twice_is_one_memory_and_two_references)
   mine[3] = std::byte{3};
   EXPECT_EQ(one[3], std::byte{3});
   EXPECT_EQ(two[3], std::byte{3});
-  EXPECT_EQ(a.session->CopyState().allocations.at(id).importers.size(), 2U);
+  EXPECT_EQ(a.session->CopyState().allocations.at(id).importers.size(), 1U);
+  EXPECT_EQ(b.session->CopyState().allocations.at(first).guest_references, 2U);
   b.Free(one, first);
   EXPECT_EQ(two[3], std::byte{3});
   b.Free(two, second);
   EXPECT_TRUE(a.session->CopyState().allocations.at(id).importers.empty());
   EXPECT_TRUE(b.session->CopyState().slabs.empty());
+}
+
+// As ncclMemFree does it: retain by the address, release, unmap, free the range, release.
+TEST_F(SlabTest, two_threads_that_free_what_both_imported_give_back_each_its_own) {
+  const AllocationId id = a.Create();
+  a.Place(id);
+  const Address one = At(b.Place(Pass(id))), two = At(b.Place(Pass(id)));
+  const AllocationId by_one = *b.session->Retain(one), by_two = *b.session->Retain(two);
+  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->Release(retained).ok());
+  for (const Address at : {one, two}) EXPECT_TRUE(b.session->Unmap(at, k2M).ok());
+  for (const Address at : {one, two}) EXPECT_TRUE(b.session->FreeRange(at, k2M).ok());
+  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->Release(retained).ok());
+  EXPECT_TRUE(b.session->CopyState().allocations.empty());
+  EXPECT_TRUE(a.session->CopyState().allocations.at(id).importers.empty());
 }
 
 // ---- freeing -----------------------------------------------------------------------------------------------------------

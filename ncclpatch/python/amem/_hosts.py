@@ -345,11 +345,8 @@ def reason_of(error):
 
 
 def states(tags):
-    """{tag: whether it is paused now}; False where the library is too old to say."""
-    try:
-        rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
-    except _calls.AmemError:
-        rows = {}
+    """{tag: whether it is paused now}"""
+    rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
     return {tag: rows.get(tag) == "paused" for tag in tags}
 
 

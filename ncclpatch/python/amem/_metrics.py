@@ -115,10 +115,7 @@ def metrics():
     out = _Collected({"rank": _rank(stats), "host": socket.gethostname(), "pid": str(os.getpid())})
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
     out.add("amem", 1, version=_calls.lib.amem_version().decode(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
-    try:
-        _of_tags(out, _calls.read_json("amem_memory_json"))
-    except _calls.AmemError:
-        pass  # a library before tags
+    _of_tags(out, _calls.read_json("amem_memory_json"))
     if stats.get("session"):
         _of_holdings(out, stats)
         _of_cycles(out, stats)

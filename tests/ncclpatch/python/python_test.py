@@ -178,6 +178,13 @@ with amem.paused():
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("AMEM_LIBRARY", result.stderr)
 
+    def test_a_library_that_lacks_a_function_says_which(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = folder + "/libamem_nccl.so"
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input="int ncclPause(void) { return 0; }\n", text=True, check=True)
+            result = run("import amem", AMEM_LIBRARY=library)
+        self.assertIn("it has no ncclResume, so it is older than the Python package", result.stderr)
+
 
 class SeveralNccls(Scripts):
     """Two builds of NCCL in one process, loaded in each way and order: both are under AMem, and a pause releases both."""

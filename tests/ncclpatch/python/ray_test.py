@@ -45,7 +45,7 @@ class Rank:
         """From now on this actor does not know the tag, and cannot pause it."""
         import amem
 
-        amem.pause = lambda *tags: amem._calls.check(amem._calls.function("amem_pause")(*amem._tags._array(("unknown",)), 0, None))
+        amem.pause = lambda *tags: amem._calls.check(amem._calls.lib.amem_pause(*amem._tags._array(("unknown",)), 0, None))
 
 
 @unittest.skipIf(ray is None, "this python has no Ray")

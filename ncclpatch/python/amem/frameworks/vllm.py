@@ -11,7 +11,7 @@ import logging
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 
 import amem
-from amem import _calls, _pools, frameworks
+from amem import _pools, frameworks
 
 _log = logging.getLogger("amem")
 PREFIX = "vllm."
@@ -118,8 +118,8 @@ class Backend(SleepModeBackend):
     @classmethod
     def is_supported(cls):
         try:
-            return bool(amem.version()) and _calls.function("amem_pool") is not None
-        except (OSError, _calls.AmemError):
+            return bool(amem.version())
+        except (OSError, amem.AmemError):
             return False
 
     @classmethod

@@ -23,7 +23,7 @@ import importlib
 import sys
 import warnings
 
-from . import _calls, _library, _metrics, _why
+from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._gather import gather
@@ -90,4 +90,3 @@ if _library.nccl_is_loaded():
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
-    _metrics.start_from_environment()

@@ -25,8 +25,7 @@ void Substitute(const char* symbol, int cuda_version, CUresult result, void** fu
   if (replaced || IsAboutMemory(symbol)) Runtime::Get().Note(DriverSymbolBound{symbol, cuda_version, replaced});
 }
 
-struct GetProcAddress {
-  static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress_v2";
+struct GetProcAddress : Named<"cuGetProcAddress", "cuGetProcAddress_v2"> {
   static constexpr int kSince = 12000;
   using Function = CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
   static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags,
@@ -37,8 +36,7 @@ struct GetProcAddress {
   }
 };
 
-struct GetProcAddressV1 {
-  static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress";
+struct GetProcAddressV1 : Named<"cuGetProcAddress"> {
   static constexpr int kSince = 11030, kBefore = 12000;
   using Function = CUresult(const char*, void**, int, cuuint64_t);
   static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags) {

@@ -49,8 +49,7 @@ class Endpoints {
 };
 
 // Undoes every binding that this process has made to the endpoint; other processes may still use it.
-struct EndpointDestroy {
-  static constexpr const char *kName = "cuLogicalEndpointDestroy", *kExported = kName;
+struct EndpointDestroy : Named<"cuLogicalEndpointDestroy"> {
   using Function = CUresult(EndpointId);
   static CUresult Call(Function* real, EndpointId id) {
     const CUresult result = real(id);
@@ -59,8 +58,7 @@ struct EndpointDestroy {
   }
 };
 
-struct EndpointBindAddr {
-  static constexpr const char *kName = "cuLogicalEndpointBindAddr", *kExported = kName;
+struct EndpointBindAddr : Named<"cuLogicalEndpointBindAddr"> {
   using Function = CUresult(EndpointId, CUdevice, cuuint64_t, void*, cuuint64_t, unsigned long long);
   static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, void* address, cuuint64_t bytes,
                        unsigned long long flags) {
@@ -84,8 +82,7 @@ Address PlaceOf(Session& session, AllocationId allocation) {
   });
 }
 
-struct EndpointBindMem {
-  static constexpr const char *kName = "cuLogicalEndpointBindMem", *kExported = kName;
+struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
   using Function = CUresult(EndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t,
                             unsigned long long);
   static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle memory,
@@ -108,8 +105,7 @@ struct EndpointBindMem {
   }
 };
 
-struct EndpointUnbind {
-  static constexpr const char *kName = "cuLogicalEndpointUnbind", *kExported = kName;
+struct EndpointUnbind : Named<"cuLogicalEndpointUnbind"> {
   using Function = CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t);
   static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
     const CUresult result = real(id, device, offset, bytes);

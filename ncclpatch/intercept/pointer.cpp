@@ -34,8 +34,7 @@ CUresult AboutPaused(Session& session, const AllocationProperties& memory, CUpoi
   }
 }
 
-struct PointerGetAttribute {
-  static constexpr const char *kName = "cuPointerGetAttribute", *kExported = kName;
+struct PointerGetAttribute : Named<"cuPointerGetAttribute"> {
   using Function = CUresult(void*, CUpointer_attribute, CUdeviceptr);
   static CUresult Call(Function* real, void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
     const CUresult result = real(data, attribute, pointer);

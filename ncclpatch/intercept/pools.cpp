@@ -89,8 +89,7 @@ class OwnPools {
   std::set<CUmemoryPool> pools_;
 };
 
-struct PoolCreate {
-  static constexpr const char *kName = "cuMemPoolCreate", *kExported = kName;
+struct PoolCreate : Named<"cuMemPoolCreate"> {
   using Function = CUresult(CUmemoryPool*, const CUmemPoolProps*);
   static CUresult Call(Function* real, CUmemoryPool* pool, const CUmemPoolProps* properties) {
     const CUresult result = real(pool, properties);
@@ -100,8 +99,7 @@ struct PoolCreate {
   }
 };
 
-struct PoolDestroy {
-  static constexpr const char *kName = "cuMemPoolDestroy", *kExported = kName;
+struct PoolDestroy : Named<"cuMemPoolDestroy"> {
   using Function = CUresult(CUmemoryPool);
   static CUresult Call(Function* real, CUmemoryPool pool) {
     const CUresult result = OwnPools::Get().Destroy(pool, [&] { return real(pool); });

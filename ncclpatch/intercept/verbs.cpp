@@ -11,8 +11,7 @@
 namespace amem::intercept {
 namespace {
 
-struct MemGetHandleForAddressRange {
-  static constexpr const char *kName = "cuMemGetHandleForAddressRange", *kExported = kName;
+struct MemGetHandleForAddressRange : Named<"cuMemGetHandleForAddressRange"> {
   using Function = CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
   static CUresult Call(Function* real, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                        unsigned long long flags) {
@@ -28,8 +27,7 @@ struct MemGetHandleForAddressRange {
 
 // NCCL sets CU_POINTER_ATTRIBUTE_SYNC_MEMOPS on memory that it registers for communication from kernels (DOCA). The driver
 // answers; that it was asked about memory of AMem's is journaled.
-struct PointerSetAttribute {
-  static constexpr const char *kName = "cuPointerSetAttribute", *kExported = kName;
+struct PointerSetAttribute : Named<"cuPointerSetAttribute"> {
   using Function = CUresult(const void*, CUpointer_attribute, CUdeviceptr);
   static CUresult Call(Function* real, const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
     const CUresult result = real(value, attribute, address);
@@ -66,8 +64,7 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
   return region;
 }
 
-struct RegMr {
-  static constexpr const char *kName = "ibv_reg_mr", *kExported = kName;
+struct RegMr : Named<"ibv_reg_mr"> {
   using Function = void*(void*, void*, size_t, int);
   static void* Call(Function* real, void* domain, void* address, size_t bytes, int access) {
     return Register(kName, Registrar::kVerbs, PartAt(address, bytes), kName,
@@ -75,8 +72,7 @@ struct RegMr {
   }
 };
 
-struct RegMrIova2 {
-  static constexpr const char *kName = "ibv_reg_mr_iova2", *kExported = kName;
+struct RegMrIova2 : Named<"ibv_reg_mr_iova2"> {
   using Function = void*(void*, void*, size_t, std::uint64_t, unsigned int);
   static void* Call(Function* real, void* domain, void* address, size_t bytes, std::uint64_t iova, unsigned int access) {
     return Register(kName, Registrar::kVerbs, PartAt(address, bytes), "ibv_reg_mr",
@@ -84,8 +80,7 @@ struct RegMrIova2 {
   }
 };
 
-struct RegDmabufMr {
-  static constexpr const char *kName = "ibv_reg_dmabuf_mr", *kExported = kName;
+struct RegDmabufMr : Named<"ibv_reg_dmabuf_mr"> {
   using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int);
   static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
                     int access) {
@@ -94,8 +89,7 @@ struct RegDmabufMr {
   }
 };
 
-struct Mlx5RegDmabufMr {  // its region is undone by ibv_dereg_mr
-  static constexpr const char *kName = "mlx5dv_reg_dmabuf_mr", *kExported = kName;
+struct Mlx5RegDmabufMr : Named<"mlx5dv_reg_dmabuf_mr"> {  // its region is undone by ibv_dereg_mr
   using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int, int);
   static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
                     int access, int more_access) {
@@ -104,16 +98,14 @@ struct Mlx5RegDmabufMr {  // its region is undone by ibv_dereg_mr
   }
 };
 
-struct DeregMr {
-  static constexpr const char *kName = "ibv_dereg_mr", *kExported = kName;
+struct DeregMr : Named<"ibv_dereg_mr"> {
   using Function = int(void*);
   static int Call(Function* real, void* region) {
     return Deregister(KeyOf(Registrar::kVerbs, region), [&] { return real(region); });
   }
 };
 
-struct UmemReg {
-  static constexpr const char *kName = "mlx5dv_devx_umem_reg", *kExported = kName;
+struct UmemReg : Named<"mlx5dv_devx_umem_reg"> {
   using Function = void*(void*, void*, size_t, std::uint32_t);
   static void* Call(Function* real, void* context, void* address, size_t bytes, std::uint32_t access) {
     return Register(kName, Registrar::kUserMemory, PartAt(address, bytes), kName,
@@ -121,8 +113,7 @@ struct UmemReg {
   }
 };
 
-struct UmemRegEx {
-  static constexpr const char *kName = "mlx5dv_devx_umem_reg_ex", *kExported = kName;
+struct UmemRegEx : Named<"mlx5dv_devx_umem_reg_ex"> {
   struct Input {    // mlx5dv_devx_umem_in
     void* address;  // of a dma-buf: the offset in it
     size_t bytes;
@@ -142,8 +133,7 @@ struct UmemRegEx {
   }
 };
 
-struct UmemDereg {
-  static constexpr const char *kName = "mlx5dv_devx_umem_dereg", *kExported = kName;
+struct UmemDereg : Named<"mlx5dv_devx_umem_dereg"> {
   using Function = int(void*);
   static int Call(Function* real, void* memory) {
     return Deregister(KeyOf(Registrar::kUserMemory, memory), [&] { return real(memory); });
@@ -165,8 +155,7 @@ int PinForGdr(int (*real)(void*, unsigned long, size_t, Middle..., GdrHandle*), 
   return result;
 }
 
-struct GdrPin {
-  static constexpr const char *kName = "gdr_pin_buffer", *kExported = kName;
+struct GdrPin : Named<"gdr_pin_buffer"> {
   using Function = int(void*, unsigned long, size_t, std::uint64_t, std::uint32_t, GdrHandle*);
   static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint64_t token, std::uint32_t space,
                   GdrHandle* handle) {
@@ -174,16 +163,14 @@ struct GdrPin {
   }
 };
 
-struct GdrPin2 {
-  static constexpr const char *kName = "gdr_pin_buffer_v2", *kExported = kName;
+struct GdrPin2 : Named<"gdr_pin_buffer_v2"> {
   using Function = int(void*, unsigned long, size_t, std::uint32_t, GdrHandle*);
   static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint32_t flags, GdrHandle* handle) {
     return PinForGdr<std::uint32_t>(real, gdr, address, bytes, flags, handle);
   }
 };
 
-struct GdrUnpin {
-  static constexpr const char *kName = "gdr_unpin_buffer", *kExported = kName;
+struct GdrUnpin : Named<"gdr_unpin_buffer"> {
   using Function = int(void*, GdrHandle);
   static int Call(Function* real, void* gdr, GdrHandle handle) {
     return Deregister({Registrar::kGdrCopy, handle.value}, [&] { return real(gdr, handle); });

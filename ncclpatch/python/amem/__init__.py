@@ -77,7 +77,7 @@ def _watch(event, arguments):
 
 
 def _way():
-    entry_point = getattr(sys.modules.get("_amem_autoload"), "attached_amem", False)
+    entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
     return "the entry point torch.backends, because AMEM_ENABLE=1" if entry_point else "import amem"
 
 

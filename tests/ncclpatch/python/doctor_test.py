@@ -12,7 +12,7 @@ os.environ.pop("LD_PRELOAD", None)
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
 sys.dont_write_bytecode = True
-import _amem_autoload as _autoload  # noqa: E402
+import amem_plugins as _autoload  # noqa: E402
 from amem import _command, _doctor, _library  # noqa: E402
 
 LIBRARY, REPLAY = "/opt/amem/libamem_nccl.so", "/opt/amem/amem-replay"

@@ -4,7 +4,7 @@
 //   kName      the name NCCL asks cuGetProcAddress for
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
 //   Call(real, arguments...)  what happens instead
-//   Function   its C type; not needed where it follows from Call, or from With(session, pass, arguments...), which Call uses
+//   Function   its C type; not needed where it follows from Call, or from With(pass, arguments...), which Call uses
 //   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, for which kName means this function
 // One name can stand for several real functions (legacy and per-thread default stream, versions with one signature). Each real
 // function gets an entry point of its own, a variant, which knows the real one it stands for.
@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -54,8 +55,10 @@ struct Named {
 
 template <class R, class... A>
 std::type_identity<R(A...)> TypeBehind(R (*call)(R (*)(A...), A...));
-template <class R, class Session, class Pass, class... A>
-std::type_identity<R(A...)> TypeBehind(R (*with)(Session&, const Pass&, A...));
+template <class R, class... A>
+std::type_identity<R(A...)> TypeBehind(R (*with)(const std::function<R()>&, A...));
+template <class R, class Session, class... A>
+std::type_identity<R(A...)> TypeBehind(R (*with)(Session&, const std::function<R()>&, A...));
 template <class E>
 auto TypeOf() {
   if constexpr (requires { typename E::Function; })

@@ -11,7 +11,7 @@ namespace amem::intercept {
 namespace {
 
 // Memory that AMem cannot back stays the driver's, and is counted with the reason.
-CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass& pass, const CUdeviceptr* address, size_t bytes,
+CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass<>& pass, const CUdeviceptr* address, size_t bytes,
                            const Origin& origin) {
   const CUresult result = pass();
   if (result == CUDA_SUCCESS)
@@ -20,7 +20,7 @@ CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass& pass
 }
 
 struct MemAlloc : InSession<MemAlloc, "cuMemAlloc", "cuMemAlloc_v2"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* address, size_t bytes) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes) {
     if (bytes == 0) return pass();
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
@@ -38,7 +38,7 @@ struct MemAlloc : InSession<MemAlloc, "cuMemAlloc", "cuMemAlloc_v2"> {
 };
 
 struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
     if (address == 0) return pass();
     CUresult freed{};
     const auto free_counted = [&](const auto& event) {
@@ -58,7 +58,7 @@ struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
 struct IpcGetMemHandle : InSession<IpcGetMemHandle, "cuIpcGetMemHandle"> {
   static constexpr const char* kNoHandle =
       "memory of a tag (amem_alloc) has no CUDA IPC handle; let another process import a copy that was made outside the tag";
-  static CUresult With(Session& session, const Pass& pass, CUipcMemHandle* handle, CUdeviceptr address) {
+  static CUresult With(Session& session, const Pass<>& pass, CUipcMemHandle* handle, CUdeviceptr address) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto token = session.LegacyExport(Address{address});
     if (token.status().code() == Code::kNotFound) {
@@ -75,7 +75,7 @@ struct IpcGetMemHandle : InSession<IpcGetMemHandle, "cuIpcGetMemHandle"> {
 };
 
 struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* address, CUipcMemHandle handle, unsigned int) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, CUipcMemHandle handle, unsigned int) {
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     const auto device = Runtime::Get().CurrentDevice();
@@ -91,7 +91,7 @@ struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuI
 };
 
 struct IpcCloseMemHandle : InSession<IpcCloseMemHandle, "cuIpcCloseMemHandle"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
     const Status status = session.LegacyClose(Address{address});
     if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);

@@ -7,15 +7,13 @@ namespace {
 
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
-CUresult FreeHost(CUresult (*real)(void*), void* pointer) {
-  return FreeNoted(HostFreed{At(pointer)}, [&] { return real(pointer); });
-}
+CUresult FreeHost(const Pass<>& pass, const void* pointer) { return FreeNoted(HostFreed{At(pointer)}, pass); }
 
 // The CUDA runtime asks for these by the versions that brought them, which are older than most of what AMem replaces; they have
 // no device pointer among their arguments, and so one signature for all versions.
 struct MemHostAlloc : InSession<MemHostAlloc, "cuMemHostAlloc"> {
   static constexpr int kSince = 2020;
-  static CUresult With(Session& session, const Pass& pass, void** pointer, size_t bytes, unsigned int flags) {
+  static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes, unsigned int flags) {
     const CUresult result = pass();
     if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, flags, false});
     return result;
@@ -23,34 +21,32 @@ struct MemHostAlloc : InSession<MemHostAlloc, "cuMemHostAlloc"> {
 };
 
 struct MemAllocHost : InSession<MemAllocHost, "cuMemAllocHost", "cuMemAllocHost_v2"> {
-  static CUresult With(Session& session, const Pass& pass, void** pointer, size_t bytes) {
+  static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes) {
     const CUresult result = pass();
     if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, 0, false});
     return result;
   }
 };
 
-struct MemFreeHost : Named<"cuMemFreeHost"> {
+struct MemFreeHost : Instead<MemFreeHost, "cuMemFreeHost"> {
   static constexpr int kSince = 2000;
-  using Function = CUresult(void*);
-  static CUresult Call(Function* real, void* pointer) { return FreeHost(real, pointer); }
+  static CUresult With(const Pass<>& pass, void* pointer) { return FreeHost(pass, pointer); }
 };
 
 struct MemHostRegister : InSession<MemHostRegister, "cuMemHostRegister", "cuMemHostRegister_v2"> {
-  static CUresult With(Session& session, const Pass& pass, void* pointer, size_t bytes, unsigned int flags) {
+  static CUresult With(Session& session, const Pass<>& pass, void* pointer, size_t bytes, unsigned int flags) {
     const CUresult result = pass();
     if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(pointer), bytes, flags, true});
     return result;
   }
 };
 
-struct MemHostUnregister : Named<"cuMemHostUnregister"> {
-  using Function = CUresult(void*);
-  static CUresult Call(Function* real, void* pointer) { return FreeHost(real, pointer); }
+struct MemHostUnregister : Instead<MemHostUnregister, "cuMemHostUnregister"> {
+  static CUresult With(const Pass<>& pass, void* pointer) { return FreeHost(pass, pointer); }
 };
 
 struct MemAllocAsync : InSession<MemAllocAsync, "cuMemAllocAsync"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* address, size_t bytes, CUstream) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUstream) {
     const CUresult result = pass();
     if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
     return result;
@@ -58,17 +54,16 @@ struct MemAllocAsync : InSession<MemAllocAsync, "cuMemAllocAsync"> {
 };
 
 struct MemAllocFromPoolAsync : InSession<MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* address, size_t bytes, CUmemoryPool, CUstream) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUmemoryPool, CUstream) {
     const CUresult result = pass();
     if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
     return result;
   }
 };
 
-struct MemFreeAsync : Named<"cuMemFreeAsync"> {
-  using Function = CUresult(CUdeviceptr, CUstream);
-  static CUresult Call(Function* real, CUdeviceptr address, CUstream stream) {
-    return FreeNoted(AsyncFreed{Address{address}}, [&] { return real(address, stream); });
+struct MemFreeAsync : Instead<MemFreeAsync, "cuMemFreeAsync"> {
+  static CUresult With(const Pass<>& pass, CUdeviceptr address, CUstream) {
+    return FreeNoted(AsyncFreed{Address{address}}, pass);
   }
 };
 

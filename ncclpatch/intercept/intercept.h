@@ -25,9 +25,20 @@ namespace amem::intercept {
 using replacements::Named;
 using replacements::Text;
 
-// A call that NCCL makes while there is a session: `Self::With(session, pass, arguments...)`, where pass() makes the call as it
-// is and returns the driver's answer. Without a session it is made as it is.
-using Pass = std::function<CUresult()>;
+// What happens in place of a call: `Self::With(pass, arguments...)`, where pass() makes the call as it is and returns its
+// answer.
+template <class R = CUresult>
+using Pass = std::function<R()>;
+template <class Self, Text Name, Text Exported = Name>
+struct Instead : Named<Name, Exported> {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    const auto pass = [&] { return real(arguments...); };
+    return Self::With(std::ref(pass), arguments...);
+  }
+};
+
+// The same while there is a session: `Self::With(session, pass, arguments...)`. Without one the call is made as it is.
 template <class Self, Text Name, Text Exported = Name>
 struct InSession : Named<Name, Exported> {
   template <class... A>

@@ -8,7 +8,7 @@ namespace amem::intercept {
 namespace {
 
 struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemGenericAllocationHandle* handle, size_t bytes,
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, size_t bytes,
                        const CUmemAllocationProp* properties, unsigned long long flags) {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
@@ -22,14 +22,14 @@ struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
 };
 
 struct MemRelease : InSession<MemRelease, "cuMemRelease"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemGenericAllocationHandle handle) {
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle handle) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
     return ToDriver(kName, session.Release(ToAllocation(handle)));
   }
 };
 
 struct MemAddressReserve : InSession<MemAddressReserve, "cuMemAddressReserve"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* address, size_t bytes, size_t alignment,
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, size_t alignment,
                        CUdeviceptr hint, unsigned long long flags) {
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, hint, pass());
@@ -41,7 +41,7 @@ struct MemAddressReserve : InSession<MemAddressReserve, "cuMemAddressReserve"> {
 };
 
 struct MemAddressFree : InSession<MemAddressFree, "cuMemAddressFree"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address, size_t bytes) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
     const Status status = session.FreeRange(Address{address}, bytes);
     if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);
@@ -49,7 +49,7 @@ struct MemAddressFree : InSession<MemAddressFree, "cuMemAddressFree"> {
 };
 
 struct MemMap : InSession<MemMap, "cuMemMap"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address, size_t bytes, size_t offset,
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
     return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
@@ -57,7 +57,7 @@ struct MemMap : InSession<MemMap, "cuMemMap"> {
 };
 
 struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address, size_t bytes) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
     const Status status = session.Unmap(Address{address}, bytes);
     if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);
@@ -65,7 +65,7 @@ struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
 };
 
 struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
                        size_t count) {
     if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, address, pass());
@@ -80,7 +80,7 @@ struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
 };
 
 struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRetainAllocationHandle"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemGenericAllocationHandle* handle, void* address) {
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* address) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto at = reinterpret_cast<std::uint64_t>(address);
     const auto retained = session.Retain(Address{at});
@@ -93,7 +93,7 @@ struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRe
 
 struct MemGetAllocationPropertiesFromHandle
     : InSession<MemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemAllocationProp* properties,
+  static CUresult With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties,
                        CUmemGenericAllocationHandle handle) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
     if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -105,7 +105,7 @@ struct MemGetAllocationPropertiesFromHandle
 };
 
 struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
-  static CUresult With(Session& session, const Pass& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
     const auto range = session.AddressRange(Address{address});
     // NCCL asks this about the program's buffers all the time, so it is not journaled.
     if (range.status().code() == Code::kNotFound) return pass();

@@ -43,7 +43,7 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
 }
 
 struct MulticastCreate : InSession<MulticastCreate, "cuMulticastCreate"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemGenericAllocationHandle* handle,
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle,
                        const CUmulticastObjectProp* properties) {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto gate = session.EnterCall();

@@ -52,7 +52,7 @@ struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
 };
 
 struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "cuMemImportFromShareableHandle"> {
-  static CUresult With(Session& session, const Pass& pass, CUmemGenericAllocationHandle* handle, void* shareable,
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* shareable,
                        CUmemAllocationHandleType type) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes

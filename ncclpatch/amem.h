@@ -54,7 +54,7 @@ AMEM_EXPORT int amem_attach(void);
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
 /* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
- * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead, AMEM_POOL_PINNED_MB for all tags together. Waits
+ * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead for NCCL's memory. Waits
  * for a pause or resume of NCCL's memory that is under way, leaves what one of a tag needs, and may wait for running kernels,
  * as CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);

@@ -3,8 +3,8 @@
 // A replaced function is a type E with
 //   kName      the name NCCL asks cuGetProcAddress for
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
-//   Function   its C type
 //   Call(real, arguments...)  what happens instead
+//   Function   its C type; not needed where it follows from Call, or from With(pass, arguments...), which Call uses
 //   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, for which kName means this function
 // One name can stand for several real functions (legacy and per-thread default stream, versions with one signature). Each real
 // function gets an entry point of its own, a variant, which knows the real one it stands for.
@@ -14,10 +14,12 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -39,7 +41,35 @@ struct Replacement {
 // True in a forked child, where the driver does not work and AMem's state is the parent's: every call passes through.
 inline constinit std::atomic<bool> inert{false};
 
-template <class E, class F = typename E::Function>
+// A text as an argument of a template: the name of a function.
+template <std::size_t N>
+struct Text {
+  char data[N];
+  constexpr Text(const char (&text)[N]) { std::copy_n(text, N, data); }  // NOLINT(google-explicit-constructor)
+};
+
+template <Text Name, Text Exported = Name>
+struct Named {
+  static constexpr const char *kName = Name.data, *kExported = Exported.data;
+};
+
+template <class R, class... A>
+std::type_identity<R(A...)> TypeBehind(R (*call)(R (*)(A...), A...));
+template <class R, class... A>
+std::type_identity<R(A...)> TypeBehind(R (*with)(const std::function<R()>&, A...));
+template <class R, class Session, class... A>
+std::type_identity<R(A...)> TypeBehind(R (*with)(Session&, const std::function<R()>&, A...));
+template <class E>
+auto TypeOf() {
+  if constexpr (requires { typename E::Function; })
+    return std::type_identity<typename E::Function>();
+  else if constexpr (requires { &E::With; })
+    return decltype(TypeBehind(&E::With))();
+  else
+    return decltype(TypeBehind(&E::Call))();
+}
+
+template <class E, class F = typename decltype(TypeOf<E>())::type>
 struct Thunk;
 template <class E, class R, class... A>
 struct Thunk<E, R(A...)> {

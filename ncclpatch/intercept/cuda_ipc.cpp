@@ -11,70 +11,59 @@ namespace amem::intercept {
 namespace {
 
 // Memory that AMem cannot back stays the driver's, and is counted with the reason.
-CUresult AllocateUnmanaged(Session& session, const Status& why, CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address,
-                           size_t bytes, const Origin& origin) {
-  const CUresult result = real(address, bytes);
+CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass<>& pass, const CUdeviceptr* address, size_t bytes,
+                           const Origin& origin) {
+  const CUresult result = pass();
   if (result == CUDA_SUCCESS)
     session.Note(LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), origin.site, origin.communicator});
   return result;
 }
 
-struct MemAlloc {
-  static constexpr const char *kName = "cuMemAlloc", *kExported = "cuMemAlloc_v2";
-  using Function = CUresult(CUdeviceptr*, size_t);
-  static CUresult Call(Function* real, CUdeviceptr* address, size_t bytes) {
-    Runtime& runtime = Runtime::Get();
-    Session* session = runtime.session();
-    if (session == nullptr || bytes == 0) return real(address, bytes);
+struct MemAlloc : InSession<MemAlloc, "cuMemAlloc", "cuMemAlloc_v2"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes) {
+    if (bytes == 0) return pass();
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (BesideAPause(*session)) return PassedOn(*session, kName, 0, real(address, bytes));
+    if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     bool for_application = false;
     const Origin origin = OriginOfCall(&for_application);
-    const auto device = runtime.CurrentDevice();
-    if (!device) return AllocateUnmanaged(*session, device.status(), real, address, bytes, origin);
-    const auto allocated = session->LegacyAllocate(bytes, *device, origin, for_application);
+    const auto device = Runtime::Get().CurrentDevice();
+    if (!device) return AllocateUnmanaged(session, device.status(), pass, address, bytes, origin);
+    const auto allocated = session.LegacyAllocate(bytes, *device, origin, for_application);
     if (allocated.status().code() == Code::kUnsupported)
-      return AllocateUnmanaged(*session, allocated.status(), real, address, bytes, origin);
+      return AllocateUnmanaged(session, allocated.status(), pass, address, bytes, origin);
     if (!allocated) return ToDriver(kName, allocated.status());
     *address = allocated->value;
     return CUDA_SUCCESS;
   }
 };
 
-struct MemFree {
-  static constexpr const char *kName = "cuMemFree", *kExported = "cuMemFree_v2";
-  using Function = CUresult(CUdeviceptr);
-  static CUresult Call(Function* real, CUdeviceptr address) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr || address == 0) return real(address);
+struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
+    if (address == 0) return pass();
     CUresult freed{};
     const auto free_counted = [&](const auto& event) {
-      const auto take_back = session->NoteFree(event);
+      const auto take_back = session.NoteFree(event);
       if (!take_back) return false;
-      if (freed = real(address); freed != CUDA_SUCCESS) session->Note(*take_back);
+      if (freed = pass(); freed != CUDA_SUCCESS) session.Note(*take_back);
       return true;
     };
     if (free_counted(LegacyFreed{Address{address}})) return freed;
     if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of a pool, too
-    const Status status = session->LegacyFree(Address{address});
-    if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
+    const Status status = session.LegacyFree(Address{address});
+    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);
   }
 };
 
-struct IpcGetMemHandle {
-  static constexpr const char *kName = "cuIpcGetMemHandle", *kExported = kName;
+struct IpcGetMemHandle : InSession<IpcGetMemHandle, "cuIpcGetMemHandle"> {
   static constexpr const char* kNoHandle =
       "memory of a tag (amem_alloc) has no CUDA IPC handle; let another process import a copy that was made outside the tag";
-  using Function = CUresult(CUipcMemHandle*, CUdeviceptr);
-  static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(handle, address);
+  static CUresult With(Session& session, const Pass<>& pass, CUipcMemHandle* handle, CUdeviceptr address) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto token = session->LegacyExport(Address{address});
+    const auto token = session.LegacyExport(Address{address});
     if (token.status().code() == Code::kNotFound) {
-      const CUresult result = PassedOn(*session, kName, address, real(handle, address));
-      const bool of_tag = session->Inspect([&](const State& state) { return !state.PoolsIn(Address{address}, 1).empty(); });
+      const CUresult result = PassedOn(session, kName, address, pass());
+      const bool of_tag = session.Inspect([&](const State& state) { return !state.PoolsIn(Address{address}, 1).empty(); });
       if (result != CUDA_SUCCESS && of_tag) log::Error(fmt::format("{} {}: {}", kName, Hex(address), kNoHandle));
       return result;
     }
@@ -85,35 +74,26 @@ struct IpcGetMemHandle {
   }
 };
 
-struct IpcOpenMemHandle {
-  static constexpr const char *kName = "cuIpcOpenMemHandle", *kExported = "cuIpcOpenMemHandle_v2";
-  using Function = CUresult(CUdeviceptr*, CUipcMemHandle, unsigned int);
-  static CUresult Call(Function* real, CUdeviceptr* address, CUipcMemHandle handle, unsigned int flags) {
-    Runtime& runtime = Runtime::Get();
-    Session* session = runtime.session();
-    if (session == nullptr) return real(address, handle, flags);
+struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, CUipcMemHandle handle, unsigned int) {
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (BesideAPause(*session)) return PassedOn(*session, kName, 0, real(address, handle, flags));
-    const auto device = runtime.CurrentDevice();
+    if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
+    const auto device = Runtime::Get().CurrentDevice();
     if (!device) return ToDriver(kName, device.status());
     std::array<std::byte, sizeof handle.reserved> token;
     std::memcpy(token.data(), handle.reserved, token.size());
-    const auto opened = session->LegacyImport(token, *device, OriginOfCall());
-    if (opened.status().code() == Code::kNotFound) return PassedOn(*session, kName, 0, real(address, handle, flags));
+    const auto opened = session.LegacyImport(token, *device, OriginOfCall());
+    if (opened.status().code() == Code::kNotFound) return PassedOn(session, kName, 0, pass());
     if (!opened) return ToDriver(kName, opened.status());
     *address = opened->value;
     return CUDA_SUCCESS;
   }
 };
 
-struct IpcCloseMemHandle {
-  static constexpr const char *kName = "cuIpcCloseMemHandle", *kExported = kName;
-  using Function = CUresult(CUdeviceptr);
-  static CUresult Call(Function* real, CUdeviceptr address) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(address);
-    const Status status = session->LegacyClose(Address{address});
-    if (status.code() == Code::kNotFound) return PassedOn(*session, kName, address, real(address));
+struct IpcCloseMemHandle : InSession<IpcCloseMemHandle, "cuIpcCloseMemHandle"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
+    const Status status = session.LegacyClose(Address{address});
+    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);
   }
 };

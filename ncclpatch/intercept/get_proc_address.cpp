@@ -25,24 +25,20 @@ void Substitute(const char* symbol, int cuda_version, CUresult result, void** fu
   if (replaced || IsAboutMemory(symbol)) Runtime::Get().Note(DriverSymbolBound{symbol, cuda_version, replaced});
 }
 
-struct GetProcAddress {
-  static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress_v2";
+struct GetProcAddress : Instead<GetProcAddress, "cuGetProcAddress", "cuGetProcAddress_v2"> {
   static constexpr int kSince = 12000;
-  using Function = CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
-  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags,
-                       CUdriverProcAddressQueryResult* found) {
-    const CUresult result = real(symbol, function, version, flags, found);
+  static CUresult With(const Pass<>& pass, const char* symbol, void** function, int version, cuuint64_t,
+                       CUdriverProcAddressQueryResult*) {
+    const CUresult result = pass();
     Substitute(symbol, version, result, function);
     return result;
   }
 };
 
-struct GetProcAddressV1 {
-  static constexpr const char *kName = "cuGetProcAddress", *kExported = "cuGetProcAddress";
+struct GetProcAddressV1 : Instead<GetProcAddressV1, "cuGetProcAddress"> {
   static constexpr int kSince = 11030, kBefore = 12000;
-  using Function = CUresult(const char*, void**, int, cuuint64_t);
-  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags) {
-    const CUresult result = real(symbol, function, version, flags);
+  static CUresult With(const Pass<>& pass, const char* symbol, void** function, int version, cuuint64_t) {
+    const CUresult result = pass();
     Substitute(symbol, version, result, function);
     return result;
   }

@@ -7,86 +7,63 @@ namespace {
 
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
-CUresult FreeHost(CUresult (*real)(void*), void* pointer) {
-  return FreeNoted(HostFreed{At(pointer)}, [&] { return real(pointer); });
-}
+CUresult FreeHost(const Pass<>& pass, const void* pointer) { return FreeNoted(HostFreed{At(pointer)}, pass); }
 
 // The CUDA runtime asks for these by the versions that brought them, which are older than most of what AMem replaces; they have
 // no device pointer among their arguments, and so one signature for all versions.
-struct MemHostAlloc {
-  static constexpr const char *kName = "cuMemHostAlloc", *kExported = kName;
+struct MemHostAlloc : InSession<MemHostAlloc, "cuMemHostAlloc"> {
   static constexpr int kSince = 2020;
-  using Function = CUresult(void**, size_t, unsigned int);
-  static CUresult Call(Function* real, void** pointer, size_t bytes, unsigned int flags) {
-    Session* session = Runtime::Get().session();
-    const CUresult result = real(pointer, bytes, flags);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(HostAllocated{At(*pointer), bytes, flags, false});
+  static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes, unsigned int flags) {
+    const CUresult result = pass();
+    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, flags, false});
     return result;
   }
 };
 
-struct MemAllocHost {
-  static constexpr const char *kName = "cuMemAllocHost", *kExported = "cuMemAllocHost_v2";
-  using Function = CUresult(void**, size_t);
-  static CUresult Call(Function* real, void** pointer, size_t bytes) {
-    Session* session = Runtime::Get().session();
-    const CUresult result = real(pointer, bytes);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(HostAllocated{At(*pointer), bytes, 0, false});
+struct MemAllocHost : InSession<MemAllocHost, "cuMemAllocHost", "cuMemAllocHost_v2"> {
+  static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes) {
+    const CUresult result = pass();
+    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, 0, false});
     return result;
   }
 };
 
-struct MemFreeHost {
-  static constexpr const char *kName = "cuMemFreeHost", *kExported = kName;
+struct MemFreeHost : Instead<MemFreeHost, "cuMemFreeHost"> {
   static constexpr int kSince = 2000;
-  using Function = CUresult(void*);
-  static CUresult Call(Function* real, void* pointer) { return FreeHost(real, pointer); }
+  static CUresult With(const Pass<>& pass, void* pointer) { return FreeHost(pass, pointer); }
 };
 
-struct MemHostRegister {
-  static constexpr const char *kName = "cuMemHostRegister", *kExported = "cuMemHostRegister_v2";
-  using Function = CUresult(void*, size_t, unsigned int);
-  static CUresult Call(Function* real, void* pointer, size_t bytes, unsigned int flags) {
-    Session* session = Runtime::Get().session();
-    const CUresult result = real(pointer, bytes, flags);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(HostAllocated{At(pointer), bytes, flags, true});
+struct MemHostRegister : InSession<MemHostRegister, "cuMemHostRegister", "cuMemHostRegister_v2"> {
+  static CUresult With(Session& session, const Pass<>& pass, void* pointer, size_t bytes, unsigned int flags) {
+    const CUresult result = pass();
+    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(pointer), bytes, flags, true});
     return result;
   }
 };
 
-struct MemHostUnregister {
-  static constexpr const char *kName = "cuMemHostUnregister", *kExported = kName;
-  using Function = CUresult(void*);
-  static CUresult Call(Function* real, void* pointer) { return FreeHost(real, pointer); }
+struct MemHostUnregister : Instead<MemHostUnregister, "cuMemHostUnregister"> {
+  static CUresult With(const Pass<>& pass, void* pointer) { return FreeHost(pass, pointer); }
 };
 
-struct MemAllocAsync {
-  static constexpr const char *kName = "cuMemAllocAsync", *kExported = kName;
-  using Function = CUresult(CUdeviceptr*, size_t, CUstream);
-  static CUresult Call(Function* real, CUdeviceptr* address, size_t bytes, CUstream stream) {
-    Session* session = Runtime::Get().session();
-    const CUresult result = real(address, bytes, stream);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(AsyncAllocated{Address{*address}, bytes});
+struct MemAllocAsync : InSession<MemAllocAsync, "cuMemAllocAsync"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUstream) {
+    const CUresult result = pass();
+    if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
     return result;
   }
 };
 
-struct MemAllocFromPoolAsync {
-  static constexpr const char *kName = "cuMemAllocFromPoolAsync", *kExported = kName;
-  using Function = CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream);
-  static CUresult Call(Function* real, CUdeviceptr* address, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    Session* session = Runtime::Get().session();
-    const CUresult result = real(address, bytes, pool, stream);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(AsyncAllocated{Address{*address}, bytes});
+struct MemAllocFromPoolAsync : InSession<MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUmemoryPool, CUstream) {
+    const CUresult result = pass();
+    if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
     return result;
   }
 };
 
-struct MemFreeAsync {
-  static constexpr const char *kName = "cuMemFreeAsync", *kExported = kName;
-  using Function = CUresult(CUdeviceptr, CUstream);
-  static CUresult Call(Function* real, CUdeviceptr address, CUstream stream) {
-    return FreeNoted(AsyncFreed{Address{address}}, [&] { return real(address, stream); });
+struct MemFreeAsync : Instead<MemFreeAsync, "cuMemFreeAsync"> {
+  static CUresult With(const Pass<>& pass, CUdeviceptr address, CUstream) {
+    return FreeNoted(AsyncFreed{Address{address}}, pass);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,11 +22,31 @@
 
 namespace amem::intercept {
 
-// A text as an argument of a template: the name of a driver function.
-template <std::size_t N>
-struct Text {
-  char data[N];
-  constexpr Text(const char (&text)[N]) { std::copy_n(text, N, data); }  // NOLINT(google-explicit-constructor)
+using replacements::Named;
+using replacements::Text;
+
+// What happens in place of a call: `Self::With(pass, arguments...)`, where pass() makes the call as it is and returns its
+// answer.
+template <class R = CUresult>
+using Pass = std::function<R()>;
+template <class Self, Text Name, Text Exported = Name>
+struct Instead : Named<Name, Exported> {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    const auto pass = [&] { return real(arguments...); };
+    return Self::With(std::ref(pass), arguments...);
+  }
+};
+
+// The same while there is a session: `Self::With(session, pass, arguments...)`. Without one the call is made as it is.
+template <class Self, Text Name, Text Exported = Name>
+struct InSession : Named<Name, Exported> {
+  template <class... A>
+  static CUresult Call(CUresult (*real)(A...), std::type_identity_t<A>... arguments) {
+    Session* session = Runtime::Get().session();
+    const auto pass = [&] { return real(arguments...); };
+    return session == nullptr ? pass() : Self::With(*session, std::ref(pass), arguments...);
+  }
 };
 
 // The handles that NCCL holds: an allocation id under a tag. A driver's handle is a host pointer, whose top bits are clear.

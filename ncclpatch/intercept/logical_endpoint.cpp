@@ -49,25 +49,21 @@ class Endpoints {
 };
 
 // Undoes every binding that this process has made to the endpoint; other processes may still use it.
-struct EndpointDestroy {
-  static constexpr const char *kName = "cuLogicalEndpointDestroy", *kExported = kName;
-  using Function = CUresult(EndpointId);
-  static CUresult Call(Function* real, EndpointId id) {
-    const CUresult result = real(id);
+struct EndpointDestroy : Instead<EndpointDestroy, "cuLogicalEndpointDestroy"> {
+  static CUresult With(const Pass<>& pass, EndpointId id) {
+    const CUresult result = pass();
     if (result == CUDA_SUCCESS) Endpoints::Get().Destroyed(id);
     return result;
   }
 };
 
-struct EndpointBindAddr {
-  static constexpr const char *kName = "cuLogicalEndpointBindAddr", *kExported = kName;
-  using Function = CUresult(EndpointId, CUdevice, cuuint64_t, void*, cuuint64_t, unsigned long long);
-  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, void* address, cuuint64_t bytes,
-                       unsigned long long flags) {
+struct EndpointBindAddr : Instead<EndpointBindAddr, "cuLogicalEndpointBindAddr"> {
+  static CUresult With(const Pass<>& pass, EndpointId id, CUdevice device, cuuint64_t offset, void* address, cuuint64_t bytes,
+                       unsigned long long) {
     const Part part = PartAt(address, bytes);
     const Registering gate(kName, part);
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
-    const CUresult result = real(id, device, offset, address, bytes, flags);
+    const CUresult result = pass();
     if (result == CUDA_SUCCESS) Endpoints::Get().Bound(id, device, offset, part);
     return result;
   }
@@ -84,8 +80,7 @@ Address PlaceOf(Session& session, AllocationId allocation) {
   });
 }
 
-struct EndpointBindMem {
-  static constexpr const char *kName = "cuLogicalEndpointBindMem", *kExported = kName;
+struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
   using Function = CUresult(EndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t,
                             unsigned long long);
   static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle memory,
@@ -108,11 +103,9 @@ struct EndpointBindMem {
   }
 };
 
-struct EndpointUnbind {
-  static constexpr const char *kName = "cuLogicalEndpointUnbind", *kExported = kName;
-  using Function = CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t);
-  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
-    const CUresult result = real(id, device, offset, bytes);
+struct EndpointUnbind : Instead<EndpointUnbind, "cuLogicalEndpointUnbind"> {
+  static CUresult With(const Pass<>& pass, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
+    const CUresult result = pass();
     if (result == CUDA_SUCCESS) Endpoints::Get().Unbound(id, device, offset, bytes);
     return result;
   }

@@ -42,29 +42,25 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
   return result;
 }
 
-struct MulticastCreate {
-  static constexpr const char *kName = "cuMulticastCreate", *kExported = kName;
-  using Function = CUresult(CUmemGenericAllocationHandle*, const CUmulticastObjectProp*);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* properties) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(handle, properties);
+struct MulticastCreate : InSession<MulticastCreate, "cuMulticastCreate"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle,
+                       const CUmulticastObjectProp* properties) {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto gate = session->EnterCall();
+    const auto gate = session.EnterCall();
     CUresult result{};
-    if (Paused(*session, kName, result)) return result;
-    if (result = real(handle, properties); result != CUDA_SUCCESS) return result;
-    *handle = ToGuest(session->NoteMulticast({{},
-                                              properties->size,
-                                              properties->numDevices,
-                                              static_cast<std::uint32_t>(properties->handleTypes),
-                                              properties->flags,
-                                              DriverHandle{*handle}}));
+    if (Paused(session, kName, result)) return result;
+    if (result = pass(); result != CUDA_SUCCESS) return result;
+    *handle = ToGuest(session.NoteMulticast({{},
+                                             properties->size,
+                                             properties->numDevices,
+                                             static_cast<std::uint32_t>(properties->handleTypes),
+                                             properties->flags,
+                                             DriverHandle{*handle}}));
     return CUDA_SUCCESS;
   }
 };
 
-struct MulticastAddDevice {
-  static constexpr const char *kName = "cuMulticastAddDevice", *kExported = kName;
+struct MulticastAddDevice : Named<"cuMulticastAddDevice"> {
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device) {
     return OnObject(
@@ -95,8 +91,7 @@ CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_
 // CUDA 13.1 has put the device behind the object's handle, under the same names.
 constexpr int kWithDevice = 13010;
 
-struct MulticastBindMem {
-  static constexpr const char *kName = "cuMulticastBindMem", *kExported = kName;
+struct MulticastBindMem : Named<"cuMulticastBindMem"> {
   static constexpr int kBefore = kWithDevice;
   using Handle = CUmemGenericAllocationHandle;
   using Function = CUresult(Handle, size_t, Handle, size_t, size_t, unsigned long long);
@@ -107,8 +102,7 @@ struct MulticastBindMem {
   }
 };
 
-struct MulticastBindMem2 {
-  static constexpr const char *kName = "cuMulticastBindMem", *kExported = "cuMulticastBindMem_v2";
+struct MulticastBindMem2 : Named<"cuMulticastBindMem", "cuMulticastBindMem_v2"> {
   static constexpr int kSince = kWithDevice;
   using Handle = CUmemGenericAllocationHandle;
   using Function = CUresult(Handle, CUdevice, size_t, Handle, size_t, size_t, unsigned long long);
@@ -132,8 +126,7 @@ CUresult BindAddress(const char* call, CUmemGenericAllocationHandle object, size
       [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
 }
 
-struct MulticastBindAddr {
-  static constexpr const char *kName = "cuMulticastBindAddr", *kExported = kName;
+struct MulticastBindAddr : Named<"cuMulticastBindAddr"> {
   static constexpr int kBefore = kWithDevice;
   using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
@@ -143,8 +136,7 @@ struct MulticastBindAddr {
   }
 };
 
-struct MulticastBindAddr2 {
-  static constexpr const char *kName = "cuMulticastBindAddr", *kExported = "cuMulticastBindAddr_v2";
+struct MulticastBindAddr2 : Named<"cuMulticastBindAddr", "cuMulticastBindAddr_v2"> {
   static constexpr int kSince = kWithDevice;
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr address,
@@ -154,8 +146,7 @@ struct MulticastBindAddr2 {
   }
 };
 
-struct MulticastUnbind {
-  static constexpr const char *kName = "cuMulticastUnbind", *kExported = kName;
+struct MulticastUnbind : Named<"cuMulticastUnbind"> {
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, size_t);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes) {
     Session* session = Runtime::Get().session();

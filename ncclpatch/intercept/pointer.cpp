@@ -34,11 +34,9 @@ CUresult AboutPaused(Session& session, const AllocationProperties& memory, CUpoi
   }
 }
 
-struct PointerGetAttribute {
-  static constexpr const char *kName = "cuPointerGetAttribute", *kExported = kName;
-  using Function = CUresult(void*, CUpointer_attribute, CUdeviceptr);
-  static CUresult Call(Function* real, void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-    const CUresult result = real(data, attribute, pointer);
+struct PointerGetAttribute : Instead<PointerGetAttribute, "cuPointerGetAttribute"> {
+  static CUresult With(const Pass<>& pass, void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+    const CUresult result = pass();
     Session* session = Runtime::Get().started();
     if (result == CUDA_SUCCESS || data == nullptr || session == nullptr) return result;
     const auto paused = session->PausedAt(Address{pointer});

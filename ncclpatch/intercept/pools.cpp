@@ -89,22 +89,18 @@ class OwnPools {
   std::set<CUmemoryPool> pools_;
 };
 
-struct PoolCreate {
-  static constexpr const char *kName = "cuMemPoolCreate", *kExported = kName;
-  using Function = CUresult(CUmemoryPool*, const CUmemPoolProps*);
-  static CUresult Call(Function* real, CUmemoryPool* pool, const CUmemPoolProps* properties) {
-    const CUresult result = real(pool, properties);
+struct PoolCreate : Instead<PoolCreate, "cuMemPoolCreate"> {
+  static CUresult With(const Pass<>& pass, CUmemoryPool* pool, const CUmemPoolProps*) {
+    const CUresult result = pass();
     if (result == CUDA_SUCCESS && pool != nullptr) OwnPools::Get().Created(*pool);
     NotePoolCall(kName, result);
     return result;
   }
 };
 
-struct PoolDestroy {
-  static constexpr const char *kName = "cuMemPoolDestroy", *kExported = kName;
-  using Function = CUresult(CUmemoryPool);
-  static CUresult Call(Function* real, CUmemoryPool pool) {
-    const CUresult result = OwnPools::Get().Destroy(pool, [&] { return real(pool); });
+struct PoolDestroy : Instead<PoolDestroy, "cuMemPoolDestroy"> {
+  static CUresult With(const Pass<>& pass, CUmemoryPool pool) {
+    const CUresult result = OwnPools::Get().Destroy(pool, pass);
     NotePoolCall(kName, result);
     return result;
   }

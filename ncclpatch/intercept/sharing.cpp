@@ -35,8 +35,7 @@ CUresult HandOut(Session& session,
   return result;
 }
 
-struct MemExportToShareableHandle {
-  static constexpr const char *kName = "cuMemExportToShareableHandle", *kExported = kName;
+struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
   using Function = CUresult(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
   static CUresult Call(Function* real, void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                        unsigned long long flags) {
@@ -52,21 +51,18 @@ struct MemExportToShareableHandle {
   }
 };
 
-struct MemImportFromShareableHandle {
-  static constexpr const char *kName = "cuMemImportFromShareableHandle", *kExported = kName;
-  using Function = CUresult(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle* handle, void* shareable, CUmemAllocationHandleType type) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(handle, shareable, type);
+struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "cuMemImportFromShareableHandle"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* shareable,
+                       CUmemAllocationHandleType type) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
       Runtime::Get().NoteForeignSharing();
-      return PassedOn(*session, kName, subject, real(handle, shareable, type));
+      return PassedOn(session, kName, subject, pass());
     }
-    if (BesideAPause(*session)) return PassedOn(*session, kName, subject, real(handle, shareable, type));
-    const auto imported = session->Import(static_cast<int>(subject), OriginOfCall());
-    if (imported.status().code() == Code::kNotFound) return PassedOn(*session, kName, subject, real(handle, shareable, type));
+    if (BesideAPause(session)) return PassedOn(session, kName, subject, pass());
+    const auto imported = session.Import(static_cast<int>(subject), OriginOfCall());
+    if (imported.status().code() == Code::kNotFound) return PassedOn(session, kName, subject, pass());
     if (!imported) return ToDriver(kName, imported.status());
     *handle = ToGuest(*imported);
     return CUDA_SUCCESS;

@@ -20,8 +20,7 @@ using WriteValue64 = OneFlag<"cuStreamWriteValue64", "cuStreamWriteValue64_v2", 
 using WaitValue32 = OneFlag<"cuStreamWaitValue32", "cuStreamWaitValue32_v2", cuuint32_t>;
 using WaitValue64 = OneFlag<"cuStreamWaitValue64", "cuStreamWaitValue64_v2", cuuint64_t>;
 
-struct BatchMemOp {
-  static constexpr const char *kName = "cuStreamBatchMemOp", *kExported = "cuStreamBatchMemOp_v2";
+struct BatchMemOp : Named<"cuStreamBatchMemOp", "cuStreamBatchMemOp_v2"> {
   using Function = CUresult(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
   static CUresult Call(Function* real, CUstream stream, unsigned int count, CUstreamBatchMemOpParams* operations,
                        unsigned int flags) {

@@ -11,15 +11,13 @@
 namespace amem::intercept {
 namespace {
 
-struct MemGetHandleForAddressRange {
-  static constexpr const char *kName = "cuMemGetHandleForAddressRange", *kExported = kName;
-  using Function = CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
-  static CUresult Call(Function* real, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
-                       unsigned long long flags) {
+struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange"> {
+  static CUresult With(const Pass<>& pass, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
+                       unsigned long long) {
     Session* session = Runtime::Get().session();
     const Registering gate(kName, {Address{address}, bytes});
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
-    const CUresult result = real(handle, address, bytes, type, flags);
+    const CUresult result = pass();
     if (session != nullptr && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
       Registrations::Get().Exported(*static_cast<int*>(handle), {Address{address}, bytes});
     return result;
@@ -28,11 +26,9 @@ struct MemGetHandleForAddressRange {
 
 // NCCL sets CU_POINTER_ATTRIBUTE_SYNC_MEMOPS on memory that it registers for communication from kernels (DOCA). The driver
 // answers; that it was asked about memory of AMem's is journaled.
-struct PointerSetAttribute {
-  static constexpr const char *kName = "cuPointerSetAttribute", *kExported = kName;
-  using Function = CUresult(const void*, CUpointer_attribute, CUdeviceptr);
-  static CUresult Call(Function* real, const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-    const CUresult result = real(value, attribute, address);
+struct PointerSetAttribute : Instead<PointerSetAttribute, "cuPointerSetAttribute"> {
+  static CUresult With(const Pass<>& pass, const void*, CUpointer_attribute attribute, CUdeviceptr address) {
+    const CUresult result = pass();
     Session* session = Runtime::Get().started();
     if (session != nullptr && session->AddressRange(Address{address}).ok())
       session->Note(PassedThrough{kName, fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
@@ -66,63 +62,42 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
   return region;
 }
 
-struct RegMr {
-  static constexpr const char *kName = "ibv_reg_mr", *kExported = kName;
-  using Function = void*(void*, void*, size_t, int);
-  static void* Call(Function* real, void* domain, void* address, size_t bytes, int access) {
-    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), kName,
-                    [&] { return real(domain, address, bytes, access); });
+struct RegMr : Instead<RegMr, "ibv_reg_mr"> {
+  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, int) {
+    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), kName, pass);
   }
 };
 
-struct RegMrIova2 {
-  static constexpr const char *kName = "ibv_reg_mr_iova2", *kExported = kName;
-  using Function = void*(void*, void*, size_t, std::uint64_t, unsigned int);
-  static void* Call(Function* real, void* domain, void* address, size_t bytes, std::uint64_t iova, unsigned int access) {
-    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), "ibv_reg_mr",
-                    [&] { return real(domain, address, bytes, iova, access); });
+struct RegMrIova2 : Instead<RegMrIova2, "ibv_reg_mr_iova2"> {
+  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, std::uint64_t, unsigned int) {
+    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), "ibv_reg_mr", pass);
   }
 };
 
-struct RegDmabufMr {
-  static constexpr const char *kName = "ibv_reg_dmabuf_mr", *kExported = kName;
-  using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int);
-  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
-                    int access) {
-    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes,
-                          [&] { return real(domain, offset, bytes, iova, descriptor, access); });
+struct RegDmabufMr : Instead<RegDmabufMr, "ibv_reg_dmabuf_mr"> {
+  static void* With(const Pass<void*>& pass, void*, std::uint64_t offset, size_t bytes, std::uint64_t, int descriptor, int) {
+    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes, pass);
   }
 };
 
-struct Mlx5RegDmabufMr {  // its region is undone by ibv_dereg_mr
-  static constexpr const char *kName = "mlx5dv_reg_dmabuf_mr", *kExported = kName;
-  using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int, int);
-  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
-                    int access, int more_access) {
-    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes,
-                          [&] { return real(domain, offset, bytes, iova, descriptor, access, more_access); });
+struct Mlx5RegDmabufMr : Instead<Mlx5RegDmabufMr, "mlx5dv_reg_dmabuf_mr"> {  // its region is undone by ibv_dereg_mr
+  static void* With(const Pass<void*>& pass, void*, std::uint64_t offset, size_t bytes, std::uint64_t, int descriptor, int,
+                    int) {
+    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes, pass);
   }
 };
 
-struct DeregMr {
-  static constexpr const char *kName = "ibv_dereg_mr", *kExported = kName;
-  using Function = int(void*);
-  static int Call(Function* real, void* region) {
-    return Deregister(KeyOf(Registrar::kVerbs, region), [&] { return real(region); });
+struct DeregMr : Instead<DeregMr, "ibv_dereg_mr"> {
+  static int With(const Pass<int>& pass, void* region) { return Deregister(KeyOf(Registrar::kVerbs, region), pass); }
+};
+
+struct UmemReg : Instead<UmemReg, "mlx5dv_devx_umem_reg"> {
+  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, std::uint32_t) {
+    return Register(kName, Registrar::kUserMemory, PartAt(address, bytes), kName, pass);
   }
 };
 
-struct UmemReg {
-  static constexpr const char *kName = "mlx5dv_devx_umem_reg", *kExported = kName;
-  using Function = void*(void*, void*, size_t, std::uint32_t);
-  static void* Call(Function* real, void* context, void* address, size_t bytes, std::uint32_t access) {
-    return Register(kName, Registrar::kUserMemory, PartAt(address, bytes), kName,
-                    [&] { return real(context, address, bytes, access); });
-  }
-};
-
-struct UmemRegEx {
-  static constexpr const char *kName = "mlx5dv_devx_umem_reg_ex", *kExported = kName;
+struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
   struct Input {    // mlx5dv_devx_umem_in
     void* address;  // of a dma-buf: the offset in it
     size_t bytes;
@@ -131,23 +106,17 @@ struct UmemRegEx {
     int descriptor;
   };
   static constexpr std::uint64_t kDmaBuf = 1;  // in the mask: `descriptor` is set
-  using Function = void*(void*, Input*);
-  static void* Call(Function* real, void* context, Input* input) {
-    const auto make_call = [&] { return real(context, input); };
-    if (input == nullptr) return make_call();
+  static void* With(const Pass<void*>& pass, void*, Input* input) {
+    if (input == nullptr) return pass();
     if ((input->mask & kDmaBuf) != 0)
       return RegisterDmaBuf(kName, Registrar::kUserMemory, input->descriptor, reinterpret_cast<std::uint64_t>(input->address),
-                            input->bytes, make_call);
-    return Register(kName, Registrar::kUserMemory, PartAt(input->address, input->bytes), kName, make_call);
+                            input->bytes, pass);
+    return Register(kName, Registrar::kUserMemory, PartAt(input->address, input->bytes), kName, pass);
   }
 };
 
-struct UmemDereg {
-  static constexpr const char *kName = "mlx5dv_devx_umem_dereg", *kExported = kName;
-  using Function = int(void*);
-  static int Call(Function* real, void* memory) {
-    return Deregister(KeyOf(Registrar::kUserMemory, memory), [&] { return real(memory); });
-  }
+struct UmemDereg : Instead<UmemDereg, "mlx5dv_devx_umem_dereg"> {
+  static int With(const Pass<int>& pass, void* memory) { return Deregister(KeyOf(Registrar::kUserMemory, memory), pass); }
 };
 
 struct GdrHandle {
@@ -165,8 +134,7 @@ int PinForGdr(int (*real)(void*, unsigned long, size_t, Middle..., GdrHandle*), 
   return result;
 }
 
-struct GdrPin {
-  static constexpr const char *kName = "gdr_pin_buffer", *kExported = kName;
+struct GdrPin : Named<"gdr_pin_buffer"> {
   using Function = int(void*, unsigned long, size_t, std::uint64_t, std::uint32_t, GdrHandle*);
   static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint64_t token, std::uint32_t space,
                   GdrHandle* handle) {
@@ -174,19 +142,16 @@ struct GdrPin {
   }
 };
 
-struct GdrPin2 {
-  static constexpr const char *kName = "gdr_pin_buffer_v2", *kExported = kName;
+struct GdrPin2 : Named<"gdr_pin_buffer_v2"> {
   using Function = int(void*, unsigned long, size_t, std::uint32_t, GdrHandle*);
   static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint32_t flags, GdrHandle* handle) {
     return PinForGdr<std::uint32_t>(real, gdr, address, bytes, flags, handle);
   }
 };
 
-struct GdrUnpin {
-  static constexpr const char *kName = "gdr_unpin_buffer", *kExported = kName;
-  using Function = int(void*, GdrHandle);
-  static int Call(Function* real, void* gdr, GdrHandle handle) {
-    return Deregister({Registrar::kGdrCopy, handle.value}, [&] { return real(gdr, handle); });
+struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
+  static int With(const Pass<int>& pass, void*, GdrHandle handle) {
+    return Deregister({Registrar::kGdrCopy, handle.value}, pass);
   }
 };
 

@@ -1,23 +1,64 @@
-// Only in libamem_nccl.so: runs when the loader loads it.
+// Only in libamem_nccl.so: what runs when the loader loads it, and the functions that LD_PRELOAD shows to everybody.
 #include <spdlog/fmt/fmt.h>
 
+#include <array>
+
+#include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/intercept/registrations.h"
-#include "ncclpatch/library/doorbells.h"
+#include "ncclpatch/nccl/types.h"
+#include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
+namespace amem::doorbells {
 namespace {
+
+// With LD_PRELOAD these come before NCCL's own in the search order: the functions with which a program begins to use NCCL. Each
+// sees to it that the NCCLs that were loaded meanwhile are under AMem, with the objects that call them, and leads on to the
+// function that the caller would have reached without AMem. Without LD_PRELOAD nobody finds them.
+constexpr std::array kNames = {"ncclGetUniqueId",          "ncclCommInitRank", "ncclCommInitRankConfig",
+                               "ncclCommInitRankScalable", "ncclCommInitAll",  "ncclCommGrow"};
+
+template <class F, class... A>
+int Ring(const char* name, F* own, const void* caller, const A&... arguments) noexcept {
+  try {
+    Runtime::Get().LookForNames();
+    if (void* function = hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller))
+      return reinterpret_cast<F*>(function)(arguments...);
+    return Fail(kInvalidUsage, fmt::format("{}: the program calls it, and there is no NCCL in this process that has it", name));
+  } catch (...) {
+    return kSystemError;
+  }
+}
 
 __attribute__((constructor)) void OnLoad() {
   try {
-    amem::replacements::Install(amem::intercept::Tables());
-    amem::replacements::Install(&amem::intercept::WrapPlugin);
-    amem::Runtime::Get().AfterPauses(&amem::intercept::TrimPools);
-    amem::Runtime::Get().Load(amem::doorbells::kNames);
+    replacements::Install(intercept::Tables());
+    replacements::Install(&intercept::WrapPlugin);
+    Runtime::Get().AfterPauses(&intercept::TrimPools);
+    Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
-    amem::log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));
+    log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));
   }
 }
 
 }  // namespace
+}  // namespace amem::doorbells
+
+using amem::nccl::Config;
+using amem::nccl::UniqueId;
+
+#define AMEM_DOORBELL(name, parameters, ...)                             \
+  extern "C" __attribute__((visibility("default"))) int name parameters; \
+  int name parameters { return amem::doorbells::Ring(#name, &name, __builtin_return_address(0), __VA_ARGS__); }
+
+AMEM_DOORBELL(ncclGetUniqueId, (UniqueId * id), id)
+AMEM_DOORBELL(ncclCommInitRank, (ncclComm * *comm, int ranks, UniqueId id, int rank), comm, ranks, id, rank)
+AMEM_DOORBELL(ncclCommInitRankConfig, (ncclComm * *comm, int ranks, UniqueId id, int rank, Config* config), comm, ranks, id,
+              rank, config)
+AMEM_DOORBELL(ncclCommInitRankScalable, (ncclComm * *comm, int ranks, int rank, int count, UniqueId* ids, Config* config), comm,
+              ranks, rank, count, ids, config)
+AMEM_DOORBELL(ncclCommInitAll, (ncclComm * *comms, int count, const int* devices), comms, count, devices)
+AMEM_DOORBELL(ncclCommGrow, (ncclComm * comm, int ranks, const UniqueId* id, int rank, ncclComm** grown, Config* config), comm,
+              ranks, id, rank, grown, config)

@@ -1,12 +1,15 @@
 #include "ncclpatch/nccl/calls.h"
 
 #include <array>
+#include <atomic>
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/hash.h"
 
 namespace amem::nccl {
 namespace {
+
+constinit std::atomic<SuspendServer*> g_server{nullptr};
 
 // A number about a communicator; `otherwise` if NCCL does not say.
 std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32_t otherwise, bool* answered = nullptr) {
@@ -40,6 +43,16 @@ void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
   if (const hook::Library* library = redirects::LibraryAt(known->place))
     known->hash = ReadHash(library->number, comm, {~known->expected_complements[0], ~known->expected_complements[1]});
   registry::MarkReady(*known);
+}
+
+void SetSuspendServer(SuspendServer* server) { g_server.store(server, std::memory_order_release); }
+SuspendServer* TheSuspendServer() { return g_server.load(std::memory_order_acquire); }
+
+int RefusalOf(const char* call, const ncclComm* comm) noexcept {
+  if (!registry::AnySuspended()) return 0;
+  SuspendServer* server = TheSuspendServer();
+  const std::optional<Communicator> found = server == nullptr ? std::nullopt : Find(comm);
+  return found && found->suspended ? server->Refuse(call, found->id) : 0;
 }
 
 std::span<const redirects::Table> Tables() {

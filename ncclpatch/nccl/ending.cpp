@@ -1,7 +1,6 @@
 // Communicators end, and what is asked about those that NCCL makes in the background.
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/nccl/guard.h"
 #include "ncclpatch/nccl/hash.h"
 
 namespace amem::nccl {

@@ -4,7 +4,6 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {

@@ -5,8 +5,24 @@ not choose AMem."""
 import functools
 import logging
 import os
+import sys
+import warnings
 
 _log = logging.getLogger("amem")
+attached_amem = False  # whether the package was imported from here
+
+
+def attach():
+    """Entry point of the group torch.backends: with AMEM_ENABLE=1 set, `import torch` attaches AMem, also in workers that a framework
+    forks or spawns with an LD_PRELOAD of its own."""
+    global attached_amem
+    if os.environ.get("AMEM_ENABLE") != "1":
+        return
+    attached_amem = "amem" not in sys.modules
+    try:
+        import amem  # noqa: F401  (importing attaches)
+    except Exception as error:  # pylint: disable=broad-except
+        warnings.warn("AMem could not be attached, and the program runs without it: %s" % error, RuntimeWarning, stacklevel=2)
 
 
 def vllm():

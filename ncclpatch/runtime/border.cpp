@@ -9,6 +9,44 @@
 
 namespace amem {
 
+NcclResult ToNccl(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return kOk;
+    case Code::kOutOfMemory:
+    case Code::kDriver:
+      return kCudaError;
+    case Code::kIo:
+    case Code::kCorrupt:
+    case Code::kNoDescriptors:
+      return kSystemError;
+    case Code::kBroken:
+      return kInternalError;
+    case Code::kInvalid:
+    case Code::kNotFound:
+    case Code::kRefused:
+    case Code::kUnsupported:
+      return kInvalidUsage;
+    case Code::kTimeout:
+    case Code::kPeerLost:
+      return kRemoteError;
+  }
+  return kInternalError;
+}
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+int Fail(NcclResult result, const std::string& message) noexcept {
+  try {
+    LastError() = message;
+  } catch (...) {
+  }
+  return result;
+}
+
 int FailAtBorder(const char* call, const Status& status) {
   const Status told = status.Within(call);
   log::Error(told.message());

@@ -9,21 +9,14 @@
 #include <initializer_list>
 #include <limits>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "ncclpatch/runtime/log.h"
 #include "replay/driver/host_memory.h"
 
 namespace amem {
 namespace {
 
-constexpr std::array kKnown = {"AMEM_ENABLE",      "AMEM_GROUPID",        "AMEM_NCCL_OFFLOAD_FREE_TAG",
-                               "AMEM_JOURNAL_DIR", "AMEM_JOURNAL_SYNC",   "AMEM_LAYOUT",
-                               "AMEM_CONTENT",     "AMEM_TIMEOUT_MS",     "AMEM_LOG",
-                               "AMEM_LIBRARY",     "AMEM_SLAB_MB",        "AMEM_PINNED_MB",
-                               "AMEM_SOCKET_DIR",  "AMEM_JOURNAL_KEEP",   "AMEM_USER_MEMORY",
-                               "AMEM_SUSPEND",     "AMEM_NVLS",           "AMEM_ON_FAILURE",
-                               "AMEM_REPLAY",      "AMEM_POOL_PINNED_MB", "AMEM_METRICS"};
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
 
 // What launchers say of a job, so that sessions of one job, and of one start of it, are known to belong together: Slurm,
@@ -72,13 +65,18 @@ Status ParseNumberInto(const Lookup& get, const char* name, std::string_view kno
   return Status::Ok();
 }
 
-// The index of the variable's value in `known`; the first is the default.
-Result<std::size_t> ParseChoice(const Lookup& get, const char* name, std::initializer_list<std::string_view> known) {
+// The value that the variable's text stands for; unset or empty: `into` stays as it is.
+template <class T>
+Status ParseChoiceInto(const Lookup& get, const char* name, std::initializer_list<std::pair<std::string_view, T>> known,
+                       T& into) {
   const char* text = get(name);
-  if (text == nullptr || *text == '\0') return std::size_t{0};
-  const auto* const found = std::find(known.begin(), known.end(), text);
-  if (found != known.end()) return static_cast<std::size_t>(found - known.begin());
-  return Unknown(name, text, fmt::format("{}", fmt::join(known, ", ")));
+  if (text == nullptr || *text == '\0') return Status::Ok();
+  std::string names;
+  for (const auto& [value, meaning] : known) {
+    if (value == text) return into = meaning, Status::Ok();
+    names.append(names.empty() ? "" : ", ").append(value);
+  }
+  return Unknown(name, text, names);
 }
 
 std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
@@ -97,37 +95,18 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
 }
 
 Status ParseMemory(const Lookup& get, Options& options) {
-  const auto layout = ParseChoice(get, "AMEM_LAYOUT", {"slab", "direct"});
-  if (!layout) return layout.status();
-  options.layout = *layout == 0 ? Layout::kSlab : Layout::kDirect;
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_LAYOUT", {{"slab", Layout::kSlab}, {"direct", Layout::kDirect}}, options.layout));
   Bytes mib = options.slab_bytes >> 20;
   constexpr std::string_view kSizes = "a power of two of MiB, 2 to 4096";
   AMEM_TRY(ParseNumberInto<Bytes>(get, "AMEM_SLAB_MB", kSizes, 2, mib));
   if (mib > 4096 || (mib & (mib - 1)) != 0) return Unknown("AMEM_SLAB_MB", std::to_string(mib), kSizes);
   options.slab_bytes = mib << 20;
-  const auto user = ParseChoice(get, "AMEM_USER_MEMORY", {"keep", "release"});
-  if (!user) return user.status();
-  options.user_memory = *user == 0 ? UserMemory::kKeep : UserMemory::kRelease;
-  const auto nvls = ParseChoice(get, "AMEM_NVLS", {"keep", "release"});
-  if (!nvls) return nvls.status();
-  options.nvls = *nvls == 0 ? Nvls::kKeep : Nvls::kRelease;
-  return Status::Ok();
-}
-
-Status ParseContent(const Lookup& get, Options& options) {
-  const auto content = ParseChoice(get, "AMEM_CONTENT", {"preserve", "discard"});
-  if (!content) return content.status();
-  if (*content == 1)
-    return {Code::kUnsupported, "AMEM_CONTENT=discard is not offered by this version; leave it unset, or set it to preserve"};
-  std::uint32_t tag = 0;
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_NCCL_OFFLOAD_FREE_TAG", "0 (preserve), 7 (discard P2P payload)", 0, tag));
-  if (tag != 0 && tag != 7)
-    return Unknown("AMEM_NCCL_OFFLOAD_FREE_TAG", std::to_string(tag), "0 (preserve), 7 (discard P2P payload)");
-  // Users of the original plugin have this set. Preserving includes what they asked for, so their jobs go on.
-  if (tag == 7)
-    log::Warn("AMEM_NCCL_OFFLOAD_FREE_TAG=7 asks to discard P2P payload; this version preserves all contents instead");
-  options.content = Content::kPreserve;
-  return Status::Ok();
+  std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
+  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
+  options.pinned_bytes = Bytes{pinned_mib} << 20;
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_USER_MEMORY", {{"keep", UserMemory::kKeep}, {"release", UserMemory::kRelease}},
+                           options.user_memory));
+  return ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls);
 }
 
 // "SESSIONS", "SESSIONS,SIZE" or ",SIZE".
@@ -186,20 +165,6 @@ std::uint32_t ParseRanksOfHost(const Lookup& get) {
   return ranks;
 }
 
-Status ParsePinned(const Lookup& get, Options& options) {
-  constexpr std::string_view kSizes = "MiB, 0 to 4294967295";
-  std::uint32_t mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", kSizes, 0, mib));
-  options.pinned_bytes = Bytes{mib} << 20;
-  options.ranks_of_host = ParseRanksOfHost(get);
-  const char* for_pools = get("AMEM_POOL_PINNED_MB");
-  options.shares_host = for_pools == nullptr || *for_pools == '\0';
-  mib = static_cast<std::uint32_t>(options.pool_pinned_bytes >> 20);
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_POOL_PINNED_MB", kSizes, 0, mib));
-  options.pool_pinned_bytes = Bytes{mib} << 20;
-  return Status::Ok();
-}
-
 std::int32_t ParseRank(const Lookup& get) {
   for (const char* name : kRankVariables)
     if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
@@ -209,26 +174,8 @@ std::int32_t ParseRank(const Lookup& get) {
 }  // namespace
 
 Bytes PinnedForPools(const Options& options) {
-  const auto available = options.shares_host ? HostMemoryAvailable() : std::nullopt;
+  const auto available = HostMemoryAvailable();
   return available ? available->bytes / 2 / std::max(options.ranks_of_host, 1U) : options.pool_pinned_bytes;
-}
-
-std::vector<std::string> UnknownVariables(const char* const* environment) {
-  std::vector<std::string> warnings;
-  for (; environment != nullptr && *environment != nullptr; ++environment) {
-    const std::string_view entry(*environment);
-    const std::string_view name = entry.substr(0, entry.find('='));
-    // AMEM_SIM_ variables belong to the simulator of tests and demos.
-    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") ||
-        std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end())
-      continue;
-    std::string_view nearest = kKnown[0];
-    for (const std::string_view known : kKnown)
-      if (Distance(name, known) < Distance(name, nearest)) nearest = known;
-    warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,
-                                   Distance(name, nearest) <= 4 ? fmt::format("; did you mean {}?", nearest) : ""));
-  }
-  return warnings;
 }
 
 Result<Options> ParseOptions(const Lookup& get) {
@@ -236,31 +183,21 @@ Result<Options> ParseOptions(const Lookup& get) {
   options.rank = ParseRank(get);
   options.launcher = ParseLauncher(get);
 
-  const auto enable = ParseChoice(get, "AMEM_ENABLE", {"1", "0"});
-  if (!enable) return enable.status();
-  options.enable = *enable == 0;
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_ENABLE", {{"1", true}, {"0", false}}, options.enable));
   if (!options.enable) return options;  // switched off: nothing else matters
 
-  const auto log = ParseChoice(get, "AMEM_LOG", {"warn", "trace", "debug", "info", "error", "off"});
-  if (!log) return log.status();
-  if (const char* level = get("AMEM_LOG"); level != nullptr && *level != '\0') options.log_level = level;
-
+  AMEM_TRY(ParseChoiceInto<std::string>(
+      get, "AMEM_LOG",
+      {{"warn", "warn"}, {"trace", "trace"}, {"debug", "debug"}, {"info", "info"}, {"error", "error"}, {"off", "off"}},
+      options.log_level));
   AMEM_TRY(ParseNumberInto<std::int64_t>(get, "AMEM_GROUPID", "a decimal number", std::numeric_limits<std::int64_t>::min(),
                                          options.group));
   auto timeout_ms = static_cast<std::uint32_t>(options.deadlines.call().count());
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, timeout_ms));
   options.deadlines = Deadlines(std::chrono::milliseconds(timeout_ms));
   AMEM_TRY(ParseMemory(get, options));
-  AMEM_TRY(ParsePinned(get, options));
-  AMEM_TRY(ParseContent(get, options));
-  const auto suspend = ParseChoice(get, "AMEM_SUSPEND", {"serve", "native"});
-  if (!suspend) return suspend.status();
-  options.suspend = *suspend == 0 ? Suspend::kServe : Suspend::kNative;
-
-  const auto sync = ParseChoice(get, "AMEM_JOURNAL_SYNC", {"process", "full"});
-  if (!sync) return sync.status();
-  options.journal.sync = *sync == 1 ? SyncMode::kFull : SyncMode::kProcess;
-
+  options.ranks_of_host = ParseRanksOfHost(get);
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));
   if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;
   if (const char* replay = get("AMEM_REPLAY")) options.replay = replay;
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
@@ -272,6 +209,24 @@ Result<Options> ParseOptions(const Lookup& get) {
   if (!sockets) return sockets.status();
   options.socket_directory = *sockets;
   return options;
+}
+
+std::vector<std::string> UnknownVariables(const char* const* environment) {
+  std::vector<std::string_view> all{"AMEM_LIBRARY"};  // the Python package's
+  static_cast<void>(ParseOptions([&](const char* name) -> const char* { return all.emplace_back(name), nullptr; }));
+  std::vector<std::string> warnings;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view entry(*environment);
+    const std::string_view name = entry.substr(0, entry.find('='));
+    // AMEM_SIM_ variables belong to the simulator of tests and demos.
+    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") || std::find(all.begin(), all.end(), name) != all.end())
+      continue;
+    const auto nearer = [&](std::string_view a, std::string_view b) { return Distance(name, a) < Distance(name, b); };
+    const std::string_view nearest = *std::min_element(all.begin(), all.end(), nearer);
+    warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,
+                                   Distance(name, nearest) <= 4 ? fmt::format("; did you mean {}?", nearest) : ""));
+  }
+  return warnings;
 }
 
 }  // namespace amem

@@ -14,32 +14,28 @@
 
 namespace amem {
 
-enum class Content : std::uint8_t { kPreserve, kDiscard };
 enum class Suspend : std::uint8_t { kServe, kNative };
 
 struct Options : SessionOptions {
-  bool enable = true;                    // AMEM_ENABLE=0|1
-  std::int64_t group = 0;                // AMEM_GROUPID
-  std::int32_t rank = -1;                // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
-  Suspend suspend = Suspend::kServe;     // AMEM_SUSPEND=serve|native
-  Content content = Content::kPreserve;  // AMEM_CONTENT=preserve|discard; AMEM_NCCL_OFFLOAD_FREE_TAG=7 means discard
-  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_SYNC=process|full, AMEM_JOURNAL_KEEP
+  bool enable = true;                 // AMEM_ENABLE=0|1
+  std::int64_t group = 0;             // AMEM_GROUPID
+  std::int32_t rank = -1;             // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
+  Suspend suspend = Suspend::kServe;  // AMEM_SUSPEND=serve|native
+  // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
   std::filesystem::path socket_directory;  // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks
   std::string on_failure;                  // AMEM_ON_FAILURE: a command for /bin/sh; empty: none
   std::string replay;                      // AMEM_REPLAY: the path of amem-replay; empty: it is looked for
   std::vector<std::string> launcher;       // NAME=VALUE of the launcher's variables that are set (SessionOpened::launcher)
-  // Without AMEM_POOL_PINNED_MB, PinnedForPools() says what takes the place of pool_pinned_bytes.
-  bool shares_host = true;
-  std::uint32_t ranks_of_host = 1;  // LOCAL_WORLD_SIZE or the like
-  std::string log_level = "warn";   // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
+  std::uint32_t ranks_of_host = 1;         // LOCAL_WORLD_SIZE or the like
+  std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
 };
 
 // `get` is getenv or a test's map (nullptr: not set). kInvalid: a value is not understood; the message names the variable, the
-// value and the known values. kUnsupported: the value is known, and this build does not offer it.
+// value and the known values.
 Result<Options> ParseOptions(const std::function<const char*(const char*)>& get);
 
-// What all pools of this process together may pin ahead: as set, or this process's share of half of what the host has free now.
+// What all pools of this process together may pin ahead: this process's share of half of what the host has free now.
 // Reads some small files, so not while the library is being loaded.
 Bytes PinnedForPools(const Options& options);
 

@@ -42,7 +42,6 @@ const PlainDriver& TheDriver() {
 
 struct Plain {
   std::mutex mutex;
-  std::map<int, CUcontext> contexts;  // primary, retained for ever
   std::map<void*, CUcontext> taken;
 };
 
@@ -51,16 +50,11 @@ Plain& ThePlain() {
   return *plain;
 }
 
-CUresult Context(const PlainDriver& cu, int device, CUcontext& context) {
-  Plain& plain = ThePlain();
-  const std::lock_guard lock(plain.mutex);
-  CUcontext& known = plain.contexts[device];
+CUresult PrimaryContext(const PlainDriver& cu, int device, CUcontext& context) {  // retained for ever
   CUdevice handle = 0;
-  CUresult result = known != nullptr ? CUDA_SUCCESS : cu.init(0);
-  if (result == CUDA_SUCCESS && known == nullptr) result = cu.get(&handle, device);
-  if (result == CUDA_SUCCESS && known == nullptr) result = cu.retain(&known, handle);
-  context = known;
-  return result;
+  CUresult result = cu.init(0);
+  if (result == CUDA_SUCCESS) result = cu.get(&handle, device);
+  return result == CUDA_SUCCESS ? cu.retain(&context, handle) : result;
 }
 
 template <class Body>
@@ -80,7 +74,7 @@ Result<void*> Allocate(Bytes bytes, DeviceOrdinal device) {
   if (!cu.complete) return Status{Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"};
   CUcontext context = nullptr;
   CUdeviceptr address = 0;
-  CUresult result = Context(cu, device.value, context);
+  CUresult result = PrimaryContext(cu, device.value, context);
   if (result == CUDA_SUCCESS) result = Within(cu, context, [&] { return cu.alloc(&address, std::max<Bytes>(bytes, 1)); });
   if (result != CUDA_SUCCESS)
     return Status{

@@ -18,7 +18,7 @@
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/runtime/communicators.h"
+#include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/safepoint.h"
 #include "ncclpatch/runtime/start.h"
@@ -28,6 +28,19 @@ namespace amem {
 namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
+
+// Journals what happens to communicators.
+class CommunicatorJournal : public nccl::Observer {
+ public:
+  void Begun(const nccl::Communicator& c) override {
+    Runtime::Get().Note(CommunicatorBegun{c.id, c.parent, c.how, c.rank, c.ranks});
+  }
+  void Ready(const nccl::Communicator& c) override {
+    Runtime::Get().Note(CommunicatorReady{c.id, c.hash, c.rank, c.ranks, c.device});
+  }
+  void Suspended(CommunicatorId id, bool suspended) override { Runtime::Get().Note(CommunicatorSuspended{id, suspended}); }
+  void Ended(CommunicatorId id, const char* how) override { Runtime::Get().Note(CommunicatorEnded{id, how}); }
+};
 
 thread_local bool t_forking = false;  // this thread holds the locks that a child must not inherit
 
@@ -94,7 +107,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   if (!enabled) return;
   using Names = std::span<const char* const>;
   hook::AnswerNames(serves ? Names(suspend::kNames) : Names(), preloaded ? doorbells : Names());
-  nccl::SetObserver(JournalOfCommunicators());
+  nccl::SetObserver(new CommunicatorJournal);  // never destroyed, as the runtime
   // Never destroyed, as the runtime.
   static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
   if (serves) {

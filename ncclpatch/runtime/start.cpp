@@ -64,7 +64,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.launcher = options.launcher;
-  who.content = options.content == Content::kDiscard ? "discard" : "preserve";
+  who.content = "preserve";
   return who;
 }
 

@@ -9,8 +9,8 @@
 
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/communicators.h"
-#include "ncclpatch/nccl/guard.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"

@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "ncclpatch/hook/redirects.h"
-#include "ncclpatch/nccl/guard.h"
+#include "ncclpatch/nccl/calls.h"
 
 struct ncclComm;
 

@@ -23,7 +23,7 @@ struct SessionOptions {
   Deadlines deadlines;                       // AMEM_TIMEOUT_MS: how long a pause or resume may take
   Bytes pinned_bytes = Bytes{4} << 30;       // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
   std::filesystem::path host_claims;         // HostClaims: the same file for all ranks; empty: none
-  Bytes pool_pinned_bytes = Bytes{4} << 30;  // AMEM_POOL_PINNED_MB: the same for all pools together
+  Bytes pool_pinned_bytes = Bytes{4} << 30;  // the same for all pools together
 };
 
 }  // namespace amem

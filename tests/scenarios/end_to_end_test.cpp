@@ -381,17 +381,16 @@ TEST(Patched, without_its_partner_the_loader_names_it) {
 TEST(Settings, an_unknown_value_switches_amem_off_and_every_call_says_why) {
   Job job;
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
-  job.environment["AMEM_JOURNAL_SYNC"] = "sometimes";
+  job.environment["AMEM_LAYOUT"] = "sometimes";
   const auto ranks = job.Run(1, {"cuda", "load", "init", "reduce", "pause", "resume", "stats", "attach"});
   EXPECT_EQ(ranks[0].status, 0) << All(ranks);
   EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << "NCCL must work as without AMem\n" << All(ranks);
   for (const char* command : {"pause", "resume", "stats", "attach"}) {
     EXPECT_EQ(ranks[0].Said(command).substr(0, 1), "5");
-    EXPECT_NE(ranks[0].Said(command).find("AMEM_JOURNAL_SYNC=sometimes is not understood; known: process, full"),
-              std::string::npos)
+    EXPECT_NE(ranks[0].Said(command).find("AMEM_LAYOUT=sometimes is not understood; known: slab, direct"), std::string::npos)
         << All(ranks);
   }
-  EXPECT_NE(ranks[0].err.find("AMEM_JOURNAL_SYNC=sometimes"), std::string::npos) << ranks[0].err;
+  EXPECT_NE(ranks[0].err.find("AMEM_LAYOUT=sometimes"), std::string::npos) << ranks[0].err;
 }
 
 TEST(Settings, disabled_means_inert) {

@@ -23,7 +23,7 @@ import importlib
 import sys
 import warnings
 
-from . import _calls, _library, _metrics, _why
+from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._gather import gather
@@ -77,7 +77,7 @@ def _watch(event, arguments):
 
 
 def _way():
-    entry_point = getattr(sys.modules.get("_amem_autoload"), "attached_amem", False)
+    entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
     return "the entry point torch.backends, because AMEM_ENABLE=1" if entry_point else "import amem"
 
 
@@ -90,4 +90,3 @@ if _library.nccl_is_loaded():
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
-    _metrics.start_from_environment()

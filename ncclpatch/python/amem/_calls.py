@@ -43,18 +43,9 @@ def check(code):
         raise AmemError(code, text, _why.first_line(text, _library.find()))
 
 
-def function(name):
-    """A function that libraries before tags and pools do not have; AmemError in words where it is missing."""
-    try:
-        return getattr(lib, name)
-    except AttributeError:
-        text = "this %s has no %s: it is older than the Python package; build both from one tree" % (_library.find(), name)
-        raise AmemError(5, text) from None
-
-
 def read_json(name):
     """What a function of the library writes as JSON, parsed."""
-    write = function(name)
+    write = getattr(lib, name)
     length = ctypes.c_size_t(0)
     check(write(None, ctypes.byref(length)))
     while True:

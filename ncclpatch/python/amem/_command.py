@@ -9,6 +9,7 @@
 Every other word is a command of amem-replay (ls, why, top, report, log, watch, ...): `amem help` lists them.
 """
 
+import argparse
 import glob
 import importlib.util
 import json
@@ -87,28 +88,21 @@ def nccl_libraries(more=()):
 
 
 def doctor(arguments):
-    named = []
-    as_json = measures = False
-    gpus = None
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word == "--json":
-            as_json = True
-        elif word == "--measure":
-            measures = True
-        elif word == "--gpus" and rest and rest[0].isdigit() and rest[0] != "0":
-            gpus = int(rest.pop(0))
-        elif word == "--nccl" and rest:
-            named.append(rest.pop(0))
-        else:
-            return fail("doctor: unknown argument %s; known: --json, --nccl PATH, --measure [--gpus N]" % word)
+    parser = argparse.ArgumentParser(prog="amem doctor", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--nccl", metavar="PATH", action="append", default=[], help="a libnccl.so.2 to look at, too")
+    parser.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
+    parser.add_argument("--gpus", metavar="N", type=int, help="of --measure: how many GPUs, by default all")
+    options = parser.parse_args(arguments)
+    if options.gpus is not None and options.gpus < 1:
+        parser.error("--gpus is a number above 0")
+    named, as_json = options.nccl, options.json
     missing = [path for path in named if not os.path.exists(path)]
     if missing:
         return fail("doctor: %s is not there" % missing[0])
     library = _library.path()
-    if measures:
-        return measure(library, nccl_libraries(named), gpus, as_json)
+    if options.measure:
+        return measure(library, nccl_libraries(named), options.gpus, as_json)
     findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
     problems = sum(finding.level == "problem" for finding in findings)
     if as_json:

@@ -1,12 +1,13 @@
 """The checks of `amem doctor`: what a machine, its settings and its NCCL mean for AMem, in words, each problem with its remedy."""
 
 import collections
+import functools
 import os
 import re
 
 from . import _why
 
-Finding = collections.namedtuple("Finding", "level subject text remedy")
+Finding = collections.namedtuple("Finding", "level subject text remedy", defaults=("",))
 Finding.__doc__ = """One thing that was looked at. `level`: "ok"; "note", which is good to know; "warning": less memory is freed than could
 be, or a thing may fail; "problem": AMem cannot work like this."""
 
@@ -17,20 +18,7 @@ SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicat
 SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
 
 
-def ok(subject, text):
-    return Finding("ok", subject, text, "")
-
-
-def note(subject, text, remedy=""):
-    return Finding("note", subject, text, remedy)
-
-
-def warning(subject, text, remedy):
-    return Finding("warning", subject, text, remedy)
-
-
-def problem(subject, text, remedy):
-    return Finding("problem", subject, text, remedy)
+ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
 
 
 def mib(count):

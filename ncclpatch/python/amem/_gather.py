@@ -41,7 +41,7 @@ def pack(directory, path):
 
 
 class _Transfer:
-    """Keys of one gathering; `left()` is the time that this rank still waits for another one."""
+    """Keys of one gathering; `deadline` is when this rank waits for another one no longer."""
 
     def __init__(self, group, number, timeout):
         self.group, self.number, self.timeout = group, number, timeout
@@ -59,70 +59,54 @@ class _Transfer:
 
     def wait(self, name):
         """The value, as bytes; None if it does not come."""
-        left = max(0, self.deadline - time.monotonic())
-        self.group.store.within(left)
-        return self.group.store.get(self.key(name)) if self._there(self.key(name), left) else None
+        self.group.store.within(max(0, self.deadline - time.monotonic()))
+        return self.group.value_by(self.key(name), self.deadline)
 
-    def _there(self, key, left):
-        end = time.monotonic() + left
-        while not self.group.are_there([key], min(_hosts.SLICE_SECONDS, max(0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                return False
-        return True
-
-    def forget(self, name):
+    def take(self, name):
+        """As wait; nobody else gets it."""
+        value = self.wait(name)
         self.group.forget(self.key(name))
+        return value
 
 
-def _send(transfer, rank, path):
-    """Chunks of the file, each when rank 0 has taken the one that is WINDOW before it; then the length and the checksum."""
-    digest, count, total = hashlib.sha256(), 0, 0
+def _checksum(path):
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
             digest.update(chunk)
-            total += len(chunk)
-            if count >= WINDOW:
-                if transfer.wait("taken/%d/%d" % (rank, count - WINDOW)) is None:
-                    raise OSError("rank 0 stopped taking the pack")
-                transfer.forget("taken/%d/%d" % (rank, count - WINDOW))
-            transfer.set("chunk/%d/%d" % (rank, count), chunk)
-            count += 1
+    return digest.hexdigest()
+
+
+def _send(transfer, rank, path):
+    """Chunks of the file, each when rank 0 wants it."""
+    with open(path, "rb") as file:
+        for number, chunk in enumerate(iter(lambda: file.read(CHUNK_BYTES), b"")):
+            if transfer.take("wanted/%d/%d" % (rank, number)) is None:
+                raise OSError("rank 0 stopped taking the pack")
+            transfer.set("chunk/%d/%d" % (rank, number), chunk)
             transfer.touch()
-    transfer.set("end/%d" % rank, json.dumps({"chunks": count, "bytes": total, "sha256": digest.hexdigest()}))
-    if transfer.wait("kept/%d" % rank) is None:
-        raise OSError("rank 0 did not say that it has the pack")
-    for number in range(max(0, count - WINDOW), count):
-        transfer.forget("taken/%d/%d" % (rank, number))
-    for name in ("end", "kept", "send", "size"):
-        transfer.forget("%s/%d" % (name, rank))
 
 
 def _receive(transfer, rank, path):
     """Takes the pack of a rank into the file `path`, which exists only when it is complete. None, or why not."""
-    size = transfer.wait("size/%d" % rank)
-    if size is None:
+    about = transfer.take("about/%d" % rank)
+    if about is None:
         return "it said nothing for %g s" % transfer.timeout
-    said = json.loads(size)
+    said = json.loads(about)
     if said["failure"]:
         return said["failure"]
-    transfer.set("send/%d" % rank, "now")
-    digest, number, written = hashlib.sha256(), 0, 0
+    chunks, written = -(-said["bytes"] // CHUNK_BYTES), 0
     with open(path + ".part", "wb") as file:
-        while written < said["bytes"]:
-            transfer.touch()
-            chunk = transfer.wait("chunk/%d/%d" % (rank, number))
-            if chunk is None:
-                return "it stopped after %d of %d bytes" % (written, said["bytes"])
-            file.write(chunk)
-            digest.update(chunk)
-            written += len(chunk)
-            transfer.forget("chunk/%d/%d" % (rank, number))
-            transfer.set("taken/%d/%d" % (rank, number), "yes")
-            number += 1
-    transfer.touch()
-    end = transfer.wait("end/%d" % rank)
-    transfer.set("kept/%d" % rank, "yes")
-    if end is None or json.loads(end) != {"chunks": number, "bytes": written, "sha256": digest.hexdigest()}:
+        for number in range(-WINDOW, chunks):
+            if number + WINDOW < chunks:
+                transfer.set("wanted/%d/%d" % (rank, number + WINDOW), "now")
+            if number >= 0:
+                transfer.touch()
+                chunk = transfer.take("chunk/%d/%d" % (rank, number))
+                if chunk is None:
+                    return "it stopped after %d of %d bytes" % (written, said["bytes"])
+                written += file.write(chunk)
+    if (written, _checksum(path + ".part")) != (said["bytes"], said["sha256"]):
         return "what came is not what was sent (%d bytes)" % written
     os.replace(path + ".part", path)
     return None
@@ -185,13 +169,13 @@ def _contribute(group, transfer):
     transfer.touch()
     if group.rank in json.loads(who):
         with tempfile.TemporaryDirectory(prefix="amem-gather-") as folder:
-            failure = _pack_into(journal_directory(), folder + "/pack")
-            size = 0 if failure else os.path.getsize(folder + "/pack")
-            transfer.set("size/%d" % group.rank, json.dumps({"bytes": size, "failure": failure}))
+            path = folder + "/pack"
+            failure = _pack_into(journal_directory(), path)
+            about = {} if failure else {"bytes": os.path.getsize(path), "sha256": _checksum(path)}
+            transfer.set("about/%d" % group.rank, json.dumps({"failure": failure, **about}))
             transfer.deadline += group.size * transfer.timeout  # others have their turn before
-            if not failure and transfer.wait("send/%d" % group.rank) is not None:
-                transfer.touch()
-                _send(transfer, group.rank, folder + "/pack")
+            if not failure:
+                _send(transfer, group.rank, path)
     transfer.deadline = time.monotonic() + group.size * transfer.timeout
     result = transfer.wait("result")
     if result is None:

@@ -132,6 +132,13 @@ class StoreGroup:
             pause = min(2 * pause, LONGEST_SECONDS)
         return True
 
+    def value_by(self, key, end):
+        """The value, waited for until `end` of the monotonic clock; None if nobody has set it by then."""
+        while not self.are_there([key], min(SLICE_SECONDS, max(0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return None
+        return self.store.get(key)
+
     def forget(self, key):
         with contextlib.suppress(Exception):  # some stores cannot; a few bytes stay
             self.store.delete_key(key)
@@ -236,11 +243,8 @@ class Agreement:
         return False
 
     def _follow(self):
-        key = self.key("decision")
-        while self.left() > 0:
-            if self.group.are_there([key], min(SLICE_SECONDS, self.left())):
-                return json.loads(self.group.store.get(key))
-        return self._give_up()
+        decision = self.group.value_by(self.key("decision"), self.deadline)
+        return self._give_up() if decision is None else json.loads(decision)
 
     def _collect(self):
         keys = [self.outcome_key(rank) for rank in range(self.group.size)]
@@ -345,35 +349,28 @@ def reason_of(error):
 
 
 def states(tags):
-    """{tag: whether it is paused now}; False where the library is too old to say."""
-    try:
-        rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
-    except _calls.AmemError:
-        rows = {}
+    """{tag: whether it is paused now}"""
+    rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
     return {tag: rows.get(tag) == "paused" for tag in tags}
+
+
+def what_undoes(operation, tags):
+    """A function that undoes the pause or resume of these tags that begins now, and leaves alone what it will not change."""
+    before, opposite = states(tags), _tags.resume_in_time if operation == "pause" else _tags.pause
+    changed = [tag for tag in tags if before[tag] != (operation == "pause")]
+    return lambda: opposite(*changed) if changed else None
+
+
+def _cycle(operation, act, process_group, tags, timeout):
+    undo = what_undoes(operation, tags)
+    together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), lambda: act(*tags), undo, timeout)
 
 
 def pause(process_group, tags, stream=None, timeout=None):
     """As amem.pause, on all hosts of a process group or on none."""
-    tags = tags or (_tags.NCCL,)
-    before = states(tags)
-
-    def undo():
-        running = [tag for tag in tags if not before[tag]]
-        if running:
-            _tags.resume_in_time(*running)
-
-    together(group_of(process_group), "pause of " + ", ".join(tags), lambda: _tags.pause(*tags, stream=stream), undo, timeout)
+    _cycle("pause", functools.partial(_tags.pause, stream=stream), process_group, tags or (_tags.NCCL,), timeout)
 
 
 def resume(process_group, tags, timeout=None):
     """As amem.resume, on all hosts of a process group or on none: where one cannot resume, those that did pause again, contents kept."""
-    tags = tags or (_tags.NCCL,)
-    before = states(tags)
-
-    def undo():
-        paused = [tag for tag in tags if before[tag]]
-        if paused:
-            _tags.pause(*paused)
-
-    together(group_of(process_group), "resume of " + ", ".join(tags), lambda: _tags.resume_in_time(*tags), undo, timeout)
+    _cycle("resume", _tags.resume_in_time, process_group, tags or (_tags.NCCL,), timeout)

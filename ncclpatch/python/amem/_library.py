@@ -107,47 +107,45 @@ def is_there(library):
 def load():
     found = find()
     try:
-        library = ctypes.CDLL(found)
+        return declared(ctypes.CDLL(found))
     except OSError as error:
         raise OSError(
             "cannot load %s: %s (set AMEM_LIBRARY to the path of libamem_nccl.so)" % (found, error)
         ) from error
-    for name in ("ncclPause", "ncclResume"):
-        function = getattr(library, name)
-        function.argtypes = [ctypes.c_void_p]
-        function.restype = ctypes.c_int
-    library.amem_attach.argtypes = []
-    library.amem_attach.restype = ctypes.c_int
-    library.amem_last_error.argtypes = []
-    library.amem_last_error.restype = ctypes.c_char_p
-    library.amem_version.argtypes = []
-    library.amem_version.restype = ctypes.c_char_p
-    library.amem_stats_json.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
-    library.amem_stats_json.restype = ctypes.c_int
-    library.amem_trim_pinned.argtypes = [ctypes.c_size_t]
-    library.amem_trim_pinned.restype = ctypes.c_int
-    library.ncclSetGroupID.argtypes = [ctypes.c_int]
-    library.ncclSetGroupID.restype = ctypes.c_int
-    declare_pools(library)
+
+
+_TAGS = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
+_TEXT = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
+_FUNCTIONS = {
+    "ncclPause": [ctypes.c_void_p],
+    "ncclResume": [ctypes.c_void_p],
+    "ncclSetGroupID": [ctypes.c_int],
+    "amem_attach": [],
+    "amem_last_error": [],
+    "amem_version": [],
+    "amem_stats_json": _TEXT,
+    "amem_memory_json": _TEXT,
+    "amem_trim_pinned": [ctypes.c_size_t],
+    "amem_pool": [ctypes.c_char_p, ctypes.c_int],
+    "amem_pool_enter": [ctypes.c_char_p],
+    "amem_pool_leave": [],
+    "amem_pause": _TAGS + [ctypes.c_void_p],
+    "amem_resume": _TAGS + [ctypes.c_int],
+    "amem_wait": [ctypes.c_char_p],
+    "amem_wait_stream": [ctypes.c_char_p, ctypes.c_void_p],
+    "amem_safepoint_begin": [],
+    "amem_safepoint_go_on": [],
+    "amem_resume_may_begin": [],
+}
+
+
+def declared(library):
+    """The library with the types of what this package calls; amem.h has their contracts. OSError: it lacks one of them."""
+    for name, arguments in _FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise OSError("it has no %s, so it is older than the Python package; build both from one tree" % name) from None
+        function.argtypes = arguments
+        function.restype = ctypes.c_char_p if name in ("amem_last_error", "amem_version") else ctypes.c_int
     return library
-
-
-def declare_pools(library):
-    """Types of what libraries have since tags and pools; an older one works for NCCL's memory."""
-    tags = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
-    for name, arguments in {
-        "amem_pool": [ctypes.c_char_p, ctypes.c_int],
-        "amem_pool_enter": [ctypes.c_char_p],
-        "amem_pool_leave": [],
-        "amem_pause": tags + [ctypes.c_void_p],
-        "amem_resume": tags + [ctypes.c_int],
-        "amem_wait": [ctypes.c_char_p],
-        "amem_wait_stream": [ctypes.c_char_p, ctypes.c_void_p],
-        "amem_safepoint_begin": [],
-        "amem_safepoint_go_on": [],
-        "amem_resume_may_begin": [],
-        "amem_memory_json": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)],
-    }.items():
-        if hasattr(library, name):
-            getattr(library, name).argtypes = arguments
-            getattr(library, name).restype = ctypes.c_int

@@ -41,9 +41,6 @@ class Machine:
             return None, "", str(error)
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
-    def program(self, name):
-        return shutil.which(name, path=self.environment.get("PATH"))
-
     def descriptors(self):
         """How many descriptors a process may hold open."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -76,8 +73,6 @@ class Machine:
 
     def why_no_memfd(self):
         """"" where the memory files exist by which ranks share tokens; else the reason."""
-        if not hasattr(os, "memfd_create"):  # Python 3.7
-            return ""
         try:
             os.close(os.memfd_create("amem-doctor"))
         except OSError as error:

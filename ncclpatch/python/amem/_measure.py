@@ -60,7 +60,7 @@ class Run:
         self.folder = tempfile.mkdtemp(prefix="amem-m-", dir=place if len(place) < LONGEST_PLACE else "/tmp")
         self.ranks = ranks
         variables = {"AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world",
-                     "AMEM_TIMEOUT_MS": "20000", "AMEM_METRICS": "", "NCCL_CUMEM_ENABLE": setting}
+                     "AMEM_TIMEOUT_MS": "20000", "NCCL_CUMEM_ENABLE": setting}
         environment = _environment({**environment_with(library, os.environ), **variables})
         self.processes = []
         for rank in range(ranks):

@@ -1,7 +1,7 @@
 """What this process holds and what its pauses cost, as a dict and as OpenMetrics text, over HTTP, a Unix socket or a file.
 
 Units are bytes and seconds. The names follow OpenMetrics: counters end in _total, and the text ends with "# EOF". Standard library only.
-Nothing here is on unless it is asked for, by serve_metrics() or AMEM_METRICS.
+Nothing here is on unless serve_metrics() asks for it.
 """
 
 import atexit
@@ -13,7 +13,6 @@ import socketserver
 import stat
 import tempfile
 import threading
-import time
 import warnings
 
 from . import _calls
@@ -115,10 +114,7 @@ def metrics():
     out = _Collected({"rank": _rank(stats), "host": socket.gethostname(), "pid": str(os.getpid())})
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
     out.add("amem", 1, version=_calls.lib.amem_version().decode(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
-    try:
-        _of_tags(out, _calls.read_json("amem_memory_json"))
-    except _calls.AmemError:
-        pass  # a library before tags
+    _of_tags(out, _calls.read_json("amem_memory_json"))
     if stats.get("session"):
         _of_holdings(out, stats)
         _of_cycles(out, stats)
@@ -280,31 +276,3 @@ def _answers(path):
         except ConnectionRefusedError:
             return False
     return True
-
-
-def start_from_environment():
-    """AMEM_METRICS=file:PATH, unix:PATH, HOST:PORT or :PORT, to which the process's LOCAL_RANK is added. It begins when the process has
-    used GPU memory, so that a launcher, which imports the same packages, takes no port. A failure is a warning."""
-    text = os.environ.get("AMEM_METRICS", "")
-    if text:
-        threading.Thread(target=_start_when_used, args=(text,), name="amem-metrics-start", daemon=True).start()
-
-
-def _start_when_used(text):
-    try:
-        while not _calls.read_json("amem_stats_json").get("session"):
-            time.sleep(1)
-        _start(text)
-    except Exception as error:  # pylint: disable=broad-except  # the job goes on
-        warnings.warn("AMEM_METRICS=%s: %s; this process gives out no metrics" % (text, error), RuntimeWarning, stacklevel=1)
-
-
-def _start(text):
-    if text.startswith("file:"):
-        return serve_metrics(text)
-    if text.startswith("unix:"):
-        return serve_metrics(text[len("unix:"):])
-    host, mark, port = text.rpartition(":")
-    if not mark or not port.isdigit():
-        raise ValueError("known are file:PATH, unix:PATH, HOST:PORT and :PORT")
-    return serve_metrics((host, int(port) + int(os.environ.get("LOCAL_RANK", "0"))))

@@ -198,7 +198,7 @@ def pool(tag, policy="preserve", device=None):
     torch_side = backend()
     devices = _devices(torch_side, device) if torch_side else []
     _tags.open_pool(tag, policy)
-    enter, leave = _calls.function("amem_pool_enter"), _calls.function("amem_pool_leave")
+    enter, leave = _calls.lib.amem_pool_enter, _calls.lib.amem_pool_leave
     _calls.check(enter(_tags.encode(tag)))
     try:
         with _innermost(_Entry(tag, devices)):

@@ -12,17 +12,14 @@ def _unavailable():
 
 
 def _function(name, quick=False):
-    """Of a library that is not there, or is older, nobody can ask for anything. A quick one is called without letting other threads
-    run, which takes longer than the function itself."""
+    """Of a library that is not there nobody can ask for anything. A quick one is called without letting other threads run, which takes
+    longer than the function itself."""
     library = _calls.lib
     if not _library.is_there(library):
         return _unavailable
-    try:
-        if quick and isinstance(library, ctypes.CDLL):
-            library = ctypes.PyDLL(library._name, handle=library._handle)
-        return getattr(library, name)
-    except (AttributeError, OSError):
-        return _unavailable
+    if quick:
+        library = ctypes.PyDLL(library._name, handle=library._handle)
+    return getattr(library, name)
 
 
 _begin = _function("amem_safepoint_begin", quick=True)

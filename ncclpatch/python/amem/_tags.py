@@ -35,7 +35,7 @@ def open_pool(tag, policy):
     """Makes the pool of a tag; it may exist already, with the same policy."""
     if policy not in POLICIES:
         raise ValueError("policy is %s, not %r" % (" or ".join(map(repr, POLICIES)), policy))
-    _calls.check(_calls.function("amem_pool")(encode(tag), POLICIES[policy]))
+    _calls.check(_calls.lib.amem_pool(encode(tag), POLICIES[policy]))
 
 
 def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
@@ -61,12 +61,12 @@ def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
     """
     if process_group is not None:
         return _across_hosts(wait).pause(process_group, tags, stream, timeout)
-    if set(tags) <= {NCCL} and stream is None:  # libraries before tags have it, too
+    if set(tags) <= {NCCL} and stream is None:
         return _calls.check(_calls.lib.ncclPause(None))
     names, count = _array(tags or (NCCL,))
     flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
     pointer = None if stream is None else stream_pointer(stream)
-    return _calls.check(_calls.function("amem_pause")(names, count, flags, pointer))
+    return _calls.check(_calls.lib.amem_pause(names, count, flags, pointer))
 
 
 def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
@@ -90,7 +90,7 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
     if set(tags) <= {NCCL}:
         return _calls.check(_calls.lib.ncclResume(None))
     names, count = _array(tags)
-    return _calls.check(_calls.function("amem_resume")(names, count, 0 if wait else NO_WAIT, priority))
+    return _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
 
 
 def resume_in_time(*tags):
@@ -98,7 +98,7 @@ def resume_in_time(*tags):
     if NCCL in tags:
         _requests.await_resume()
     names, count = _array(tags)
-    return _calls.check(_calls.function("amem_resume")(names, count, IN_TIME, 0))
+    return _calls.check(_calls.lib.amem_resume(names, count, IN_TIME, 0))
 
 
 def wait(tag, stream=None):
@@ -110,9 +110,9 @@ def wait(tag, stream=None):
     AmemError: the failure of what was under way (the tag is as before it, contents kept), or an unknown tag (4).
     """
     if stream is None:
-        _calls.check(_calls.function("amem_wait")(encode(tag)))
+        _calls.check(_calls.lib.amem_wait(encode(tag)))
     else:
-        _calls.check(_calls.function("amem_wait_stream")(encode(tag), stream_pointer(stream)))
+        _calls.check(_calls.lib.amem_wait_stream(encode(tag), stream_pointer(stream)))
 
 
 _blocks = collections.Counter()  # how many open blocks want a tag paused

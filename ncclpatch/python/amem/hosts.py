@@ -39,9 +39,7 @@ def _act(attempt, operation, tags):
     with _lock:
         if attempt in _given_up:
             return {**who, "failure": _hosts.LATE}
-    before = _hosts.states(tags)
-    opposite = _tags.resume_in_time if operation == "pause" else _tags.pause
-    changed = [tag for tag in tags if before[tag] != (operation == "pause")]
+    undo = _hosts.what_undoes(operation, tags)
     try:
         (_tags.pause if operation == "pause" else _tags.resume_in_time)(*tags)
     except Exception as error:  # pylint: disable=broad-except  # it crosses to the caller as a text, whatever its class
@@ -49,18 +47,17 @@ def _act(attempt, operation, tags):
     with _lock:
         late = attempt in _given_up
         if not late:
-            _undo[attempt] = (opposite, changed)
+            _undo[attempt] = undo
             while len(_undo) > REMEMBERED:
                 _undo.pop(next(iter(_undo)))
     if late:  # the caller gave up meanwhile, and asked for the undoing on another thread
-        return {**who, "failure": _undone(opposite, changed) or _hosts.LATE}
+        return {**who, "failure": _undone(undo) or _hosts.LATE}
     return who
 
 
-def _undone(opposite, tags):
+def _undone(undo):
     try:
-        if tags:
-            opposite(*tags)
+        undo()
     except Exception as error:  # pylint: disable=broad-except
         return _hosts.reason_of(error)
     return None
@@ -72,8 +69,8 @@ def _give_up(attempt):
         _given_up[attempt] = True
         while len(_given_up) > REMEMBERED:
             _given_up.pop(next(iter(_given_up)))
-        opposite, tags = _undo.pop(attempt, (None, ()))
-    return _undone(opposite, tags) if opposite else None
+        undo = _undo.pop(attempt, None)
+    return _undone(undo) if undo else None
 
 
 # ---- in the caller ----------------------------------------------------------------------------------------------------------

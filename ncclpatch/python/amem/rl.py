@@ -11,7 +11,7 @@
 import contextlib
 import functools
 
-from . import _adopt, _calls, _library, _pools, _tags, _training
+from . import _adopt, _calls, _pools, _tags, _training, frameworks
 
 FLAG = "--rl-amem-offload-during-rollout"
 PRIORITIES = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the order in which training asks for them
@@ -163,7 +163,7 @@ class RolloutOffload:
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
-        nccl = nccl and self._nccl_is_under_amem()
+        nccl = nccl and self._nccl and frameworks.nccl_is_under_amem()
         tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if nccl else [])
         self._paused, self._nccl_paused = True, nccl
         _tags.hold([_tags.NCCL] if nccl else [])
@@ -212,11 +212,6 @@ class RolloutOffload:
 
     def _resume_order(self):
         return sorted(self._in_use, key=lambda kind: -PRIORITIES[kind])
-
-    def _nccl_is_under_amem(self):
-        if not self._nccl or not _library.nccl_is_loaded():
-            return False
-        return any(one["under_amem"] for one in _calls.read_json("amem_stats_json").get("nccl_libraries", []))
 
     def _await_on_streams(self, kind):
         side = _pools.backend()

@@ -168,24 +168,19 @@ def python_files():
         yield os.path.relpath(path, PACKAGE), path
 
 
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    """PEP 517."""
-    del config_settings, metadata_directory
-    check_machine()
+def pack_wheel(wheel_directory, build, products):
+    """A wheel of the package and of what a build has made, for every Python on a platform like this one. Returns its name."""
     about = project()
     stem = "%s-%s" % (about["project"]["name"].replace("-", "_"), about["project"]["version"])
     tag = "py3-none-" + re.sub(r"[-.]", "_", sysconfig.get_platform())
     name, information = "%s-%s.whl" % (stem, tag), stem + ".dist-info"
-    with build_folder() as build:
-        compile_products(build)
-        archive = Archive(os.path.join(wheel_directory, name), information)
-        for inside, path in python_files():
-            archive.add(inside, read(path))
-        for product in TARGETS.values():
-            stripped = os.path.join(build, "stripped")
+    archive = Archive(os.path.join(wheel_directory, name), information)
+    for inside, path in python_files():
+        archive.add(inside, read(path))
+    with tempfile.TemporaryDirectory(prefix="amem-strip-") as folder:
+        for product in products:
+            stripped = os.path.join(folder, os.path.basename(product))
             subprocess.run(["strip", "-o", stripped, os.path.join(build, product)], check=True)
-            if foreign := foreign_folders([stripped]):
-                raise SystemExit("amem-nccl: %s searches for libraries outside of the package: %s" % (product, "; ".join(foreign)))
             archive.add("amem/" + os.path.basename(product), read(stripped), executable=True)
     archive.add(information + "/METADATA", metadata(about).encode())
     archive.add(information + "/WHEEL", ("Wheel-Version: 1.0\nGenerator: amem\nRoot-Is-Purelib: false\nTag: %s\n" % tag).encode())
@@ -193,6 +188,18 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     archive.add(information + "/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))
     archive.close()
     return name
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    """PEP 517."""
+    del config_settings, metadata_directory
+    check_machine()
+    with build_folder() as build:
+        compile_products(build)
+        products = [os.path.join(build, product) for product in TARGETS.values()]
+        if foreign := foreign_folders(products):
+            raise SystemExit("amem-nccl: what was built searches for libraries outside of the package: %s" % "; ".join(foreign))
+        return pack_wheel(wheel_directory, build, TARGETS.values())
 
 
 def get_requires_for_build_wheel(config_settings=None):

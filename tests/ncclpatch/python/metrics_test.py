@@ -163,23 +163,6 @@ server.close()
 assert not os.path.exists(path) and not [name for name in os.listdir(folder) if "metrics-" in name]
 """, RANK="2")
 
-    def test_the_variable_serves_once_memory_is_used(self):
-        self.check(SETUP.replace("allocate()", "") + """
-path = os.environ["AMEM_METRICS"][5:]
-time.sleep(0.3)
-assert not os.path.exists(path)
-allocate()
-end = time.monotonic() + 10
-while not os.path.exists(path) and time.monotonic() < end:
-    time.sleep(0.05)
-client = socket.socket(socket.AF_UNIX); client.connect(path)
-""", AMEM_METRICS="unix:/tmp/amem-metrics-test-%d.sock" % os.getpid())
-        os.unlink("/tmp/amem-metrics-test-%d.sock" % os.getpid())
-
-    def test_a_variable_that_is_not_understood_is_a_warning(self):
-        result = self.check(SETUP + "time.sleep(1.5)\n", AMEM_METRICS="somewhere")
-        self.assertIn("AMEM_METRICS=somewhere: known are", result.stderr)
-
 
 if __name__ == "__main__":
     unittest.main()

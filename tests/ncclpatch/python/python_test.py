@@ -67,12 +67,12 @@ class Activation(Scripts):
         self.assertEqual([line.partition(" info ")[2].partition(" at ")[0] for line in on], ["on, by attach: NCCL 2.28.9"])
 
     def test_by_the_entry_point(self):
-        attached, on = self.said("load_nccl()\nimport _amem_autoload\n_amem_autoload.attach()\n", AMEM_ENABLE="1")
+        attached, on = self.said("load_nccl()\nimport amem_plugins\namem_plugins.attach()\n", AMEM_ENABLE="1")
         self.assertEqual(attached, ["AMem: attached by the entry point torch.backends, because AMEM_ENABLE=1"])
         self.assertEqual(len(on), 1, on)
 
     def test_two_ways_at_once_are_one(self):
-        attached, on = self.said("load_nccl()\nimport _amem_autoload\n_amem_autoload.attach()\n", AMEM_ENABLE="1", LD_PRELOAD=os.environ["AMEM_LIBRARY"])
+        attached, on = self.said("load_nccl()\nimport amem_plugins\namem_plugins.attach()\n", AMEM_ENABLE="1", LD_PRELOAD=os.environ["AMEM_LIBRARY"])
         self.assertEqual(attached, [])
         self.assertEqual([line.partition(" info ")[2].partition(" at ")[0] for line in on], ["on, by preload: NCCL 2.28.9"])
 
@@ -81,9 +81,9 @@ class Activation(Scripts):
             with tempfile.TemporaryDirectory() as folder:
                 with open(folder + "/job.py", "w", encoding="utf-8") as file:
                     file.write(PREAMBLE.replace("import ctypes", "import ctypes, multiprocessing, sys") .split("assert cuda.cuInit")[0] + """
-import _amem_autoload
+import amem_plugins
 libraries = ctypes.CDLL(os.environ["LD_LIBRARY_PATH"] + "/libnccl.so.2")
-_amem_autoload.attach()
+amem_plugins.attach()
 def work():
     assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
     pointer = ctypes.c_void_p()
@@ -177,6 +177,13 @@ with amem.paused():
         result = run("import amem", AMEM_LIBRARY="/no/such/libamem_nccl.so")
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("AMEM_LIBRARY", result.stderr)
+
+    def test_a_library_that_lacks_a_function_says_which(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = folder + "/libamem_nccl.so"
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input="int ncclPause(void) { return 0; }\n", text=True, check=True)
+            result = run("import amem", AMEM_LIBRARY=library)
+        self.assertIn("it has no ncclResume, so it is older than the Python package", result.stderr)
 
 
 class SeveralNccls(Scripts):

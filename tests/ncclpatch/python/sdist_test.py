@@ -46,7 +46,7 @@ class Backend(unittest.TestCase):
     def test_the_entry_points_are_those_of_the_wheel(self):
         text = backend.entry_points(backend.project())
         self.assertIn("[console_scripts]\namem = amem._command:main\n", text)
-        self.assertIn("[torch.backends]\namem = _amem_autoload:attach\n", text)
+        self.assertIn("[torch.backends]\namem = amem_plugins:attach\n", text)
 
 
 class SearchPaths(unittest.TestCase):

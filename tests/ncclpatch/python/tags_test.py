@@ -100,17 +100,6 @@ class Tags(OnTheFake):
         rows = {row["tag"]: row for row in amem.memory()["tags"]}
         self.assertEqual((rows["a"]["state"], rows["a"]["policy"], rows["nccl"]["state"]), ("paused", "discard", "resident"))
 
-    def test_with_an_older_library_nccls_memory_works_and_tags_say_what_is_missing(self):
-        new = ("amem_pool", "amem_pause", "amem_resume", "amem_wait", "amem_wait_stream", "amem_memory_json")
-        with fake_library.installed(without=new) as (library, _):
-            amem.pause()
-            amem.resume()
-            self.assertEqual(len(library.calls), 2)
-            for call in (lambda: amem.pause("a"), lambda: amem.resume("a"), lambda: amem.wait("a"), lambda: amem.wait("a", 1), amem.memory,
-                         lambda: amem.pool("a").__enter__()):
-                with self.assertRaisesRegex(amem.AmemError, "older than the Python package"):
-                    call()
-
 
 class Blocks(OnTheFake):
     """paused() inside of paused(), and interrupts in it."""
@@ -194,7 +183,7 @@ class Blocks(OnTheFake):
         self.library.nccl_libraries = [{"under_amem": True}]
         for way in ("rollout", "pause"):
             offload = amem.rl.RolloutOffload([], None)
-            with mock.patch.object(offload, "adopt", dict), mock.patch.object(offload, "_discarded", list), mock.patch.object(offload, "_nccl_is_under_amem", lambda: True):
+            with mock.patch.object(offload, "adopt", dict), mock.patch.object(offload, "_discarded", list), mock.patch("amem.frameworks.nccl_is_under_amem", lambda: True):
                 self.interrupted(offload.rollout if way == "rollout" else lambda one=offload: contextlib.nullcontext(one.pause()))
                 self.assertFalse(offload.in_rollout())
                 with offload.rollout():

@@ -64,10 +64,10 @@ class Wheel(unittest.TestCase):
     def test_torch_would_find_the_entry_point(self):
         code = "from importlib.metadata import entry_points as e; print([p.value for p in (e(group='torch.backends') if hasattr(e(), 'select') else e()['torch.backends'])])"
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
-        self.assertIn("_amem_autoload:attach", done.stdout, done.stderr)
+        self.assertIn("amem_plugins:attach", done.stdout, done.stderr)
 
     def test_the_entry_point_does_nothing_without_the_variable(self):
-        code = "import _amem_autoload, sys; _amem_autoload.attach(); print('amem' in sys.modules)"
+        code = "import amem_plugins, sys; amem_plugins.attach(); print('amem' in sys.modules)"
         for value, imported in (("", "False"), ("0", "False"), ("1", "True")):
             done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "AMEM_ENABLE": value})
             self.assertEqual(done.stdout.strip(), imported, done.stderr)

@@ -25,9 +25,7 @@ TEST(Options, defaults_need_no_variable) {
   EXPECT_EQ(options->deadlines.call().count(), 60'000);
   EXPECT_EQ(options->layout, Layout::kSlab);
   EXPECT_EQ(options->slab_bytes, Bytes{256} << 20);
-  EXPECT_EQ(options->content, Content::kPreserve);
   EXPECT_EQ(options->log_level, "warn");
-  EXPECT_EQ(options->journal.sync, SyncMode::kProcess);
   EXPECT_TRUE(options->journal.directory.string().starts_with("/tmp/amem-"));
 }
 
@@ -35,21 +33,17 @@ TEST(Options, values_are_taken) {
   const auto options = Parse({{"AMEM_GROUPID", "-4"},
                               {"AMEM_TIMEOUT_MS", "250"},
                               {"AMEM_JOURNAL_DIR", "/data/j"},
-                              {"AMEM_JOURNAL_SYNC", "full"},
                               {"AMEM_JOURNAL_KEEP", "7,3G"},
                               {"AMEM_SOCKET_DIR", "/data/s"},
                               {"AMEM_LOG", "debug"},
                               {"AMEM_LAYOUT", "direct"},
                               {"AMEM_SLAB_MB", "64"},
                               {"AMEM_PINNED_MB", "0"},
-                              {"AMEM_POOL_PINNED_MB", "100"},
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
   EXPECT_EQ(options->deadlines.call().count(), 250);
-  EXPECT_EQ(options->pool_pinned_bytes, Bytes{100} << 20);
   EXPECT_EQ(options->journal.directory, "/data/j");
-  EXPECT_EQ(options->journal.sync, SyncMode::kFull);
   EXPECT_EQ(options->journal.keep_sessions, 7U);
   EXPECT_EQ(options->journal.keep_bytes, Bytes{3} << 30);
   EXPECT_EQ(options->socket_directory, "/data/s");
@@ -68,11 +62,7 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_SLAB_MB", "100"},
                                              {"AMEM_SLAB_MB", "1"},
                                              {"AMEM_PINNED_MB", "-1"},
-                                             {"AMEM_POOL_PINNED_MB", "half"},
-                                             {"AMEM_CONTENT", "none"},
                                              {"AMEM_LOG", "loud"},
-                                             {"AMEM_JOURNAL_SYNC", "1"},
-                                             {"AMEM_NCCL_OFFLOAD_FREE_TAG", "8"},
                                              {"AMEM_TIMEOUT_MS", "10s"},
                                              {"AMEM_JOURNAL_DIR", "relative"},
                                              {"AMEM_SOCKET_DIR", "relative"},
@@ -97,21 +87,6 @@ TEST(Options, what_is_kept_of_journals_can_be_given_in_part) {
   EXPECT_EQ(of(",512M").keep_bytes, Bytes{512} << 20);
   EXPECT_EQ(of("0,1024").keep_bytes, 1024U);
   EXPECT_FALSE(Parse({{"AMEM_JOURNAL_KEEP", "9,16777216T"}}).ok()) << "2^64 bytes";
-}
-
-TEST(Options, what_this_version_does_not_offer_is_unsupported_and_says_so) {
-  for (const auto& [name, value] : Variables{{"AMEM_CONTENT", "discard"}}) {
-    const auto options = Parse({{name, value}});
-    ASSERT_FALSE(options.ok());
-    EXPECT_EQ(options.status().code(), Code::kUnsupported);
-    EXPECT_NE(options.status().message().find(name + "=" + value), std::string::npos);
-  }
-}
-
-TEST(Options, the_original_plugins_discard_tag_keeps_jobs_running) {
-  const auto options = Parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}});
-  ASSERT_TRUE(options.ok()) << options.status().message();
-  EXPECT_EQ(options->content, Content::kPreserve);
 }
 
 TEST(Options, disabled_ignores_all_other_mistakes) {
@@ -144,7 +119,6 @@ TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
 
 TEST(Options, ranks_of_one_host_share_what_tags_may_pin) {
   const Bytes alone = PinnedForPools(*Parse({})), of_eight = PinnedForPools(*Parse({{"LOCAL_WORLD_SIZE", "8"}}));
-  EXPECT_EQ(PinnedForPools(*Parse({{"LOCAL_WORLD_SIZE", "8"}, {"AMEM_POOL_PINNED_MB", "100"}})), Bytes{100} << 20);
   EXPECT_GT(of_eight, 0U);
   EXPECT_LE(of_eight, alone / 4) << "what is available changes from one moment to the next";
 }
@@ -160,6 +134,13 @@ TEST(Options, misspelt_variables_are_found_with_the_likely_meaning) {
   ASSERT_EQ(warnings.size(), 2U);
   EXPECT_NE(warnings[0].find("did you mean AMEM_LAYOUT?"), std::string::npos);
   EXPECT_EQ(warnings[1].find("did you mean"), std::string::npos);
+}
+
+TEST(Options, every_variable_that_is_read_is_known_and_those_that_were_given_up_are_not) {
+  const char* const known[] = {"AMEM_NVLS=keep", "AMEM_REPLAY=/r", "AMEM_JOURNAL_KEEP=1", "AMEM_LIBRARY=/l", nullptr};
+  EXPECT_TRUE(UnknownVariables(known).empty());
+  const char* const gone[] = {"AMEM_CONTENT=discard", "AMEM_NCCL_OFFLOAD_FREE_TAG=7", "AMEM_JOURNAL_SYNC=full", nullptr};
+  EXPECT_EQ(UnknownVariables(gone).size(), 3U);
 }
 
 TEST(Options, what_launchers_say_is_kept_as_they_said_it) {

@@ -11,7 +11,7 @@ import logging
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 
 import amem
-from amem import _calls, _pools, frameworks
+from amem import _pools, frameworks
 
 _log = logging.getLogger("amem")
 PREFIX = "vllm."
@@ -78,13 +78,17 @@ class Allocator:
     close = release_pools
 
 
+def _allocator():
+    from vllm.device_allocator import get_mem_allocator_instance
+
+    return get_mem_allocator_instance()
+
+
 class Backend(SleepModeBackend):
     """Sleep level 1 and 2 are alike: weights are saved, although vLLM loads them anew after level 2."""
 
     def suspend(self, level=1):
-        from vllm.device_allocator import get_mem_allocator_instance
-
-        allocator = get_mem_allocator_instance()
+        allocator = _allocator()
         if isinstance(allocator, Allocator):
             allocator.sleep(more=["nccl"] if _nccl and frameworks.nccl_is_under_amem() else [])
         else:  # weights and caches were allocated before AMem was there
@@ -94,10 +98,8 @@ class Backend(SleepModeBackend):
         self._state = "SUSPENDED"
 
     def resume(self, tags=None):
-        from vllm.device_allocator import get_mem_allocator_instance
-
         self._state = "RESUMING"
-        allocator = get_mem_allocator_instance()
+        allocator = _allocator()
         try:  # NCCL first: weights that are sent next may come through it
             if not isinstance(allocator, Allocator):
                 frameworks.resume_nccl()
@@ -110,16 +112,14 @@ class Backend(SleepModeBackend):
         self._state = "RUNNING"
 
     def discard(self, tags):
-        from vllm.device_allocator import get_mem_allocator_instance
-
-        get_mem_allocator_instance().discard(tags)
+        _allocator().discard(tags)
         self._state = "SUSPENDED"
 
     @classmethod
     def is_supported(cls):
         try:
-            return bool(amem.version()) and _calls.function("amem_pool") is not None
-        except (OSError, _calls.AmemError):
+            return bool(amem.version())
+        except (OSError, amem.AmemError):
             return False
 
     @classmethod

@@ -81,17 +81,17 @@ class CAPABILITY("mutex") Mutex {
   Mutex& operator=(const Mutex&) = delete;
 
   // Lower case, so that std::unique_lock takes it as well, where nothing is to be checked.
-  void lock() ACQUIRE() UNCHECKED_LOCKS {
+  void lock() ACQUIRE() {
     if constexpr (lock_order::kChecked) lock_order::Taking(rank_);
     mutex_.lock();
     if constexpr (lock_order::kChecked) lock_order::Taken(this, rank_);
   }
-  [[nodiscard]] bool try_lock() TRY_ACQUIRE(true) UNCHECKED_LOCKS {
+  [[nodiscard]] bool try_lock() TRY_ACQUIRE(true) {
     if (!mutex_.try_lock()) return false;
     if constexpr (lock_order::kChecked) lock_order::Taken(this, rank_);
     return true;
   }
-  void unlock() RELEASE() UNCHECKED_LOCKS {
+  void unlock() RELEASE() {
     if constexpr (lock_order::kChecked) lock_order::Released(this);
     mutex_.unlock();
   }
@@ -106,14 +106,15 @@ class CAPABILITY("mutex") Mutex {
   const LockRank rank_;
 };
 
-// Holds a mutex while it lives.
-class SCOPED_CAPABILITY MutexLock {
+// Holds a mutex, or what else has its lock() and unlock(), while it lives.
+template <class Lockable>
+class SCOPED_CAPABILITY LockOf {
  public:
-  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  MutexLock(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
-  ~MutexLock() RELEASE() {
+  explicit LockOf(Lockable& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  LockOf(Lockable& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
+  LockOf(const LockOf&) = delete;
+  LockOf& operator=(const LockOf&) = delete;
+  ~LockOf() RELEASE() {
     if (held_) mutex_.unlock();
   }
   void Unlock() RELEASE() {
@@ -126,9 +127,10 @@ class SCOPED_CAPABILITY MutexLock {
   }
 
  private:
-  Mutex& mutex_;
+  Lockable& mutex_;
   bool held_ = true;
 };
+using MutexLock = LockOf<Mutex>;
 
 // What threads wait for that hold a mutex: it is free while they wait, and theirs again afterwards.
 class Condition {

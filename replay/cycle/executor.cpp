@@ -17,7 +17,7 @@ bool NeedsLock(StepKind kind) {
 }  // namespace
 
 // A pool's thread may hold it inside a driver call that hangs.
-std::unique_lock<std::mutex> Executor::LockInTime() {
+std::unique_lock<Ledger> Executor::LockInTime() {
   constexpr std::chrono::milliseconds kLeast{100};
   return ledger_.LockWithin(std::max(LeftUntil(until_), kLeast));
 }

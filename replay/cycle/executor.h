@@ -55,7 +55,7 @@ class Executor final : private StepSide {
   }
   Status Copy(const Step& step) override;
 
-  [[nodiscard]] std::unique_lock<std::mutex> LockInTime();
+  [[nodiscard]] std::unique_lock<Ledger> LockInTime();
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
   [[nodiscard]] bool Exists(const Step& step) const;

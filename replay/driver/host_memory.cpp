@@ -190,7 +190,7 @@ void HostClaims::Write() const {
 
 Status HostClaims::Claim(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return {};
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Open();
   const BriefLock alone(file_.get());
   FindPlace();
@@ -210,13 +210,13 @@ Status HostClaims::Claim(Bytes bytes) {
 
 void HostClaims::Settle(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   claimed_ -= std::min(claimed_, bytes);
   Write();
 }
 
 Bytes HostClaims::claimed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return claimed_;
 }
 

@@ -3,11 +3,11 @@
 
 #include <filesystem>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "journal/base/fork_guard.h"
+#include "journal/base/mutex.h"
 #include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
@@ -48,18 +48,18 @@ class HostClaims {
 
  private:
   struct Place;
-  void Open();
-  void FindPlace();
-  [[nodiscard]] Bytes OfOthers() const;
-  void Write() const;
+  void Open() REQUIRES(mutex_);
+  void FindPlace() REQUIRES(mutex_);
+  [[nodiscard]] Bytes OfOthers() const REQUIRES(mutex_);
+  void Write() const REQUIRES(mutex_);
 
   const std::filesystem::path path_;
   const Available available_;
   const ForkGuard fork_;
-  mutable std::mutex mutex_;  // over all below
-  UniqueFd file_;
-  std::optional<std::size_t> place_;
-  Bytes claimed_ = 0;
+  mutable Mutex mutex_{LockRank::kHostClaims};
+  UniqueFd file_ GUARDED_BY(mutex_);
+  std::optional<std::size_t> place_ GUARDED_BY(mutex_);
+  Bytes claimed_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace amem

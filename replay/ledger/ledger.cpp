@@ -42,22 +42,26 @@ struct IsOnlyCounted {
 
 }  // namespace
 
-std::unique_lock<std::mutex> Ledger::Lock() {
-  std::unique_lock lock(mutex_);
+void Ledger::lock() {
+  mutex_.lock();
   NoteHolder();
-  return lock;
 }
 
-std::unique_lock<std::mutex> Ledger::LockWithin(std::chrono::milliseconds patience) {
+void Ledger::unlock() { mutex_.unlock(); }
+
+bool Ledger::TryLockFor(std::chrono::milliseconds patience) {
   constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
   const Deadline until = In(patience);
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  for (auto nap = kNapMin; !lock.owns_lock() && !Passed(until); nap = std::min(nap * 2, kNapMax)) {
+  for (auto nap = kNapMin; !mutex_.try_lock(); nap = std::min(nap * 2, kNapMax)) {
+    if (Passed(until)) return false;
     std::this_thread::sleep_for(nap);
-    static_cast<void>(lock.try_lock());
   }
-  if (lock.owns_lock()) NoteHolder();
-  return lock;
+  NoteHolder();
+  return true;
+}
+
+std::unique_lock<Ledger> Ledger::LockWithin(std::chrono::milliseconds patience) {
+  return TryLockFor(patience) ? std::unique_lock(*this, std::adopt_lock) : std::unique_lock(*this, std::defer_lock);
 }
 
 void Ledger::NoteHolder() {
@@ -172,17 +176,17 @@ void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor)
 }
 
 Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool keep) {
-  const std::lock_guard one(export_mutex_);
+  const MutexLock one(export_mutex_);
   DriverHandle handle;
   {
-    const auto lock = Lock();
+    const LedgerLock lock(*this);
     if (UniqueFd copy = CopyOfDescriptor(allocation)) return copy;
     handle = HandleOf(allocation);
   }
   if (!handle) return Status{Code::kNotFound, ToText(allocation) + " has no memory now"};
   auto descriptor = driver.Export(handle);
   if (!descriptor.ok() || !keep) return descriptor;
-  const auto lock = Lock();
+  const LedgerLock lock(*this);
   KeepDescriptor(allocation, *descriptor);
   return descriptor;
 }

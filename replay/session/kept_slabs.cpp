@@ -95,7 +95,7 @@ bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
 }
 
 // Returns with the lock held.
-Status Slabs::OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock) {
+Status Slabs::OpenAgain(const KeptRanges::Home& home, std::unique_lock<Ledger>& lock) {
   lock.unlock();
   const auto created = driver_.Create(home.bytes, home.kind.properties, home.kind.flags);
   OwnedHandle handle(driver_, created.ok() ? *created : DriverHandle{});

@@ -23,8 +23,7 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
 }
 
 // Zero: it does not belong in a slab, or cannot be had there. Begins without the lock, and holds it if there is a part.
-AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                    std::unique_lock<std::mutex>& lock) {
+AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<Ledger>& lock) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
     const AllocationProperties properties = PropertiesOn(device, rdma);
     const auto rounded = Rounded(driver_, bytes, properties);
@@ -38,7 +37,7 @@ AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Cal
 
 // `lock` is held before and after, and not all the time between.
 Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                                  std::unique_lock<std::mutex>& lock) {
+                                                  std::unique_lock<Ledger>& lock) {
   constexpr Bytes kLeast = Bytes{2} << 20;  // which small requests share, as the driver's own do
   bytes = std::max(bytes, kLeast);
   const std::set<DeviceOrdinal> others = legacy_devices_;

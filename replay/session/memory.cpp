@@ -15,7 +15,7 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
                                      const Origin& origin, bool for_application, bool mapped_again) {
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
-  std::unique_lock<std::mutex> lock;
+  std::unique_lock<Ledger> lock;
   AllocationId id;
   if (!for_application && !mapped_again) {  // a part of a slab has one address
     const auto part = slabs_.Create(bytes, properties, flags, origin, lock);

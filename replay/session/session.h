@@ -193,14 +193,14 @@ class Session final : public PeerDelegate {
   class Locked {
    public:
     explicit Locked(Session& session) : Locked(session, session.ledger_.Lock()) {}
-    Locked(Session& session, std::unique_lock<std::mutex> lock) : session_(session), lock_(std::move(lock)) {}
+    Locked(Session& session, std::unique_lock<Ledger> lock) : session_(session), lock_(std::move(lock)) {}
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     ~Locked();
 
    private:
     Session& session_;
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<Ledger> lock_;
   };
 
   Status Cycle(CycleKind kind, bool patient = false);
@@ -246,9 +246,9 @@ class Session final : public PeerDelegate {
   void RetireIfEmpty(AllocationId slab);
   void RetireEmptySlabs();
   void RetireSpareSlabs();
-  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<std::mutex>& lock);
+  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<Ledger>& lock);
   Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                           std::unique_lock<std::mutex>& lock);
+                                           std::unique_lock<Ledger>& lock);
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation);

@@ -66,7 +66,7 @@ Bytes Slabs::SizeOfNext(const Kind& kind) {
 }
 
 // Returns with the lock held; the slab has no part yet. Where memory is short, a smaller slab has to do.
-Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<std::mutex>& lock) {
+Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<Ledger>& lock) {
   Bytes size = std::max(SizeOfNext(kind), bytes);
   lock.unlock();
   auto created = driver_.Create(size, kind.properties, kind.flags);
@@ -98,7 +98,7 @@ void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, con
 }
 
 // Waits for the device, without the lock: what is running there may be waiting for this process's peers, and they for it.
-Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex>& lock) {
+Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& lock) {
   const Slab* slab = ledger_.Entry(ledger_.state().slabs, place.slab);
   const Allocation* memory = ledger_.Entry(ledger_.state().allocations, place.slab);
   if (slab == nullptr || memory == nullptr) return ledger_.Broken();
@@ -122,7 +122,7 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex
 }
 
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                   const Origin& origin, std::unique_lock<std::mutex>& lock) {
+                                   const Origin& origin, std::unique_lock<Ledger>& lock) {
   const auto granularity = GranularityIfSuited(bytes, properties, flags);
   if (!granularity) return AllocationId{};
   const std::lock_guard one(mutex_);
@@ -168,7 +168,7 @@ AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId sl
 }
 
 // Returns with the lock held; the slab has no part yet.
-Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock) {
+Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::unique_lock<Ledger>& lock) {
   const RemoteAllocation remote{token.session, token.allocation};
   // Made again by its owner where it was, a slab is imported again to where it was.
   const KeptRanges::Home* home = kept_.HomeOf(remote);

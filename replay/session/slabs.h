@@ -40,7 +40,7 @@ class Slabs {
   // A new allocation, recorded and placed; `lock` then holds the ledger's lock, which the caller must not hold. Zero: it does
   // not belong in a slab, or there is no room for a slab of any size, and the driver should be asked for it alone.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
-                              std::unique_lock<std::mutex>& lock);
+                              std::unique_lock<Ledger>& lock);
   // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. What is
   // imported already has one address, by which NCCL retains it: that allocation gets another reference, and is returned.
   // Without the lock.
@@ -94,23 +94,23 @@ class Slabs {
   Bytes AlignmentFor(const Kind& kind, Bytes bytes);
   // FindRoom, beside the ranges that NCCL keeps in that slab.
   [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const;
-  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<std::mutex>& lock);
+  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<Ledger>& lock);
   void RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind);
   [[nodiscard]] bool IsKept(Address address, Bytes bytes);
   // Whether nothing is mapped where a slab was.
   [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const;
-  Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<std::mutex>& lock);
+  Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<Ledger>& lock);
   Status CopyContents(const Allocation& part, DriverHandle to);
   [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const;
   Status MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles);
   void GiveBackCutUp(const KeptRanges::Home& home);
   Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles);
   KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const;
-  Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<std::mutex>& lock);
+  Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<Ledger>& lock);
   [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
   [[nodiscard]] AllocationId PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset);
   [[nodiscard]] Bytes SizeOfNext(const Kind& kind);
-  Status Clear(const Place& place, Bytes bytes, std::unique_lock<std::mutex>& lock);
+  Status Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& lock);
 
   const SessionOptions& options_;
   Driver& driver_;

@@ -33,7 +33,7 @@ def _without_parentheses(head):
         if shorter == head:
             break
         head = shorter
-    head = re.sub(r"\b(alignas|__attribute__|decltype|requires|noexcept)\s*\(\)|\[\[[^\]]*\]\]", " ", head)
+    head = re.sub(r"\b(alignas|__attribute__|CAPABILITY|decltype|requires|noexcept)\s*\(\)|\[\[[^\]]*\]\]", " ", head)
     head = re.sub(r"\boperator\s*(\(\)|\[\]|[^\s\w(]+)", "operator", head)
     head = re.sub(r"\b(public|private|protected)\s*:(?!:)", " ", head)
     while True:  # template<...>, whose defaults may hold an "="

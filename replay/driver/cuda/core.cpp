@@ -95,7 +95,7 @@ Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
   if (device.value < 0 || device.value >= *count) {
     return Failure(CUDA_ERROR_INVALID_DEVICE, fmt::format("device {} of the {} that this process sees", device.value, *count));
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   devices_.resize(static_cast<std::size_t>(*count));
   Device& opened = devices_[static_cast<std::size_t>(device.value)];
   if (opened.stream == nullptr) AMEM_TRY(OpenLocked(opened, device.value));
@@ -164,7 +164,7 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
   CUcontext current = nullptr;
   if (calls.context_current(&current) == CUDA_SUCCESS && current != nullptr) return current;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const Device& device : devices_) {
       if (device.context != nullptr) return device.context;
     }

@@ -6,10 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "journal/base/mutex.h"
 #include "replay/driver/cuda/cuda_driver.h"
 
 namespace amem {
@@ -115,11 +115,11 @@ class CudaDriver::Core {
   Result<CUcontext> AnyContext();
 
  private:
-  Status OpenLocked(Device& device, int ordinal);
+  Status OpenLocked(Device& device, int ordinal) REQUIRES(mutex_);
 
   std::atomic<bool> initialised_ = false;
-  std::mutex mutex_;
-  std::vector<Device> devices_;
+  Mutex mutex_{LockRank::kDriverState};
+  std::vector<Device> devices_ GUARDED_BY(mutex_);
 };
 
 // While it lives, calls of this thread neither fail because of a capture of another thread nor break it.

@@ -54,8 +54,9 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
 
 Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until) {
   const auto ended = [&](Wait& wait) {
-    std::unique_lock lock(wait.mutex);
-    wait.changed.wait_until(lock, until, [&] { return wait.result.has_value(); });
+    const MutexLock lock(wait.mutex);
+    while (!wait.result && wait.changed.WaitUntil(wait.mutex, until)) {
+    }
     return wait.result;
   };
   // A wait that was left behind began before what this one must wait for.
@@ -63,7 +64,7 @@ Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext con
   const auto wait = Begin(context);
   if (!wait.ok()) return wait.status();
   const auto result = ended(**wait);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (result) {
     unfinished_.erase(context);
   } else {
@@ -76,9 +77,9 @@ Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(
   auto wait = std::make_shared<Wait>();
   auto started = StartThread("amem-idle", [core = core_, wait, context] {
     const CUresult result = WaitFor(core->calls, context);
-    const std::lock_guard lock(wait->mutex);
+    const MutexLock lock(wait->mutex);
     wait->result = result;
-    wait->changed.notify_all();
+    wait->changed.NotifyAll();
   });
   if (!started.ok()) return started.status();
   started->detach();
@@ -86,7 +87,7 @@ Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(
 }
 
 std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUcontext context) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = unfinished_.find(context);
   return it == unfinished_.end() ? nullptr : it->second;
 }
@@ -122,19 +123,19 @@ void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
   CUdevice device = 0;
   const InContext current(calls, context);
   if (current.result() != CUDA_SUCCESS || calls.context_device(&device) != CUDA_SUCCESS) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   noted_[DeviceOrdinal{device}].insert(context);
   Recent(context) = context;
 }
 
 std::set<CUcontext> CudaDriver::IdleWait::NotedOn(DeviceOrdinal device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = noted_.find(device);
   return it == noted_.end() ? std::set<CUcontext>() : it->second;
 }
 
 void CudaDriver::IdleWait::Forget(DeviceOrdinal device, CUcontext context) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   noted_[device].erase(context);
   Recent(context) = nullptr;
 }

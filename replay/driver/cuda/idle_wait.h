@@ -8,14 +8,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "journal/base/mutex.h"
 #include "replay/driver/cuda/core.h"
 
 namespace amem {
@@ -32,9 +31,9 @@ class CudaDriver::IdleWait {
  private:
   using Clock = std::chrono::steady_clock;
   struct Wait {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::optional<CUresult> result;  // once it has ended
+    Mutex mutex{LockRank::kLast};
+    Condition changed;
+    std::optional<CUresult> result GUARDED_BY(mutex);  // once it has ended
   };
   // nullopt: it has not ended by then.
   Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until);
@@ -53,9 +52,9 @@ class CudaDriver::IdleWait {
   std::atomic<void*> last_stream_ = nullptr;
   std::atomic<CUcontext> last_context_ = nullptr;
   std::array<std::atomic<CUcontext>, 32> recent_{};
-  std::mutex mutex_;  // over the rest
-  std::map<DeviceOrdinal, std::set<CUcontext>> noted_;
-  std::map<CUcontext, std::shared_ptr<Wait>> unfinished_;  // waits that were left behind
+  Mutex mutex_{LockRank::kLast};
+  std::map<DeviceOrdinal, std::set<CUcontext>> noted_ GUARDED_BY(mutex_);
+  std::map<CUcontext, std::shared_ptr<Wait>> unfinished_ GUARDED_BY(mutex_);  // waits that were left behind
 };
 
 }  // namespace amem

@@ -63,7 +63,7 @@ CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream s
 
 Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, Bytes block, Deadline until) {
   AMEM_TRY(Multiples(extents));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) {
     auto whole = driver_.Driver::FindNonZero(device_, extents, block, until);
     if (whole.ok()) whole->unscanned = loaded.message();
@@ -77,6 +77,7 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   }
   std::vector<std::uint32_t> words;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
+    mutex_.AssertHeld();
     words.resize(words.size() + units);
     return FindPart(table, units, words.data() + words.size() - units, until);
   }));
@@ -116,9 +117,12 @@ Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> 
 
 Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> extents) {
   AMEM_TRY(Multiples(extents));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
-  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) { return ClearPart(table, units); });
+  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
+    mutex_.AssertHeld();
+    return ClearPart(table, units);
+  });
 }
 
 Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
@@ -155,9 +159,9 @@ CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
 Status CudaDriver::NonZeroCopier::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
   AMEM_TRY(Multiples(extents));
   if (extents.empty()) return {};
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!Ready().ok()) {
-    lock.unlock();  // the copies of a lane take it
+    lock.Unlock();  // the copies of a lane take it
     return gather ? driver_.Driver::Gather(device_, host, extents) : driver_.Driver::Scatter(device_, extents, host);
   }
   AMEM_TRY(FollowMain());
@@ -169,6 +173,7 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::byte* host, std::span<const 
   pieces_.clear();
   std::uint32_t filled = 0;  // pages
   const auto flush = [&]() -> Status {
+    mutex_.AssertHeld();
     const Bytes bytes = Bytes{filled} * kPageBytes;
     Status moved = MovePieces(pieces_, bytes, host, gather, staged);
     host += bytes;
@@ -227,7 +232,7 @@ Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<co
 }
 
 Status CudaDriver::NonZeroCopier::Device::CopyWhole(std::byte* host, const Extent& extent, bool to_host) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   AMEM_TRY(Ready());
   AMEM_TRY(FollowMain());
   return MoveRuns(host, std::span(&extent, 1), to_host);
@@ -236,7 +241,7 @@ Status CudaDriver::NonZeroCopier::Device::CopyWhole(std::byte* host, const Exten
 // ---- marks -----------------------------------------------------------------------------------------------------------------
 
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
@@ -255,13 +260,14 @@ Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
 
 Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline until) {
   const Deadline began = Now();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   const std::size_t first = (mark - 1) * (lanes_.size() + 1);
   for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
-    result = Core::Await(until, [&] { return calls_.event_query(events_[first + i]); });
+    const CUevent event = events_[first + i];
+    result = Core::Await(until, [&] { return calls_.event_query(event); });
   }
   if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery", began);
   awaited_ = mark;
@@ -270,7 +276,7 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline unt
 
 // Of a stream of the program, in the context that is current. An event may be given back while a stream still waits for it.
 Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   AMEM_TRY(Ready());
   std::vector<CUstream> own{opened_.stream};
   for (const Lane& lane : lanes_) own.push_back(lane.stream);
@@ -298,13 +304,13 @@ CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Cor
 CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
 
 void CudaDriver::NonZeroCopier::SetParts(const Parts& parts) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   parts_ = parts;
   devices_.clear();
 }
 
 CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& found = devices_[device];
   if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
   return *found;
@@ -313,7 +319,7 @@ CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal d
 Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device, Deadline until) {
   Device* found = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = devices_.find(device);
     if (it == devices_.end()) return {};
     found = it->second.get();

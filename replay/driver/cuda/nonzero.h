@@ -16,10 +16,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "journal/base/mutex.h"
 #include "replay/driver/cuda/core.h"
 #include "replay/driver/cuda/nonzero_kernels.h"
 
@@ -45,9 +45,9 @@ class CudaDriver::NonZeroCopier {
  private:
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;
-  std::mutex mutex_;
-  Parts parts_;
-  std::map<DeviceOrdinal, std::unique_ptr<Device>> devices_;
+  Mutex mutex_{LockRank::kDriverLanes};
+  Parts parts_ GUARDED_BY(mutex_);
+  std::map<DeviceOrdinal, std::unique_ptr<Device>> devices_ GUARDED_BY(mutex_);
 };
 
 // Of one device. Thread-safe.
@@ -84,20 +84,22 @@ class CudaDriver::NonZeroCopier::Device {
     CUdeviceptr extents = 0;
     bool refused = false;  // until Finish
   };
-  Status Ready();  // lanes; why they cannot be had
-  Status Load();   // kernels; why they cannot be had
-  Status LoadKernels();
-  void OpenBuffer();
-  Status TryBuffer(Bytes slot);
-  Status CloseBuffer();
-  Result<std::byte*> Table(Bytes bytes);  // pinned, until Finish
-  Status FollowMain();
-  CUresult CatchUp(Lane& lane);
+  Status Ready() REQUIRES(mutex_);  // lanes; why they cannot be had
+  Status Load() REQUIRES(mutex_);   // kernels; why they cannot be had
+  Status LoadKernels() REQUIRES(mutex_);
+  void OpenBuffer() REQUIRES(mutex_);
+  Status TryBuffer(Bytes slot) REQUIRES(mutex_);
+  Status CloseBuffer() REQUIRES(mutex_);
+  Result<std::byte*> Table(Bytes bytes) REQUIRES(mutex_);  // pinned, until Finish
+  Status FollowMain() REQUIRES(mutex_);
+  CUresult CatchUp(Lane& lane) REQUIRES(mutex_);
   CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
-  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words, Deadline until);
-  Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units);
-  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged);
-  Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather);
+  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words, Deadline until)
+      REQUIRES(mutex_);
+  Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
+  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged)
+      REQUIRES(mutex_);
+  Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
   Status Failure(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;
@@ -106,23 +108,23 @@ class CudaDriver::NonZeroCopier::Device {
   const DeviceOrdinal device_;
   const Parts parts_;
 
-  std::mutex mutex_;
-  Core::Device opened_;
-  bool tried_ready_ = false, tried_load_ = false;
-  Status ready_, loaded_;
-  CUmodule module_ = nullptr;
-  CUfunction find_ = nullptr, copy_ = nullptr, clear_ = nullptr;
-  CUevent main_event_ = nullptr;
-  std::vector<Lane> lanes_;
-  std::size_t next_lane_ = 0;
-  Buffer buffer_;
-  std::unique_ptr<PinnedBuffer> scan_;                 // a table of extents and the bitmap
-  std::vector<std::unique_ptr<PinnedBuffer>> tables_;  // filled in order, until Finish
-  std::size_t filling_ = 0;
-  Bytes filled_ = 0;
-  std::vector<sparse::TablePiece> pieces_;  // kept for its memory
-  std::vector<CUevent> events_;             // of marks, one for each stream; used again after Finish
-  std::size_t marks_ = 0, awaited_ = 0;     // given out, and known to be done
+  Mutex mutex_{LockRank::kDriverLane};
+  Core::Device opened_ GUARDED_BY(mutex_);
+  bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
+  Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
+  CUmodule module_ GUARDED_BY(mutex_) = nullptr;
+  CUfunction find_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
+  CUevent main_event_ GUARDED_BY(mutex_) = nullptr;
+  std::vector<Lane> lanes_ GUARDED_BY(mutex_);
+  std::size_t next_lane_ GUARDED_BY(mutex_) = 0;
+  Buffer buffer_ GUARDED_BY(mutex_);
+  std::unique_ptr<PinnedBuffer> scan_ GUARDED_BY(mutex_);                 // a table of extents and the bitmap
+  std::vector<std::unique_ptr<PinnedBuffer>> tables_ GUARDED_BY(mutex_);  // filled in order, until Finish
+  std::size_t filling_ GUARDED_BY(mutex_) = 0;
+  Bytes filled_ GUARDED_BY(mutex_) = 0;
+  std::vector<sparse::TablePiece> pieces_ GUARDED_BY(mutex_);  // kept for its memory
+  std::vector<CUevent> events_ GUARDED_BY(mutex_);             // of marks, one for each stream; used again after Finish
+  std::size_t marks_ GUARDED_BY(mutex_) = 0, awaited_ GUARDED_BY(mutex_) = 0;  // given out, and known to be done
 };
 
 }  // namespace amem

@@ -159,7 +159,7 @@ Result<std::byte*> CudaDriver::NonZeroCopier::Device::Table(Bytes bytes) {
 
 Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
   const Deadline began = Now();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (opened_.context == nullptr) return {};
   CUresult result = CUDA_SUCCESS;
   {

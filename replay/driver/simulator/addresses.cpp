@@ -56,13 +56,11 @@ bool Simulator::Reserved(Address address, Bytes bytes) const {
 }
 
 bool Simulator::Splits(Address address, Bytes bytes) const {
-  const auto splits_at = [&](Address border) {
-    auto it = mappings_.lower_bound(border);
-    if (it == mappings_.begin()) return false;
-    --it;
-    return it->first.value + it->second.bytes > border.value;
-  };
-  return splits_at(address) || splits_at(address + bytes);
+  for (const Address border : {address, address + bytes}) {
+    const auto after = mappings_.lower_bound(border);
+    if (after != mappings_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > border) return true;
+  }
+  return false;
 }
 
 Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
@@ -75,7 +73,7 @@ Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, s
     return fail(cuda::kInvalidValue, "the alignment must be a power of two");
   if (!Granular(hint.value)) return fail(cuda::kInvalidValue, "the hint must be a multiple of the granularity");
   if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Bytes multiple = std::max(alignment, options_.granularity);
   const Address usable = (hint.value & (multiple - 1)) == 0 ? hint : Address{};
   const auto address =
@@ -124,7 +122,7 @@ Result<Address> Simulator::ReserveAddresses(Bytes bytes, Bytes alignment, Addres
 Status Simulator::FreeRange(Address address, Bytes bytes) {
   const auto fail = Failing([&] { return "cuMemAddressFree " + InRange(address, bytes); });
   if (const int result = Enter(kFreeRange)) return fail(result, WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto range = ranges_.find(address);
   if (range == ranges_.end() || range->second != bytes) return fail(cuda::kInvalidValue, "no such range was reserved");
   if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
@@ -141,7 +139,7 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
   if (const int result = Enter(kMap)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes | address.value | offset)) return fail(cuda::kInvalidValue, kNotGranular);
   if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
   if (bytes != memory->bytes || offset != 0) return fail(cuda::kNotSupported, "a handle is mapped whole");
@@ -167,7 +165,7 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
   const auto fail = Failing([&] { return "cuMemUnmap " + InRange(address, bytes); });
   if (const int result = Enter(kUnmap)) return fail(result, WhyNotEntered());
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
   if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
   if (options_.physical && !MapNothing(address, bytes)) {
@@ -192,7 +190,7 @@ Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const Access
   if (!std::all_of(access.begin(), access.end(), [&](const AccessDescriptor& one) { return AccessExists(one); })) {
     return fail(cuda::kInvalidValue, "there is no such location, or no such access");
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
   const auto first = mappings_.find(address);
   const auto end = End(address, bytes);

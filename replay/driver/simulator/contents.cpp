@@ -39,12 +39,12 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
   SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::shared_ptr<SimulatedHost> host, std::byte* data,
                         Bytes bytes)
       : registry_(std::move(registry)), host_(std::move(host)), data_(data), bytes_(bytes) {
-    const std::lock_guard lock(registry_->mutex);
+    const MutexLock lock(registry_->mutex);
     registry_->buffers.emplace(data_, bytes_);
   }
   ~SimulatedPinnedBuffer() override {
     {
-      const std::lock_guard lock(registry_->mutex);
+      const MutexLock lock(registry_->mutex);
       registry_->buffers.erase(data_);
     }
     ::operator delete(data_, kAlignment);
@@ -102,7 +102,7 @@ Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::s
   if (const int result = Enter(call)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   OpenContext(device);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (; at != copies.data() + copies.size(); ++at) {
     if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
     const char* why = "";
@@ -162,21 +162,21 @@ Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
   const auto at = std::pair{lane, device};
   const auto passed = [&] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return std::ranges::all_of(follows_[at], [](const auto& moment) { return moment(); });
   };
   if (!AwaitUntil(until, passed)) return CopiesNotDone(device, began);
-  const std::lock_guard finishing(finishing_);
+  const MutexLock finishing(finishing_);
   std::vector<Copy> copies;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     copies.swap(queued_[at]);
     follows_.erase(at);
   }
   for (const Copy& copy : copies) {
     const char* why = "";
     const auto resolve = [&] {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       return Resolve(device, copy, why);
     };
     const auto pieces = resolve();
@@ -196,7 +196,7 @@ Status Simulator::Kernel(DeviceOrdinal device, const Copy& access) {
   const char* why = "";
   Result<std::vector<Piece>> pieces = std::vector<Piece>{};
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     pieces = Resolve(device, access, why);
   }
   if (pieces.ok()) return Perform(access, *pieces);
@@ -213,7 +213,7 @@ Status Simulator::KernelWrites(DeviceOrdinal device, Address to, std::span<const
 }
 
 Bytes Simulator::PinnedBytes() const {
-  const std::lock_guard lock(pinned_->mutex);
+  const MutexLock lock(pinned_->mutex);
   Bytes bytes = 0;
   for (const auto& [data, size] : pinned_->buffers) bytes += size;
   return bytes;

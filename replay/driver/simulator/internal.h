@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 
+#include "journal/base/mutex.h"
 #include "journal/base/unique_fd.h"
 #include "replay/driver/simulator/failure.h"
 #include "replay/driver/simulator/simulator.h"
@@ -58,11 +58,11 @@ struct Simulator::Physical {
 inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
 struct Simulator::PinnedRegistry {
-  std::mutex mutex;
-  std::map<const std::byte*, Bytes> buffers;
+  Mutex mutex{LockRank::kLast};
+  std::map<const std::byte*, Bytes> buffers GUARDED_BY(mutex);
 
   bool Holds(const std::byte* from, Bytes bytes) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     auto it = buffers.upper_bound(from);
     if (it == buffers.begin()) return false;
     --it;
@@ -75,10 +75,10 @@ struct Simulator::Faults {
     std::uint64_t at_count = 0;
     int result = 0;
   };
-  std::mutex mutex;
-  std::array<std::vector<Planned>, kCalls.size()> planned;
-  std::array<std::chrono::nanoseconds, kCalls.size()> latency{};
-  std::shared_ptr<const Hook> hook;
+  Mutex mutex{LockRank::kLast};
+  std::array<std::vector<Planned>, kCalls.size()> planned GUARDED_BY(mutex);
+  std::array<std::chrono::nanoseconds, kCalls.size()> latency GUARDED_BY(mutex){};
+  std::shared_ptr<const Hook> hook GUARDED_BY(mutex);
 };
 
 }  // namespace amem

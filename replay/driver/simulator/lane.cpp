@@ -45,7 +45,7 @@ class Simulator::Lane final : public Copier {
 
 Result<std::unique_ptr<Copier>> Simulator::OpenLane() {
   if (const int result = Enter(kOpenLane)) return SimulatedFailure(result, "open a lane", WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::unique_ptr<Copier>(std::make_unique<Lane>(*this, ++lanes_));
 }
 
@@ -78,7 +78,7 @@ Result<std::unique_ptr<StreamMoment>> Simulator::MomentOf(DeviceOrdinal device, 
 
 Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment) {
   AMEM_TRY(OfStream(kFollow, device));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed());
   return {};
 }

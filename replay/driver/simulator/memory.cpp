@@ -59,14 +59,14 @@ Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& 
   const auto key = world_->Add(member_, memory->world_device, bytes);
   if (!key) return fail(cuda::kOutOfMemory, "the device has not enough left");
   memory->key = *key;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return Adopt(std::move(memory));
 }
 
 Status Simulator::Release(DriverHandle handle) {
   const auto fail = Failing([&] { return "cuMemRelease " + OfHandle(handle); });
   if (const int result = Enter(kRelease)) return fail(result, WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
   --memory->references;
@@ -75,7 +75,7 @@ Status Simulator::Release(DriverHandle handle) {
 }
 
 Result<DriverHandle> Simulator::Retain(Address address) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = Containing(mappings_, address);
   if (it == mappings_.end()) {
     return SimulatedFailure(cuda::kInvalidValue, "cuMemRetainAllocationHandle " + Hex(address.value),
@@ -86,7 +86,7 @@ Result<DriverHandle> Simulator::Retain(Address address) {
 }
 
 Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (memory) return memory->properties;
   return SimulatedFailure(cuda::kInvalidValue, "cuMemGetAllocationPropertiesFromHandle " + OfHandle(handle), kNoSuchHandle);
@@ -97,7 +97,7 @@ Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
 Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
   if (const int result = Enter(kExport)) return fail(result, WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
   if ((memory->properties.handle_types & type) == 0) {
@@ -134,7 +134,7 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   const auto key = world_->AddReference(member_, shared->tag.key, memory->world_device, memory->bytes);
   if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
   memory->key = *key;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return Adopt(std::move(memory));
 }
 

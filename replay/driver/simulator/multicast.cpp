@@ -48,7 +48,7 @@ Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wante
   const auto key = world_->AddMulticast(member_, wanted.devices, wanted.bytes);
   if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
   memory->key = *key;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return Adopt(std::move(memory));
 }
 
@@ -58,7 +58,7 @@ Status Simulator::AddDevice(DriverHandle multicast, DeviceOrdinal device) {
   if (const int result = Enter(kAddDevice)) return fail(result, WhyNotEntered());
   const std::int32_t world_device = WorldDevice(device.value);
   if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
   const int result = world_->AddDevice(object->key, world_device);
@@ -84,7 +84,7 @@ std::pair<int, std::string_view> Simulator::Bind(DriverHandle multicast, Bytes o
 Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle handle, Bytes memory_offset, Bytes bytes) {
   const auto fail = Failing([&] { return Doing("cuMulticastBindMem", multicast, offset, bytes); });
   if (const int result = Enter(kBindMemory)) return fail(result, WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto [result, why] = Bind(multicast, offset, Find(handle), memory_offset, bytes);
   return result == 0 ? Status{} : fail(result, why);
 }
@@ -92,7 +92,7 @@ Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle 
 Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) {
   const auto fail = Failing([&] { return Doing("cuMulticastBindAddr", multicast, offset, bytes); });
   if (const int result = Enter(kBindAddress)) return fail(result, WhyNotEntered());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!MulticastGranular(address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
   const auto mapping = Containing(mappings_, address);
   if (mapping == mappings_.end()) return fail(cuda::kInvalidValue, "nothing is mapped there");
@@ -106,7 +106,7 @@ Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes off
   if (const int result = Enter(kUnbind)) return fail(result, WhyNotEntered());
   const std::int32_t world_device = WorldDevice(device.value);
   if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
   const int result = world_->Unbind(member_, object->key, world_device, offset, bytes);
@@ -114,7 +114,7 @@ Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes off
 }
 
 std::vector<Simulator::Reached> Simulator::Reach(Address address) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto mapping = Containing(mappings_, address);
   if (mapping == mappings_.end() || !mapping->second.memory->multicast) return {};
   const SimulatorWorld::Key object = mapping->second.memory->key;
@@ -129,7 +129,7 @@ std::vector<Simulator::Reached> Simulator::Reach(Address address) const {
 }
 
 std::optional<SimulatorWorld::Key> Simulator::MemoryAt(Address address) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto mapping = Containing(mappings_, address);
   if (mapping == mappings_.end()) return std::nullopt;
   return mapping->second.memory->key;

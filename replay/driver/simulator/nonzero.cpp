@@ -45,7 +45,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
   OpenContext(device);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto queued = queued_.find({lane, device});
   if (queued != queued_.end() && std::any_of(queued->second.begin(), queued->second.end(),
                                              [](const Copy& copy) { return copy.kind != CopyKind::kToHost; })) {

@@ -135,7 +135,7 @@ Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
 }
 
 void Simulator::OpenContext(DeviceOrdinal device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   contexts_.insert(device);
 }
 

@@ -42,7 +42,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -53,6 +52,7 @@
 #include <vector>
 
 #include "journal/base/fork_guard.h"
+#include "journal/base/mutex.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
 
@@ -269,22 +269,25 @@ class Simulator final : public Driver {
   [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   [[nodiscard]] bool MulticastGranular(std::uint64_t value) const;
-  // With the lock held. What a failed binding says is in the second part.
+  // What a failed binding says is in the second part.
   std::pair<int, std::string_view> Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
-                                        Bytes memory_offset, Bytes bytes);
+                                        Bytes memory_offset, Bytes bytes) REQUIRES(mutex_);
   int CheckProperties(const AllocationProperties& properties) const;
   [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
-  std::shared_ptr<Physical> Find(DriverHandle handle) const;  // null: unknown, or released
-  DriverHandle Adopt(std::shared_ptr<Physical> memory);
-  void ForgetIfUnused(const std::shared_ptr<Physical>& memory);
-  Status EnsureDescriptor(Physical& memory) const;
+  std::shared_ptr<Physical> Find(DriverHandle handle) const REQUIRES(mutex_);  // null: unknown, or released
+  DriverHandle Adopt(std::shared_ptr<Physical> memory) REQUIRES(mutex_);
+  void ForgetIfUnused(const std::shared_ptr<Physical>& memory) REQUIRES(mutex_);
+  Status EnsureDescriptor(Physical& memory) const REQUIRES(mutex_);
   using Mappings = std::map<Address, Mapped>;
-  [[nodiscard]] bool Splits(Address address, Bytes bytes) const;  // a mapping lies partly within and partly without
-  [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) { return mappings_.lower_bound(address + bytes); }
-  int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const;
-  [[nodiscard]] bool Reserved(Address address, Bytes bytes) const;
+  [[nodiscard]] bool Splits(Address address, Bytes bytes) const
+      REQUIRES(mutex_);  // a mapping lies partly within and partly without
+  [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) REQUIRES(mutex_) {
+    return mappings_.lower_bound(address + bytes);
+  }
+  int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const REQUIRES(mutex_);
+  [[nodiscard]] bool Reserved(Address address, Bytes bytes) const REQUIRES(mutex_);
   // Addresses that are only numbers, and addresses that mmap gives.
-  Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint);
+  Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint) REQUIRES(mutex_);
   static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
   void OpenContext(DeviceOrdinal device);
@@ -301,7 +304,7 @@ class Simulator final : public Driver {
   Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
   Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs what is queued
   Status Kernel(DeviceOrdinal device, const Copy& access);
-  Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const;
+  Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const REQUIRES(mutex_);
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
   [[nodiscard]] static bool AwaitUntil(Deadline until, const std::function<bool()>& idle);
 
@@ -311,17 +314,18 @@ class Simulator final : public Driver {
   const ForkGuard guard_;
   std::vector<std::int32_t> visible_;
 
-  std::mutex finishing_;      // one FinishCopies at a time: it waits for copies that another thread queued too; before mutex_
-  mutable std::mutex mutex_;  // over all below, up to the faults
-  std::uint64_t next_handle_;
-  std::uint64_t next_address_ = 0;                                         // without physical memory
-  std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_;  // by handle; kept while mapped
-  std::map<Address, Bytes> ranges_;
-  Mappings mappings_;
-  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_;
-  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<std::function<bool()>>> follows_;  // before what is queued
-  LaneNumber lanes_ = 0;                                                                        // opened so far
-  std::set<DeviceOrdinal> contexts_;
+  Mutex finishing_{LockRank::kDriverCopies};  // one FinishCopies at a time: it waits for copies that another thread queued too
+  mutable Mutex mutex_{LockRank::kDriverState};
+  std::uint64_t next_handle_ GUARDED_BY(mutex_);
+  std::uint64_t next_address_ GUARDED_BY(mutex_) = 0;                                         // without physical memory
+  std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_ GUARDED_BY(mutex_);  // by handle; kept while mapped
+  std::map<Address, Bytes> ranges_ GUARDED_BY(mutex_);
+  Mappings mappings_ GUARDED_BY(mutex_);
+  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_ GUARDED_BY(mutex_);
+  std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<std::function<bool()>>> follows_
+      GUARDED_BY(mutex_);                    // before what is queued
+  LaneNumber lanes_ GUARDED_BY(mutex_) = 0;  // opened so far
+  std::set<DeviceOrdinal> contexts_ GUARDED_BY(mutex_);
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;
   std::atomic<Work> work_ = Work::kNone;

@@ -51,7 +51,7 @@ std::string ToText(const SimulatorSnapshot& snapshot) {
 }
 
 SimulatorSnapshot Simulator::Snapshot() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SimulatorSnapshot snapshot;
   for (const auto& [handle, memory] : memories_) {
     snapshot.handles.push_back({DriverHandle{handle}, memory->bytes, memory->properties, memory->references, memory->mappings,
@@ -67,14 +67,14 @@ SimulatorSnapshot Simulator::Snapshot() const {
 }
 
 Result<SimulatedMapping> Simulator::MappingAt(Address address) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = Containing(mappings_, address);
   if (it == mappings_.end()) return Status(Code::kNotFound, "nothing is mapped at " + Hex(address.value));
   return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access};
 }
 
 Result<SimulatedRange> Simulator::RangeAt(Address address) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = Containing(ranges_, address);
   if (it == ranges_.end()) return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
   return SimulatedRange{it->first, it->second};
@@ -86,7 +86,7 @@ Bytes Simulator::BytesInUse(DeviceOrdinal device) const {
 }
 
 std::size_t Simulator::QueuedCopies(DeviceOrdinal device) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::size_t copies = 0;
   for (const auto& [place, queue] : queued_) copies += place.second == device ? queue.size() : 0;
   return copies;
@@ -97,7 +97,7 @@ std::size_t Simulator::IndexOf(std::string_view call) {
 }
 
 std::set<DeviceOrdinal> Simulator::ContextsOpened() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return contexts_;
 }
 
@@ -109,19 +109,19 @@ std::uint64_t Simulator::Calls(std::string_view call) const {
 Status Simulator::FailNext(std::string_view call, std::uint64_t nth, int result) {
   const std::size_t index = IndexOf(call);
   if (index == kCalls.size()) return NoSuchCall(call);
-  const std::lock_guard lock(faults_->mutex);
+  const MutexLock lock(faults_->mutex);
   faults_->planned[index].push_back({counts_[index].load() + nth, result});
   armed_ = true;
   return {};
 }
 
 void Simulator::ForgetPlannedFailures() {
-  const std::lock_guard lock(faults_->mutex);
+  const MutexLock lock(faults_->mutex);
   for (auto& planned : faults_->planned) planned.clear();
 }
 
 void Simulator::SetHook(Hook hook) {
-  const std::lock_guard lock(faults_->mutex);
+  const MutexLock lock(faults_->mutex);
   faults_->hook = hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
   armed_ = true;
 }
@@ -129,7 +129,7 @@ void Simulator::SetHook(Hook hook) {
 Status Simulator::SetLatency(std::string_view call, std::chrono::nanoseconds latency) {
   const std::size_t index = IndexOf(call);
   if (index == kCalls.size()) return NoSuchCall(call);
-  const std::lock_guard lock(faults_->mutex);
+  const MutexLock lock(faults_->mutex);
   faults_->latency[index] = latency;
   armed_ = true;
   return {};
@@ -140,7 +140,7 @@ int Simulator::EnterSlow(Call call, std::uint64_t count) {
   std::shared_ptr<const Hook> hook;
   int result = 0;
   {
-    const std::lock_guard lock(faults_->mutex);
+    const MutexLock lock(faults_->mutex);
     latency = faults_->latency[call];
     hook = faults_->hook;
     auto& planned = faults_->planned[call];

@@ -59,7 +59,7 @@ TEST(RandomWorld, of_processes) { NothingIsFound("--processes"); }
 
 // A world that notices nothing would pass for one in which nothing is wrong.
 void IsFound(const std::string& what, const std::string& said) {
-  const Ran ran = Run("--seed 2 --worlds 3 --without '" + kKnown + "' --lose " + what);
+  const Ran ran = Run("--seed 2 --worlds 40 --without '" + kKnown + "' --lose " + what);
   EXPECT_EQ(ran.status, 3) << ran.said;
   EXPECT_NE(ran.said.find(said), std::string::npos) << ran.said;
 }

@@ -31,7 +31,10 @@ class OnSession final : public control::Actions {
   // A pool that forgets its contents stays: its program does not expect to lose them here.
   Status PauseTags() override {
     std::vector<std::string> all, by_request;
-    for (const Pools::Standing& pool : session_.pools().Stand()) {
+    std::vector<Pools::Standing> pools = session_.pools().Stand();
+    std::ranges::sort(pools, {},
+                      &Pools::Standing::tag);  // as on the ranks that share a tag, which may have opened others before
+    for (const Pools::Standing& pool : pools) {
       if (pool.state == "paused" || pool.policy != PoolPolicy::kPreserve) continue;
       all.push_back(pool.tag);
       // What the program is pausing is waited for, and stays paused when the request resumes.

@@ -75,6 +75,7 @@ void Put(wire::SharedItem::Builder to, const SharedItem& from) {
   to.setIncarnation(from.incarnation.number);
   to.setStandsIn(from.incarnation.stands_in);
   if (!from.pool.empty()) to.setPool(Cut(from.pool));
+  to.setPoolPolicy(static_cast<std::uint8_t>(from.pool_policy));
   auto p = to.initProperties();
   p.setType(from.properties.type);
   p.setHandleTypes(from.properties.handle_types);
@@ -96,6 +97,7 @@ SharedItem Get(wire::SharedItem::Reader from) {
   to.tag = Known(from.getTag(), MemoryTag::kMulticastReleased);
   to.incarnation = {from.getIncarnation(), from.getStandsIn()};
   to.pool = GetText(from.getPool());
+  to.pool_policy = Known(from.getPoolPolicy(), PoolPolicy::kDiscard);
   to.properties.type = p.getType();
   to.properties.handle_types = p.getHandleTypes();
   to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};

@@ -54,6 +54,7 @@ struct SharedItem {
   MemoryTag tag{};
   Incarnation incarnation{};
   std::string pool{};
+  PoolPolicy pool_policy{};
 };
 struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;

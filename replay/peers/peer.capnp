@@ -68,6 +68,7 @@ struct SharedItem {
   incarnation @6 :UInt64;  # of a multicast object: how often its owner has made it anew
   standsIn @7 :Bool;       # it is a piece of ordinary memory now
   pool @8 :Text;           # the tag of the owner's pool that it is a chunk of; empty: of none
+  poolPolicy @9 :UInt8;    # PoolPolicy of that
 }
 
 struct Neighbourhood {

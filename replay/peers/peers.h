@@ -67,6 +67,7 @@ struct SharedAllocation {  // what an owner hands to an importer
   MemoryTag tag{};
   Incarnation incarnation{};  // of a multicast object
   std::string pool{};         // the tag of the pool that it is a chunk of; empty: of none
+  PoolPolicy pool_policy{};   // of that
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"

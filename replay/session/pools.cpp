@@ -52,10 +52,10 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
   return known->id;
 }
 
-Result<PoolId> Pools::Join(const std::string& tag) {
+Result<PoolId> Pools::Join(const std::string& tag, PoolPolicy policy) {
   const std::lock_guard lock(mutex_);
   const Entry* const known = Named(tag);
-  return known != nullptr ? known->id : OpenNew(tag, PoolPolicy::kPreserve, true);
+  return known != nullptr ? known->id : OpenNew(tag, policy, true);
 }
 
 Pools::Entry* Pools::Named(std::string_view tag) {

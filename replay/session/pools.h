@@ -48,9 +48,9 @@ class Pools {
   // ---- memory ------------------------------------------------------------------------------------------------------------
   // The same again is no change. kInvalid: it is open with another policy, or the tag is empty, "nccl" or "user".
   Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
-  // The pool of a tag under which a peer has shared memory with this session; opened, if it was not. Its policy is that of the
-  // program once the program opens it.
-  Result<PoolId> Join(const std::string& tag);
+  // The pool of a tag under which a peer has shared memory with this session; opened, if it was not, with the peer's policy
+  // until the program opens it.
+  Result<PoolId> Join(const std::string& tag, PoolPolicy policy);
   Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names those that are open
   // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
   // A request for nothing gets an address as well. Aligned to 512 bytes.

@@ -216,7 +216,7 @@ class Session final : public PeerDelegate {
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as);  // with the ledger's lock
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
-  Result<PoolId> JoinTag(const std::string& tag, InTags& in);
+  Result<PoolId> JoinTag(const std::string& tag, PoolPolicy policy, InTags& in);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);

@@ -63,8 +63,8 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
 }
 
 // The pool that memory under a tag belongs to here: this session pauses it together with the owner.
-Result<PoolId> Session::JoinTag(const std::string& tag, InTags& in) {
-  const auto pool = pools_->Join(tag);
+Result<PoolId> Session::JoinTag(const std::string& tag, PoolPolicy policy, InTags& in) {
+  const auto pool = pools_->Join(tag, policy);
   if (!pool.ok()) return pool.status();
   EnterTag(*pool, in);
   if (!in.paused) return pool;
@@ -91,7 +91,7 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     as = *placed;
   } else {
     InTags in;
-    const auto pool = shared->pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared->pool, in);
+    const auto pool = shared->pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared->pool, shared->pool_policy, in);
     auto handle = pool.ok() ? driver_.Import(shared->descriptor) : Result<DriverHandle>(pool.status());
     if (!handle.ok()) {
       peers_->DropReference(remote, as);
@@ -175,7 +175,10 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   if (memory == nullptr) return ledger_.Broken();
   AMEM_TRY(RefuseImport(by, token.allocation, a.pool));
   SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag, IncarnationOf(token.allocation)};
-  if (a.pool) shared.pool = state.pools.at(a.pool).tag;
+  if (const auto pool = state.pools.find(a.pool); pool != state.pools.end()) {
+    shared.pool = pool->second.tag;
+    shared.pool_policy = pool->second.policy;
+  }
   GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
   const bool first = memory->exports == 0;

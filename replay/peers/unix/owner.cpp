@@ -21,7 +21,7 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   auto descriptor = incoming.descriptors.begin();
   for (const SharedItem& item : shared->items) {
     all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part, item.tag,
-                   item.incarnation, item.pool});
+                   item.incarnation, item.pool, item.pool_policy});
   }
   return all;
 }

@@ -371,7 +371,8 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
   Reply(connection, request,
-        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation, shared->pool}}},
+        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation, shared->pool,
+                        shared->pool_policy}}},
         std::move(descriptors));
   sessions_.Changed();
 }

@@ -21,7 +21,7 @@ std::vector<Message> OneOfEach() {
       {4, ImportMessage{AllocationId{9}, token}},
       {5, ReimportMessage{{{AllocationId{1}, AllocationId{2}}, {AllocationId{3}, AllocationId{4}}}}},
       {6, SharedMessage{{{4096, properties, {}, MemoryTag::kUserReleased},
-                         {1, {}, SharedPart{AllocationId{7}, {4, 5, 6}, 8192}, {}, {9, true}}}}},
+                         {1, {}, SharedPart{AllocationId{7}, {4, 5, 6}, 8192}, {}, {9, true}, "cache", PoolPolicy::kDiscard}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AskNeighboursMessage{}},
       {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}, Who(5)}},
@@ -103,6 +103,9 @@ TEST(PeerMessages, fields_of_shared_memory_are_where_they_belong) {
   EXPECT_FALSE(shared.items[0].incarnation.stands_in);
   EXPECT_EQ(shared.items[1].incarnation.number, 9U);
   EXPECT_TRUE(shared.items[1].incarnation.stands_in);
+  EXPECT_EQ(shared.items[0].pool, "");
+  EXPECT_EQ(shared.items[1].pool, "cache");
+  EXPECT_EQ(shared.items[1].pool_policy, PoolPolicy::kDiscard);
   ASSERT_TRUE(shared.items[1].part.has_value());
   EXPECT_EQ(shared.items[1].part->slab, AllocationId{7});
   EXPECT_EQ(shared.items[1].part->secret, (Secret{4, 5, 6}));

@@ -161,6 +161,13 @@ TEST_F(SharedTagsTest, the_program_says_later_what_a_tag_that_came_with_a_peers_
   SeeEachOther();
 }
 
+TEST_F(SharedTagsTest, a_tag_that_came_with_a_peers_memory_has_the_peers_policy) {
+  const PoolId cache = Open("cache", PoolPolicy::kDiscard);
+  b.Place(Pass(*a.session->Retain(AddressOf(Take(cache, kMiB)))), kChunk);
+  EXPECT_EQ(b.session->CopyState().pools.at(*of_b().Find("cache")).policy, PoolPolicy::kDiscard);
+  EXPECT_EQ(b.session->CopyState().pools.at(pool_of_b()).policy, PoolPolicy::kPreserve);
+}
+
 TEST_F(SharedTagsTest, what_its_owner_has_freed_keeps_its_contents_for_those_who_hold_it) {
   ASSERT_TRUE(a.session->Release(chunk).ok());
   ASSERT_TRUE(Give(part).ok());

@@ -64,7 +64,7 @@ def job(options, rank, size, report):
     from torch_job import Meeting
     amem = ctypes.CDLL(None)
     amem.amem_last_error.restype = ctypes.c_char_p
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
     meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
     dist.all_reduce(torch.ones(1 << 20, device="cuda"))

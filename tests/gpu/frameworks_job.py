@@ -222,7 +222,7 @@ def run_project(name, options, rank, meeting):
 
 def job(options, rank, size, report):
     if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo", timeout=datetime.timedelta(seconds=60))
     meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
     with contextlib.ExitStack() as stack:

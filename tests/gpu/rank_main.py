@@ -5,6 +5,12 @@ import signal
 import sys
 
 
+def device(rank):
+    """The number of this rank's GPU; ranks share the GPUs where there are fewer, which NCCL allows from 2.30 on if it is asked to."""
+    import torch
+    return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
+
+
 def run(program, job, arguments, echo=()):
     """Runs job(options, rank, size, report) with the options that arguments() parses, among them time_limit and json; the exit code.
     `echo`: options that the report names."""

@@ -216,7 +216,7 @@ def drop_while_paused(nccl, meeting):
 
 
 def job(options, rank, size, report):
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
     meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
     nccl = None if options.stock else Nccl()

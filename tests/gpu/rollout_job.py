@@ -250,7 +250,7 @@ def train(strategy, options, rank, size, meeting):
 def job(options, rank, size, report):
     cpu = options.device == "cpu"
     if not cpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(rank_main.device(rank))
         report["gpu"] = torch.cuda.get_device_name()
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo" if cpu else "nccl", timeout=datetime.timedelta(seconds=options.time_limit))

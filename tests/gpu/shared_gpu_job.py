@@ -110,7 +110,7 @@ def cycles(options, meeting, what, looks_right):
 
 
 def job(options, rank, size, report):
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
     meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
     library, parts = amem(), options.parts.split(",")

@@ -100,7 +100,7 @@ def job(options, rank, size, report):
     import torch
     import torch.distributed as dist
     from torch_job import Meeting
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=options.time_limit))
     store = dist.distributed_c10d._get_default_store()
     meeting = Meeting(store, rank, size)

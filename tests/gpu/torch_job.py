@@ -231,9 +231,8 @@ def synchronize(device):
 
 def job(options, rank, size, report):
     cpu = options.device == "cpu"
-    local = int(os.environ.get("LOCAL_RANK", rank))
     if not cpu:
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(rank_main.device(rank))
     dist.init_process_group("gloo" if cpu else "nccl", timeout=datetime.timedelta(seconds=options.time_limit))
     meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
     nccl = None if cpu else Nccl()

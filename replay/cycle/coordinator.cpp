@@ -284,6 +284,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     return GiveUp(kind, round, report.cycle, status);
   }
   report.total_ns = MonotonicNs() - start;
+  copying_since_ns_ = 0;
   {
     const auto lock = ledger_.Lock();
     ledger_.Record(CycleDone{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_});
@@ -306,6 +307,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
                                          [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
   lock.unlock();
   if (kind == CycleKind::kPause && !saved) backup_.Abandon();
+  copying_since_ns_ = backup_.Queued() ? MonotonicNs() : 0;
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
@@ -450,6 +452,18 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }
+}
+
+// The next cycle waits for them as well, and may fail again meanwhile.
+Status Coordinator::AwaitCopies() {
+  std::uint64_t since = copying_since_ns_;
+  if (since == 0) return {};
+  const Deadline until = In(deadlines_.call());
+  for (const DeviceOrdinal device : Devices())
+    AMEM_TRY(copier_.FinishCopies(device, until)
+                 .Within("give memory back while copies of a pause or resume that failed are under way"));
+  copying_since_ns_.compare_exchange_strong(since, 0);
+  return {};
 }
 
 // ---- beside streams of the program -----------------------------------------------------------------------------------------

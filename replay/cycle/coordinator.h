@@ -80,6 +80,9 @@ class Coordinator {
   Status Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why);
   // With the scope's calls kept out.
   Status Run(CycleKind kind, Round& round, const Manner& manner = {});
+  // Before memory of the scope is given back: waits for copies that a pause or resume which failed has left under way. Any
+  // thread.
+  Status AwaitCopies();
   // Lets a stream wait for the copies that are queued now.
   Status Lead(void* stream);
   // What the stream holds now. On the scope's first device, if the thread has no current context. Of a scope that holds nothing
@@ -158,9 +161,10 @@ class Coordinator {
   bool threads_recorded_ = false;
   std::uint64_t arriving_ = 0;  // the number of the cycle for which this session has come
   std::atomic<bool> speaks_ = true;
-  bool all_keep_ = false;              // a member of this cycle keeps everything
-  bool alone_ = false;                 // Alone, of the round that is under way
-  std::vector<CycleMember> culprits_;  // of the cycle that fails, other than this session
+  std::atomic<std::uint64_t> copying_since_ns_ = 0;  // a cycle failed then, and its copies may still be under way
+  bool all_keep_ = false;                            // a member of this cycle keeps everything
+  bool alone_ = false;                               // Alone, of the round that is under way
+  std::vector<CycleMember> culprits_;                // of the cycle that fails, other than this session
 };
 
 }  // namespace amem

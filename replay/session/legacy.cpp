@@ -94,6 +94,7 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
 
 Status Session::LegacyFree(Address address) {
   const auto gate = EnterCall();
+  AMEM_TRY(coordinator_->AwaitCopies());
   const Locked lock(*this);
   if (!ledger_.state().legacy.contains(address))
     return NotOurs(fmt::format("cuMemFree {}: NCCL did not allocate it", Hex(address.value)));
@@ -195,6 +196,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
 
 Status Session::LegacyClose(Address address) {
   const auto gate = EnterCall();
+  AMEM_TRY(coordinator_->AwaitCopies());
   const Locked lock(*this);
   const State& state = ledger_.state();
   const auto it = state.legacy_imports.find(address);

@@ -155,6 +155,7 @@ Status Session::UnmapOne(Address address) {
 
 Status Session::Unmap(Address address, Bytes bytes) {
   const auto gate = EnterCall();
+  AMEM_TRY(coordinator_->AwaitCopies());
   const InTags tags = EnterTags({address, bytes}, "unmap");
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);

@@ -219,10 +219,10 @@ Status Pools::Free(Address address, void* stream) {
   if (pool == nullptr || given_already())
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
-  if (!running && !Busy(*pool)) return GiveBack(lock, *pool, address, late.device);  // it is paused, so nothing touches it
+  const bool paused = !running && !Busy(*pool);  // so nothing of the program touches it
   lock.unlock();
-  NoteMoment(late);
-  const bool idle = running && Idle(late);
+  if (!paused) NoteMoment(late);
+  const bool idle = (paused || (running && Idle(late))) && pool->cycle->AwaitCopies().ok();
   lock.lock();
   if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
     return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
@@ -255,7 +255,7 @@ void Pools::GiveLate(Lock& lock, Entry& pool, Who who) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
   for (Late& one : std::exchange(pool.late, {})) {
     lock.unlock();
-    const bool idle = !running || Idle(one);
+    const bool idle = (!running || Idle(one)) && pool.cycle->AwaitCopies().ok();
     lock.lock();
     if (idle && (who == Who::kCycle || !Busy(pool))) {
       static_cast<void>(GiveBack(lock, pool, one.address, one.device));

@@ -74,7 +74,6 @@ Fate Conductor::FateOf(CycleKind kind) {
     fate.nth = static_cast<std::uint32_t>(1 + Pick(3));
     fate.result = Pick(2) == 0 ? cuda::kOutOfMemory : cuda::kOperatingSystem;
     name(kCalls.at(Pick(kCalls.size())));
-    if (fate.call.data() == std::string_view("FinishCopies") && settings_.Without("unfinished copies")) fate = {};
   }
   return fate;
 }

@@ -21,6 +21,21 @@ namespace {
 using test::k2M, test::kChunk, test::kDevice, test::kMiB, test::kSecond, test::PoolsTest, test::Process;
 using Work = Simulator::Work;
 
+TEST_F(PoolsTest, a_chunk_is_given_back_only_when_the_copies_of_a_resume_that_could_not_be_undone_are_done) {
+  const PoolId pool = Open("weights");
+  std::byte* const part = Take(pool, kMiB);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  a.simulator->SetHook([](std::string_view call, std::uint64_t) { return call == "FinishCopies" ? cuda::kUnknown : 0; });
+  EXPECT_EQ(Resume(pool).code(), Code::kBroken);
+  ASSERT_GT(a.simulator->QueuedCopies(kDevice), 0U);
+  EXPECT_TRUE(Give(part).ok());
+  EXPECT_TRUE(a.simulator->MappingAt(AddressOf(part)).ok()) << "a copy to what is not mapped would end the context";
+  a.simulator->SetHook({});
+  EXPECT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
 TEST_F(PoolsTest, a_pause_of_a_tag_gives_its_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
   const PoolId weights = Open("weights");
   std::byte* const large = Take(weights, 130 * kMiB);

@@ -256,6 +256,26 @@ TEST_P(FreeWhilePaused, after_a_resume_that_failed_and_was_undone) {
   EachResumes();
 }
 
+TEST_P(FreeWhilePaused, waits_for_copies_of_a_resume_that_could_not_be_undone) {
+  std::byte* const leaves = a.Place(a.Create());
+  std::memset(leaves, 0x44, k2M);
+  Both(&Session::Pause);
+  FreeAsNccl(b, theirs);
+  a.simulator->SetHook([](std::string_view call, std::uint64_t) { return call == "FinishCopies" ? cuda::kUnknown : 0; });
+  EXPECT_EQ(a.session->Resume().code(), Code::kBroken);
+  const auto under_way = a.simulator->QueuedCopies(kDevice);
+  ASSERT_GT(under_way, 0U);
+  const Status refused = a.session->Unmap(AddressOf(leaves), k2M);
+  EXPECT_NE(refused.message().find("copies of a pause or resume that failed"), std::string::npos) << refused.message();
+  EXPECT_EQ(a.simulator->QueuedCopies(kDevice), under_way);
+  a.simulator->SetHook({});
+  FreeAsNccl(a, leaves);
+  EXPECT_EQ(a.simulator->QueuedCopies(kDevice), 0U);
+  EachResumes();
+  EXPECT_EQ(mine[k2M - 1], std::byte{0x22});
+  FreeAsNccl(a, mine);
+}
+
 TEST_P(FreeWhilePaused, of_what_was_never_mapped) {
   const AllocationId own = a.Create(), shared = a.Create();
   const AllocationId imported = Pass(shared);

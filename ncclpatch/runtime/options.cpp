@@ -196,6 +196,7 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, timeout_ms));
   options.deadlines = Deadlines(std::chrono::milliseconds(timeout_ms));
   AMEM_TRY(ParseMemory(get, options));
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));
   if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;

@@ -326,6 +326,46 @@ Status Backup::AwaitRestored(AllocationId allocation) {
   return {};
 }
 
+Status Backup::Compare(std::span<const Item> items) {
+  if (items.empty()) return {};
+  const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
+  const auto buffer = copier_.AllocatePinned(most);
+  if (!buffer.ok()) return buffer.status();
+  std::byte* const host = (*buffer)->data();
+  for (const Item& item : items) {
+    const auto saved = saved_.find({item.allocation, item.offset});
+    if (saved == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
+    for (Bytes from = 0; from < item.bytes; from += most) {
+      const Bytes bytes = std::min(item.bytes - from, most);
+      AMEM_TRY(copier_.CopyToHost(item.device, host, item.address + from, bytes));
+      AMEM_TRY(copier_.FinishCopies(item.device, until_));
+      const auto differs = FirstDifference(saved->second, from, {host, bytes});
+      if (!differs) continue;
+      return {Code::kBroken,
+              fmt::format("compare contents of {} with what was saved: they differ at byte {}", Name(item), *differs)};
+    }
+  }
+  return {};
+}
+
+// Between the pieces, and behind them, all is zero.
+std::optional<Bytes> Backup::FirstDifference(const Saved& saved, Bytes from, std::span<const std::byte> found) const {
+  Bytes at = from;
+  const Bytes end = from + found.size();
+  const auto differs = [&](Bytes until, const std::byte* expected) -> std::optional<Bytes> {
+    for (; at < until; ++at) {
+      if (found[at - from] != (expected == nullptr ? std::byte{} : *expected++)) return at;
+    }
+    return {};
+  };
+  for (const Piece& piece : std::span(pieces_).subspan(saved.first, saved.count)) {
+    if (piece.offset + piece.bytes <= at || piece.offset >= end) continue;
+    if (const auto byte = differs(piece.offset, nullptr)) return byte;
+    if (const auto byte = differs(std::min(piece.offset + piece.bytes, end), piece.host + (at - piece.offset))) return byte;
+  }
+  return differs(end, nullptr);
+}
+
 Status Backup::Finish() {
   Status first;
   const bool any = !queued_.empty();

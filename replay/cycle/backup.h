@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -73,6 +74,9 @@ class Backup {
   // kInvalid: Save or its Finish failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
   Status Finish();  // waits for all that is queued
+  // Reads items back that Restore and Finish have brought back, through host memory of its own. kBroken: a byte differs from
+  // what was saved.
+  Status Compare(std::span<const Item> items);
   // Waits until the contents of one allocation are copied, so that its memory may go while others are still on their way. They
   // can be restored once Finish was called, even if that fails for others.
   Status AwaitSaved(AllocationId allocation);
@@ -117,6 +121,7 @@ class Backup {
                    std::span<const std::size_t> counts);
   [[nodiscard]] bool Dense(const Item& item, std::span<const Extent> runs) const;
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
+  [[nodiscard]] std::optional<Bytes> FirstDifference(const Saved& saved, Bytes from, std::span<const std::byte> found) const;
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
   Result<PinnedMemory::Room> TakeRoom(Bytes wanted);
   Status Place(Queue& queue, const Extent& run, Bytes offset, bool whole);

@@ -45,31 +45,28 @@ class RoundOfOne final : public Round {
 
 }  // namespace
 
-Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
-                         Deadlines deadlines)
-    : Coordinator(ledger, driver, peers, pinned, gate, deadlines, PoolId{}, {}, nullptr, {}) {}
+Coordinator::Coordinator(const CycleContext& context, CallGate& gate) : Coordinator(context, gate, PoolId{}, {}, nullptr, {}) {}
 
-Coordinator::Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate,
-                         Deadlines deadlines, PoolId pool, std::string tag, std::unique_ptr<Copier> lane,
-                         const BackupOptions& options)
-    : ledger_(ledger),
-      peers_(peers),
+Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag,
+                         std::unique_ptr<Copier> lane, const BackupOptions& options)
+    : ledger_(context.ledger),
+      peers_(context.peers),
       gate_(gate),
-      deadlines_(deadlines),
+      deadlines_(context.deadlines),
+      compare_(context.compare),
       pool_(pool),
       tag_(std::move(tag)),
       lane_(std::move(lane)),
-      copier_(lane_ != nullptr ? *lane_ : driver),
-      pinned_(pinned),
-      backup_(copier_, pinned, options),
-      executor_(ledger, driver, peers, backup_, pool) {}
+      copier_(lane_ != nullptr ? *lane_ : context.driver),
+      pinned_(context.pinned),
+      backup_(copier_, pinned_, options),
+      executor_(ledger_, context.driver, peers_, backup_, pool) {}
 
-Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
-                                                        CallGate& gate, Deadlines deadlines, PoolId pool, std::string tag) {
-  auto lane = driver.OpenLane();
+Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(const CycleContext& context, CallGate& gate, PoolId pool,
+                                                        std::string tag) {
+  auto lane = context.driver.OpenLane();
   if (!lane.ok()) return lane.status();
-  return std::unique_ptr<Coordinator>(
-      new Coordinator(ledger, driver, peers, pinned, gate, deadlines, pool, std::move(tag), *std::move(lane), ForTags()));
+  return std::unique_ptr<Coordinator>(new Coordinator(context, gate, pool, std::move(tag), *std::move(lane), ForTags()));
 }
 
 void Coordinator::Made(Bytes bytes) {
@@ -379,7 +376,8 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
   }
   if (kind == CycleKind::kPause) AMEM_TRY(JournalIntact());
   // A chunk is mapped for its own device, so all copies have begun with the memory. What comes from others comes later.
-  if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued && alone_) manner.queued();
+  // The program may use it from there on, which a comparison must not see.
+  if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued && alone_ && !compare_) manner.queued();
   return phase.phase == PhaseKind::kPauseArrive ? CanBegin() : Status{};
 }
 
@@ -388,7 +386,8 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
-    const Status mine = RunPhase(phase, kind, manner);
+    Status mine = RunPhase(phase, kind, manner);
+    if (mine.ok() && compare_ && phase.phase == PhaseKind::kResumeVerify) mine = executor_.CompareRestored(plan);
     const std::uint64_t voted = MonotonicNs();
     if (!mine.ok() && Passed(deadlines_.OwnPartOf(round.until()))) RecordThreads();
     const Decided all = Vote(round, phase.phase, mine);

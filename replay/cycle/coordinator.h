@@ -59,15 +59,24 @@ struct Manner {
   std::function<void()> ended;     // and until this has returned
 };
 
+// What the coordinators of a session have in common. All must outlive them.
+struct CycleContext {
+  Ledger& ledger;
+  Driver& driver;
+  Peers& peers;
+  PinnedSupply& pinned;
+  Deadlines deadlines{};
+  bool compare = false;  // at the end of each resume, all contents with what was saved of them
+};
+
 // Cycle and what it consists of are for one thread at a time, everything else for any.
 class Coordinator {
  public:
-  // All must outlive the coordinator. `gate`: of the calls that touch the scope's memory. NCCL's memory, which the driver
-  // itself copies.
-  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines);
-  // The tag of a pool, whose copies have a lane of their own.
-  static Result<std::unique_ptr<Coordinator>> OfTag(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned,
-                                                    CallGate& gate, Deadlines deadlines, PoolId pool, std::string tag);
+  // Of NCCL's memory, which the driver itself copies. `gate`, which must outlive it: of the calls that touch the scope's
+  // memory.
+  Coordinator(const CycleContext& context, CallGate& gate);
+  // Of the tag of a pool, whose copies have a lane of their own.
+  static Result<std::unique_ptr<Coordinator>> OfTag(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag);
 
   // A whole pause or resume: nothing where the scope stands so already, else Arrive, the gate, and Run. It can be called again
   // after a failure: what was done has been undone then as far as the driver allowed, no contents are lost, and the message
@@ -99,8 +108,8 @@ class Coordinator {
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:
-  Coordinator(Ledger& ledger, Driver& driver, Peers& peers, PinnedSupply& pinned, CallGate& gate, Deadlines deadlines,
-              PoolId pool, std::string tag, std::unique_ptr<Copier> lane, const BackupOptions& options);
+  Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane,
+              const BackupOptions& options);
   Status CloseGate(Deadline until);
   void WantHostMemory();
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
@@ -146,6 +155,7 @@ class Coordinator {
   Peers& peers_;
   CallGate& gate_;
   const Deadlines deadlines_;
+  const bool compare_;
   const PoolId pool_;                   // zero: NCCL's memory
   const std::string tag_;               // empty: the same
   const std::unique_ptr<Copier> lane_;  // null: the driver copies

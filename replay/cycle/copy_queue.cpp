@@ -44,20 +44,29 @@ Status CopyQueue::BeginPhase(PhaseKind phase) {
 }
 
 Status CopyQueue::Begin(std::span<const Step> contents) {
+  const auto items = MapForCopies(contents);
+  if (!items.ok() || items->empty()) return items.status();
+  return contents.front().kind == StepKind::kRestore ? backup_.Restore(*items) : backup_.Save(*items, looking_);
+}
+
+Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> contents) {
   std::vector<Backup::Item> items;
-  bool restore = false;
-  {
-    const auto lock = ledger_.Lock();
-    parts_.clear();
-    for (const Step& step : contents) {
-      restore = step.kind == StepKind::kRestore;
-      if (!ledger_.state().allocations.contains(step.allocation) || restoring_.contains(step.allocation)) continue;
-      AMEM_TRY(MapForCopy(step, items));
-      if (restore) restoring_.insert(step.allocation);
-    }
+  const auto lock = ledger_.Lock();
+  parts_.clear();
+  for (const Step& step : contents) {
+    if (!ledger_.state().allocations.contains(step.allocation) || restoring_.contains(step.allocation)) continue;
+    AMEM_TRY(MapForCopy(step, items));
+    if (step.kind == StepKind::kRestore) restoring_.insert(step.allocation);
   }
-  if (items.empty()) return {};
-  return restore ? backup_.Restore(items) : backup_.Save(items, looking_);
+  return items;
+}
+
+Status CopyQueue::Compare(std::span<const Step> restored) {
+  const auto items = MapForCopies(restored);
+  Status same = items.ok() ? backup_.Compare(*items) : items.status();
+  restoring_.clear();
+  Status dropped = DropScratch();
+  return same.ok() ? dropped : same;
 }
 
 // What is saved of a chunk of a pool is what amem_alloc gave out. What comes back is what was saved, even if some of it was

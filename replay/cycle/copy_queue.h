@@ -27,6 +27,8 @@ class CopyQueue {
   // more, and over those whose restore has begun.
   Status Begin(std::span<const Step> contents);
   Status Await(const Step& step);  // a save or a restore
+  // What these steps have restored with what was saved of it. kBroken: a byte differs, which is named.
+  Status Compare(std::span<const Step> restored);
   // Waits for all copies, and takes the mappings away that were made for them.
   Status Finish();
   [[nodiscard]] bool Queued() const { return backup_.Queued(); }
@@ -37,6 +39,7 @@ class CopyQueue {
     Bytes bytes = 0;
     bool mapped = false;
   };
+  Result<std::vector<Backup::Item>> MapForCopies(std::span<const Step> contents);
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items);
   std::vector<ByteRange> ExtentsOf(const Step& step, PoolId pool);
   [[nodiscard]] Status HasNoContents(AllocationId chunk, PoolId pool) const;

@@ -1,6 +1,7 @@
 #include "replay/cycle/executor.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace amem {
 namespace {
@@ -38,6 +39,13 @@ Status Executor::Run(const PlannedPhase& phase) {
   performer_.EndPhase();
   imports_.reset();
   return status;
+}
+
+Status Executor::CompareRestored(const Plan& resume) {
+  std::vector<Step> restored;
+  for (const PlannedPhase& phase : resume.phases)
+    std::ranges::copy_if(phase.steps, std::back_inserter(restored), [](const Step& s) { return s.kind == StepKind::kRestore; });
+  return copies_.Compare(restored);
 }
 
 Status Executor::RunSteps(const PlannedPhase& phase) {

@@ -31,6 +31,8 @@ class Executor final : private StepSide {
   // Runs the steps in their order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
   // thread at a time, without the ledger's lock.
   Status Run(const PlannedPhase& phase);
+  // After the resume of that plan, before anybody else uses its memory: all contents with what was saved. kBroken: they differ.
+  Status CompareRestored(const Plan& resume);
   void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kForZeros) {
     renewed_.clear();
     SetUntil(until);

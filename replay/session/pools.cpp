@@ -10,15 +10,8 @@
 
 namespace amem {
 
-Pools::Pools(Driver& driver, Ledger& ledger, Peers& peers, PinnedSupply& pinned, ScopeGates& gates, Deadlines deadlines,
-             Drop drop)
-    : driver_(driver),
-      ledger_(ledger),
-      peers_(peers),
-      pinned_(pinned),
-      gates_(gates),
-      deadlines_(deadlines),
-      drop_(std::move(drop)) {}
+Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop)
+    : context_(context), driver_(context.driver), ledger_(context.ledger), gates_(gates), drop_(std::move(drop)) {}
 
 Pools::~Pools() {
   if (fork_.InChild()) {  // the threads did not come along
@@ -65,7 +58,7 @@ Pools::Entry* Pools::Named(std::string_view tag) {
 
 Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
-  auto cycle = Coordinator::OfTag(ledger_, driver_, peers_, pinned_, gates_.Of(id), deadlines_, id, tag);
+  auto cycle = Coordinator::OfTag(context_, gates_.Of(id), id, tag);
   if (!cycle.ok()) return cycle.status();
   any_.store(true, std::memory_order_release);
   {
@@ -203,7 +196,7 @@ void Pools::NoteMoment(Late& late) const {
 bool Pools::Idle(Late& late) const {
   if (late.captured) NoteMoment(late);
   if (late.captured) return false;
-  const Deadline until = In(deadlines_.call());
+  const Deadline until = In(context_.deadlines.call());
   return (late.moment != nullptr ? driver_.AwaitMoment(late.device, *late.moment, until)
                                  : driver_.Synchronize(late.device, until))
       .ok();

@@ -37,8 +37,7 @@ class Pools {
  public:
   // Unmaps a chunk, releases it and frees its range, as the session does it for NCCL's memory.
   using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
-  // All must outlive the pools.
-  Pools(Driver& driver, Ledger& ledger, Peers& peers, PinnedSupply& pinned, ScopeGates& gates, Deadlines deadlines, Drop drop);
+  Pools(const CycleContext& context, ScopeGates& gates, Drop drop);  // `gates` must outlive the pools
   ~Pools();  // waits for what is under way; what is only asked for is not done. Memory stays as it is.
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
@@ -151,12 +150,10 @@ class Pools {
   void Work(CycleKind kind);
   std::list<Task>::iterator Due(CycleKind kind);
 
+  const CycleContext context_;
   Driver& driver_;
   Ledger& ledger_;
-  Peers& peers_;
-  PinnedSupply& pinned_;
   ScopeGates& gates_;
-  const Deadlines deadlines_;
   const Drop drop_;
   std::atomic<bool> any_ = false;
   const ForkGuard fork_;

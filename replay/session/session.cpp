@@ -30,11 +30,10 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   auto peers = start_peers(self, *session);
   if (!peers.ok()) return peers.status();
   session->peers_ = *std::move(peers);
-  session->coordinator_ = std::make_unique<Coordinator>(session->ledger_, driver, *session->peers_, session->pinned_,
-                                                        session->gates_.Of({}), options.deadlines);
-  session->pools_ =
-      std::make_unique<Pools>(driver, session->ledger_, *session->peers_, session->pinned_, session->gates_, options.deadlines,
-                              [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); });
+  const CycleContext context{session->ledger_, driver, *session->peers_, session->pinned_, options.deadlines, options.compare};
+  session->coordinator_ = std::make_unique<Coordinator>(context, session->gates_.Of({}));
+  session->pools_ = std::make_unique<Pools>(context, session->gates_,
+                                            [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); });
   return session;
 }
 

@@ -21,6 +21,7 @@ struct SessionOptions {
   // Who imports one does as its owner. kRelease was never run on hardware.
   Nvls nvls = Nvls::kKeep;
   Deadlines deadlines;                       // AMEM_TIMEOUT_MS: how long a pause or resume may take
+  bool compare = false;                      // AMEM_VERIFY=0|1: all bytes after each resume with what was saved
   Bytes pinned_bytes = Bytes{4} << 30;       // AMEM_PINNED_MB: the most host memory that is pinned ahead of a pause of NCCL
   std::filesystem::path host_claims;         // HostClaims: the same file for all ranks; empty: none
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // the same for all pools together

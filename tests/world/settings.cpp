@@ -16,6 +16,7 @@ Settings SettingsOf(std::uint64_t seed, bool processes) {
   settings.pins_ahead = pick(2) == 0;
   settings.life = std::chrono::milliseconds(600 * kSlower + pick(1200 * kSlower));
   settings.session.layout = pick(2) == 0 ? Layout::kSlab : Layout::kDirect;
+  settings.session.compare = pick(4) == 0;
   settings.session.slab_bytes = Bytes{2} << 20;
   settings.session.user_memory = pick(2) == 0 ? UserMemory::kKeep : UserMemory::kRelease;
   settings.session.deadlines = Deadlines(std::chrono::milliseconds((settings.absences ? 2000 : 8000) * kSlower));

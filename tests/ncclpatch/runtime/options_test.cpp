@@ -117,6 +117,12 @@ TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
   EXPECT_EQ(unknown.message(), "AMEM_NVLS=on is not understood; known: keep, release");
 }
 
+TEST(Options, contents_are_compared_only_if_somebody_doubts) {
+  EXPECT_FALSE(Parse({})->compare);
+  EXPECT_TRUE(Parse({{"AMEM_VERIFY", "1"}})->compare);
+  EXPECT_EQ(Parse({{"AMEM_VERIFY", "yes"}}).status().message(), "AMEM_VERIFY=yes is not understood; known: 0, 1");
+}
+
 TEST(Options, ranks_of_one_host_share_what_tags_may_pin) {
   const Bytes alone = PinnedForPools(*Parse({})), of_eight = PinnedForPools(*Parse({{"LOCAL_WORLD_SIZE", "8"}}));
   EXPECT_GT(of_eight, 0U);

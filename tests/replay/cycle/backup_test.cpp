@@ -2,6 +2,7 @@
 // behind.
 #include "replay/cycle/backup.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -101,7 +102,7 @@ class Contents : public testing::Test {
           << "allocation " << block.item.allocation.value;
     }
   }
-  void Cycle(Backup& backup) {
+  void Cycle(Backup& backup, bool compare = false) {
     const Status saved = backup.Save(Items());
     ASSERT_TRUE(saved.ok()) << saved.message();
     ASSERT_TRUE(backup.Finish().ok());
@@ -110,6 +111,8 @@ class Contents : public testing::Test {
     ASSERT_TRUE(restored.ok()) << restored.message();
     ASSERT_TRUE(backup.Finish().ok());
     ExpectAllBack();
+    const Status same = compare ? backup.Compare(Items()) : Status{};
+    EXPECT_TRUE(same.ok()) << same.message();
     backup.ForgetAll();
   }
   // Bytes, pages and long runs in places that the seed decides.
@@ -136,7 +139,7 @@ TEST_F(Contents, random_contents_come_back_to_the_last_bit_cycle_after_cycle) {
     for (const Bytes pages : {1, 2, 15, 16, 17, 31, 33, 100, 512}) Add(pages * kPage, pages % 2 == 0 ? kGpu1 : kGpu0);
     for (int round = 0; round < kRounds; ++round) {
       Scribble(random);
-      Cycle(backup);
+      Cycle(backup, true);
       if (HasFatalFailure()) return;
     }
     for (Block& one : blocks_) Down(one);
@@ -199,6 +202,26 @@ TEST_F(Contents, pinned_memory_is_used_again_in_the_next_cycle) {
   EXPECT_EQ(backup.pinned_bytes(), pinned);
   EXPECT_EQ(sim_->Calls("AllocatePinned"), calls);
   EXPECT_EQ(backup.Statistics().pinned_in_save, 0U);
+}
+
+TEST_F(Contents, a_byte_that_has_not_come_back_as_it_was_is_found_and_named) {
+  Block& block = Add(64 * kPage);
+  Write(block, 5, std::byte{1});
+  Write(block, 17 * kPage, std::byte{2});
+  Write(block, 18 * kPage + 4095, std::byte{3});
+  test::LoneBackup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  Recreate();
+  ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
+  EXPECT_TRUE(backup.Compare(Items()).ok());
+  for (const Bytes wrong : {Bytes{0}, Bytes{5}, kPage, 17 * kPage, 18 * kPage + 4095, 19 * kPage, 64 * kPage - 1}) {
+    At(block)[wrong] ^= std::byte{0x40};
+    const Status differs = backup.Compare(Items());
+    EXPECT_EQ(differs.code(), Code::kBroken);
+    EXPECT_TRUE(differs.message().ends_with(fmt::format("they differ at byte {}", wrong))) << differs.message();
+    At(block)[wrong] ^= std::byte{0x40};
+  }
+  EXPECT_TRUE(backup.Compare(Items()).ok());
 }
 
 TEST_F(Contents, items_come_back_in_any_order_and_portions) {

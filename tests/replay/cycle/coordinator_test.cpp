@@ -42,7 +42,7 @@ class CoordinatorTest : public test::CycleFixture {
   ScriptedRound round_;
   CallGate gate_;
   PinnedSupply pinned_{*sim_, {}};
-  Coordinator coordinator_{ledger_, *sim_, peers_, pinned_, gate_, Deadlines()};
+  Coordinator coordinator_{{ledger_, *sim_, peers_, pinned_}, gate_};
 };
 
 TEST_F(CoordinatorTest, the_processes_of_all_members_are_in_the_journal_of_each) {

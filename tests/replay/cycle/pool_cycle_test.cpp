@@ -16,7 +16,7 @@ class PoolCycleTest : public test::CycleFixture {
   Deadlines deadlines_;
   void Open(PoolPolicy policy) {
     Record(PoolOpened{kPool, "weights", policy});
-    cycle_ = *Coordinator::OfTag(ledger_, *sim_, peers_, pinned_, gate_, deadlines_, kPool, "weights");
+    cycle_ = *Coordinator::OfTag({ledger_, *sim_, peers_, pinned_, deadlines_}, gate_, kPool, "weights");
   }
   // A chunk of which all is given out.
   std::byte* Chunk(Bytes bytes = 2 * kMiB) {

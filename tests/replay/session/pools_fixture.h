@@ -24,7 +24,7 @@ inline constexpr Bytes kChunk = 32 * kMiB;
 
 class PoolsTest : public TwoProcesses {
  protected:
-  PoolsTest() : TwoProcesses(SessionOptions{}, 512 * kMiB) {}
+  explicit PoolsTest(const SessionOptions& options = {}) : TwoProcesses(options, 512 * kMiB) {}
   void TearDown() override {
     a.simulator->SetHook({});
     a.simulator->SetWork(Work::kNone);

@@ -21,6 +21,53 @@ namespace {
 using test::k2M, test::kChunk, test::kDevice, test::kMiB, test::kSecond, test::PoolsTest, test::Process;
 using Work = Simulator::Work;
 
+// The program doubts what AMem does (AMEM_VERIFY).
+SessionOptions Doubting() {
+  SessionOptions options;
+  options.compare = true;
+  return options;
+}
+class Doubts : public test::PoolsTest {
+ protected:
+  Doubts() : PoolsTest(Doubting()) {}
+  // What is read back after the copies of a resume are done is not what they brought.
+  void ReadWrongly(std::byte* memory) const {
+    a.simulator->SetHook([memory](std::string_view call, std::uint64_t) {
+      if (call == "CopyToHost") memory[kMiB - 1] ^= std::byte{1};
+      return 0;
+    });
+  }
+};
+
+TEST_F(Doubts, a_resume_that_does_not_bring_all_bytes_of_a_tag_back_fails) {
+  const PoolId pool = Open("weights");
+  std::byte* const part = Take(pool, kMiB);
+  Fill(part, kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  ReadWrongly(part);
+  const Status failed = Resume(pool);
+  EXPECT_NE(failed.message().find("they differ at byte 1048575"), std::string::npos) << failed.message();
+  EXPECT_EQ(StateOf(pool), "paused");
+  a.simulator->SetHook({});
+  EXPECT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(part, kMiB, 1));
+}
+
+TEST_F(Doubts, a_resume_that_does_not_bring_all_bytes_of_nccl_back_fails) {
+  std::byte* const buffer = a.Place(a.Create());
+  const AllocationId never_mapped = a.Create();
+  std::memset(buffer, 0x44, kMiB);
+  ASSERT_TRUE(a.session->Pause().ok());
+  ReadWrongly(buffer);
+  const Status failed = a.session->Resume();
+  EXPECT_NE(failed.message().find("they differ at byte 1048575"), std::string::npos) << failed.message();
+  EXPECT_TRUE(a.session->paused());
+  a.simulator->SetHook({});
+  EXPECT_TRUE(a.session->Resume().ok());
+  EXPECT_EQ(buffer[kMiB - 1], std::byte{0x44});
+  EXPECT_TRUE(a.session->Release(never_mapped).ok());
+}
+
 TEST_F(PoolsTest, a_chunk_is_given_back_only_when_the_copies_of_a_resume_that_could_not_be_undone_are_done) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);

@@ -132,6 +132,26 @@ class SCOPED_CAPABILITY LockOf {
 };
 using MutexLock = LockOf<Mutex>;
 
+// The other way round: lets go of a mutex that the caller holds, while it lives or until End.
+template <class Lockable>
+class SCOPED_CAPABILITY WithoutLock {
+ public:
+  explicit WithoutLock(Lockable& mutex) RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+  ~WithoutLock() RELEASE() {
+    if (!ended_) mutex_.lock();
+  }
+  void End() RELEASE() {
+    mutex_.lock();
+    ended_ = true;
+  }
+
+ private:
+  Lockable& mutex_;
+  bool ended_ = false;
+};
+
 // What threads wait for that hold a mutex: it is free while they wait, and theirs again afterwards.
 class Condition {
  public:

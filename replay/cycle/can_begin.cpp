@@ -65,7 +65,7 @@ Status Coordinator::MulticastsCanLeave() const {
 }
 
 Status Coordinator::CanBegin() {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   AMEM_TRY(AllNeighboursAreMembers());
   AMEM_TRY(ImportsCanLeave());
   return pool_ ? Status{} : MulticastsCanLeave();

@@ -70,6 +70,7 @@ Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(const CycleContext& cont
 }
 
 void Coordinator::Made(Bytes bytes) {
+  ledger_.AssertHeld();
   constexpr Bytes kFrom = Bytes{64} << 20;
   pinned_.Busy();
   made_ += bytes;
@@ -113,7 +114,7 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
 }
 
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const auto pool = state.pools.find(pool_);
   const std::uint64_t cycles = pool == state.pools.end() ? state.cycles : pool->second.cycles;
@@ -123,10 +124,9 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
 Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   const Deadline until = In(deadlines_.call());
   {
-    const auto lock = ledger_.LockWithin(LeftUntil(deadlines_.OwnPartOf(until)));
-    if (!lock.owns_lock()) {
+    if (!ledger_.TryLockFor(LeftUntil(deadlines_.OwnPartOf(until))))
       return {Code::kRefused, ledger_.Held().message() + OrRaiseTheTimeout("; let the device become idle before")};
-    }
+    const LedgerLock lock(ledger_, std::adopt_lock);
     // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
     if (ledger_.state().LifecycleOf(pool_) == target) return {};
@@ -145,7 +145,8 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
 Status Coordinator::CloseGate(Deadline until) {
   Status closed = gate_.Close(LeftUntil(until));
   if (closed.ok()) return closed;
-  if (!ledger_.LockWithin(kToRecord).owns_lock()) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
+  if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
+  ledger_.unlock();
   std::string devices;
   for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
   return {closed.code(), closed.message() + "; it waits for device" + devices +
@@ -158,7 +159,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
   speaks_ = true;
   culprits_.clear();
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
     if (pool_ && !IsShared()) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
     ledger_.Record(PhaseBegun{FirstOf(kind), pool_});
@@ -183,8 +184,8 @@ bool Coordinator::IsShared() const {
 
 void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
   Add(kind, {}, false);
-  const auto lock = ledger_.LockWithin(kToRecord);
-  if (!lock.owns_lock()) return;
+  if (!ledger_.TryLockFor(kToRecord)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   const Lifecycle now = ledger_.state().LifecycleOf(pool_);
   // After a failure that could not be undone there is still something left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
@@ -192,8 +193,9 @@ void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Stat
 }
 
 void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
-  const auto lock = ledger_.LockWithin(kToRecord);
-  if (lock.owns_lock()) ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
+  if (!ledger_.TryLockFor(kToRecord)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
 }
 
 void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
@@ -210,8 +212,8 @@ void Coordinator::RecordThreads() {
   if (std::exchange(threads_recorded_, true)) return;
   std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
   std::vector<std::string> stack = OwnStack(kFramesMost);
-  const auto lock = ledger_.LockWithin(kToRecord);
-  if (!lock.owns_lock()) return;
+  if (!ledger_.TryLockFor(kToRecord)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   for (ThreadSight& seen : threads) {  // the first is this one
     ledger_.Record(ThreadSeen{static_cast<std::uint32_t>(seen.thread), std::move(seen.name), std::move(seen.sight.state),
                               std::move(seen.sight.where), std::exchange(stack, {})});
@@ -250,7 +252,7 @@ void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
   all_keep_ = keeper != members.end();
   if (!all_keep_) return;
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     if (!ledger_.state().kept_whole.empty()) return;
     ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
   }
@@ -271,7 +273,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   report.members = members.size();
   KeepIfAnyDoes(members);
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     ledger_.Record(std::move(begun));
   }
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
@@ -283,7 +285,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   report.total_ns = MonotonicNs() - start;
   copying_since_ns_ = 0;
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     ledger_.Record(CycleDone{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_});
     WantHostMemory();
   }
@@ -298,11 +300,11 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
   const Status undone = Undo(kind, round);
   const std::string message = Doing(kind) + why.message() + After(kind, undone);
-  auto lock = ledger_.Lock();
+  LedgerLock lock(ledger_);
   ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_, pool_});
   const bool saved = std::ranges::any_of(ledger_.state().allocations,
                                          [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
-  lock.unlock();
+  lock.Unlock();
   if (kind == CycleKind::kPause && !saved) backup_.Abandon();
   copying_since_ns_ = backup_.Queued() ? MonotonicNs() : 0;
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
@@ -310,24 +312,24 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
 
 // A session that cannot pause refuses by its vote: if it did not arrive, the others would wait for it.
 Status Coordinator::JournalIntact() {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   return ledger_.CanPause();
 }
 
 bool Coordinator::HasMulticasts() {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto& allocations = ledger_.state().allocations;
   return std::ranges::any_of(allocations, [](const auto& item) { return item.second.rebuilt(); });
 }
 
 Plan Coordinator::MakePlan(CycleKind kind) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   return kind == CycleKind::kPause ? PlanPause(ledger_.state(), pool_) : PlanResume(ledger_.state(), pool_);
 }
 
 std::vector<DeviceOrdinal> Coordinator::Devices() {
   std::set<DeviceOrdinal> devices;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
   }
@@ -355,7 +357,7 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   // What follows is planned with the loss known: an object that lost a member is not made anew.
   if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
     static_cast<void>(peers_.AwaitLoss(decided.culprit));
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(), decided.status.code(),
                               decided.status.driver_result(), pool_});
   return decided;

@@ -111,9 +111,9 @@ class Coordinator {
   Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane,
               const BackupOptions& options);
   Status CloseGate(Deadline until);
-  void WantHostMemory();
+  void WantHostMemory() REQUIRES(ledger_);
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
-  [[nodiscard]] bool IsShared() const;  // with another session; with the ledger's lock
+  [[nodiscard]] bool IsShared() const REQUIRES(ledger_);  // with another session; with the ledger's lock
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
   Status CanBegin();  // what is known once all have arrived
   // For messages: "pause of tag weights: " or nothing, what a failure leaves, and "call ncclPause again on all ranks".
@@ -123,9 +123,9 @@ class Coordinator {
   [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of own memory of the scope, ascending
   Status JournalIntact();
   // What only this session can see, and no other member would notice: with the ledger's lock held, both.
-  [[nodiscard]] Status AllNeighboursAreMembers() const;
-  [[nodiscard]] Status ImportsCanLeave() const;
-  [[nodiscard]] Status MulticastsCanLeave() const;
+  [[nodiscard]] Status AllNeighboursAreMembers() const REQUIRES(ledger_);
+  [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
+  [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] bool HasMulticasts();  // that a pause releases
   [[nodiscard]] Plan MakePlan(CycleKind kind);
   // A phase's vote. When the member that counts the votes is lost, the others gather again. `settled` is then how one of them
@@ -163,8 +163,8 @@ class Coordinator {
   PinnedSupply& pinned_;
   Backup backup_;
   Executor executor_;
-  Bytes made_ = 0;      // since the scope was measured; ledger's lock
-  Bytes measured_ = 0;  // likewise
+  Bytes made_ GUARDED_BY(ledger_) = 0;  // since the scope was measured
+  Bytes measured_ GUARDED_BY(ledger_) = 0;
   mutable std::mutex report_mutex_;
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;

@@ -51,7 +51,7 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
 
 Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> contents) {
   std::vector<Backup::Item> items;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   parts_.clear();
   for (const Step& step : contents) {
     if (!ledger_.state().allocations.contains(step.allocation) || restoring_.contains(step.allocation)) continue;
@@ -128,7 +128,7 @@ Status CopyQueue::HasNoContents(AllocationId chunk, PoolId pool) const {
 Status CopyQueue::Await(const Step& step) {
   std::vector<AllocationId> allocations{step.allocation};
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     const auto own = ledger_.state().allocations.find(step.allocation);
     if (own != ledger_.state().allocations.end() && own->second.pool && !backup_.Has(step.allocation))
       return HasNoContents(step.allocation, own->second.pool);

@@ -17,16 +17,15 @@ bool NeedsLock(StepKind kind) {
 
 }  // namespace
 
-// A pool's thread may hold it inside a driver call that hangs.
-std::unique_lock<Ledger> Executor::LockInTime() {
+bool Executor::TryLedger() {
   constexpr std::chrono::milliseconds kLeast{100};
-  return ledger_.LockWithin(std::max(LeftUntil(until_), kLeast));
+  return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
 }
 
 Status Executor::Run(const PlannedPhase& phase) {
   {
-    const auto lock = LockInTime();
-    if (!lock.owns_lock()) return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout};
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
     ledger_.Record(PhaseBegun{phase.phase, pool_});
     imports_.emplace(peers_, phase.imports, ledger_.state(), until_);
   }
@@ -62,21 +61,24 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
 }
 
 Status Executor::RunOne(const Step& step) {
-  auto lock = LockInTime();
-  if (!lock.owns_lock()) return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout};
+  if (!TryLedger()) return NoLedger();
+  const LedgerLock lock(ledger_, std::adopt_lock);
   if (!Exists(step)) return {};
   ledger_.Record(StepBegun{step, pool_});
   const auto target = performer_.TargetOf(step);
   if (!target.ok()) return Fail(step, target.status());
-  if (!NeedsLock(step.kind)) lock.unlock();
-  const auto handle = performer_.Perform(step, *target);
-  if (!lock.owns_lock()) lock.lock();
+  const auto handle = NeedsLock(step.kind) ? performer_.Perform(step, *target) : PerformApart(step, *target);
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
   NoteHandle(step, *handle, target->multicast);
   ledger_.Record(StepDone{step, pool_});
   if (*handle && target->multicast) ForgetBindings(step.allocation);
   return {};
+}
+
+Result<DriverHandle> Executor::PerformApart(const Step& step, const StepTarget& target) {
+  const WithoutLedger apart(ledger_);
+  return performer_.Perform(step, target);
 }
 
 Result<SharedAllocation> Executor::Shared(const Step& import) {
@@ -149,7 +151,7 @@ Status Executor::Fail(const Step& step, Status why) {
 
 // The journal names the step although its own calls were never made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));
 }

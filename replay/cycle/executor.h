@@ -49,23 +49,34 @@ class Executor final : private StepSide {
 
  private:
   // StepSide
-  [[nodiscard]] const State& state() const override { return ledger_.state(); }
-  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override { return ledger_.HandleOf(allocation); }
+  [[nodiscard]] const State& state() const override {
+    ledger_.AssertHeld();
+    return ledger_.state();
+  }
+  [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override {
+    ledger_.AssertHeld();
+    return ledger_.HandleOf(allocation);
+  }
   Result<SharedAllocation> Shared(const Step& import) override;
   [[nodiscard]] bool Lacks(AllocationId multicast, DeviceOrdinal device) const override {
+    ledger_.AssertHeld();
     return ledger_.RebuiltAs(multicast).lacks.contains(device);
   }
   Status Copy(const Step& step) override;
 
-  [[nodiscard]] std::unique_lock<Ledger> LockInTime();
+  // Fails where another thread holds the ledger for too long, inside a driver call that hangs.
+  [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
+  [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
-  [[nodiscard]] bool Exists(const Step& step) const;
+  Result<DriverHandle> PerformApart(const Step& step, const StepTarget& target)
+      REQUIRES(ledger_);  // lets go of the ledger meanwhile
+  [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
   // With the ledger's lock, when a step is done.
-  void NoteHandle(const Step& step, DriverHandle handle, bool multicast);
-  void ForgetBindings(AllocationId multicast);
-  Status GiveBack(const Step& step, DriverHandle handle);
-  Status Fail(const Step& step, Status why);
+  void NoteHandle(const Step& step, DriverHandle handle, bool multicast) REQUIRES(ledger_);
+  void ForgetBindings(AllocationId multicast) REQUIRES(ledger_);
+  Status GiveBack(const Step& step, DriverHandle handle) REQUIRES(ledger_);
+  Status Fail(const Step& step, Status why) REQUIRES(ledger_);
   Status FailUnbegun(const Step& step, Status why);
 
   Ledger& ledger_;

@@ -60,10 +60,6 @@ bool Ledger::TryLockFor(std::chrono::milliseconds patience) {
   return true;
 }
 
-std::unique_lock<Ledger> Ledger::LockWithin(std::chrono::milliseconds patience) {
-  return TryLockFor(patience) ? std::unique_lock(*this, std::adopt_lock) : std::unique_lock(*this, std::defer_lock);
-}
-
 void Ledger::NoteHolder() {
   holder_.store(ThreadId(), std::memory_order_relaxed);
   held_since_ns_.store(MonotonicNs(), std::memory_order_relaxed);

@@ -45,9 +45,6 @@ class CAPABILITY("ledger") Ledger {
   // False: another thread has held it all the time. Some driver calls are made with the lock held, and may hang.
   [[nodiscard]] bool TryLockFor(std::chrono::milliseconds patience) TRY_ACQUIRE(true);
   void AssertHeld() const ASSERTS_HELD() { mutex_.AssertHeld(); }
-  // The same for callers whose locks Clang does not check.
-  [[nodiscard]] std::unique_lock<Ledger> Lock() { return std::unique_lock(*this); }
-  [[nodiscard]] std::unique_lock<Ledger> LockWithin(std::chrono::milliseconds patience);
   // Without the lock: kTimeout, which thread holds it, for how long, and where that thread is.
   [[nodiscard]] Status Held() const;
   // Without the lock: where the session stands in its pauses and resumes, and in which it is.
@@ -132,5 +129,6 @@ class CAPABILITY("ledger") Ledger {
 };
 
 using LedgerLock = LockOf<Ledger>;
+using WithoutLedger = WithoutLock<Ledger>;
 
 }  // namespace amem

@@ -5,7 +5,7 @@ namespace amem {
 
 // Memory at an address that is known already was freed in a way that AMem does not see, and the old memory is gone.
 void Session::Note(EventBody event) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   if (const auto* host = std::get_if<HostAllocated>(&event)) {
     if (state.host.contains(host->address)) ledger_.Record(HostFreed{host->address});
@@ -17,7 +17,7 @@ void Session::Note(EventBody event) {
 }
 
 std::optional<HostAllocated> Session::NoteFree(HostFreed freed) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().host.find(freed.address);
   if (it == ledger_.state().host.end()) return std::nullopt;
   const HostAllocated known{freed.address, it->second.bytes, it->second.flags, it->second.registered};
@@ -26,7 +26,7 @@ std::optional<HostAllocated> Session::NoteFree(HostFreed freed) {
 }
 
 std::optional<AsyncAllocated> Session::NoteFree(AsyncFreed freed) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().async.find(freed.address);
   if (it == ledger_.state().async.end()) return std::nullopt;
   const AsyncAllocated known{freed.address, it->second};
@@ -35,7 +35,7 @@ std::optional<AsyncAllocated> Session::NoteFree(AsyncFreed freed) {
 }
 
 std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().legacy.find(freed.address);
   if (it == ledger_.state().legacy.end() || it->second.backing) return std::nullopt;
   LegacyAllocated known{freed.address,  it->second.bytes, AllocationId{},         0,
@@ -51,7 +51,7 @@ void Session::KeepEverything(const std::string& why) {
 }
 
 bool Session::NoteRegistration(const Registered& registered) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   if (ledger_.state().MappingAt(registered.address) == ledger_.state().mappings.end()) return false;
   ledger_.Record(registered);
   return true;

@@ -25,6 +25,7 @@ KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Alloc
 }
 
 void Slabs::Vacate(AllocationId part) {
+  ledger_.AssertHeld();
   const State& state = ledger_.state();
   const auto it = state.allocations.find(part);
   if (it == state.allocations.end() || !it->second.placed()) return;
@@ -43,14 +44,14 @@ void Slabs::Vacate(AllocationId part) {
 }
 
 bool Slabs::IsKept(Address address, Bytes bytes) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   return kept_.HomeOf(address, bytes) != nullptr;
 }
 
 Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
   if (!IsKept(address, bytes)) return false;
-  const std::lock_guard one(mutex_);  // a slab may be made again there at this moment
-  const auto lock = ledger_.Lock();
+  const MutexLock one(mutex_);  // a slab may be made again there at this moment
+  const LedgerLock lock(ledger_);
   const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
   if (found == nullptr) return false;
   const KeptRanges::Home home = *found;
@@ -69,7 +70,9 @@ Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
 }
 
 bool Slabs::AwaitsReturns() const {
+  ledger_.AssertHeld();
   return std::ranges::any_of(own_, [&](const auto& own) {
+    ledger_.AssertHeld();
     const auto slab = ledger_.state().slabs.find(own.first);
     return slab != ledger_.state().slabs.end() && kept_.AnyIn(slab->second.address);
   });
@@ -94,15 +97,14 @@ bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
   return first == mappings.end() || !(first->first < home.base + home.bytes);
 }
 
-// Returns with the lock held.
-Status Slabs::OpenAgain(const KeptRanges::Home& home, std::unique_lock<Ledger>& lock) {
-  lock.unlock();
+Status Slabs::OpenAgain(const KeptRanges::Home& home) {
+  WithoutLedger apart(ledger_);
   const auto created = driver_.Create(home.bytes, home.kind.properties, home.kind.flags);
   OwnedHandle handle(driver_, created.ok() ? *created : DriverHandle{});
   const AccessDescriptor access{home.kind.properties.location, 3};
   auto region = created.ok() ? MappedRegion::MapAt(driver_, home.base, handle.get(), home.bytes, std::span(&access, 1))
                              : Result<MappedRegion>(created.status());
-  lock.lock();
+  apart.End();
   if (!region.ok()) return region.status();
   region->Keep();
   ledger_.SetHandle(home.slab, handle.get());
@@ -113,10 +115,11 @@ Status Slabs::OpenAgain(const KeptRanges::Home& home, std::unique_lock<Ledger>& 
 
 Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   if (!IsKept(address, bytes)) return false;
-  const std::lock_guard one(mutex_);
-  auto lock = ledger_.Lock();
+  const MutexLock one(mutex_);
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const auto suits = [&](const KeptRanges::Home* home) {
+    ledger_.AssertHeld();
     const auto a = state.allocations.find(id);
     if (home == nullptr || a == state.allocations.end() || a->second.bytes != bytes) return false;
     if (state.PlaceOf(a->second) == address) return true;
@@ -127,18 +130,18 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   const KeptRanges::Home home = *kept_.HomeOf(address, bytes);
   if (state.PlaceOf(state.allocations.at(id)) != address) {
     if (!state.slabs.contains(home.slab)) {
-      Status opened = OpenAgain(home, lock);
+      Status opened = OpenAgain(home);
       if (opened.code() == Code::kOutOfMemory) {  // without the slab that the allocation is in until now there may be enough
         AMEM_TRY(Back(id));
         AMEM_TRY(RetireAll());
-        opened = OpenAgain(home, lock);
+        opened = OpenAgain(home);
       }
       scarce_ = opened.code() == Code::kOutOfMemory;
       if (scarce_) return false;
       AMEM_TRY(opened.Within("make a slab again for the addresses that NCCL kept"));
     }
     const Place place{home.slab, address.value - home.base.value};
-    AMEM_TRY(Clear(place, bytes, lock));
+    AMEM_TRY(Clear(place, bytes));
     if (!suits(kept_.HomeOf(address, bytes))) return false;  // NCCL let go of it meanwhile
     const DriverHandle alone = ledger_.HandleOf(id);
     ledger_.Record(Placed{id, place.slab, place.offset, false});
@@ -185,8 +188,8 @@ Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
 }
 
 Status Slabs::Dissolve(AllocationId id) {
-  const std::lock_guard one(mutex_);
-  const auto lock = ledger_.Lock();
+  const MutexLock one(mutex_);
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const auto slab = state.slabs.find(id);
   const auto whole = state.allocations.find(id);
@@ -236,6 +239,7 @@ Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId
 // Its parts have all that it held, so that a driver that does not take it back costs its memory, and no more.
 void Slabs::GiveBackCutUp(const KeptRanges::Home& home) {
   const auto note = [&](const Status& status) {
+    ledger_.AssertHeld();
     if (!status.ok()) ledger_.Record(PassedThrough{"slab that was cut up", status.message(), status.driver_result()});
   };
   if (const DriverHandle handle = ledger_.HandleOf(home.slab)) note(driver_.Release(handle));

@@ -22,37 +22,32 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
   ledger_.Record(AccessSet{address, bytes, std::move(access), part});
 }
 
-// Zero: it does not belong in a slab, or cannot be had there. Begins without the lock, and holds it if there is a part.
-AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<Ledger>& lock) {
+// Zero: it does not belong in a slab, or cannot be had there.
+AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
     const AllocationProperties properties = PropertiesOn(device, rdma);
     const auto rounded = Rounded(driver_, bytes, properties);
     if (!rounded.ok()) continue;
-    const auto part = slabs_.Create(*rounded, properties, 0, site, lock);
+    const auto part = slabs_.Create(*rounded, properties, 0, site);
     if (part.ok()) return *part;
-    if (lock.owns_lock()) lock.unlock();
   }
   return {};
 }
 
-// `lock` is held before and after, and not all the time between.
-Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                                  std::unique_lock<Ledger>& lock) {
+Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
   constexpr Bytes kLeast = Bytes{2} << 20;  // which small requests share, as the driver's own do
   bytes = std::max(bytes, kLeast);
   const std::set<DeviceOrdinal> others = legacy_devices_;
-  lock.unlock();
-  if (const AllocationId part = NewLegacyPart(bytes, device, site, lock)) {
+  WithoutLedger apart(ledger_);
+  if (const AllocationId part = NewLegacyPart(bytes, device, site)) {
+    apart.End();
     const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
     if (a == nullptr) return ledger_.Broken();
     const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
     RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, site);
     return chunk;
   }
-  if (lock.owns_lock()) lock.unlock();
-  auto chunk = MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, site}, others);
-  lock.lock();
-  return chunk;
+  return MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, site}, others);
 }
 
 // cuMemAlloc memory is within reach of every device of the process that has peer access, so each device is let in when it is
@@ -78,11 +73,11 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (TagOf(for_application) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return WrongCall("cuMemAlloc of zero bytes");
-  auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   OpenLegacyTo(device);
   auto address = legacy_[device].Take(bytes);
   if (!address) {
-    const auto chunk = NewLegacyChunk(bytes, device, origin.site, lock);
+    const auto chunk = NewLegacyChunk(bytes, device, origin.site);
     if (!chunk.ok()) return chunk.status();
     coordinator_->Made(chunk->bytes);
     address = legacy_[device].Add(*chunk, bytes);
@@ -131,7 +126,7 @@ Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allo
 
 Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   const auto gate = EnterCall();
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().LegacyAt(address);
   if (it == ledger_.state().legacy.end() || !it->second.backing)
     return NotOurs(fmt::format("IPC handle of {}: not memory that NCCL allocated", Hex(address.value)));
@@ -176,7 +171,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
     return it != state.allocations.end() && it->second.placed();
   });
   if (part) AMEM_TRY(slabs_.Open(id, std::span(&access, 1)));
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const Allocation* imported = ledger_.Entry(state.allocations, id);
   if (imported == nullptr) return ledger_.Broken();

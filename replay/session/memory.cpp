@@ -15,17 +15,16 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
                                      const Origin& origin, bool for_application, bool mapped_again) {
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
-  std::unique_lock<Ledger> lock;
   AllocationId id;
   if (!for_application && !mapped_again) {  // a part of a slab has one address
-    const auto part = slabs_.Create(bytes, properties, flags, origin, lock);
+    const auto part = slabs_.Create(bytes, properties, flags, origin);
     if (!part.ok()) return part.status();
     id = *part;
   }
+  const auto handle = id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags);
+  if (!handle.ok()) return handle.status();
+  const LedgerLock lock(ledger_);
   if (!id) {
-    const auto handle = driver_.Create(bytes, properties, flags);
-    if (!handle.ok()) return handle.status();
-    lock = ledger_.Lock();
     id = ledger_.TakeAllocationId();
     ledger_.SetHandle(id, *handle);
     ledger_.Record(
@@ -67,7 +66,7 @@ Status Session::Release(AllocationId allocation) {
 
 Result<AllocationId> Session::Retain(Address address) {
   const auto gate = EnterCall();
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   AllocationId id = MappedPartAt(address);
   if (!id && !ledger_.state().SlabAt(address)) {
     const auto mapping = ledger_.state().MappingAt(address);
@@ -85,7 +84,7 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
   if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
   auto address = driver_.Reserve(bytes, alignment, hint, flags);
   if (!address.ok()) return address;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site, {}});
   return address;
 }
@@ -129,7 +128,7 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
   }
   if (!handle) return WrongCall(fmt::format("map {}: {} does not exist", Hex(address.value), ToText(allocation)));
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
   return {};
 }
@@ -180,7 +179,7 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
   AMEM_TRY(RefuseWhilePaused("set access to", address));
   const InTags tags = EnterTags({address, bytes}, "set access");
   if (tags.paused) return RefuseInTag("set access to", address);
-  auto lock = ledger_.Lock();
+  LedgerLock lock(ledger_);
   AllocationId part;
   if (ledger_.state().SlabAt(address)) {
     const auto found = WholePartAt("set access to", address, bytes);
@@ -189,22 +188,22 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
   } else if (!ledger_.state().mappings.contains(address)) {
     return NotOurs(fmt::format("set access to {}: NCCL mapped nothing there", Hex(address.value)));
   }
-  lock.unlock();
+  lock.Unlock();
   AMEM_TRY(part ? slabs_.Open(part, access) : driver_.SetAccess(address, bytes, access));
-  lock.lock();
+  lock.Lock();
   ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, part});
   return {};
 }
 
 Result<AllocationProperties> Session::Properties(AllocationId allocation) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().allocations.find(allocation);
   if (it == ledger_.state().allocations.end()) return WrongCall("properties of " + ToText(allocation) + ": it does not exist");
   return it->second.properties;
 }
 
 Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   if (const auto it = state.LegacyAt(address); it != state.legacy.end()) return std::pair{it->first, it->second.bytes};
   if (const AllocationId part = MappedPartAt(address)) {
@@ -219,7 +218,7 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
 }
 
 std::pair<DriverHandle, Bytes> Session::Backing(AllocationId allocation) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto it = ledger_.state().allocations.find(allocation);
   if (it == ledger_.state().allocations.end() || !it->second.placed()) return {ledger_.HandleOf(allocation), 0};
   return {ledger_.HandleOf(it->second.slab), it->second.offset};

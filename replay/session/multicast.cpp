@@ -6,7 +6,7 @@
 namespace amem {
 
 AllocationId Session::NoteMulticast(MulticastCreated created) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   created.allocation = ledger_.TakeAllocationId();
   created.tag = options_.nvls == Nvls::kRelease ? MemoryTag::kMulticastReleased : MemoryTag::kNccl;
   ledger_.SetHandle(created.allocation, created.handle);
@@ -15,12 +15,12 @@ AllocationId Session::NoteMulticast(MulticastCreated created) {
 }
 
 void Session::PrepareBind(AllocationId memory) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   if (ledger_.state().allocations.contains(memory)) GiveOwnHandle(memory);
 }
 
 bool Session::ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const auto a = state.allocations.find(multicast);
   if (a == state.allocations.end() || !a->second.rebuilt()) return false;

@@ -66,7 +66,7 @@ Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes,
     if (auto set = other == device ? std::nullopt : LetIn(driver, other, {chunk.address, chunk.bytes})) reached.push_back(*set);
   }
   const DriverHandle handle = memory->handle.Keep();
-  const auto lock = ledger.Lock();
+  const LedgerLock lock(ledger);
   chunk.allocation = ledger.TakeAllocationId();
   ledger.SetHandle(chunk.allocation, handle);
   ledger.Record(AllocationCreated{

@@ -85,7 +85,7 @@ Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint,
   const LastHandle last = std::exchange(last_handle, {});
   const Status no{Code::kNotFound, ""};
   if (last.session != peers_->Self().session || hint || flags != 0) return no;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const auto it = state.allocations.find(last.allocation);
   if (it == state.allocations.end() || !it->second.placed() || it->second.bytes != bytes) return no;
@@ -171,7 +171,7 @@ bool Session::CutUpSlabOf(AllocationId allocation) {
     return std::pair(it->second.slab, DeviceOrdinal{it->second.properties.location.id});
   });
   if (!slab || !driver_.Synchronize(device, In(options_.deadlines.call())).ok() || !slabs_.Dissolve(slab).ok()) return false;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   secrets_.erase(slab);
   return true;
 }

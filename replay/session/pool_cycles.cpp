@@ -10,42 +10,42 @@ namespace amem {
 
 // ---- one pause or resume ---------------------------------------------------------------------------------------------------
 
-// With the lock, which it lets go of meanwhile. Nothing else of the pool is under way.
-Status Pools::Run(Lock& lock, Entry& pool, const Task& task) {
-  changed_.wait(lock, [&] { return pool.dropping == 0; });
+// Nothing else of the pool is under way.
+Status Pools::Run(Entry& pool, const Task& task) {
+  while (pool.dropping > 0) changed_.Wait(mutex_);
   pool.running = task.kind;
   pool.queued = false;
-  lock.unlock();
+  WithoutLock apart(mutex_);
   Status status = pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = [&] {
-                                                  const std::lock_guard now(mutex_);
+                                                  const MutexLock now(mutex_);
                                                   // A device that is given access only when the resume has ended cannot use the
                                                   // memory before.
                                                   pool.queued = pool.let_in == devices_;
-                                                  changed_.notify_all();
+                                                  changed_.NotifyAll();
                                                 }});
-  lock.lock();
-  if (!pool.late.empty()) GiveLate(lock, pool, Who::kCycle);
+  apart.End();
+  if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
   if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
   pool.running.reset();
   pool.queued = false;
   pool.failure = status.message();
-  changed_.notify_all();
+  changed_.NotifyAll();
   return status;
 }
 
-Status Pools::Now(Lock& lock, const Task& task) {
+Status Pools::Now(const Task& task) {
   Entry& pool = *task.pool;
-  changed_.wait(lock, [&] { return !Busy(pool) && pool.dropping == 0; });
+  while (Busy(pool) || pool.dropping > 0) changed_.Wait(mutex_);
   const Status unheard = std::exchange(pool.unheard, {});
   // A resume that failed unheard left the pool paused, and a pause of it is not what the program believes to need.
   if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
     return unheard.Within(fmt::format("tag {} is still paused", pool.tag));
   pool.last_asked = task.kind;
-  return Run(lock, pool, task);
+  return Run(pool, task);
 }
 
 Status Pools::Pause(PoolId id, const HowToPause& how) {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   Entry& pool = At(id);
   Task task{.pool = &pool, .kind = CycleKind::kPause};
   if (how.after) {
@@ -54,30 +54,30 @@ Status Pools::Pause(PoolId id, const HowToPause& how) {
     if (!moment.ok()) return moment.status().Within("pause of tag " + pool.tag);
     task.after = *std::move(moment);
   }
-  return how.wait ? Now(lock, task) : Later(std::move(task));
+  return how.wait ? Now(task) : Later(std::move(task));
 }
 
 Status Pools::Resume(PoolId id, const HowToResume& how) {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   Task task{&At(id), CycleKind::kResume, how.priority, how.patient, nullptr};
-  return how.wait ? Now(lock, task) : Later(std::move(task));
+  return how.wait ? Now(task) : Later(std::move(task));
 }
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------------
 
 Status Pools::Wait(PoolId id) {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   Entry& pool = At(id);
-  changed_.wait(lock, [&] { return !Busy(pool); });
+  while (Busy(pool)) changed_.Wait(mutex_);
   return std::exchange(pool.unheard, {});
 }
 
 Status Pools::WaitOn(PoolId id, void* stream) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   Entry& pool = At(id);
-  changed_.wait(lock, [&] { return !Busy(pool) || (pool.waiting == 0 && pool.queued); });
+  while (Busy(pool) && (pool.waiting > 0 || !pool.queued)) changed_.Wait(mutex_);
   if (Busy(pool)) {
-    lock.unlock();
+    lock.Unlock();
     return pool.cycle->Lead(stream).Within("wait for tag " + pool.tag);
   }
   if (!pool.unheard.ok()) return std::exchange(pool.unheard, {});
@@ -87,7 +87,7 @@ Status Pools::WaitOn(PoolId id, void* stream) {
 
 std::vector<Pools::Standing> Pools::Stand() {
   std::vector<Standing> all;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [id, pool] : pools_) {
     const Lifecycle now = LifecycleOf(*pool);
     const bool asked_to_pause = Busy(*pool) && pool->last_asked == CycleKind::kPause;
@@ -116,7 +116,7 @@ Status Pools::Later(Task task) {
   pool.last_asked = kind;
   ++pool.waiting;
   tasks_.push_back(std::move(task));
-  changed_.notify_all();
+  changed_.NotifyAll();
   return {};
 }
 
@@ -140,17 +140,19 @@ std::list<Pools::Task>::iterator Pools::Due(CycleKind kind) {
 }
 
 void Pools::Work(CycleKind kind) {
-  Lock lock(mutex_);
-  while (true) {
-    auto due = tasks_.end();
-    changed_.wait(lock, [&] { return stop_ || (due = Due(kind)) != tasks_.end(); });
-    if (stop_) return;
+  const MutexLock lock(mutex_);
+  while (!stop_) {
+    const auto due = Due(kind);
+    if (due == tasks_.end()) {
+      changed_.Wait(mutex_);
+      continue;
+    }
     const Task task = std::move(*due);
     tasks_.erase(due);
     Entry& pool = *task.pool;
     pool.running = kind;  // before it waits for anything
     --pool.waiting;
-    const Status status = Run(lock, pool, task);
+    const Status status = Run(pool, task);
     if (!status.ok()) pool.unheard = status;
   }
 }

@@ -19,9 +19,9 @@ Pools::~Pools() {
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   for (auto& [kind, worker] : workers_) worker.join();
 }
@@ -31,7 +31,7 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
     return Status{Code::kInvalid, tag.empty() ? "the tag of a pool is empty" : "tag " + tag + " is AMem's own; take another"};
   constexpr std::size_t kLongest = 1000;  // peers hear of it in messages of bounded size
   if (tag.size() > kLongest) return Status{Code::kInvalid, fmt::format("a tag of a pool has at most {} bytes", kLongest)};
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Entry* const known = Named(tag);
   if (known == nullptr) return OpenNew(tag, policy, false);
   if (known->policy != policy && !std::exchange(known->joined, false)) {
@@ -39,14 +39,14 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
                                               ToText(known->policy), ToText(policy))};
   }
   if (std::exchange(known->policy, policy) != policy) {
-    const auto ledger = ledger_.Lock();
+    const LedgerLock ledger(ledger_);
     ledger_.Record(PoolOpened{known->id, tag, policy});
   }
   return known->id;
 }
 
 Result<PoolId> Pools::Join(const std::string& tag, PoolPolicy policy) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Entry* const known = Named(tag);
   return known != nullptr ? known->id : OpenNew(tag, policy, true);
 }
@@ -62,7 +62,7 @@ Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool jo
   if (!cycle.ok()) return cycle.status();
   any_.store(true, std::memory_order_release);
   {
-    const auto ledger = ledger_.Lock();
+    const LedgerLock ledger(ledger_);
     ledger_.Record(PoolOpened{id, tag, policy});
   }
   auto pool = std::make_unique<Entry>();
@@ -76,7 +76,7 @@ Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool jo
 }
 
 Result<PoolId> Pools::Find(std::string_view tag) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const Entry* const pool = Named(tag)) return pool->id;
   std::string known;
   for (const auto& [id, pool] : pools_) known += pool->tag + ", ";
@@ -84,29 +84,29 @@ Result<PoolId> Pools::Find(std::string_view tag) {
 }
 
 Lifecycle Pools::LifecycleOf(const Entry& pool) {
-  const auto ledger = ledger_.Lock();
+  const LedgerLock ledger(ledger_);
   return ledger_.state().LifecycleOf(pool.id);
 }
 
 // ---- allocating ------------------------------------------------------------------------------------------------------------
 
-Status Pools::AwaitUse(Lock& lock, Entry& pool) {
+Status Pools::AwaitUse(Entry& pool) {
   const Status paused{Code::kRefused, fmt::format("tag {} is paused; resume it before memory is allocated in it", pool.tag),
                       cuda::kIllegalState};
   while (Busy(pool)) {
     if (pool.last_asked == CycleKind::kPause) return paused;
-    changed_.wait(lock);
+    changed_.Wait(mutex_);
   }
   return LifecycleOf(pool) == Lifecycle::kRunning ? Status{} : paused;
 }
 
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   Entry& pool = At(id);
-  AMEM_TRY(AwaitUse(lock, pool));
+  AMEM_TRY(AwaitUse(pool));
   if (!pool.late.empty()) {
-    GiveLate(lock, pool, Who::kAnybody);
-    AMEM_TRY(AwaitUse(lock, pool));
+    GiveLate(pool, Who::kAnybody);
+    AMEM_TRY(AwaitUse(pool));
   }
   ChunkSpace& space = pool.spaces[device];
   auto address = space.Take(bytes);
@@ -116,7 +116,7 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
     address = *begun;
   }
   const ChunkSpace::Part part = *space.PartAt(*address);
-  const auto ledger = ledger_.Lock();
+  const LedgerLock ledger(ledger_);
   ledger_.Record(PoolAllocated{*address, part.bytes, device, part.chunk, part.offset});
   return *address;
 }
@@ -142,7 +142,7 @@ Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, By
   const auto chunk = amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices_);
   if (!chunk.ok()) return chunk.status();
   {
-    const auto ledger = ledger_.Lock();
+    const LedgerLock ledger(ledger_);
     pool.cycle->Made(chunk->bytes);
   }
   return space.Add(*chunk, first);
@@ -164,7 +164,7 @@ void Pools::LetAllIn(Entry& pool) {
       for (const auto& [address, chunk] : space.chunks()) {
         const auto set = on == device ? std::nullopt : LetIn(driver_, device, {address, chunk.bytes});
         if (!set) continue;
-        const auto ledger = ledger_.Lock();
+        const LedgerLock ledger(ledger_);
         ledger_.Record(*set);
       }
     }
@@ -203,7 +203,7 @@ bool Pools::Idle(Late& late) const {
 }
 
 Status Pools::Free(Address address, void* stream) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   Late late{address, {}, stream};
   Entry* const pool = Holding(address, late.device);
   const auto given_already = [&] {
@@ -213,45 +213,45 @@ Status Pools::Free(Address address, void* stream) {
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
   const bool paused = !running && !Busy(*pool);  // so nothing of the program touches it
-  lock.unlock();
+  lock.Unlock();
   if (!paused) NoteMoment(late);
   const bool idle = (paused || (running && Idle(late))) && pool->cycle->AwaitCopies().ok();
-  lock.lock();
+  lock.Lock();
   if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
     return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
-  if (idle && !Busy(*pool)) return GiveBack(lock, *pool, address, late.device);
+  if (idle && !Busy(*pool)) return GiveBack(*pool, address, late.device);
   pool->late.push_back(std::move(late));
   return {};
 }
 
-// The lock is not held while the driver takes a chunk back, which waits for a pause or resume of NCCL.
-Status Pools::GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal device) {
+// The mutex is not held while the driver takes a chunk back, which waits for a pause or resume of NCCL.
+Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   const auto given = pool.spaces[device].Give(address);
   if (!given) return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   {
-    const auto ledger = ledger_.Lock();
+    const LedgerLock ledger(ledger_);
     ledger_.Record(PoolFreed{address});
   }
   if (!given->emptied) return {};
   ++pool.dropping;
-  lock.unlock();
+  WithoutLock apart(mutex_);
   Status dropped = drop_(*given->emptied);
-  lock.lock();
+  apart.End();
   --pool.dropping;
-  changed_.notify_all();
+  changed_.NotifyAll();
   return dropped;
 }
 
 // What could not be given back when the program freed it. What its stream does not let go of yet stays for the next time, and
 // so does everything once another thread has begun a pause or resume, which works on all chunks.
-void Pools::GiveLate(Lock& lock, Entry& pool, Who who) {
+void Pools::GiveLate(Entry& pool, Who who) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
   for (Late& one : std::exchange(pool.late, {})) {
-    lock.unlock();
+    WithoutLock apart(mutex_);
     const bool idle = (!running || Idle(one)) && pool.cycle->AwaitCopies().ok();
-    lock.lock();
+    apart.End();
     if (idle && (who == Who::kCycle || !Busy(pool))) {
-      static_cast<void>(GiveBack(lock, pool, one.address, one.device));
+      static_cast<void>(GiveBack(pool, one.address, one.device));
     } else {
       pool.late.push_back(std::move(one));
     }

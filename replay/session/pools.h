@@ -9,13 +9,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "journal/base/fork_guard.h"
+#include "journal/base/mutex.h"
 #include "replay/cycle/call_gate.h"
 #include "replay/cycle/coordinator.h"
 #include "replay/driver/driver.h"
@@ -124,31 +123,31 @@ class Pools {
     bool patient = false;
     std::unique_ptr<StreamMoment> after;
   };
-  using Lock = std::unique_lock<std::mutex>;
 
-  Entry& At(PoolId pool) { return *pools_.at(pool); }
-  Entry* Named(std::string_view tag);  // null: none
-  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined);
+  Entry& At(PoolId pool) REQUIRES(mutex_) { return *pools_.at(pool); }
+  Entry* Named(std::string_view tag) REQUIRES(mutex_);  // null: none
+  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined) REQUIRES(mutex_);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
-  [[nodiscard]] bool Busy(const Entry& pool) const { return pool.running || pool.waiting > 0; }
-  Status AwaitUse(Lock& lock, Entry& pool);  // until parts can be taken
-  Result<Address> AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device);
-  Result<Address> MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device);
-  void LetInEverywhere(DeviceOrdinal device);
-  void LetAllIn(Entry& pool);                              // is running, and nothing of it is under way on another thread
-  Entry* Holding(Address address, DeviceOrdinal& device);  // null: none
+  [[nodiscard]] bool Busy(const Entry& pool) const REQUIRES(mutex_) { return pool.running || pool.waiting > 0; }
+  // Those with a star let go of the mutex while they wait.
+  Status AwaitUse(Entry& pool) REQUIRES(mutex_);  // * until parts can be taken
+  Result<Address> AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) REQUIRES(mutex_);
+  Result<Address> MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) REQUIRES(mutex_);
+  void LetInEverywhere(DeviceOrdinal device) REQUIRES(mutex_);
+  void LetAllIn(Entry& pool) REQUIRES(mutex_);  // is running, and nothing of it is under way on another thread
+  Entry* Holding(Address address, DeviceOrdinal& device) REQUIRES(mutex_);  // null: none
   void NoteMoment(Late& late) const;
   [[nodiscard]] bool Idle(Late& late) const;
-  Status GiveBack(Lock& lock, Entry& pool, Address address, DeviceOrdinal device);
-  enum class Who : std::uint8_t { kAnybody, kCycle };  // a pause or resume of the pool, at its end
-  void GiveLate(Lock& lock, Entry& pool, Who who);
+  Status GiveBack(Entry& pool, Address address, DeviceOrdinal device) REQUIRES(mutex_);  // *
+  enum class Who : std::uint8_t { kAnybody, kCycle };    // a pause or resume of the pool, at its end
+  void GiveLate(Entry& pool, Who who) REQUIRES(mutex_);  // *
 
-  Status Now(Lock& lock, const Task& task);
-  Status Later(Task task);
-  Status Run(Lock& lock, Entry& pool, const Task& task);
-  Status StartWorker(CycleKind kind);
+  Status Now(const Task& task) REQUIRES(mutex_);  // *
+  Status Later(Task task) REQUIRES(mutex_);
+  Status Run(Entry& pool, const Task& task) REQUIRES(mutex_);  // *
+  Status StartWorker(CycleKind kind) REQUIRES(mutex_);
   void Work(CycleKind kind);
-  std::list<Task>::iterator Due(CycleKind kind);
+  std::list<Task>::iterator Due(CycleKind kind) REQUIRES(mutex_);
 
   const CycleContext context_;
   Driver& driver_;
@@ -158,13 +157,13 @@ class Pools {
   std::atomic<bool> any_ = false;
   const ForkGuard fork_;
 
-  std::mutex mutex_;  // over all below; taken before the ledger's; not held while a pool pauses or resumes
-  std::condition_variable changed_;
-  std::map<PoolId, std::unique_ptr<Entry>> pools_;  // none ever goes
-  std::set<DeviceOrdinal> devices_;                 // on which chunks were made
-  std::list<Task> tasks_;                           // in the order of asking
+  Mutex mutex_{LockRank::kPools};  // over all below; not held while a pool pauses or resumes
+  Condition changed_;
+  std::map<PoolId, std::unique_ptr<Entry>> pools_ GUARDED_BY(mutex_);  // none ever goes
+  std::set<DeviceOrdinal> devices_ GUARDED_BY(mutex_);                 // on which chunks were made
+  std::list<Task> tasks_ GUARDED_BY(mutex_);                           // in the order of asking
   std::map<CycleKind, std::thread> workers_;
-  bool stop_ = false;
+  bool stop_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace amem

@@ -46,10 +46,9 @@ Status Session::Close(const std::string& reason, std::int32_t exit_code) {
   if (std::exchange(closed_, true)) return {};
   peers_->Stop();
   constexpr std::chrono::milliseconds kPatience{2000};
-  const auto lock = ledger_.LockWithin(kPatience);
-  if (!lock.owns_lock()) {
+  if (!ledger_.TryLockFor(kPatience))
     return ledger_.Held().Within("close the session; its journal ends as if the process had been killed");
-  }
+  const LedgerLock lock(ledger_, std::adopt_lock);
   FlushRefused();
   ledger_.Record(SessionClosed{reason, exit_code});
   return ledger_.journal() == nullptr ? Status{} : ledger_.journal()->Close();
@@ -57,7 +56,7 @@ Status Session::Close(const std::string& reason, std::int32_t exit_code) {
 
 Session::Locked::~Locked() {
   const std::vector<DroppedImport> dropped = std::exchange(session_.dropped_, {});
-  lock_.unlock();
+  session_.ledger_.unlock();
   for (const DroppedImport& d : dropped) session_.peers_->DropReference(d.remote, d.as);
 }
 
@@ -78,7 +77,7 @@ Status Session::RefuseInTag(std::string_view call, Address at) {
 // ---- pause and resume --------------------------------------------------------------------------------------------------
 
 void Session::TrimPinned(Bytes keep) {
-  const std::lock_guard cycle(cycle_mutex_);
+  const MutexLock cycle(cycle_mutex_);
   pinned_.Trim(keep);
 }
 
@@ -90,7 +89,7 @@ Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
 }
 
 Status Session::Cycle(CycleKind kind, bool patient) {
-  const std::lock_guard one(cycle_mutex_);
+  const MutexLock one(cycle_mutex_);
   Manner manner{.patient = patient};
   // Nothing may be launched from here until everything is back.
   manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
@@ -108,8 +107,9 @@ Status Session::Cycle(CycleKind kind, bool patient) {
 Session::Failed Session::AboutFailure() {
   constexpr std::chrono::milliseconds kPatience{100};
   Failed failed{{}, {}, coordinator_->speaks()};
-  const auto lock = ledger_.LockWithin(kPatience);
-  if (!lock.owns_lock() || ledger_.journal() == nullptr || !ledger_.JournalLost().ok()) return failed;
+  if (!ledger_.TryLockFor(kPatience)) return failed;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  if (ledger_.journal() == nullptr || !ledger_.JournalLost().ok()) return failed;
   failed.journal = ledger_.journal()->Directory();
   failed.sessions.push_back(ledger_.state().session.session);
   for (const auto& [session, peer] : ledger_.state().peers) failed.sessions.push_back(session);
@@ -117,7 +117,7 @@ Session::Failed Session::AboutFailure() {
 }
 
 Session::Whereabouts Session::Where() {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const SessionOpened& who = ledger_.state().session;
   const bool journals = ledger_.journal() != nullptr && ledger_.JournalLost().ok();
   return {journals ? ledger_.journal()->Directory() : std::filesystem::path(), who.session, who.rank};
@@ -168,8 +168,9 @@ Session::InTags Session::EnterTagOf(AllocationId allocation) {
 
 void Session::NoteRefused(const char* call) {
   constexpr std::chrono::milliseconds kPatience{10};  // the caller is NCCL, which is to get its answer
-  const auto lock = ledger_.LockWithin(kPatience);
-  if (!lock.owns_lock() || ledger_.state().lifecycle == Lifecycle::kClosed) return;
+  if (!ledger_.TryLockFor(kPatience)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  if (ledger_.state().lifecycle == Lifecycle::kClosed) return;
   Refused& refused = refused_[call];
   ++refused.unrecorded;
   std::uint64_t round = ++refused.all;
@@ -185,8 +186,8 @@ void Session::FlushRefused() {
 }
 
 bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) {
-  const auto lock = ledger_.LockWithin(patience);
-  if (!lock.owns_lock()) return false;
+  if (!ledger_.TryLockFor(patience)) return false;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   if (ledger_.state().lifecycle == Lifecycle::kClosed) return true;  // its journal has had its last event
   for (const EventBody& fact : facts) ledger_.Record(fact);
   return true;
@@ -194,7 +195,7 @@ bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::millise
 
 bool Session::TouchesPaused(Address address, Bytes bytes) {
   if (!paused() && !HasTags()) return false;
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   // In the middle of a pause or resume, what is mapped may be about to leave, or may not have its contents back yet.
   const bool settled = !paused() || state.lifecycle == Lifecycle::kPaused;
@@ -211,7 +212,7 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
 
 Result<AllocationProperties> Session::PausedAt(Address address) {
   const Status none = NotOurs(fmt::format("{}: no memory of NCCL's is missing there", Hex(address.value)));
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   const auto mapping = ledger_.state().MappingAt(address);
   if (mapping == ledger_.state().mappings.end() || mapping->second.present) return none;
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping->second.allocation);
@@ -220,13 +221,12 @@ Result<AllocationProperties> Session::PausedAt(Address address) {
 
 Status Session::SetGroup(std::int64_t group) {
   if (group == this->group()) return {};
-  const std::unique_lock between_cycles(cycle_mutex_, std::try_to_lock);
-  if (!between_cycles.owns_lock() || paused()) {
-    return {Code::kRefused,
-            fmt::format("change the group to {}: refused, this process is paused, or about to be, together with "
-                        "its group; call ncclResume first",
-                        group)};
-  }
+  const Status refused{Code::kRefused, fmt::format("change the group to {}: refused, this process is paused, or about to be, "
+                                                   "together with its group; call ncclResume first",
+                                                   group)};
+  if (!cycle_mutex_.try_lock()) return refused;
+  const MutexLock between_cycles(cycle_mutex_, std::adopt_lock);
+  if (paused()) return refused;
   peers_->SetGroup(group);
   Note(GroupChanged{group});
   return {};

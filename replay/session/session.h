@@ -168,7 +168,7 @@ class Session final : public PeerDelegate {
   // look(state), with the ledger's lock held: it must not call the session.
   template <class Look>
   decltype(auto) Inspect(const Look& look) {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     return look(ledger_.state());
   }
   [[nodiscard]] std::string StatisticsJson();
@@ -190,17 +190,16 @@ class Session final : public PeerDelegate {
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
   // The ledger's lock. The owners of imports that were dropped under it hear of that once it is released.
-  class Locked {
+  class SCOPED_CAPABILITY Locked {
    public:
-    explicit Locked(Session& session) : Locked(session, session.ledger_.Lock()) {}
-    Locked(Session& session, std::unique_lock<Ledger> lock) : session_(session), lock_(std::move(lock)) {}
+    explicit Locked(Session& session) ACQUIRE(session.ledger_) : session_(session) { session.ledger_.lock(); }
+    Locked(Session& session, std::adopt_lock_t) REQUIRES(session.ledger_) : session_(session) {}
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
-    ~Locked();
+    ~Locked() RELEASE();
 
    private:
     Session& session_;
-    std::unique_lock<Ledger> lock_;
   };
 
   Status Cycle(CycleKind kind, bool patient = false);
@@ -213,7 +212,8 @@ class Session final : public PeerDelegate {
   void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
-  void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as);  // with the ledger's lock
+  void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
+  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<PoolId> JoinTag(const std::string& tag, PoolPolicy policy, InTags& in);
@@ -223,58 +223,58 @@ class Session final : public PeerDelegate {
   Status MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
   bool CutUpSlabOf(AllocationId allocation);  // false: that was not possible
 
-  // All below: with the ledger's lock held.
-  void FlushRefused();
+  void FlushRefused() REQUIRES(ledger_);
   // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back.
-  Status ReleaseHandle(AllocationId allocation);
-  void ReleaseHandleOrBreak(AllocationId allocation);
-  Result<Secret> SecretOf(AllocationId allocation);
-  Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token);  // what a peer's token opens
-  [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const;        // as peers import it now
+  Status ReleaseHandle(AllocationId allocation) REQUIRES(ledger_);
+  void ReleaseHandleOrBreak(AllocationId allocation) REQUIRES(ledger_);
+  Result<Secret> SecretOf(AllocationId allocation) REQUIRES(ledger_);
+  Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token) REQUIRES(ledger_);  // what a peer's token opens
+  [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const REQUIRES(ledger_);        // as peers import it now
   // Because of a pause or resume of that scope.
-  [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const;
-  void GiveOwnHandle(AllocationId allocation);  // if it is a part of a slab that NCCL has no address of
-  Status UnmapOne(Address address);
+  [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const REQUIRES(ledger_);
+  void GiveOwnHandle(AllocationId allocation) REQUIRES(ledger_);  // if it is a part of a slab that NCCL has no address of
+  Status UnmapOne(Address address) REQUIRES(ledger_);
   // The same calls on parts of slabs.
-  Status FreePart(Address address, Bytes bytes, AllocationId slab);
-  Result<bool> MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation);  // false: map it on the driver
-  Status MoveTo(Address address, AllocationId allocation, AllocationId other);
-  Status UnmapPart(Address address, Bytes bytes, AllocationId slab);
-  const std::vector<AllocationId>& PartsAt(Address address);
-  AllocationId MappedPartAt(Address address);
-  Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes);  // mapped there, with that size
-  void RetireIfEmpty(AllocationId slab);
-  void RetireEmptySlabs();
-  void RetireSpareSlabs();
-  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site, std::unique_lock<Ledger>& lock);
-  Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site,
-                                           std::unique_lock<Ledger>& lock);
+  Status FreePart(Address address, Bytes bytes, AllocationId slab) REQUIRES(ledger_);
+  Result<bool> MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation)
+      REQUIRES(ledger_);  // false: map it on the driver
+  Status MoveTo(Address address, AllocationId allocation, AllocationId other) REQUIRES(ledger_);
+  Status UnmapPart(Address address, Bytes bytes, AllocationId slab) REQUIRES(ledger_);
+  const std::vector<AllocationId>& PartsAt(Address address) REQUIRES(ledger_);
+  AllocationId MappedPartAt(Address address) REQUIRES(ledger_);
+  Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes)
+      REQUIRES(ledger_);  // mapped there, with that size
+  void RetireIfEmpty(AllocationId slab) REQUIRES(ledger_);
+  void RetireEmptySlabs() REQUIRES(ledger_);
+  void RetireSpareSlabs() REQUIRES(ledger_);
+  Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site)
+      REQUIRES(ledger_);  // lets go meanwhile
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
-                    const CallSite& site);
-  Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation);
-  void OpenLegacyTo(DeviceOrdinal device);
+                    const CallSite& site) REQUIRES(ledger_);
+  Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) REQUIRES(ledger_);
+  void OpenLegacyTo(DeviceOrdinal device) REQUIRES(ledger_);
 
   SessionOptions options_;
   Driver& driver_;
   Ledger ledger_;
-  std::vector<DroppedImport> dropped_;  // imports whose owners are to be told (Locked); ledger's lock
+  std::vector<DroppedImport> dropped_ GUARDED_BY(ledger_);  // imports whose owners are to be told (Locked)
   Slabs slabs_{options_, driver_, ledger_, dropped_};
   PinnedSupply pinned_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Pools> pools_;
-  std::map<AllocationId, Secret> secrets_;      // of exported allocations; ledger's lock
-  std::map<DeviceOrdinal, ChunkSpace> legacy_;  // what cuMemAlloc memory is cut from; ledger's lock
-  std::set<DeviceOrdinal> legacy_devices_;      // devices that may reach legacy memory; ledger's lock
-  // Opened IPC handles by address, where they were opened again: how often; ledger's lock
-  std::map<Address, std::uint64_t> legacy_opened_again_;
-  std::mutex cycle_mutex_;  // one pause or resume at a time
+  std::map<AllocationId, Secret> secrets_ GUARDED_BY(ledger_);      // of exported allocations
+  std::map<DeviceOrdinal, ChunkSpace> legacy_ GUARDED_BY(ledger_);  // what cuMemAlloc memory is cut from
+  std::set<DeviceOrdinal> legacy_devices_ GUARDED_BY(ledger_);      // devices that may reach legacy memory
+  // Opened IPC handles by address, where they were opened again: how often.
+  std::map<Address, std::uint64_t> legacy_opened_again_ GUARDED_BY(ledger_);
+  Mutex cycle_mutex_{LockRank::kCycle};  // one pause or resume at a time
   ScopeGates gates_;
   std::atomic<bool> paused_{false};
   struct Refused {
     std::uint64_t all = 0, unrecorded = 0;
   };
-  std::map<std::string_view, Refused> refused_;  // by call, in this pause; ledger's lock
+  std::map<std::string_view, Refused> refused_ GUARDED_BY(ledger_);  // by call, in this pause
   bool closed_ = false;
 };
 

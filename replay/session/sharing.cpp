@@ -28,7 +28,7 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
   const auto gate = EnterCall();
   Token token{peers_->Self().session, allocation, {}, 0};
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     const auto it = ledger_.state().allocations.find(allocation);
     if (it == ledger_.state().allocations.end()) return WrongCall("export " + ToText(allocation) + ": it does not exist");
     if (!it->second.own())
@@ -75,7 +75,7 @@ Result<PoolId> Session::JoinTag(const std::string& tag, PoolPolicy policy, InTag
 Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin) {
   AllocationId as;
   {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     as = ledger_.TakeAllocationId();
   }
   // Waits for the owner, so the lock is not held: the owner may be waiting for this session.
@@ -97,7 +97,7 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
       peers_->DropReference(remote, as);
       return handle.status();
     }
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     ledger_.SetHandle(as, *handle);
     if (shared->tag == MemoryTag::kMulticastReleased)
       ledger_.SetRebuilt(as, {shared->incarnation.number, shared->incarnation.stands_in, {}});
@@ -190,13 +190,13 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
 }
 
 Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
-  auto lock = ledger_.LockWithin(kForAnAnswer);
-  if (!lock.owns_lock()) return ledger_.Held();
+  if (!ledger_.TryLockFor(kForAnAnswer)) return ledger_.Held();
+  LedgerLock lock(ledger_, std::adopt_lock);
   auto shared = Resolve(by, token);
   if (!shared.ok()) return shared;
   // The reference comes first: from here on the allocation cannot die under the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
-  lock.unlock();
+  lock.Unlock();
   if (shared->part) return shared;
   auto descriptor = ExportWhole(token.allocation);
   if (!descriptor.ok()) {
@@ -215,8 +215,8 @@ Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
 }
 
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
-  auto lock = ledger_.LockWithin(kForAnAnswer);
-  if (!lock.owns_lock()) return ledger_.Held();
+  if (!ledger_.TryLockFor(kForAnAnswer)) return ledger_.Held();
+  LedgerLock lock(ledger_, std::adopt_lock);
   const auto it = ledger_.state().allocations.find(request.allocation);
   if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
@@ -228,7 +228,7 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
   // The memory stays until every member has voted on this phase, and the member that asks has not.
-  lock.unlock();
+  lock.Unlock();
   auto descriptor = ExportWhole(request.allocation);
   if (!descriptor.ok()) return descriptor.status().Within("export " + ToText(request.allocation));
   shared.descriptor = *std::move(descriptor);
@@ -241,9 +241,8 @@ void Session::ReleaseHandleOrBreak(AllocationId allocation) {
 }
 
 bool Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
-  auto free = ledger_.LockWithin(kForANotice);
-  if (!free.owns_lock()) return false;
-  const Locked lock(*this, std::move(free));
+  if (!ledger_.TryLockFor(kForANotice)) return false;
+  const Locked lock(*this, std::adopt_lock);
   Dropped(by, allocation, as);
   return true;
 }
@@ -263,8 +262,8 @@ void Session::Dropped(const PeerIdentity& by, AllocationId allocation, Allocatio
 }
 
 bool Session::OnPeerConnected(const PeerIdentity& peer) {
-  const auto lock = ledger_.LockWithin(kForANotice);
-  if (!lock.owns_lock()) return false;
+  if (!ledger_.TryLockFor(kForANotice)) return false;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   const auto it = ledger_.state().peers.find(peer.session);
   const bool known = it != ledger_.state().peers.end() && it->second.connected;
   if (known && it->second.group == peer.group && it->second.rank == peer.rank) return true;
@@ -273,9 +272,8 @@ bool Session::OnPeerConnected(const PeerIdentity& peer) {
 }
 
 bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
-  auto free = ledger_.LockWithin(kForANotice);
-  if (!free.owns_lock()) return false;
-  const Locked lock(*this, std::move(free));
+  if (!ledger_.TryLockFor(kForANotice)) return false;
+  const Locked lock(*this, std::adopt_lock);
   const auto known = ledger_.state().peers.find(peer.session);
   if (known == ledger_.state().peers.end() || !known->second.connected) return true;
   for (const auto& [id, a] : ledger_.state().allocations) {
@@ -289,8 +287,8 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
 }
 
 Result<std::vector<SessionId>> Session::Neighbours(const std::string& tag, Deadline until) {
-  const auto lock = ledger_.LockWithin(LeftUntil(until));
-  if (!lock.owns_lock()) return ledger_.Held();
+  if (!ledger_.TryLockFor(LeftUntil(until))) return ledger_.Held();
+  const LedgerLock lock(ledger_, std::adopt_lock);
   const State& state = ledger_.state();
   std::set<SessionId> found;
   const PoolId pool = tag.empty() ? PoolId{} : state.PoolNamed(tag);
@@ -312,8 +310,8 @@ CycleProgress Session::Progress(const std::string& tag) {
     const auto [lifecycle, cycle] = ledger_.Progress();
     return {lifecycle, cycle};
   }
-  const auto lock = ledger_.LockWithin(kForAnAnswer);
-  if (!lock.owns_lock()) return {};
+  if (!ledger_.TryLockFor(kForAnAnswer)) return {};
+  const LedgerLock lock(ledger_, std::adopt_lock);
   const auto pool = ledger_.state().pools.find(ledger_.state().PoolNamed(tag));
   return pool == ledger_.state().pools.end() ? CycleProgress{} : CycleProgress{pool->second.lifecycle, pool->second.cycles};
 }

@@ -65,10 +65,10 @@ Bytes Slabs::SizeOfNext(const Kind& kind) {
   return std::min(std::max(held / kShare / kStep * kStep, kSmallest), options_.slab_bytes);
 }
 
-// Returns with the lock held; the slab has no part yet. Where memory is short, a smaller slab has to do.
-Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<Ledger>& lock) {
+// Where memory is short, a smaller slab has to do.
+Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes) {
   Bytes size = std::max(SizeOfNext(kind), bytes);
-  lock.unlock();
+  WithoutLedger apart(ledger_);
   auto created = driver_.Create(size, kind.properties, kind.flags);
   while (!created.ok() && created.status().code() == Code::kOutOfMemory && size > bytes) {
     size = std::max(std::bit_floor(size - 1), bytes);
@@ -80,7 +80,7 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, std::unique_l
   const Bytes alignment = AlignmentFor(kind, size);
   auto region = MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1));
   if (!region.ok()) return region.status();
-  lock.lock();
+  apart.End();
   const AllocationId id = ledger_.TakeAllocationId();
   const Address address = region->Keep();
   ledger_.SetHandle(id, handle.get());
@@ -98,7 +98,7 @@ void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, con
 }
 
 // Waits for the device, without the lock: what is running there may be waiting for this process's peers, and they for it.
-Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& lock) {
+Status Slabs::Clear(const Place& place, Bytes bytes) {
   const Slab* slab = ledger_.Entry(ledger_.state().slabs, place.slab);
   const Allocation* memory = ledger_.Entry(ledger_.state().allocations, place.slab);
   if (slab == nullptr || memory == nullptr) return ledger_.Broken();
@@ -107,13 +107,13 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& l
   const Address base = slab->address;
   const DeviceOrdinal device{memory->properties.location.id};
   busy_ = place.slab;
-  lock.unlock();
+  WithoutLedger apart(ledger_);
   Status status;
   for (const ByteRange& part : dirty) {
     if (status.ok()) status = driver_.Clear(device, base + part.offset, part.bytes);
   }
   const Status finished = driver_.FinishCopies(device, In(options_.deadlines.call()));
-  lock.lock();
+  apart.End();
   busy_ = {};
   if (status.ok()) status = finished;
   AMEM_TRY(status);
@@ -122,25 +122,22 @@ Status Slabs::Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& l
 }
 
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                   const Origin& origin, std::unique_lock<Ledger>& lock) {
+                                   const Origin& origin) {
   const auto granularity = GranularityIfSuited(bytes, properties, flags);
   if (!granularity) return AllocationId{};
-  const std::lock_guard one(mutex_);
-  lock = ledger_.Lock();
+  const MutexLock one(mutex_);
+  const LedgerLock lock(ledger_);
   scarce_ = scarce_ && !kept_.empty();
-  if (scarce_) {
-    lock.unlock();
-    return AllocationId{};
-  }
+  if (scarce_) return AllocationId{};
   const Kind kind{properties, flags, *granularity};
   auto place = Find(kind, bytes);
   if (!place) {
-    const auto opened = OpenOwn(kind, bytes, lock);
+    const auto opened = OpenOwn(kind, bytes);
     if (opened.status().code() == Code::kOutOfMemory) return AllocationId{};
     if (!opened.ok()) return opened.status();
     place = Place{*opened, 0};
   }
-  AMEM_TRY(Clear(*place, bytes, lock).Within(fmt::format("clear a part of slab {}", place->slab.value)));
+  AMEM_TRY(Clear(*place, bytes).Within(fmt::format("clear a part of slab {}", place->slab.value)));
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{id, place->slab, place->offset, false});
@@ -167,14 +164,13 @@ AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId sl
   return {};
 }
 
-// Returns with the lock held; the slab has no part yet.
-Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::unique_lock<Ledger>& lock) {
+Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers) {
   const RemoteAllocation remote{token.session, token.allocation};
   // Made again by its owner where it was, a slab is imported again to where it was.
   const KeptRanges::Home* home = kept_.HomeOf(remote);
   const Extent kept = home == nullptr || !IsEmpty(*home) ? Extent{} : Extent{home->base, home->bytes};
   const AllocationId id = kept.address ? home->slab : ledger_.TakeAllocationId();
-  lock.unlock();
+  WithoutLedger apart(ledger_);
   auto shared = peers.Import(token, id);
   if (!shared.ok()) return shared.status();
   const auto failed = [&](Status why) {
@@ -189,7 +185,7 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
   auto region = kept.address ? MappedRegion::MapAt(driver_, kept.address, handle.get(), shared->bytes, {})
                              : MappedRegion::Map(driver_, handle.get(), shared->bytes, 0, {});
   if (!region.ok()) return failed(region.status());
-  lock.lock();
+  apart.End();
   const Address address = region->Keep();
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(Imported{id, remote, shared->bytes, shared->properties, 1, handle.Keep(), {}, {}});
@@ -201,11 +197,11 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers, std::
 
 Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared,
                                    std::uint32_t handle_type, const Origin& origin, Peers& peers) {
-  const std::lock_guard one(mutex_);
-  auto lock = ledger_.Lock();
+  const MutexLock one(mutex_);
+  LedgerLock lock(ledger_);
   AllocationId slab = ImportedAs({token.session, shared.part->slab});
   if (!slab) {
-    auto opened = OpenImported({token.session, shared.part->slab, shared.part->secret, 0}, peers, lock);
+    auto opened = OpenImported({token.session, shared.part->slab, shared.part->secret, 0}, peers);
     if (!opened.ok()) return opened.status();
     slab = *opened;
   }
@@ -218,7 +214,7 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
   const RemoteAllocation remote{token.session, token.allocation};
   if (const AllocationId before = PartImportedAs(remote, slab, shared.part->offset)) {
     ledger_.Record(AllocationRetained{before, {}});
-    lock.unlock();
+    lock.Unlock();
     peers.DropReference(remote, as);
     return before;
   }
@@ -231,8 +227,8 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
 // ---- both --------------------------------------------------------------------------------------------------------------
 
 Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) {
-  const std::lock_guard one(mutex_);
-  auto lock = ledger_.Lock();
+  const MutexLock one(mutex_);
+  LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   const Allocation* a = ledger_.Entry(state.allocations, part);
   const Slab* slab = a == nullptr ? nullptr : ledger_.Entry(state.slabs, a->slab);
@@ -249,14 +245,15 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
     if (!there && wanted.flags != 0) missing.push_back(wanted);
   }
   if (missing.empty()) return {};
-  lock.unlock();
+  lock.Unlock();
   AMEM_TRY(driver_.SetAccess(address, bytes, missing));
-  lock.lock();
+  lock.Lock();
   ledger_.Record(AccessSet{address, bytes, std::move(missing), {}});
   return {};
 }
 
 Status Slabs::Back(AllocationId part) {
+  ledger_.AssertHeld();
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
   if (a == nullptr) return ledger_.Broken();
   if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty() || a->multicast_bindings > 0) {
@@ -276,6 +273,7 @@ Status Slabs::Back(AllocationId part) {
 }
 
 Status Slabs::Swap(AllocationId moved, AllocationId other) {
+  ledger_.AssertHeld();
   const State& state = ledger_.state();
   const Allocation* from = ledger_.Entry(state.allocations, moved);
   const Allocation* to = ledger_.Entry(state.allocations, other);
@@ -294,6 +292,7 @@ Status Slabs::Swap(AllocationId moved, AllocationId other) {
 }
 
 Status Slabs::Retire(AllocationId id) {
+  ledger_.AssertHeld();
   const State& state = ledger_.state();
   const auto slab = state.slabs.find(id);
   if (slab == state.slabs.end() || id == busy_) return {};
@@ -321,6 +320,7 @@ Status Slabs::Retire(AllocationId id) {
 }
 
 Status Slabs::RetireAll() {
+  ledger_.AssertHeld();
   std::vector<AllocationId> all;
   for (const auto& [id, slab] : ledger_.state().slabs) {
     if (slab.parts.empty()) all.push_back(id);

@@ -37,10 +37,9 @@ class Slabs {
   Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger, std::vector<DroppedImport>& dropped)
       : options_(options), driver_(driver), ledger_(ledger), dropped_(dropped) {}
 
-  // A new allocation, recorded and placed; `lock` then holds the ledger's lock, which the caller must not hold. Zero: it does
-  // not belong in a slab, or there is no room for a slab of any size, and the driver should be asked for it alone.
-  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
-                              std::unique_lock<Ledger>& lock);
+  // A new allocation, recorded and placed. Zero: it does not belong in a slab, or there is no room for a slab of any size, and
+  // the driver should be asked for it alone. Without the lock.
+  Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin);
   // The allocation `as`, which the owner of `token` says is a part of one of its slabs; imports that slab if need be. What is
   // imported already has one address, by which NCCL retains it: that allocation gets another reference, and is returned.
   // Without the lock.
@@ -88,44 +87,45 @@ class Slabs {
   // The granularity of what can be part of a slab: ordinary device memory, small against the largest slab, in a process that
   // has allocated on one device only (with several, NCCL maps one handle for each, at addresses that cannot be foreseen).
   std::optional<Bytes> GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
-  std::optional<Place> Find(const Kind& kind, Bytes bytes);
+  std::optional<Place> Find(const Kind& kind, Bytes bytes) REQUIRES(ledger_);
   // NCCL may bind the memory to a multicast object, so it lies where it can be bound, in its slab and in the address space.
   // What is smaller than the granularity of such objects can never be bound.
   Bytes AlignmentFor(const Kind& kind, Bytes bytes);
   // FindRoom, beside the ranges that NCCL keeps in that slab.
-  [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const;
-  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, std::unique_lock<Ledger>& lock);
-  void RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind);
+  [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const REQUIRES(ledger_);
+  // These four let go of the lock while they wait for the driver or for a peer.
+  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes) REQUIRES(ledger_);
+  Status OpenAgain(const KeptRanges::Home& home) REQUIRES(ledger_);
+  Result<AllocationId> OpenImported(const Token& token, Peers& peers) REQUIRES(ledger_);
+  Status Clear(const Place& place, Bytes bytes) REQUIRES(ledger_);
+  void RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind) REQUIRES(ledger_);
   [[nodiscard]] bool IsKept(Address address, Bytes bytes);
   // Whether nothing is mapped where a slab was.
-  [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const;
-  Status OpenAgain(const KeptRanges::Home& home, std::unique_lock<Ledger>& lock);
-  Status CopyContents(const Allocation& part, DriverHandle to);
-  [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const;
-  Status MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles);
-  void GiveBackCutUp(const KeptRanges::Home& home);
-  Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles);
-  KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const;
-  Result<AllocationId> OpenImported(const Token& token, Peers& peers, std::unique_lock<Ledger>& lock);
-  [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab);
-  [[nodiscard]] AllocationId PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset);
-  [[nodiscard]] Bytes SizeOfNext(const Kind& kind);
-  Status Clear(const Place& place, Bytes bytes, std::unique_lock<Ledger>& lock);
+  [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const REQUIRES(ledger_);
+  Status CopyContents(const Allocation& part, DriverHandle to) REQUIRES(ledger_);
+  [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const REQUIRES(ledger_);
+  Status MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) REQUIRES(ledger_);
+  void GiveBackCutUp(const KeptRanges::Home& home) REQUIRES(ledger_);
+  Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles) REQUIRES(ledger_);
+  KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const REQUIRES(ledger_);
+  [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab) REQUIRES(ledger_);
+  [[nodiscard]] AllocationId PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset) REQUIRES(ledger_);
+  [[nodiscard]] Bytes SizeOfNext(const Kind& kind) REQUIRES(ledger_);
 
   const SessionOptions& options_;
   Driver& driver_;
   Ledger& ledger_;
   std::vector<DroppedImport>& dropped_;
-  std::mutex mutex_;  // one thread at a time finds room, opens a slab or lets a device reach one; taken before the ledger's
-  std::mutex kinds_mutex_;  // over these two; taken alone
+  Mutex mutex_{LockRank::kSlabs};  // one thread at a time finds room, opens a slab or lets a device reach one
+  std::mutex kinds_mutex_;         // over these three; taken last
   std::set<std::int32_t> devices_;
   std::map<AllocationProperties, Bytes> granularity_;
   Bytes multicast_granularity_ = 0;  // 0: not asked yet
-  // The rest: ledger's lock.
-  std::map<AllocationId, Own> own_;
-  KeptRanges kept_;
-  bool scarce_ = false;  // a slab could not be made again for ranges that NCCL keeps, and new memory must not lie in another
-  AllocationId busy_;    // is being cleared without the ledger's lock, and must not be retired
+  std::map<AllocationId, Own> own_ GUARDED_BY(ledger_);
+  KeptRanges kept_ GUARDED_BY(ledger_);
+  // A slab could not be made again for ranges that NCCL keeps, and new memory must not lie in another.
+  bool scarce_ GUARDED_BY(ledger_) = false;
+  AllocationId busy_ GUARDED_BY(ledger_);  // is being cleared without the ledger's lock, and must not be retired
   std::uint64_t wrong_guesses_ = 0;
 };
 

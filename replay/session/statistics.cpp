@@ -162,7 +162,7 @@ std::string ForPeople(CycleKind kind, const CycleReport& report) {
 }  // namespace
 
 std::uint64_t Session::DroppedEvents() {
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   return ledger_.dropped_events();
 }
 
@@ -242,7 +242,7 @@ std::string Session::StatisticsJson() {
               {"peers", ByPeer(state)},
               {"events", events},
               {"dropped_events", DroppedEvents()}};
-  const auto lock = ledger_.Lock();
+  const LedgerLock lock(ledger_);
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
   if (!ledger_.JournalLost().ok()) out["no_journal_because"] = ledger_.JournalLost().message();
   return out.dump();

@@ -116,7 +116,7 @@ class CycleFixture : public ::testing::Test {
   }
 
   void Record(EventBody body) {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     ledger_.Record(std::move(body));
   }
 
@@ -173,7 +173,7 @@ class CycleFixture : public ::testing::Test {
   }
   void Break(const std::string& reason) {
     broken_ = true;
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     ledger_.Break(reason);
   }
   // The nth next call of that name finds this done.
@@ -196,7 +196,7 @@ class CycleFixture : public ::testing::Test {
  private:
   void Adopt(AllocationId id, DriverHandle handle, Bytes bytes, bool mapped) {
     {
-      const auto lock = ledger_.Lock();
+      const LedgerLock lock(ledger_);
       ledger_.SetHandle(id, handle);
     }
     if (!mapped) return;

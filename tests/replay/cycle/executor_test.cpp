@@ -96,7 +96,7 @@ TEST_F(ExecutorTest, a_phase_does_not_wait_for_ever_for_a_ledger_that_another_th
   const Plan plan = PlanPause(ledger_.state());
   std::promise<void> holds, go_on;
   std::thread hangs([&] {
-    const auto lock = ledger_.Lock();
+    const LedgerLock lock(ledger_);
     holds.set_value();
     go_on.get_future().wait_for(std::chrono::seconds(20));
   });

@@ -31,7 +31,7 @@ class PoolCycleTest : public test::CycleFixture {
     EXPECT_TRUE(sim_->SetAccess(address, bytes, access).ok());
     Record(AllocationCreated{id, bytes, properties, 0, handle, {}, {}, MemoryTag::kUser, {}, kPool});
     {
-      const auto lock = ledger_.Lock();
+      const LedgerLock lock(ledger_);
       ledger_.SetHandle(id, handle);
     }
     Record(RangeReserved{address, bytes, 0, {}, 0, {}, {}, kPool});

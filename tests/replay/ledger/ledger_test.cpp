@@ -200,30 +200,31 @@ TEST_F(LedgerTest, a_lack_of_descriptors_stays_one) {
 // ---- the lock ----------------------------------------------------------------------------------------------------------
 
 TEST_F(LedgerTest, a_free_lock_is_taken_at_once_and_keeps_others_out) {
-  const auto lock = ledger.LockWithin(std::chrono::milliseconds(0));
-  ASSERT_TRUE(lock.owns_lock());
-  std::thread([&] { EXPECT_FALSE(ledger.LockWithin(std::chrono::milliseconds(0)).owns_lock()); }).join();
+  ASSERT_TRUE(ledger.TryLockFor(std::chrono::milliseconds(0)));
+  std::thread([&] { EXPECT_FALSE(ledger.TryLockFor(std::chrono::milliseconds(0))); }).join();
+  ledger.unlock();
 }
 
 TEST_F(LedgerTest, a_lock_that_another_holds_is_waited_for_as_long_as_asked) {
-  const auto lock = ledger.Lock();
+  const LedgerLock lock(ledger);
   std::thread([&] {
     const auto began = std::chrono::steady_clock::now();
-    EXPECT_FALSE(ledger.LockWithin(std::chrono::milliseconds(50)).owns_lock());
+    EXPECT_FALSE(ledger.TryLockFor(std::chrono::milliseconds(50)));
     EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
   }).join();
 }
 
 TEST_F(LedgerTest, a_lock_that_comes_free_meanwhile_is_taken) {
-  auto lock = ledger.Lock();
+  LedgerLock lock(ledger);
   std::atomic<bool> waits = false;
   std::thread other([&] {
     waits = true;
-    EXPECT_TRUE(ledger.LockWithin(std::chrono::seconds(60)).owns_lock());
+    EXPECT_TRUE(ledger.TryLockFor(std::chrono::seconds(60)));
+    ledger.unlock();
   });
   while (!waits) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  lock.unlock();
+  lock.Unlock();
   other.join();
 }
 

@@ -82,7 +82,9 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 /* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
 AMEM_EXPORT int amem_pool(const char* tag, int policy);
 
-/* From here on amem_alloc takes from this tag's pool on this thread, until amem_pool_leave. Nests. Unknown tag: 4. */
+/* From here on amem_alloc takes from this tag's pool on this thread, until amem_pool_leave. Nests. Unknown tag: 4. A paused tag
+ * cannot be entered, nor a tag be paused that a thread is inside: 5. An allocator above this one may have memory of the tag in
+ * reserve, which it would hand out. */
 AMEM_EXPORT int amem_pool_enter(const char* tag);
 AMEM_EXPORT int amem_pool_leave(void); /* 5: no pool was entered */
 

@@ -20,7 +20,28 @@ namespace {
 constexpr const char* kDefaultTag = "default";
 constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
 
-thread_local std::vector<PoolId> t_entered;  // zero: AMem was switched off
+// What a thread has entered, the innermost last; it leaves all of it when it ends. Zero: AMem was switched off.
+class Entered {
+ public:
+  Entered() = default;
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() {
+    while (!pools_.empty()) Leave();
+  }
+  [[nodiscard]] bool any() const { return !pools_.empty(); }
+  [[nodiscard]] PoolId innermost() const { return pools_.empty() ? PoolId{} : pools_.back(); }
+  void Enter(PoolId pool) { pools_.push_back(pool); }
+  void Leave() {
+    Session* const session = pools_.back() ? Runtime::Get().started() : nullptr;
+    if (session != nullptr && !replacements::inert.load()) session->pools().Leave(pools_.back());
+    pools_.pop_back();
+  }
+
+ private:
+  std::vector<PoolId> pools_;
+};
+thread_local Entered t_entered;
 
 // As AtBorder; a wrong name is a wrong argument.
 template <class Body>
@@ -46,13 +67,15 @@ Status EnterPool(const char* tag) {
   const auto session = Runtime::Get().ForPools();
   if (!session.ok()) return session.status();
   const auto pool = *session == nullptr ? Result<PoolId>(PoolId{}) : (*session)->pools().Find(tag);
-  if (pool.ok()) t_entered.push_back(*pool);
-  return pool.status();
+  if (!pool.ok()) return pool.status();
+  if (*pool) AMEM_TRY((*session)->pools().Enter(*pool));
+  t_entered.Enter(*pool);
+  return {};
 }
 
 Status LeavePool() {
-  if (t_entered.empty()) return {Code::kRefused, "this thread has entered no pool"};
-  t_entered.pop_back();
+  if (!t_entered.any()) return {Code::kRefused, "this thread has entered no pool"};
+  t_entered.Leave();
   return {};
 }
 
@@ -79,7 +102,7 @@ void* Allocate(ssize_t size, DeviceOrdinal device) {
   }
   if (*session == nullptr) return Plain(bytes, device);
   Pools& pools = (*session)->pools();
-  PoolId pool = t_entered.empty() ? PoolId{} : t_entered.back();
+  PoolId pool = t_entered.innermost();
   if (!pool) {
     const auto opened = pools.Find(kDefaultTag);
     const auto by_default = opened.ok() ? opened : pools.Open(kDefaultTag, PoolPolicy::kPreserve);

@@ -33,8 +33,17 @@ Status Pools::Run(Entry& pool, const Task& task) {
   return status;
 }
 
+Status Pools::CanAsk(const Entry& pool, CycleKind kind) const {
+  if (kind == CycleKind::kResume || pool.inside == 0) return {};
+  return {Code::kRefused,
+          fmt::format("pause of tag {}: a thread is inside the tag (amem_pool_enter, amem.pool), and may take memory of it at "
+                      "any time; leave it first",
+                      pool.tag)};
+}
+
 Status Pools::Now(const Task& task) {
   Entry& pool = *task.pool;
+  AMEM_TRY(CanAsk(pool, task.kind));
   while (Busy(pool) || pool.dropping > 0) changed_.Wait(mutex_);
   const Status unheard = std::exchange(pool.unheard, {});
   // A resume that failed unheard left the pool paused, and a pause of it is not what the program believes to need.
@@ -104,6 +113,7 @@ std::vector<Pools::Standing> Pools::Stand() {
 
 Status Pools::Later(Task task) {
   Entry& pool = *task.pool;
+  AMEM_TRY(CanAsk(pool, task.kind));
   const CycleKind kind = task.kind;
   if (!Busy(pool)) {
     const Lifecycle now = LifecycleOf(pool);

@@ -100,6 +100,20 @@ Status Pools::AwaitUse(Entry& pool) {
   return LifecycleOf(pool) == Lifecycle::kRunning ? Status{} : paused;
 }
 
+Status Pools::Enter(PoolId id) {
+  const MutexLock lock(mutex_);
+  Entry& pool = At(id);
+  AMEM_TRY(AwaitUse(pool));
+  ++pool.inside;
+  return {};
+}
+
+void Pools::Leave(PoolId id) {
+  if (fork_.InChild()) return;
+  const MutexLock lock(mutex_);
+  --At(id).inside;
+}
+
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   MutexLock lock(mutex_);
   Entry& pool = At(id);

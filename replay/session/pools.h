@@ -50,6 +50,10 @@ class Pools {
   // until the program opens it.
   Result<PoolId> Join(const std::string& tag, PoolPolicy policy);
   Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names those that are open
+  // Between the two a thread allocates from the pool, perhaps through an allocator that has memory of it in reserve, so the
+  // pool can neither be paused when it is entered (kRefused) nor be paused before it is left as often.
+  Status Enter(PoolId pool);
+  void Leave(PoolId pool);
   // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
   // A request for nothing gets an address as well. Aligned to 512 bytes.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
@@ -111,6 +115,7 @@ class Pools {
     std::size_t dropping = 0;          // chunks that are being given back just now
     std::optional<CycleKind> running;  // under way
     std::size_t waiting = 0;           // tasks
+    std::size_t inside = 0;            // how often threads have entered it
     CycleKind last_asked = CycleKind::kResume;
     bool queued = false;  // all copies of the resume that is under way
     Status unheard;       // the failure that nobody has heard of
@@ -131,6 +136,7 @@ class Pools {
   [[nodiscard]] bool Busy(const Entry& pool) const REQUIRES(mutex_) { return pool.running || pool.waiting > 0; }
   // Those with a star let go of the mutex while they wait.
   Status AwaitUse(Entry& pool) REQUIRES(mutex_);  // * until parts can be taken
+  [[nodiscard]] Status CanAsk(const Entry& pool, CycleKind kind) const REQUIRES(mutex_);
   Result<Address> AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) REQUIRES(mutex_);
   Result<Address> MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) REQUIRES(mutex_);
   void LetInEverywhere(DeviceOrdinal device) REQUIRES(mutex_);

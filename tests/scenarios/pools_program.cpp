@@ -151,9 +151,8 @@ void WrongUse() {
   amem_free(nullptr, 0, 0, nullptr);
   EXPECT(Holds(block));
   EXPECT(Pause({"weights"}) == 0);
-  EXPECT(amem_pool_enter("weights") == 0);
-  EXPECT(amem_alloc(kMiB, 0, nullptr) == nullptr && Says("weights is paused"));
-  EXPECT(amem_pool_leave() == 0);
+  EXPECT(amem_pool_enter("weights") == 5 && Says("weights is paused"));
+  EXPECT(amem_pool_leave() == 5);
   EXPECT(amem_wait_stream("weights", nullptr) == 5 && Says("resume it first"));
   EXPECT(Resume({"weights"}) == 0);
   std::size_t length = 4;
@@ -248,9 +247,16 @@ void Nested() {
   EXPECT(amem_pool_enter("outer") == 0);
   Give(Take("inner", kMiB, 1));
   const Block inner = Take("inner", kMiB, 2);
-  EXPECT(Pause({"outer"}) == 0 && Holds(inner));
-  EXPECT(amem_alloc(kMiB, 0, nullptr) == nullptr && Says("outer is paused"));  // left again
-  EXPECT(Resume({"outer"}) == 0 && amem_pool_leave() == 0);
+  EXPECT(Pause({"outer"}) == 5 && Says("a thread is inside"));
+  EXPECT(Pause({"inner"}) == 0);  // left again
+  EXPECT(amem_pool_enter("inner") == 5);
+  EXPECT(Resume({"inner"}) == 0 && Holds(inner) && amem_pool_leave() == 0);
+  std::thread([] { EXPECT(amem_pool_enter("outer") == 0); }).join();
+  EXPECT(Pause({"outer"}) == 0);  // a thread that has ended is inside no more
+  const Block of_default{static_cast<unsigned char*>(amem_alloc(kMiB, 0, nullptr)), kMiB, 3};
+  EXPECT(of_default.at != nullptr && Pause({"default"}) == 0);
+  EXPECT(amem_alloc(kMiB, 0, nullptr) == nullptr && Says("default is paused"));
+  EXPECT(Resume({"outer", "default"}) == 0);
 }
 
 void Threads() {

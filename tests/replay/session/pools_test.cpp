@@ -68,6 +68,25 @@ TEST_F(Doubts, a_resume_that_does_not_bring_all_bytes_of_nccl_back_fails) {
   EXPECT_TRUE(a.session->Release(never_mapped).ok());
 }
 
+// An allocator above the pool may have memory of it in reserve, and hand it out.
+TEST_F(PoolsTest, one_that_is_paused_cannot_be_entered_and_one_that_a_thread_is_inside_cannot_be_paused) {
+  const PoolId pool = Open("weights");
+  ASSERT_TRUE(pools().Enter(pool).ok() && pools().Enter(pool).ok());
+  for (const bool wait : {true, false}) {
+    const Status inside = pools().Pause(pool, {.wait = wait});
+    EXPECT_EQ(inside.code(), Code::kRefused);
+    EXPECT_NE(inside.message().find("a thread is inside the tag"), std::string::npos) << inside.message();
+  }
+  pools().Leave(pool);
+  EXPECT_FALSE(Pause(pool).ok()) << "it was entered twice";
+  pools().Leave(pool);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(pools().Enter(pool).message(), "tag weights is paused; resume it before memory is allocated in it");
+  EXPECT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(pools().Enter(pool).ok());
+  pools().Leave(pool);
+}
+
 TEST_F(PoolsTest, a_chunk_is_given_back_only_when_the_copies_of_a_resume_that_could_not_be_undone_are_done) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);

@@ -112,16 +112,8 @@ Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allo
     AMEM_TRY(driver_.FreeRange(address, bytes));
   }
   ledger_.Record(RangeFreed{address, bytes, slab ? allocation : AllocationId{}});
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
-  if (a == nullptr) return ledger_.Broken();
-  if (a->guest_references == 1 && a->importers.empty()) {
-    AMEM_TRY(ReleaseHandle(allocation));
-    if (a->remote) dropped_.push_back({*a->remote, allocation});
-    secrets_.erase(allocation);
-  }
-  ledger_.Record(AllocationReleased{allocation});
-  RetireIfEmpty(slab);
-  return {};
+  if (ledger_.Entry(ledger_.state().allocations, allocation) == nullptr) return ledger_.Broken();
+  return ReleaseOne(allocation);
 }
 
 Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
@@ -151,13 +143,10 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   if (address.ok() && *address) return *address + token->offset;
   // The mapping failed, or the handle is open already, and memory in a slab is at one address only.
   const Locked lock(*this);
-  AMEM_TRY(ReleaseHandle(*id));
   const auto it = ledger_.state().allocations.find(*id);
-  const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
-  const Address open = slab ? ledger_.state().PlaceOf(it->second) + token->offset : Address{};
-  ledger_.Record(AllocationReleased{*id});
-  if (!ledger_.state().allocations.contains(*id)) dropped_.push_back({{token->session, token->allocation}, *id});
-  RetireIfEmpty(slab);
+  const bool part = it != ledger_.state().allocations.end() && it->second.placed();
+  const Address open = part ? ledger_.state().PlaceOf(it->second) + token->offset : Address{};
+  AMEM_TRY(ReleaseOne(*id));
   if (!address.ok()) return address.status();
   ++legacy_opened_again_[open];
   return open;

@@ -35,11 +35,14 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
   return id;
 }
 
-Status Session::ReleaseHandle(AllocationId allocation) {
-  const DriverHandle handle = ledger_.HandleOf(allocation);
-  if (!handle) return {};
-  AMEM_TRY(driver_.Release(handle));
-  ledger_.ForgetHandle(allocation);
+Status Session::LetGo(AllocationId allocation) {
+  if (const DriverHandle handle = ledger_.HandleOf(allocation)) {
+    AMEM_TRY(driver_.Release(handle));
+    ledger_.ForgetHandle(allocation);
+  }
+  const auto it = ledger_.state().allocations.find(allocation);
+  if (it != ledger_.state().allocations.end() && it->second.remote) dropped_.push_back({*it->second.remote, allocation});
+  secrets_.erase(allocation);
   return {};
 }
 
@@ -47,17 +50,17 @@ Status Session::Release(AllocationId allocation) {
   const auto gate = EnterCall();
   ForgetLastHandle(allocation);
   const Locked lock(*this);
+  return ReleaseOne(allocation);
+}
+
+Status Session::ReleaseOne(AllocationId allocation) {
   const auto it = ledger_.state().allocations.find(allocation);
   if (it == ledger_.state().allocations.end() || it->second.guest_references == 0) {
     return WrongCall("release " + ToText(allocation) + ": NCCL holds no reference to it");
   }
   const Allocation& a = it->second;
   const AllocationId slab = a.slab;
-  if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) {
-    AMEM_TRY(ReleaseHandle(allocation));
-    if (a.remote) dropped_.push_back({*a.remote, allocation});
-    secrets_.erase(allocation);
-  }
+  if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) AMEM_TRY(LetGo(allocation));
   ledger_.Record(AllocationReleased{allocation});
   slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
@@ -141,14 +144,8 @@ Status Session::UnmapOne(Address address) {
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping.allocation);
   if (a == nullptr) return ledger_.Broken();
   if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
-  std::optional<RemoteAllocation> remote;
-  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) {
-    AMEM_TRY(ReleaseHandle(mapping.allocation));
-    remote = a->remote;
-    secrets_.erase(mapping.allocation);
-  }
+  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(mapping.allocation));
   ledger_.Record(Unmapped{address, mapping.bytes, {}});
-  if (remote) dropped_.push_back({*remote, mapping.allocation});
   return {};
 }
 

@@ -195,10 +195,7 @@ Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab) {
   if (!part.ok()) return part.status();
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, *part);
   if (a == nullptr) return ledger_.Broken();
-  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) {
-    if (a->remote) dropped_.push_back({*a->remote, *part});
-    secrets_.erase(*part);
-  }
+  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(*part));
   ledger_.Record(Unmapped{address, bytes, *part});
   slabs_.Vacate(*part);
   RetireIfEmpty(slab);

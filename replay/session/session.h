@@ -224,15 +224,16 @@ class Session final : public PeerDelegate {
   bool CutUpSlabOf(AllocationId allocation);  // false: that was not possible
 
   void FlushRefused() REQUIRES(ledger_);
-  // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back.
-  Status ReleaseHandle(AllocationId allocation) REQUIRES(ledger_);
-  void ReleaseHandleOrBreak(AllocationId allocation) REQUIRES(ledger_);
+  // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back, and an import to its owner.
+  Status LetGo(AllocationId allocation) REQUIRES(ledger_);
+  void LetGoOrBreak(AllocationId allocation) REQUIRES(ledger_);
   Result<Secret> SecretOf(AllocationId allocation) REQUIRES(ledger_);
   Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token) REQUIRES(ledger_);  // what a peer's token opens
   [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const REQUIRES(ledger_);        // as peers import it now
   // Because of a pause or resume of that scope.
   [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const REQUIRES(ledger_);
   void GiveOwnHandle(AllocationId allocation) REQUIRES(ledger_);  // if it is a part of a slab that NCCL has no address of
+  Status ReleaseOne(AllocationId allocation) REQUIRES(ledger_);
   Status UnmapOne(Address address) REQUIRES(ledger_);
   // The same calls on parts of slabs.
   Status FreePart(Address address, Bytes bytes, AllocationId slab) REQUIRES(ledger_);

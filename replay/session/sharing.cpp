@@ -235,9 +235,8 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
   return shared;
 }
 
-void Session::ReleaseHandleOrBreak(AllocationId allocation) {
-  if (const Status released = ReleaseHandle(allocation); !released.ok()) ledger_.Break(released.message());
-  secrets_.erase(allocation);
+void Session::LetGoOrBreak(AllocationId allocation) {
+  if (const Status released = LetGo(allocation); !released.ok()) ledger_.Break(released.message());
 }
 
 bool Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
@@ -253,8 +252,7 @@ void Session::Dropped(const PeerIdentity& by, AllocationId allocation, Allocatio
   const Allocation& a = it->second;
   const auto importer = a.importers.find(Importer{by.session, as});
   if (importer == a.importers.end()) return;
-  if (a.importers.size() == 1 && importer->second == 1 && a.guest_references == 0 && a.mappings == 0)
-    ReleaseHandleOrBreak(allocation);
+  if (a.importers.size() == 1 && importer->second == 1 && a.guest_references == 0 && a.mappings == 0) LetGoOrBreak(allocation);
   const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a.slab;
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
   slabs_.Vacate(allocation);
@@ -279,7 +277,7 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
     if (std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer.session; }))
-      ReleaseHandleOrBreak(id);
+      LetGoOrBreak(id);
   }
   ledger_.Record(PeerLost{peer.session, reason});
   RetireEmptySlabs();

@@ -66,14 +66,10 @@ Status Fold::EraseIfDead(AllocationId id) {
 }
 
 Status Fold::Running(const std::string& doing, PoolId pool) const {
-  if (pool && s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed) {
-    const auto it = s_.pools.find(pool);
-    if (it == s_.pools.end()) return Bad(doing + ": " + ToText(pool) + " does not exist");
-    if (it->second.lifecycle == Lifecycle::kRunning) return {};
-    return Bad(doing + ": pool " + it->second.tag + " is " + std::string(ToText(it->second.lifecycle)));
-  }
-  if (s_.lifecycle == Lifecycle::kRunning) return {};
-  return Bad(doing + ": the session is " + std::string(ToText(s_.lifecycle)));
+  const bool open = s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed;
+  const Owner owner = OwnerOf(open ? pool : PoolId{});
+  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(pool) + " does not exist");
+  return *owner.lifecycle == Lifecycle::kRunning ? Status{} : Bad(doing + ": " + Standing(owner));
 }
 
 Status Fold::Add(const char* verb, AllocationId id, Allocation a) {

@@ -19,11 +19,7 @@ void Fold::UncountMemory(CommunicatorId id) {
 
 Status Fold::operator()(const CommunicatorBegun& e) {
   if (!e.communicator) return Bad("begin communicator: zero is no id");
-  Communicator made;
-  made.parent = e.parent;
-  made.how = e.how;
-  made.rank = e.rank;
-  made.ranks = e.ranks;
+  Communicator made{.parent = e.parent, .how = e.how, .rank = e.rank, .ranks = e.ranks};
   for (const auto& [id, a] : s_.allocations) made.memory += a.communicator == e.communicator ? 1 : 0;
   for (const auto& [address, l] : s_.legacy) made.memory += l.communicator == e.communicator ? 1 : 0;
   const auto [it, fresh] = s_.communicators.emplace(e.communicator, std::move(made));

@@ -4,7 +4,7 @@
 
 namespace amem {
 
-Fold::Owner Fold::OwnerOf(PoolId pool) {
+Fold::Owner Fold::OwnerOf(PoolId pool) const {
   if (!pool) return {pool, &s_.lifecycle, &s_.cycle, &s_.cycles};
   const auto it = s_.pools.find(pool);
   if (it == s_.pools.end()) return {pool};
@@ -26,8 +26,8 @@ Status Fold::operator()(const CycleBegun& e) {
 }
 
 Status Fold::operator()(const StepBegun& e) { return Worded("begin step ", e.step, BeginStep(e)); }
-Status Fold::operator()(const StepDone& e) { return Worded("finish step ", e.step, FinishStep(e)); }
-Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.step, FailStep(e)); }
+Status Fold::operator()(const StepDone& e) { return Worded("finish step ", e.step, EndStep(e.step, e.pool, nullptr)); }
+Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.step, EndStep(e.step, e.pool, &e.message)); }
 
 Status Fold::BeginStep(const StepBegun& e) {
   const Owner owner = OwnerOf(e.pool);
@@ -38,21 +38,13 @@ Status Fold::BeginStep(const StepBegun& e) {
   return {};
 }
 
-Status Fold::FinishStep(const StepDone& e) {
-  const Owner owner = OwnerOf(e.pool);
+Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) {
+  const Owner owner = OwnerOf(pool);
   AMEM_TRY(InCycle({}, owner));
-  if (owner.cycle->open_step != e.step) return Bad(": that step was not begun");
-  AMEM_TRY(DoStep({}, e.step, e.pool));
+  if (owner.cycle->open_step != step) return Bad(": that step was not begun");
+  if (failure == nullptr) AMEM_TRY(DoStep({}, step, pool));
   owner.cycle->open_step.reset();
-  return {};
-}
-
-Status Fold::FailStep(const StepFailed& e) {
-  const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle({}, owner));
-  if (owner.cycle->open_step != e.step) return Bad(": that step was not begun");
-  owner.cycle->open_step.reset();
-  owner.cycle->failure = e.message;
+  if (failure != nullptr) owner.cycle->failure = *failure;
   return {};
 }
 
@@ -77,10 +69,7 @@ Status Fold::operator()(const CycleDone& e) {
   AMEM_TRY(InCycle(doing, owner));
   if (owner.cycle->kind != e.kind || owner.cycle->number != e.cycle) return Bad(doing + ": another cycle is under way");
   if (owner.cycle->open_step) return Bad(doing + ": step " + ToText(*owner.cycle->open_step) + " is open");
-  AMEM_TRY(e.kind == CycleKind::kPause ? AllGone(doing, e.pool) : AllBack(doing, e.pool));
-  *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
-  if (e.kind == CycleKind::kResume) ForgetSaved(e.pool);
-  if (e.kind == CycleKind::kPause) ForgetSavedOfKept(e.pool);
+  AMEM_TRY(End(doing, owner, e.kind == CycleKind::kPause));
   *owner.cycle = {};
   return {};
 }
@@ -95,15 +84,19 @@ Status Fold::operator()(const CycleFailed& e) {
   }
   AMEM_TRY(InCycle(doing, owner));
   if (e.undone) {
-    AMEM_TRY(e.kind == CycleKind::kPause ? AllBack(doing, e.pool) : AllGone(doing, e.pool));
-    *owner.lifecycle = e.kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
-    if (e.kind == CycleKind::kPause) ForgetSaved(e.pool);
-    if (e.kind == CycleKind::kResume) ForgetSavedOfKept(e.pool);
+    AMEM_TRY(End(doing, owner, e.kind == CycleKind::kResume));
     owner.cycle->after_failed_undo = false;
   }
   owner.cycle->open_step.reset();
   owner.cycle->phase.reset();
   owner.cycle->failure = e.message;
+  return {};
+}
+
+Status Fold::End(const std::string& doing, const Owner& owner, bool paused) {
+  AMEM_TRY(paused ? AllGone(doing, owner.pool) : AllBack(doing, owner.pool));
+  *owner.lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
+  paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
   return {};
 }
 

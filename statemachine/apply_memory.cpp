@@ -5,19 +5,6 @@
 namespace amem {
 namespace {
 
-template <class Map>
-bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
-  auto it = map.lower_bound(address);
-  if (it != map.end() && it->first.value - address.value < bytes) {
-    *where = it->first;
-    return true;
-  }
-  if (it == map.begin()) return false;
-  --it;
-  *where = it->first;
-  return address.value - it->first.value < it->second.bytes;
-}
-
 bool Allows(const Mapping& mapping, const AccessDescriptor& wanted) {
   return std::any_of(mapping.access.begin(), mapping.access.end(), [&](const AccessDescriptor& has) {
     return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
@@ -51,9 +38,8 @@ Status Fold::operator()(const RangeReserved& e) {
     return {};
   }
   if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
-  if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where)) {
+  if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where))
     return Bad(doing + ": overlaps the range reserved at " + Hex(where.value) + ", which was not freed");
-  }
   s_.ranges.emplace(e.address, Range{e.bytes, e.alignment, e.hint, e.flags});
   return {};
 }
@@ -70,26 +56,17 @@ Status Fold::operator()(const RangeFreed& e) {
   }
   const auto it = s_.ranges.find(e.address);
   if (it == s_.ranges.end()) return Bad(doing + ": no range is reserved there");
-  if (it->second.bytes != e.bytes) {
+  if (it->second.bytes != e.bytes)
     return Bad(doing + ": its size is " + FormatBytes(it->second.bytes) + ", not " + FormatBytes(e.bytes));
-  }
-  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where))
     return Bad(doing + ": something is still mapped at " + Hex(where.value));
-  }
   s_.ranges.erase(it);
   return {};
 }
 
 Status Fold::operator()(const AllocationCreated& e) {
-  Allocation a;
-  a.bytes = e.bytes;
-  a.properties = e.properties;
+  Allocation a = MadeBy(e);
   a.flags = e.flags;
-  a.site = e.site;
-  a.created = e.created ? e.created : seq_;
-  a.tag = e.tag;
-  a.communicator = e.communicator;
-  a.pool = e.pool;
   return Add("create", e.allocation, std::move(a));
 }
 
@@ -125,23 +102,15 @@ Status Fold::operator()(const Mapped& e) {
     return {};
   }
   if (!a->resident) return Bad(doing + ": its memory is released");
-  if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset) {
+  if (e.bytes == 0 || e.offset > a->bytes || e.bytes > a->bytes - e.offset)
     return Bad(doing + ": " + FormatBytes(e.bytes) + " from offset " + FormatBytes(e.offset) + " is outside its " +
                FormatBytes(a->bytes));
-  }
   const auto range = s_.RangeAt(e.address);
-  if (range == s_.ranges.end() || e.bytes > range->second.bytes - (e.address.value - range->first.value)) {
+  if (range == s_.ranges.end() || e.bytes > range->second.bytes - (e.address.value - range->first.value))
     return Bad(doing + ": the address range is not reserved");
-  }
-  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where)) {
+  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where))
     return Bad(doing + ": that range is mapped already (at " + Hex(where.value) + ")");
-  }
-  Mapping m;
-  m.bytes = e.bytes;
-  m.offset = e.offset;
-  m.allocation = e.allocation;
-  m.flags = e.flags;
-  s_.mappings.emplace(e.address, std::move(m));
+  s_.mappings.emplace(e.address, Mapping{e.bytes, e.offset, e.allocation, e.flags, {}});
   ++a->mappings;
   return {};
 }

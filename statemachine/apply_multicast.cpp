@@ -42,10 +42,13 @@ Status Fold::operator()(const MulticastDeviceAdded& e) {
   return {};
 }
 
-Fold::BoundMemory Fold::MemoryOf(AllocationId id) {
-  BoundMemory memory{id ? Find(id) : nullptr, nullptr};
-  if (memory.part != nullptr && memory.part->placed()) memory.slab = Find(memory.part->slab);
-  return memory;
+Status Fold::FindMemory(AllocationId id, BoundMemory& memory) {
+  memory = {id ? Find(id) : nullptr, nullptr};
+  if (memory.part == nullptr || !memory.part->placed()) return {};
+  memory.slab = Find(memory.part->slab);
+  const Allocation* whole = memory.slab;
+  AMEM_CHECK(whole != nullptr, id, memory.part->slab);
+  return {};
 }
 
 Status Fold::operator()(const MulticastBound& e) {
@@ -54,13 +57,11 @@ Status Fold::operator()(const MulticastBound& e) {
   if (!id) {
     if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
   }
-  const BoundMemory memory = MemoryOf(id);
+  BoundMemory memory;
+  AMEM_TRY(FindMemory(id, memory));
   if (e.allocation && memory.part == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
   Multicast* object = FindMulticast(e.multicast);
   if (object == nullptr) return Bad(doing + ": it does not exist");
-  const Allocation* a = memory.part;
-  const Allocation* whole = memory.slab;
-  if (a != nullptr && a->placed()) AMEM_CHECK(whole != nullptr, id, a->slab);
   const bool released = Find(e.multicast) != nullptr && Find(e.multicast)->rebuilt();
   for (Allocation* bound : {memory.part, memory.slab}) {  // the slab's memory is what is bound
     if (bound == nullptr) continue;
@@ -92,12 +93,8 @@ Status Fold::operator()(const MulticastUnbound& e) {
 }
 
 Status Fold::CountUnbound(AllocationId id, bool released) {
-  const BoundMemory memory = MemoryOf(id);
-  const Allocation* whole = memory.slab;
-  if (memory.part != nullptr && memory.part->placed()) {
-    const Allocation& a = *memory.part;
-    AMEM_CHECK(whole != nullptr, a.slab);
-  }
+  BoundMemory memory;
+  AMEM_TRY(FindMemory(id, memory));
   for (Allocation* bound : {memory.part, memory.slab}) {
     if (bound == nullptr || bound->multicast_bindings == 0) continue;  // a part that was bound before it moved counts elsewhere
     --bound->multicast_bindings;
@@ -154,7 +151,8 @@ Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
                                     [&](const MulticastBinding& b) { return b.device == step.device && b.bound != bind; });
   if (binding == at->second.end()) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
   if (bind && !multicast.missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
-  const BoundMemory memory = MemoryOf(binding->allocation);
+  BoundMemory memory;
+  AMEM_TRY(FindMemory(binding->allocation, memory));
   if (bind && memory.part != nullptr && !(memory.slab != nullptr ? memory.slab : memory.part)->resident)
     return Bad(doing + ": " + ToText(binding->allocation) + " has no memory yet");
   binding->bound = bind;

@@ -112,10 +112,7 @@ Status Fold::operator()(const PoolOpened& e) {
   if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
   if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad(doing + ": that is no tag for a pool");
   if (s_.PoolNamed(e.tag)) return Bad(doing + ": that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");
-  Pool& pool = s_.pools[e.pool];
-  pool.tag = e.tag;
-  pool.policy = e.policy;
-  pool.cycles = e.cycles;
+  s_.pools[e.pool] = {.tag = e.tag, .policy = e.policy, .cycles = e.cycles};
   return {};
 }
 
@@ -128,15 +125,12 @@ Status Fold::operator()(const PoolAllocated& e) {
   if (chunk->properties.location != Location{LocationType::kDevice, e.device.value})
     return Bad(doing + ": " + ToText(e.backing) + " is on " + ToText(chunk->properties.location));
   const auto mapping = s_.MappingAt(e.address);
-  const Address end = e.address + e.bytes;
   if (mapping == s_.mappings.end() || mapping->second.allocation != e.backing || mapping->second.offset != 0 ||
       mapping->first + e.offset != e.address || e.bytes > mapping->second.bytes - e.offset)
     return Bad(doing + ": that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
   auto& parts = s_.pools.at(chunk->pool).parts;
-  const auto next = parts.lower_bound(e.address);
-  if (next != parts.end() && next->first < end) return Bad(doing + ": it overlaps the part at " + Hex(next->first.value));
-  if (next != parts.begin() && e.address < std::prev(next)->first + std::prev(next)->second.bytes)
-    return Bad(doing + ": it overlaps the part at " + Hex(std::prev(next)->first.value));
+  if (Address where; Overlaps(parts, e.address, e.bytes, &where))
+    return Bad(doing + ": it overlaps the part at " + Hex(where.value));
   parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});
   return {};
 }
@@ -155,9 +149,9 @@ Status Fold::NoParts(const std::string& doing, Address address, const Mapping& m
   if (chunk == nullptr || !chunk->pool) return {};
   const auto pool = s_.pools.find(chunk->pool);
   AMEM_CHECK(pool != s_.pools.end(), address, mapping.allocation);
-  const auto part = pool->second.parts.lower_bound(address);
-  if (part == pool->second.parts.end() || part->first >= address + mapping.bytes) return {};
-  return Bad(doing + ": amem_alloc's part at " + Hex(part->first.value) + " was not freed");
+  Address where;
+  if (!Overlaps(pool->second.parts, address, mapping.bytes, &where)) return {};
+  return Bad(doing + ": amem_alloc's part at " + Hex(where.value) + " was not freed");
 }
 
 }  // namespace amem

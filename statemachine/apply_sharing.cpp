@@ -11,15 +11,8 @@ Status Fold::operator()(const Exported& e) {
 }
 
 Status Fold::operator()(const Imported& e) {
-  Allocation a;
-  a.bytes = e.bytes;
-  a.properties = e.properties;
-  a.site = e.site;
-  a.created = e.created ? e.created : seq_;
-  a.tag = e.tag;
-  a.communicator = e.communicator;
+  Allocation a = MadeBy(e);
   a.remote = e.remote;
-  a.pool = e.pool;
   a.multicast = e.tag == MemoryTag::kMulticastReleased;
   if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
   return Add("import", e.allocation, std::move(a));

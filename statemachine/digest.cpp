@@ -42,16 +42,8 @@ class Hasher {
     for (const T& element : list) Add(element);
   }
   template <class T>
-  void Add(const Unlisted<T>& value) {
-    Add(value.field);
-  }
-  template <class T>
   void Add(const IfAny<T>& value) {  // younger than the journals whose digests are known
     if (value.field != T{}) Add(value.field);
-  }
-  template <class T>
-  void Add(const Hexadecimal<T>& value) {
-    Add(value.field);
   }
   template <class Key, class Value>
   void Add(const std::map<Key, Value>& map) {
@@ -60,8 +52,10 @@ class Hasher {
   template <class T>
   void Add(const T& value) {
     if constexpr (Described<T>) {  // lists last
-      ForEachField(value, [this](const char*, const auto& field) { AddIf<false>(field); });
-      ForEachField(value, [this](const char*, const auto& field) { AddIf<true>(field); });
+      ForEachField(value, [this](std::string_view, const auto& field) { AddIf<false>(field); });
+      ForEachField(value, [this](std::string_view, const auto& field) { AddIf<true>(field); });
+    } else if constexpr (requires { value.field; }) {
+      Add(value.field);
     } else {
       Add(static_cast<std::uint64_t>(value));  // a number, an enumerator or a truth value
     }

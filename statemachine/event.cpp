@@ -35,17 +35,12 @@ EventBody& EventBody::operator=(EventBody&& other) noexcept {
 EventBody::~EventBody() = default;
 
 PoolId PoolOfCycle(const EventBody& body) {
-  return std::visit(
-      []<class Kind>(const Kind& e) {
-        constexpr bool of_a_cycle =
-            kIsAlternative<Kind, std::variant<CycleBegun, PhaseBegun, StepBegun, StepDone, StepFailed, CycleDone, CycleFailed>>;
-        if constexpr (of_a_cycle) {
-          return e.pool;
-        } else {
-          return PoolId{};
-        }
-      },
-      static_cast<const EventVariant&>(body));
+  using OfCycle = std::variant<CycleBegun, PhaseBegun, StepBegun, StepDone, StepFailed, CycleDone, CycleFailed>;
+  const auto pool_of = []<class Kind>(const Kind& e) {
+    if constexpr (kIsAlternative<Kind, OfCycle>) return e.pool;
+    return PoolId{};
+  };
+  return std::visit(pool_of, static_cast<const EventVariant&>(body));
 }
 
 bool operator==(const EventBody& a, const EventBody& b) {

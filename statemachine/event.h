@@ -35,27 +35,28 @@ struct SessionOpened {
   std::string content;  // "preserve" or "discard"
   // What the launcher said of the job, as NAME=VALUE of those variables that are set: "SLURM_JOB_ID=17", "WORLD_SIZE=8".
   std::vector<std::string> launcher;
-  friend bool operator==(const SessionOpened&, const SessionOpened&) = default;
+  AMEM_EVENT(SessionOpened, "session opened", session, host, pid, boot_id, amem_version, driver_version, nccl_version,
+             gpu_uuids, group, rank, realtime_ns, monotonic_ns, layout, content, IfAny{launcher});
 };
 struct SessionClosed {
   std::string reason;           // "exit", "detach"
   std::int32_t exit_code = -1;  // what the process gave to exit(), 0 to 255; -1: unknown
-  friend bool operator==(const SessionClosed&, const SessionClosed&) = default;
+  AMEM_EVENT(SessionClosed, "session closed", reason, exit_code);
 };
 // Latched: after this every pause is refused with `reason`, because the journal no longer tells the whole truth.
 struct SessionBroken {
   std::string reason;
-  friend bool operator==(const SessionBroken&, const SessionBroken&) = default;
+  AMEM_EVENT(SessionBroken, "session broken", reason);
 };
 struct GroupChanged {  // ncclSetGroupID
   std::int64_t group = 0;
-  friend bool operator==(const GroupChanged&, const GroupChanged&) = default;
+  AMEM_EVENT(GroupChanged, "group changed", group);
 };
 // A libnccl came under AMem. `build_id` is the ELF build id in hex (or a content hash), `way` = "preload", "patched", "attach".
 struct LibraryAttached {
   std::string path, build_id, way, nccl_version;
   std::uint64_t load_address = 0;
-  friend bool operator==(const LibraryAttached&, const LibraryAttached&) = default;
+  AMEM_EVENT(LibraryAttached, "library attached", path, build_id, way, nccl_version, Hexadecimal{load_address});
 };
 // NCCL asked for a driver entry point. `replaced` false: it passes AMem untouched, and if its name says memory, that is noted
 // here.
@@ -63,7 +64,7 @@ struct DriverSymbolBound {
   std::string name;
   std::int32_t cuda_version = 0;
   bool replaced = false;
-  friend bool operator==(const DriverSymbolBound&, const DriverSymbolBound&) = default;
+  AMEM_EVENT(DriverSymbolBound, "driver symbol bound", name, cuda_version, replaced);
 };
 
 // ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
@@ -79,13 +80,13 @@ struct RangeReserved {
   CallSite site;
   AllocationId allocation;
   PoolId pool;  // for a chunk of that pool
-  friend bool operator==(const RangeReserved&, const RangeReserved&) = default;
+  AMEM_EVENT(RangeReserved, "range reserved", IfAny{allocation}, address, bytes, alignment, hint, flags, site, IfAny{pool});
 };
 struct RangeFreed {
   Address address;
   Bytes bytes = 0;
   AllocationId allocation;
-  friend bool operator==(const RangeFreed&, const RangeFreed&) = default;
+  AMEM_EVENT(RangeFreed, "range freed", address, bytes, IfAny{allocation});
 };
 struct AllocationCreated {
   AllocationId allocation;
@@ -98,16 +99,17 @@ struct AllocationCreated {
   MemoryTag tag{};
   CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
   PoolId pool;                  // a chunk of that pool, with tag kUser, so that pauses of NCCL leave it; zero: no pool's
-  friend bool operator==(const AllocationCreated&, const AllocationCreated&) = default;
+  AMEM_EVENT(AllocationCreated, "allocation created", allocation, bytes, properties, flags, handle, As{"created_seq", created},
+             site, IfAny{tag}, IfAny{communicator}, IfAny{pool});
 };
 struct AllocationRetained {  // by a mapped address, or imported again (no address); NCCL holds one reference more
   AllocationId allocation;
   Address address;
-  friend bool operator==(const AllocationRetained&, const AllocationRetained&) = default;
+  AMEM_EVENT(AllocationRetained, "allocation retained", allocation, address);
 };
 struct AllocationReleased {  // NCCL holds one reference less; the memory lives on while mapped or referenced by a peer
   AllocationId allocation;
-  friend bool operator==(const AllocationReleased&, const AllocationReleased&) = default;
+  AMEM_EVENT(AllocationReleased, "allocation released", allocation);
 };
 struct Mapped {  // of an allocation in a slab: at its place, and the driver was not asked
   Address address;
@@ -115,20 +117,20 @@ struct Mapped {  // of an allocation in a slab: at its place, and the driver was
   Bytes offset = 0;
   AllocationId allocation;
   std::uint64_t flags = 0;
-  friend bool operator==(const Mapped&, const Mapped&) = default;
+  AMEM_EVENT(Mapped, "mapped", address, bytes, offset, allocation, flags);
 };
 struct Unmapped {
   Address address;
   Bytes bytes = 0;
   AllocationId allocation;
-  friend bool operator==(const Unmapped&, const Unmapped&) = default;
+  AMEM_EVENT(Unmapped, "unmapped", address, bytes, IfAny{allocation});
 };
 struct AccessSet {
   Address address;
   Bytes bytes = 0;
   std::vector<AccessDescriptor> access;
   AllocationId allocation;  // NCCL asked it for this allocation in a slab; the slab's mapping allowed it already
-  friend bool operator==(const AccessSet&, const AccessSet&) = default;
+  AMEM_EVENT(AccessSet, "access set", IfAny{allocation}, address, bytes, access);
 };
 
 // ---- sharing -----------------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ inline constexpr std::uint32_t kFabricHandle = 8;  // CU_MEM_HANDLE_TYPE_FABRIC
 struct Exported {
   AllocationId allocation;
   std::uint32_t handle_type = 1;
-  friend bool operator==(const Exported&, const Exported&) = default;
+  AMEM_EVENT(Exported, "exported", allocation, handle_type);
 };
 struct Imported {  // `allocation` is the new local id
   AllocationId allocation;
@@ -153,19 +155,20 @@ struct Imported {  // `allocation` is the new local id
   MemoryTag tag{};              // the owner's: both sides keep memory of the program's, or both release it
   CommunicatorId communicator;  // of this process, as in AllocationCreated
   PoolId pool;                  // that has the tag of the owner's chunk; zero: it is no chunk
-  friend bool operator==(const Imported&, const Imported&) = default;
+  AMEM_EVENT(Imported, "imported", allocation, remote, bytes, properties, handle_type, handle, As{"created_seq", created}, site,
+             IfAny{tag}, IfAny{communicator}, IfAny{pool});
 };
 struct ReferenceAdded {  // at the owner: session `by` imported `allocation`, and calls it `as`
   AllocationId allocation;
   SessionId by;
   AllocationId as;
-  friend bool operator==(const ReferenceAdded&, const ReferenceAdded&) = default;
+  AMEM_EVENT(ReferenceAdded, "reference added", allocation, by, as);
 };
 struct ReferenceDropped {
   AllocationId allocation;
   SessionId by;
   AllocationId as;
-  friend bool operator==(const ReferenceDropped&, const ReferenceDropped&) = default;
+  AMEM_EVENT(ReferenceDropped, "reference dropped", allocation, by, as);
 };
 struct PeerConnected {
   SessionId peer;
@@ -173,13 +176,13 @@ struct PeerConnected {
   std::int32_t pid = 0;
   std::int64_t group = 0;
   std::int32_t rank = -1;
-  friend bool operator==(const PeerConnected&, const PeerConnected&) = default;
+  AMEM_EVENT(PeerConnected, "peer connected", peer, host, pid, group, rank);
 };
 inline constexpr const char* kPeerDied = "died";
 struct PeerLost {  // all references held by `peer` are gone with it
   SessionId peer;
   std::string reason;  // kPeerDied if it did not close; else in words
-  friend bool operator==(const PeerLost&, const PeerLost&) = default;
+  AMEM_EVENT(PeerLost, "peer lost", peer, reason);
 };
 
 // ---- other kinds of memory ---------------------------------------------------------------------------------------------
@@ -189,11 +192,11 @@ struct HostAllocated {  // pinned host memory: counted, never released
   Bytes bytes = 0;
   std::uint32_t flags = 0;
   bool registered = false;  // cuMemHostRegister of memory that NCCL had already
-  friend bool operator==(const HostAllocated&, const HostAllocated&) = default;
+  AMEM_EVENT(HostAllocated, "host allocated", address, bytes, flags, registered);
 };
 struct HostFreed {
   Address address;
-  friend bool operator==(const HostFreed&, const HostFreed&) = default;
+  AMEM_EVENT(HostFreed, "host freed", address);
 };
 // cuMemAlloc by NCCL. AMem backs it by `bytes` at `offset` of allocation `backing`, mapped at address - offset; backing 0: the
 // driver's own memory, which stays (why = reason for people).
@@ -205,34 +208,34 @@ struct LegacyAllocated {
   std::string why;
   CallSite site;
   CommunicatorId communicator;  // as in AllocationCreated
-  friend bool operator==(const LegacyAllocated&, const LegacyAllocated&) = default;
+  AMEM_EVENT(LegacyAllocated, "legacy allocated", address, bytes, backing, offset, why, site, IfAny{communicator});
 };
 struct LegacyFreed {
   Address address;
-  friend bool operator==(const LegacyFreed&, const LegacyFreed&) = default;
+  AMEM_EVENT(LegacyFreed, "legacy freed", address);
 };
 struct LegacyExported {  // cuIpcGetMemHandle on an address of ours
   Address address;
   AllocationId backing;
-  friend bool operator==(const LegacyExported&, const LegacyExported&) = default;
+  AMEM_EVENT(LegacyExported, "legacy exported", address, backing);
 };
 struct LegacyImported {  // cuIpcOpenMemHandle; `allocation` was Imported and mapped just before, for this
   Address address;
   AllocationId allocation;
-  friend bool operator==(const LegacyImported&, const LegacyImported&) = default;
+  AMEM_EVENT(LegacyImported, "legacy imported", address, allocation);
 };
 struct LegacyClosed {
   Address address;
-  friend bool operator==(const LegacyClosed&, const LegacyClosed&) = default;
+  AMEM_EVENT(LegacyClosed, "legacy closed", address);
 };
 struct AsyncAllocated {  // cuMemAllocAsync or FromPool: the pool's, counted, never released
   Address address;
   Bytes bytes = 0;
-  friend bool operator==(const AsyncAllocated&, const AsyncAllocated&) = default;
+  AMEM_EVENT(AsyncAllocated, "async allocated", address, bytes);
 };
 struct AsyncFreed {
   Address address;
-  friend bool operator==(const AsyncFreed&, const AsyncFreed&) = default;
+  AMEM_EVENT(AsyncFreed, "async freed", address);
 };
 struct MulticastCreated {
   AllocationId allocation;  // a multicast object has an id of the same kind: it is mapped and exported the same way
@@ -243,12 +246,13 @@ struct MulticastCreated {
   DriverHandle handle;
   MemoryTag tag{};          // kMulticastReleased, or the object stays in a pause
   bool incomplete = false;  // in a snapshot: a session that had imported it has let go of it
-  friend bool operator==(const MulticastCreated&, const MulticastCreated&) = default;
+  AMEM_EVENT(MulticastCreated, "multicast created", allocation, bytes, devices, handle_types, flags, handle, IfAny{tag},
+             Unlisted{incomplete});
 };
 struct MulticastDeviceAdded {
   AllocationId multicast;
   DeviceOrdinal device;
-  friend bool operator==(const MulticastDeviceAdded&, const MulticastDeviceAdded&) = default;
+  AMEM_EVENT(MulticastDeviceAdded, "multicast device added", multicast, device);
 };
 struct MulticastBound {
   AllocationId multicast;
@@ -257,36 +261,36 @@ struct MulticastBound {
   Bytes allocation_offset = 0;
   Bytes bytes = 0;
   Address address;  // when bound by address
-  friend bool operator==(const MulticastBound&, const MulticastBound&) = default;
+  AMEM_EVENT(MulticastBound, "multicast bound", multicast, multicast_offset, allocation, allocation_offset, bytes, address);
 };
 struct MulticastUnbound {
   AllocationId multicast;
   DeviceOrdinal device;
   Bytes multicast_offset = 0;
   Bytes bytes = 0;
-  friend bool operator==(const MulticastUnbound&, const MulticastUnbound&) = default;
+  AMEM_EVENT(MulticastUnbound, "multicast unbound", multicast, device, multicast_offset, bytes);
 };
 struct Registered {  // pinned for a network card: physical pages must not move, so pause leaves this memory alone
   Address address;
   Bytes bytes = 0;
   std::string how;  // "dma-buf", "ibv_reg_mr"
-  friend bool operator==(const Registered&, const Registered&) = default;
+  AMEM_EVENT(Registered, "registered", address, bytes, how);
 };
 struct Deregistered {
   Address address;
   Bytes bytes = 0;
-  friend bool operator==(const Deregistered&, const Deregistered&) = default;
+  AMEM_EVENT(Deregistered, "deregistered", address, bytes);
 };
 // From now on pauses leave all memory of this session in place, tags' and imports too: somebody whom AMem cannot ask may hold
 // its pages, here or in a session that shares memory with this one.
 struct EverythingKept {
   std::string why;
-  friend bool operator==(const EverythingKept&, const EverythingKept&) = default;
+  AMEM_EVENT(EverythingKept, "everything kept", why);
 };
 struct PassedThrough {  // seen and not understood, or about memory that is not ours; no effect on state but a count
   std::string name, detail;
   std::int32_t result = 0;
-  friend bool operator==(const PassedThrough&, const PassedThrough&) = default;
+  AMEM_EVENT(PassedThrough, "passed through", name, detail, result);
 };
 
 // ---- pause and resume, and what was seen when one failed: event_cycle.h ------------------------------------------------
@@ -298,7 +302,7 @@ struct Condensed {
   std::uint64_t next_allocation = 1;
   std::uint64_t cycles = 0;
   std::vector<std::uint64_t> totals;
-  friend bool operator==(const Condensed&, const Condensed&) = default;
+  AMEM_EVENT(Condensed, "condensed", through, next_allocation, cycles, totals);
 };
 
 // ---- slabs -------------------------------------------------------------------------------------------------------------
@@ -307,31 +311,31 @@ struct Condensed {
 struct ByteRange {  // a part of a slab
   Bytes offset = 0;
   Bytes bytes = 0;
-  friend bool operator==(const ByteRange&, const ByteRange&) = default;
+  AMEM_STRUCT(ByteRange, offset, bytes);
 };
 struct SlabOpened {  // `slab` was created, or imported, and mapped at `address` just before, to be cut into allocations
   AllocationId slab;
   Address address;
   std::vector<ByteRange> dirty;  // in a snapshot: free, and not cleared since somebody could write there
-  friend bool operator==(const SlabOpened&, const SlabOpened&) = default;
+  AMEM_EVENT(SlabOpened, "slab opened", slab, address, Unlisted{dirty});
 };
 struct Placed {  // `allocation` has no memory of its own, but that part of a slab; also when it moves, while it is untouched
   AllocationId allocation;
   AllocationId slab;
   Bytes offset = 0;
   bool touched = false;  // in a snapshot: it was mapped, or a peer imported it
-  friend bool operator==(const Placed&, const Placed&) = default;
+  AMEM_EVENT(Placed, "placed", allocation, slab, offset, Unlisted{touched});
 };
 struct Backed {  // `allocation` left its place in a slab, where nobody could reach it, for a driver handle of its own
   AllocationId allocation;
   DriverHandle handle;
-  friend bool operator==(const Backed&, const Backed&) = default;
+  AMEM_EVENT(Backed, "backed", allocation, handle);
 };
 struct PartCleared {  // zeros were written to a part of a slab that nobody holds
   AllocationId slab;
   Bytes offset = 0;
   Bytes bytes = 0;
-  friend bool operator==(const PartCleared&, const PartCleared&) = default;
+  AMEM_EVENT(PartCleared, "part cleared", slab, offset, bytes);
 };
 
 // ---- communicators -----------------------------------------------------------------------------------------------------
@@ -343,7 +347,7 @@ struct CommunicatorBegun {  // NCCL was asked to make one
   std::string how;         // "init", "init all", "split", "shrink", "grow"
   std::int32_t rank = -1;  // as asked for; -1: not known yet
   std::int32_t ranks = 0;  // 0: not known yet
-  friend bool operator==(const CommunicatorBegun&, const CommunicatorBegun&) = default;
+  AMEM_EVENT(CommunicatorBegun, "communicator begun", communicator, IfAny{parent}, how, rank, ranks);
 };
 struct CommunicatorReady {  // NCCL made it
   CommunicatorId communicator;
@@ -351,17 +355,17 @@ struct CommunicatorReady {  // NCCL made it
   std::int32_t rank = -1;
   std::int32_t ranks = 0;
   DeviceOrdinal device;
-  friend bool operator==(const CommunicatorReady&, const CommunicatorReady&) = default;
+  AMEM_EVENT(CommunicatorReady, "communicator ready", communicator, Hexadecimal{hash}, rank, ranks, device);
 };
 struct CommunicatorEnded {
   CommunicatorId communicator;
   std::string how;  // "destroyed", "aborted", "failed" (it was never made), "left out" (a split without a color)
-  friend bool operator==(const CommunicatorEnded&, const CommunicatorEnded&) = default;
+  AMEM_EVENT(CommunicatorEnded, "communicator ended", communicator, how);
 };
 struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, which AMem serves
   CommunicatorId communicator;
   bool suspended = true;
-  friend bool operator==(const CommunicatorSuspended&, const CommunicatorSuspended&) = default;
+  AMEM_EVENT(CommunicatorSuspended, "communicator suspended", communicator, suspended);
 };
 
 // ---- pools -------------------------------------------------------------------------------------------------------------
@@ -374,7 +378,7 @@ struct PoolOpened {
   std::string tag;  // of one pool in a session; never "nccl" or "user"
   PoolPolicy policy{};
   std::uint64_t cycles = 0;  // in a snapshot: its pauses so far
-  friend bool operator==(const PoolOpened&, const PoolOpened&) = default;
+  AMEM_EVENT(PoolOpened, "pool opened", pool, As{"pool_tag", tag}, policy, Unlisted{cycles});
 };
 struct PoolAllocated {  // amem_alloc: a part of chunk `backing`, whose mapping begins at address - offset
   Address address;
@@ -382,11 +386,11 @@ struct PoolAllocated {  // amem_alloc: a part of chunk `backing`, whose mapping 
   DeviceOrdinal device;
   AllocationId backing;
   Bytes offset = 0;
-  friend bool operator==(const PoolAllocated&, const PoolAllocated&) = default;
+  AMEM_EVENT(PoolAllocated, "pool allocated", address, bytes, device, backing, offset);
 };
 struct PoolFreed {  // amem_free, also while the pool is paused
   Address address;
-  friend bool operator==(const PoolFreed&, const PoolFreed&) = default;
+  AMEM_EVENT(PoolFreed, "pool freed", address);
 };
 
 using EventVariant =
@@ -451,8 +455,14 @@ std::string ToText(SessionId);       // "session 0x1f"
 std::string ToText(CommunicatorId);  // "communicator 2"
 std::string ToText(PoolId);          // "pool 2"
 std::string ToText(const CallSite&);
-// One line without the sequence number, time and thread: "mapped 0x7f00 2 MiB of allocation 3".
+// One line without the sequence number, time and thread: "mapped: address 0x7f00, 2 MiB, allocation 3".
 std::string ToText(const EventBody&);
-std::string FormatBytes(Bytes);  // "2 MiB", "8 280 MiB", "17 B"
+
+// Amounts of memory. Exact, and so each in its own unit: "2 MiB", "8 280 MiB", "17 B".
+std::string FormatBytes(Bytes);
+// For messages that compare amounts: all that are not small in MiB, to a tenth: "31.5 MiB", "143 155.9 MiB". Below 1 MiB they
+// are exact. What is there is rounded down; what is needed is rounded up, for then it is enough.
+std::string RoundedBytes(Bytes);
+std::string RoundedUpBytes(Bytes);
 
 }  // namespace amem

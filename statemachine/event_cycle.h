@@ -53,6 +53,7 @@ struct Step {
   Bytes bytes = 0;
   DeviceOrdinal device;
   Bytes offset = 0;  // in a multicast object
+  AMEM_STRUCT(Step, kind, allocation, address, bytes, device, IfAny{offset});
   friend auto operator<=>(const Step&, const Step&) = default;
 };
 struct CycleMember {  // who a session is, so that one journal alone names the ranks of a cycle
@@ -60,7 +61,7 @@ struct CycleMember {  // who a session is, so that one journal alone names the r
   std::int32_t rank = -1;
   std::int32_t pid = 0;
   std::string host;
-  friend bool operator==(const CycleMember&, const CycleMember&) = default;
+  AMEM_STRUCT(CycleMember, session, rank, pid, host);
 };
 struct CycleBegun {
   CycleKind kind{};
@@ -68,17 +69,17 @@ struct CycleBegun {
   std::vector<SessionId> members;  // none for a pool whose memory no other session shares
   std::vector<CycleMember> processes;  // of the members, in their order; empty in journals of builds that did not record them
   PoolId pool;
-  friend bool operator==(const CycleBegun&, const CycleBegun&) = default;
+  AMEM_EVENT(CycleBegun, "cycle begun", As{"cycle_kind", kind}, cycle, members, processes, IfAny{pool});
 };
 struct StepBegun {
   Step step;
   PoolId pool;
-  friend bool operator==(const StepBegun&, const StepBegun&) = default;
+  AMEM_EVENT(StepBegun, "step begun", step, IfAny{pool});
 };
 struct StepDone {
   Step step;
   PoolId pool;
-  friend bool operator==(const StepDone&, const StepDone&) = default;
+  AMEM_EVENT(StepDone, "step done", step, IfAny{pool});
 };
 struct StepFailed {
   Step step;
@@ -87,12 +88,12 @@ struct StepFailed {
   std::string message;
   SessionId reported_by;  // the owner that refused to hand out memory for an import; zero: it failed here
   PoolId pool;
-  friend bool operator==(const StepFailed&, const StepFailed&) = default;
+  AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool});
 };
 struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
   PhaseKind phase{};
   PoolId pool;
-  friend bool operator==(const PhaseBegun&, const PhaseBegun&) = default;
+  AMEM_EVENT(PhaseBegun, "phase begun", phase, IfAny{pool});
 };
 struct PhaseDecided {  // the vote after a phase, as this session learned it; culprit 0 when it passed
   PhaseKind phase{};
@@ -102,14 +103,14 @@ struct PhaseDecided {  // the vote after a phase, as this session learned it; cu
   Code code{};  // why it failed; kOk in journals of builds that did not record it
   std::int32_t driver_result = 0;
   PoolId pool;
-  friend bool operator==(const PhaseDecided&, const PhaseDecided&) = default;
+  AMEM_EVENT(PhaseDecided, "phase decided", phase, passed, OrNull{culprit}, message, code, driver_result, IfAny{pool});
 };
 struct CycleDone {
   CycleKind kind{};
   std::uint64_t cycle = 0;
   std::uint64_t duration_ns = 0;
   PoolId pool;
-  friend bool operator==(const CycleDone&, const CycleDone&) = default;
+  AMEM_EVENT(CycleDone, "cycle done", As{"cycle_kind", kind}, cycle, duration_ns, IfAny{pool});
 };
 struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
   CycleKind kind{};
@@ -122,7 +123,8 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   // this session itself, or it is not known.
   std::vector<CycleMember> culprits;
   PoolId pool;
-  friend bool operator==(const CycleFailed&, const CycleFailed&) = default;
+  AMEM_EVENT(CycleFailed, "cycle failed", As{"cycle_kind", kind}, cycle, undone, message, code, driver_result, culprits,
+             IfAny{pool});
 };
 
 // ---- what was seen -----------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ struct VoteCast {  // this session's own vote on a phase, recorded before it wai
   Code code{};  // why it did not vote for
   std::string message;
   PoolId pool;
-  friend bool operator==(const VoteCast&, const VoteCast&) = default;
+  AMEM_EVENT(VoteCast, "vote cast", phase, ok, code, message, IfAny{pool});
 };
 // By the session that counts the votes: what a member said. `voted` false: that it has arrived.
 struct MemberHeard {
@@ -148,7 +150,7 @@ struct MemberHeard {
   // By any session: a member that has called ncclPause or ncclResume has been asking it for a while with whom it shares memory,
   // and so waits for others to come. The kind of cycle is the one that this session could join.
   bool asks = false;
-  friend bool operator==(const MemberHeard&, const MemberHeard&) = default;
+  AMEM_EVENT(MemberHeard, "member heard", member, As{"cycle_kind", kind}, phase, voted, ok, rank, pid, asks);
 };
 struct ProcessSeen {  // of another session's process: at a deadline, or when the connection to it was lost
   SessionId session;
@@ -158,18 +160,18 @@ struct ProcessSeen {  // of another session's process: at a deadline, or when th
   std::string answer;           // what it answered itself: "running, has not called ncclPause"; empty: it was not asked
   std::int32_t exit_code = -1;  // of a zombie; 128 + N: ended by signal N; -1: unknown
   std::uint64_t waited_ns = 0;  // how long this session had waited for it
-  friend bool operator==(const ProcessSeen&, const ProcessSeen&) = default;
+  AMEM_EVENT(ProcessSeen, "process seen", session, pid, state, where, answer, exit_code, waited_ns);
 };
 struct ThreadSeen {          // at a deadline: a thread of this session's own process
   std::uint32_t thread = 0;  // kernel thread id
   std::string name, state, where;
   std::vector<std::string> stack;  // innermost first: "libc.so.6+0x12"; empty: it could not be had safely
-  friend bool operator==(const ThreadSeen&, const ThreadSeen&) = default;
+  AMEM_EVENT(ThreadSeen, "thread seen", As{"of_thread", thread}, name, state, where, stack);
 };
 struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused because memory is paused
   std::string call;
   std::uint64_t count = 1;  // how often since the last such event
-  friend bool operator==(const LaunchRefused&, const LaunchRefused&) = default;
+  AMEM_EVENT(LaunchRefused, "launch refused", call, count);
 };
 
 // ---- requests from outside -----------------------------------------------------------------------------------------------
@@ -181,12 +183,12 @@ struct RequestSeen {          // this process has seen what the tool asks for
   std::int32_t by_pid = 0;   // of the tool
   std::uint64_t target = 0;  // the safe point at which all are to pause; 0: not agreed on yet
   bool all_tags = false;     // the program's tags are to be paused as well
-  friend bool operator==(const RequestSeen&, const RequestSeen&) = default;
+  AMEM_EVENT(RequestSeen, "request seen", request, As{"request_kind", kind}, by_pid, OrNull{target}, all_tags);
 };
 struct SafepointReached {  // at which the request is carried out; this process waits in it
   std::uint64_t request = 0;
   std::uint64_t step = 0;  // safe points passed so far, with this one; 0: in the program's own resume
-  friend bool operator==(const SafepointReached&, const SafepointReached&) = default;
+  AMEM_EVENT(SafepointReached, "safepoint reached", request, As{"safepoint", OrNull{step}});
 };
 struct RequestEnded {  // on this process
   std::uint64_t request = 0;
@@ -194,13 +196,13 @@ struct RequestEnded {  // on this process
   Code code{};          // kOk: it was done
   std::string message;  // why not
   Bytes bytes = 0;      // that a pause gave back
-  friend bool operator==(const RequestEnded&, const RequestEnded&) = default;
+  AMEM_EVENT(RequestEnded, "request ended", request, As{"request_kind", kind}, code, message, bytes);
 };
 struct Frozen {                          // the driver had taken the whole process from its GPUs, and has brought it back
   std::uint64_t from_ns = 0, to_ns = 0;  // CLOCK_MONOTONIC of the host
   Bytes bytes = 0;                       // that the driver moved
   std::string moved_gpus;                // "GPU-a -> GPU-b"; empty: each came back to its own
-  friend bool operator==(const Frozen&, const Frozen&) = default;
+  AMEM_EVENT(Frozen, "frozen", from_ns, to_ns, bytes, moved_gpus);
 };
 
 }  // namespace amem

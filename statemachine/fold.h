@@ -5,12 +5,28 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <variant>
 
 #include "statemachine/check.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
 namespace amem {
+
+// Whether something in a map by address lies in [address, address + bytes), and where that begins.
+template <class Map>
+bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
+  auto it = map.lower_bound(address);
+  if (it != map.end() && it->first.value - address.value < bytes) {
+    *where = it->first;
+    return true;
+  }
+  if (it == map.begin()) return false;
+  --it;
+  *where = it->first;
+  return address.value - it->first.value < it->second.bytes;
+}
 
 class Fold {
  public:
@@ -22,8 +38,6 @@ class Fold {
   Status operator()(const SessionBroken& e);
   Status operator()(const GroupChanged& e);
   Status operator()(const LibraryAttached& e);
-  Status operator()(const DriverSymbolBound&) { return {}; }
-  Status operator()(const PassedThrough&) { return {}; }
   Status operator()(const Condensed& e);
   // Address ranges, allocations, mappings: apply_memory.cpp.
   Status operator()(const RangeReserved& e);
@@ -67,17 +81,12 @@ class Fold {
   Status operator()(const PhaseDecided& e);
   Status operator()(const CycleDone& e);
   Status operator()(const CycleFailed& e);
-  // What was seen: nothing follows from it, and it is never refused, because it is about moments in which much is wrong.
-  Status operator()(const VoteCast&) { return {}; }
-  Status operator()(const MemberHeard&) { return {}; }
-  Status operator()(const ProcessSeen&) { return {}; }
-  Status operator()(const ThreadSeen&) { return {}; }
-  Status operator()(const LaunchRefused&) { return {}; }
-  // Requests from outside: what they do to memory is told by the events of pauses and resumes.
-  Status operator()(const RequestSeen&) { return {}; }
-  Status operator()(const SafepointReached&) { return {}; }
-  Status operator()(const RequestEnded&) { return {}; }
-  Status operator()(const Frozen&) { return {}; }
+  // What was seen: nothing follows from it, and it is never refused, because it is about moments in which much is wrong. What
+  // requests from outside do to memory is told by the events of pauses and resumes.
+  using Seen = std::variant<DriverSymbolBound, PassedThrough, VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused,
+                            RequestSeen, SafepointReached, RequestEnded, Frozen>;
+  template <class Kind>
+  requires kIsAlternative<Kind, Seen> Status operator()(const Kind&) { return {}; }
   // Slabs: apply_slabs.cpp.
   Status operator()(const SlabOpened& e);
   Status operator()(const Placed& e);
@@ -101,6 +110,16 @@ class Fold {
   // Memory was made for a communicator, or is gone; an unknown one counts nothing.
   void CountMemory(CommunicatorId id);
   void UncountMemory(CommunicatorId id);
+  // What is the same of memory that is created here and that is imported.
+  [[nodiscard]] Allocation MadeBy(const auto& e) const {
+    return {.bytes = e.bytes,
+            .properties = e.properties,
+            .site = e.site,
+            .created = e.created ? e.created : seq_,
+            .tag = e.tag,
+            .pool = e.pool,
+            .communicator = e.communicator};
+  }
   Status Add(const char* verb, AllocationId id, Allocation a);
   Status EraseIfDead(AllocationId id);
   // The session is running, as it must be to get anything new. A chunk of a pool needs the pool to run, whatever NCCL does.
@@ -116,7 +135,7 @@ class Fold {
   struct BoundMemory {
     Allocation *part = nullptr, *slab = nullptr;
   };
-  [[nodiscard]] BoundMemory MemoryOf(AllocationId id);
+  [[nodiscard]] Status FindMemory(AllocationId id, BoundMemory& memory);
   Status CountUnbound(AllocationId memory, bool released);
   Status EraseMulticast(AllocationId id);
   static void LoseDevices(Multicast& released);
@@ -130,7 +149,7 @@ class Fold {
     Cycle* cycle = nullptr;
     std::uint64_t* cycles = nullptr;
   };
-  [[nodiscard]] Owner OwnerOf(PoolId pool);
+  [[nodiscard]] Owner OwnerOf(PoolId pool) const;
   [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
   [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
@@ -138,8 +157,7 @@ class Fold {
   // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has
   // millions.
   Status BeginStep(const StepBegun& e);
-  Status FinishStep(const StepDone& e);
-  Status FailStep(const StepFailed& e);
+  Status EndStep(const Step& step, PoolId pool, const std::string* failure);  // done unless there is a failure
   [[nodiscard]] static Status Worded(const char* doing, const Step& step, const Status& checked) {
     return checked.ok() ? Status{} : Bad(doing + ToText(step) + checked.message());
   }
@@ -152,6 +170,8 @@ class Fold {
   // Whether the driver has that memory, or memory of that multicast object, bound at this moment.
   [[nodiscard]] bool IsBound(AllocationId id) const;
   [[nodiscard]] Status AllBound(const std::string& doing, bool bound) const;
+  // All memory is gone, or back, and is so from here on.
+  Status End(const std::string& doing, const Owner& owner, bool paused);
   [[nodiscard]] Status AllGone(const std::string& doing, PoolId pool) const;
   [[nodiscard]] Status AllBack(const std::string& doing, PoolId pool) const;
   void ForgetSaved(PoolId pool);

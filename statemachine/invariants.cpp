@@ -26,22 +26,21 @@ class Counts {
   bool sorted_ = false;
 };
 
-Status CheckRanges(const State& s) {
+// Of what lies at addresses: one ends before the next begins.
+Status CheckOverlaps(const std::string& what, const auto& by_address) {
   Address end;
-  for (const auto& [address, r] : s.ranges) {
-    if (address < end) return Broken("ranges overlap at " + Hex(address.value));
-    end = address + r.bytes;
+  for (const auto& [address, one] : by_address) {
+    if (address < end) return Broken(what + " overlap at " + Hex(address.value));
+    end = address + one.bytes;
   }
   return {};
 }
 
 Status CheckMappings(const State& s) {
-  Address end;
+  AMEM_TRY(CheckOverlaps("mappings", s.mappings));
   for (const auto& [address, m] : s.mappings) {
-    if (address < end) return Broken("mappings overlap at " + Hex(address.value));
-    end = address + m.bytes;
     const auto range = s.RangeAt(address);
-    if (range == s.ranges.end() || end > range->first + range->second.bytes)
+    if (range == s.ranges.end() || address + m.bytes > range->first + range->second.bytes)
       return Broken("mapping " + Hex(address.value) + " lies outside any reserved range");
     const auto a = s.allocations.find(m.allocation);
     if (a == s.allocations.end())
@@ -146,16 +145,14 @@ Status CheckBindings(const State& s, bool running) {
 
 // amem_alloc's parts do not overlap, and lie in chunks of their pool.
 Status CheckPool(const State& s, PoolId id, const Pool& pool) {
-  Address end;
+  AMEM_TRY(CheckOverlaps("parts of pool " + pool.tag, pool.parts));
   for (const auto& [address, part] : pool.parts) {
-    if (address < end) return Broken("parts of pool " + pool.tag + " overlap at " + Hex(address.value));
-    end = address + part.bytes;
     const auto chunk = s.allocations.find(part.backing);
     if (chunk == s.allocations.end() || chunk->second.pool != id)
       return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " lies in no chunk of it");
     const auto mapping = s.MappingAt(address);
     if (mapping == s.mappings.end() || mapping->second.allocation != part.backing ||
-        end > mapping->first + mapping->second.bytes || address != mapping->first + part.offset)
+        address + part.bytes > mapping->first + mapping->second.bytes || address != mapping->first + part.offset)
       return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " does not lie where " + ToText(part.backing) +
                     " is mapped");
   }
@@ -200,7 +197,7 @@ Status CheckLifecycle(const State& s) {
 }  // namespace
 
 Status CheckInvariants(const State& state) {
-  AMEM_TRY(CheckRanges(state));
+  AMEM_TRY(CheckOverlaps("ranges", state.ranges));
   AMEM_TRY(CheckMappings(state));
   AMEM_TRY(CheckAllocations(state));
   AMEM_TRY(CheckSlabs(state));

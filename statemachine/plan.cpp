@@ -7,13 +7,23 @@
 namespace amem {
 namespace {
 
-using Places = std::map<AllocationId, std::vector<Address>>;
+// Where each allocation is mapped.
+class Places {
+ public:
+  Places() = default;
+  explicit Places(const State& state) {
+    for (const auto& [address, m] : state.mappings) Add(m.allocation, address);
+  }
+  void Add(AllocationId id, Address address) { places_[id].push_back(address); }
+  [[nodiscard]] const std::vector<Address>& Of(AllocationId id) const {
+    const auto it = places_.find(id);
+    return it == places_.end() ? none_ : it->second;
+  }
 
-Places PlacesOf(const State& state) {
-  Places places;
-  for (const auto& [address, m] : state.mappings) places[m.allocation].push_back(address);
-  return places;
-}
+ private:
+  std::map<AllocationId, std::vector<Address>> places_;
+  std::vector<Address> none_;
+};
 
 // A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
 // the undo of a resume would put those at risk that are saved.
@@ -31,9 +41,7 @@ Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {
 
 // Where the contents can be reached by a copy: a mapping of the whole allocation that its own device may access; 0 if none.
 Address Reachable(const State& state, AllocationId id, const Allocation& a, const Places& places, bool now) {
-  const auto it = places.find(id);
-  if (it == places.end()) return {};
-  for (const Address address : it->second) {
+  for (const Address address : places.Of(id)) {
     const Mapping& m = state.mappings.at(address);
     if (now && !(m.present && m.accessible)) continue;
     if (m.offset != 0 || m.bytes != a.bytes) continue;
@@ -48,14 +56,8 @@ bool NeedsSaving(const State& state, const Allocation& a) {
   return state.Preserves(a) && Leaves(state, a) && a.resident && !a.saved;
 }
 
-Step OfBinding(StepKind kind, AllocationId object, Bytes offset, const MulticastBinding& b) {
-  return {kind, object, {}, b.bytes, b.device, offset};
-}
-
 void MapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
-  const auto it = places.find(id);
-  if (it == places.end()) return;
-  for (const Address address : it->second) {
+  for (const Address address : places.Of(id)) {
     const Mapping& m = state.mappings.at(address);
     if (!m.present) steps.push_back(On(StepKind::kMap, id, a, address));
     if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess, id, a, address));
@@ -63,17 +65,19 @@ void MapAll(const State& state, AllocationId id, const Allocation& a, const Plac
 }
 
 void UnmapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
-  const auto it = places.find(id);
-  if (it == places.end()) return;
-  for (const Address address : it->second) {
+  for (const Address address : places.Of(id)) {
     if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
   }
 }
 
-void Unbind(AllocationId id, const Multicast& multicast, std::vector<Step>& steps) {
-  for (const auto& [offset, bindings] : multicast.bindings) {
+// The bindings of an object that are not as they are to be: in force, or not.
+void BindAll(const State& state, AllocationId object, bool bound, std::vector<Step>& steps) {
+  const auto multicast = state.multicasts.find(object);
+  if (multicast == state.multicasts.end()) return;
+  for (const auto& [offset, bindings] : multicast->second.bindings) {
     for (const MulticastBinding& b : bindings) {
-      if (b.bound) steps.push_back(OfBinding(StepKind::kUnbind, id, offset, b));
+      if (b.bound != bound)
+        steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
     }
   }
 }
@@ -83,8 +87,7 @@ void PlanUnbind(const State& state, const Places& places, bool own, std::vector<
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt() || a.own() != own) continue;
     UnmapAll(state, id, a, places, steps);
-    if (const auto multicast = state.multicasts.find(id); multicast != state.multicasts.end())
-      Unbind(id, multicast->second, steps);
+    BindAll(state, id, false, steps);
   }
 }
 
@@ -92,13 +95,7 @@ void PlanUnbind(const State& state, const Places& places, bool own, std::vector<
 void PlanBind(const State& state, const Places& places, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt()) continue;
-    if (const auto multicast = state.multicasts.find(id); multicast != state.multicasts.end()) {
-      for (const auto& [offset, bindings] : multicast->second.bindings) {
-        for (const MulticastBinding& b : bindings) {
-          if (!b.bound) steps.push_back(OfBinding(StepKind::kBind, id, offset, b));
-        }
-      }
-    }
+    BindAll(state, id, true, steps);
     MapAll(state, id, a, places, steps);
   }
 }
@@ -120,20 +117,14 @@ DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& p
   for (const auto& [other, a] : state.allocations) {
     if (a.own() && a.on_device()) used.emplace_back(a.properties.location.id);
   }
-  if (const auto it = places.find(id); it != places.end()) {
-    for (const Address address : it->second) {
-      for (const AccessDescriptor& d : state.mappings.at(address).access) {
-        if (d.location.type == LocationType::kDevice) reached.emplace_back(d.location.id);
-      }
+  for (const Address address : places.Of(id)) {
+    for (const AccessDescriptor& d : state.mappings.at(address).access) {
+      if (d.location.type == LocationType::kDevice) reached.emplace_back(d.location.id);
     }
   }
   const auto both = std::ranges::find_first_of(reached, used);
   if (both != reached.end()) return *both;
   return !reached.empty() ? reached.front() : !used.empty() ? used.front() : DeviceOrdinal{};
-}
-
-Step StandIn(const State& state, AllocationId id, const Allocation& a, const Places& places) {
-  return {StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)};
 }
 
 void AddDevices(const State& state, AllocationId id, std::vector<Step>& steps) {
@@ -146,7 +137,8 @@ void PlanReturn(const State& state, PoolId pool, const Places& places, bool own,
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.own() != own) continue;
     const bool lost = state.StandsIn(id, a);
-    if (!a.resident) steps.push_back(lost ? StandIn(state, id, a, places) : On(acquire, id, a));
+    if (!a.resident && lost) steps.push_back({StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)});
+    if (!a.resident && !lost) steps.push_back(On(acquire, id, a));
     if (a.rebuilt()) {
       if (!lost) AddDevices(state, id, steps);
     } else {
@@ -212,7 +204,7 @@ PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places) {
 }  // namespace
 
 Plan PlanPause(const State& state, PoolId pool) {
-  const Places places = PlacesOf(state);
+  const Places places(state);
   std::vector<Step> release;
   if (!pool) {
     PlanUnbind(state, places, false, release);
@@ -247,7 +239,7 @@ void DropHopeless(const State& state, const Places& places, std::vector<Step>& d
     const Allocation& a = state.allocations.at(id);
     if (!a.own() || !a.rebuilt() || !a.resident || !multicast.fresh || !multicast.incomplete) continue;
     UnmapAll(state, id, a, places, drop);
-    Unbind(id, multicast, drop);
+    BindAll(state, id, false, drop);
     drop.push_back(On(StepKind::kReleaseOwn, id, a));
   }
 }
@@ -294,7 +286,8 @@ PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set
     phase.steps.push_back(step);
     if (step.kind != StepKind::kSetAccess) continue;
     const Allocation& a = state.allocations.at(step.allocation);
-    const Places place{{step.allocation, {step.address}}};
+    Places place;
+    place.Add(step.allocation, step.address);
     if (!NeedsRestoring(a) || !Reachable(state, step.allocation, a, place, false)) continue;
     if (!begun.insert(step.allocation).second) continue;
     reachable.push_back(On(StepKind::kRestore, step.allocation, a, step.address));
@@ -367,7 +360,7 @@ PlannedPhase PlanImport(const State& state, PoolId pool, const Places& places, c
 }
 
 Plan PlanReturnOfAll(const State& state, PoolId pool, std::vector<Step> create) {
-  const Places places = PlacesOf(state);
+  const Places places(state);
   std::set<AllocationId> begun;
   PlanReturn(state, pool, places, true, StepKind::kCreate, create);
   PlannedPhase create_own = PlanCreateOwn(state, std::move(create), begun);
@@ -391,7 +384,7 @@ Bytes StandInPiece(Bytes whole) {
 
 Plan PlanResume(const State& state, PoolId pool) {
   std::vector<Step> drop;
-  const State after = WithoutDoubts(state, pool, PlacesOf(state), drop);
+  const State after = WithoutDoubts(state, pool, Places(state), drop);
   return PlanReturnOfAll(after, pool, std::move(drop));
 }
 

@@ -14,6 +14,12 @@ typename Map::const_iterator Containing(const Map& map, Address address) {
   return address.value - it->first.value < it->second.bytes ? it : map.end();
 }
 
+// What holds the bytes of an allocation: the slab that it is a part of, or itself.
+const Allocation& Behind(const State& state, const Allocation& a) {
+  const auto slab = state.allocations.find(a.slab);
+  return slab == state.allocations.end() ? a : slab->second;
+}
+
 }  // namespace
 
 std::map<Address, Mapping>::const_iterator State::MappingAt(Address address) const { return Containing(mappings, address); }
@@ -61,10 +67,7 @@ PoolId State::PoolNamed(std::string_view tag) const {
 }
 
 std::map<Address, LegacyAllocation>::const_iterator State::LegacyAt(Address address) const {
-  auto it = legacy.upper_bound(address);
-  if (it == legacy.begin()) return legacy.end();
-  --it;
-  return address.value - it->first.value < it->second.bytes ? it : legacy.end();
+  return Containing(legacy, address);
 }
 
 std::set<PoolId> State::PoolsIn(Address address, Bytes bytes) const {
@@ -210,8 +213,7 @@ Savable MeasureSavable(const State& state, PoolId scope) {
   Savable sum;
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != scope || state.slabs.contains(id) || !state.Preserves(a)) continue;
-    const auto slab = state.allocations.find(a.slab);
-    if (WhyKept(slab == state.allocations.end() ? a : slab->second) != KeepReason::kNone) continue;
+    if (WhyKept(Behind(state, a)) != KeepReason::kNone) continue;
     (a.tag == MemoryTag::kNccl ? sum.nccl : sum.program) += a.bytes;
   }
   return sum;
@@ -219,10 +221,6 @@ Savable MeasureSavable(const State& state, PoolId scope) {
 
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State& state) {
   std::map<CommunicatorId, CommunicatorHoldings> sums;
-  const auto behind = [&](const Allocation& a) -> const Allocation& {  // a part lies in its slab's memory
-    const auto slab = state.allocations.find(a.slab);
-    return slab == state.allocations.end() ? a : slab->second;
-  };
   std::set<AllocationId> backings;  // of cuMemAlloc memory, which is counted by itself
   for (const auto& [address, l] : state.legacy) backings.insert(l.backing);
   for (const auto& [id, a] : state.allocations) {
@@ -234,8 +232,8 @@ std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State&
     } else if (a.on_device()) {
       sum.own += a.bytes;
       ++sum.own_count;
-      if (behind(a).resident) sum.own_present += a.bytes;
-      if (WhyKept(behind(a)) != KeepReason::kNone) sum.own_kept += a.bytes;
+      if (Behind(state, a).resident) sum.own_present += a.bytes;
+      if (WhyKept(Behind(state, a)) != KeepReason::kNone) sum.own_kept += a.bytes;
     }
   }
   for (const auto& [address, l] : state.legacy) {

@@ -21,7 +21,7 @@ struct Range {  // a reserved address range
   Bytes alignment = 0;
   Address hint;
   std::uint64_t flags = 0;
-  friend bool operator==(const Range&, const Range&) = default;
+  AMEM_STRUCT(Range, bytes, alignment, hint, flags);
 };
 
 struct Mapping {  // memory under an address; `present` false while paused
@@ -32,7 +32,7 @@ struct Mapping {  // memory under an address; `present` false while paused
   std::vector<AccessDescriptor> access;  // by location, last setting wins
   bool present = true;
   bool accessible = true;  // the driver has `access` in force; false between kMap and kSetAccess of a resume
-  friend bool operator==(const Mapping&, const Mapping&) = default;
+  AMEM_STRUCT(Mapping, bytes, offset, allocation, flags, access, present, accessible);
 };
 
 struct Importer {  // a peer's hold on an allocation of ours
@@ -107,20 +107,20 @@ struct LegacyAllocation {
   std::string why;
   CallSite site;
   CommunicatorId communicator;
-  friend bool operator==(const LegacyAllocation&, const LegacyAllocation&) = default;
+  AMEM_STRUCT(LegacyAllocation, bytes, backing, offset, why, site, IfAny{communicator});
 };
 struct HostAllocation {
   Bytes bytes = 0;
   std::uint32_t flags = 0;
   bool registered = false;
-  friend bool operator==(const HostAllocation&, const HostAllocation&) = default;
+  AMEM_STRUCT(HostAllocation, bytes, flags, registered);
 };
 struct Registration {
   Bytes bytes = 0;
   std::string how;
   std::uint32_t count = 0;
   std::vector<AllocationId> allocations;  // whose pages it holds
-  friend bool operator==(const Registration&, const Registration&) = default;
+  AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations});
 };
 struct MulticastBinding {
   AllocationId allocation;
@@ -129,7 +129,7 @@ struct MulticastBinding {
   Bytes bytes = 0;
   DeviceOrdinal device{-1};  // whose memory it is; -1: not known, so that it cannot be unbound
   bool bound = true;         // false while paused
-  friend bool operator==(const MulticastBinding&, const MulticastBinding&) = default;
+  AMEM_STRUCT(MulticastBinding, allocation, address, allocation_offset, bytes, device, bound);
 };
 struct Multicast {
   std::uint32_t devices = 0;
@@ -149,7 +149,7 @@ struct Peer {
   std::int32_t rank = -1;
   bool connected = true;
   std::string lost_reason;
-  friend bool operator==(const Peer&, const Peer&) = default;
+  AMEM_STRUCT(Peer, host, pid, group, rank, connected, lost_reason);
 };
 
 // A communicator that has ended is remembered for as long as memory is left that was made for it.
@@ -164,7 +164,8 @@ struct Communicator {
   bool suspended = false;
   std::string ended;         // how; empty: it lives
   std::uint64_t memory = 0;  // allocations made for it that exist
-  friend bool operator==(const Communicator&, const Communicator&) = default;
+  AMEM_STRUCT(Communicator, IfAny{parent}, how, Hexadecimal{hash}, rank, ranks, device, ready, suspended, ended,
+              Unlisted{memory});
 };
 
 enum class Lifecycle : std::uint8_t { kNew = 0, kRunning, kPausing, kPaused, kResuming, kClosed };
@@ -188,7 +189,7 @@ struct PoolPart {
   DeviceOrdinal device;
   AllocationId backing;
   Bytes offset = 0;
-  friend bool operator==(const PoolPart&, const PoolPart&) = default;
+  AMEM_STRUCT(PoolPart, bytes, device, backing, offset);
 };
 
 // Memory of the program under a tag, with pauses and resumes of its own. Its chunks are the allocations that name it.

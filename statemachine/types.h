@@ -15,6 +15,8 @@
 #include <variant>
 #include <vector>
 
+#include "statemachine/fields.h"
+
 namespace amem {
 
 using Bytes = std::uint64_t;
@@ -51,6 +53,7 @@ enum class LocationType : std::uint32_t {  // values of CUmemLocationType
 struct Location {
   LocationType type = LocationType::kInvalid;
   std::int32_t id = 0;  // device ordinal or NUMA node
+  AMEM_STRUCT(Location, type, id);
   friend auto operator<=>(const Location&, const Location&) = default;
 };
 
@@ -63,6 +66,7 @@ struct AllocationProperties {
   std::uint8_t gpu_direct_rdma = 0;
   std::uint16_t usage = 0;
   std::uint32_t reserved = 0;
+  AMEM_STRUCT(AllocationProperties, type, handle_types, location, compression, gpu_direct_rdma, usage, reserved);
   friend auto operator<=>(const AllocationProperties&, const AllocationProperties&) = default;
 };
 
@@ -79,6 +83,7 @@ std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
 struct AccessDescriptor {
   Location location;
   std::uint32_t flags = 0;  // CUmemAccess_flags: 0 none, 1 read, 3 read and write
+  AMEM_STRUCT(AccessDescriptor, location, flags);
   friend auto operator<=>(const AccessDescriptor&, const AccessDescriptor&) = default;
 };
 
@@ -92,6 +97,7 @@ struct CallSite {
 struct RemoteAllocation {
   SessionId owner;
   AllocationId allocation;  // the owner's id
+  AMEM_STRUCT(RemoteAllocation, owner, As{"owner_allocation", allocation});
   friend auto operator<=>(const RemoteAllocation&, const RemoteAllocation&) = default;
 };
 

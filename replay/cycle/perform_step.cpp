@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "statemachine/amounts.h"
 #include "statemachine/apply.h"
+#include "statemachine/event.h"
 #include "statemachine/plan.h"
 
 namespace amem {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "statemachine/amounts.h"
 #include "statemachine/event.h"
 
 namespace amem {

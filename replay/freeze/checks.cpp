@@ -7,7 +7,7 @@
 #include <numeric>
 #include <set>
 
-#include "statemachine/amounts.h"
+#include "statemachine/event.h"
 
 namespace amem {
 namespace {

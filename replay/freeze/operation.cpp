@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "journal/base/clock.h"
-#include "statemachine/amounts.h"
+#include "statemachine/event.h"
 
 namespace amem {
 namespace {

@@ -64,23 +64,23 @@ Json Show(const T& value) {
 }
 
 // Not inlined into the hundreds of fields that events have, which would take long to compile.
-[[gnu::noinline]] void Set(Json& j, const char* name, Json value) { j[name] = std::move(value); }
+[[gnu::noinline]] void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
 
 template <class T>
-void PutField(Json& j, const char* name, const T& field) {
+void PutField(Json& j, std::string_view name, const T& field) {
   Set(j, name, Show(field));
 }
 template <class T>
-void PutField(Json& j, const char* name, const IfAny<T>& value) {
+void PutField(Json& j, std::string_view name, const IfAny<T>& value) {
   if (value.field != T{}) Set(j, name, Show(value.field));
 }
 template <class T>
-void PutField(Json&, const char*, const Unlisted<T>&) {}
+void PutField(Json&, std::string_view, const Unlisted<T>&) {}
 
 // Adds the fields of an event, or of a part of a state, to an object.
 template <class T>
 void Put(Json& j, const T& value) {
-  ForEachField(value, [&j](const char* name, const auto& field) {
+  ForEachField(value, [&j](std::string_view name, const auto& field) {
     if constexpr (std::is_same_v<decltype(field), const RemoteAllocation&>) {
       Put(j, field);
     } else {

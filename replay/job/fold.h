@@ -51,7 +51,8 @@ struct Folded {
 // A failure means that nothing could be read.
 Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers);
 
-// "event 17 does not fit what came before it: mapped 0x7f00 ...: there is no such allocation"; "events 3 to 4 are missing".
+// "event 17 does not fit what came before it: mapped: address 0x7f00 ...: there is no such allocation"; "events 3 to 4 are
+// missing".
 std::string ToText(const Folded::Break& broken);
 // "3 damaged records were left out: ..."; empty if nothing is damaged.
 std::string DamageText(const ReadReport& report);

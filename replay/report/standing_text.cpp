@@ -12,7 +12,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
-#include "statemachine/amounts.h"
+#include "statemachine/event.h"
 
 namespace amem {
 namespace {

@@ -7,8 +7,8 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
-#include "statemachine/amounts.h"
 #include "statemachine/apply.h"
+#include "statemachine/event.h"
 
 namespace amem::tool {
 namespace {

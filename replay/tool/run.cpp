@@ -10,7 +10,7 @@
 #include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
 #include "replay/tool/command.h"
-#include "statemachine/amounts.h"
+#include "statemachine/event.h"
 
 namespace amem::tool {
 namespace {

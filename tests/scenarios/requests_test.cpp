@@ -159,7 +159,7 @@ class Named : public Requests {
  protected:
   bool NobodyWasAsked() {
     const Rank log = Tool({"log", job_.journals(), "--kind", "session-opened,request-seen,cycle-begun"});
-    EXPECT_NE(log.out.find(" opened by "), std::string::npos) << "the journals can be read: " << log.out << log.err;
+    EXPECT_NE(log.out.find("session opened: "), std::string::npos) << "the journals can be read: " << log.out << log.err;
     return log.out.find("to pause") == std::string::npos && log.out.find("begun") == std::string::npos;
   }
   void IsRefused(const Words& command, const std::string& reason, const Words& listed) {

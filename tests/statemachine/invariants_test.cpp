@@ -160,9 +160,9 @@ TEST(Checks, a_damaged_state_is_told_with_values_by_the_next_event_that_meets_th
        AccessSet{kSlabAddress, k2M, {{{LocationType::kDevice, 0}, 3}}, kPart}},
       {"part != nullptr (null != null), before, next->first = 77, 0",
        [](State& s) { s.slabs.at(kSlab).parts.at(0).front() = AllocationId{77}; }, Placed{kSecond, kSlab, kMiB}},
-      {"whole != nullptr (null != null), id, a->slab = 4, 77", [](State& s) { Of(s, kPart).slab = AllocationId{77}; },
+      {"whole != nullptr (null != null), id, memory.part->slab = 4, 77", [](State& s) { Of(s, kPart).slab = AllocationId{77}; },
        MulticastBound{AllocationId{9}, 0, kPart, 0, k2M, {}}},
-      {"whole != nullptr (null != null), a.slab = 77", [](State& s) { Of(s, kPart).slab = AllocationId{77}; },
+      {"whole != nullptr (null != null), id, memory.part->slab = 4, 77", [](State& s) { Of(s, kPart).slab = AllocationId{77}; },
        MulticastUnbound{AllocationId{9}, DeviceOrdinal{0}, kMiB, k2M}},
   };
   Folding f;

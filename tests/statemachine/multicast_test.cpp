@@ -209,7 +209,7 @@ TEST_F(MulticastPlans, steps_and_objects_have_words) {
   EXPECT_EQ(ToText(Step{K::kBind, AllocationId{3}, {}, k2M, DeviceOrdinal{1}, k2M}),
             "bind memory of device 1 to multicast object 3 at 2 MiB, 2 MiB");
   EXPECT_EQ(ToText(EventBody(MulticastCreated{AllocationId{3}, k2M, 2, 1, 0, {}, MemoryTag::kMulticastReleased})),
-            "multicast object 3 created, 2 MiB for 2 devices, which a pause releases");
+            "multicast created: allocation 3, 2 MiB, devices 2, handle types 1, tag multicast-released");
 }
 
 }  // namespace

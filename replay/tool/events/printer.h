@@ -24,7 +24,7 @@ class EventPrinter {
   void Print(const Event& event) { options_.json ? PrintJson(event) : PrintText(event); }
 
  private:
-  void PrintText(const Event& event);  // "    17 +0.003215s t4711  mapped 0x7f00 2 MiB of allocation 3"
+  void PrintText(const Event& event);  // "    17 +0.003215s t4711  mapped: address 0x7f00, 2 MiB, allocation 3"
   void PrintJson(const Event& event);
 
   Output& out_;

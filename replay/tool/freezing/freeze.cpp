@@ -13,7 +13,7 @@
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
 #include "replay/tool/freezing/this_job.h"
-#include "statemachine/amounts.h"
+#include "statemachine/event.h"
 
 namespace amem::tool {
 namespace {

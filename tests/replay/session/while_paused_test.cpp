@@ -368,9 +368,8 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
   for (const EventBody& event : cannot_follow) a.session->Note(event);
   EXPECT_EQ(Statistics(a)["dropped_events"], cannot_follow.size());
   EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
-  EXPECT_EQ(
-      ToText(a.journal->events.back().body),
-      "multicast unbound passed through: not counted: unbind memory from multicast object 77: it does not exist, result 0");
+  EXPECT_EQ(ToText(a.journal->events.back().body),
+            "passed through: multicast unbound, not counted: unbind memory from multicast object 77: it does not exist");
 }
 
 // ---- facts -------------------------------------------------------------------------------------------------------------

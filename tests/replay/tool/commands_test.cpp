@@ -143,7 +143,7 @@ TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   test::WriteJournal(story, scratch_ / "journal");
   const Ran ran = Shell("$TOOL run $S/journal");
   EXPECT_EQ(ran.code, 3) << ran.err;
-  EXPECT_HAS(ran.out, "event 4: result of \"mapped 0x7f0000000000");
+  EXPECT_HAS(ran.out, "event 4: result of \"mapped: address 0x7f0000000000");
   EXPECT_HAS(ran.out, "CUDA_ERROR_NOT_SUPPORTED");
 }
 

@@ -162,15 +162,12 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_arguments):
         pass
 
-    def address_string(self):
-        return "local"
-
 
 class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager):
     """What serve_metrics() started; close() ends it. `address`: (host, port), the path of a socket, or of a file."""
 
     def __init__(self, address, close):
@@ -178,9 +175,6 @@ class MetricsServer:
 
     def close(self):
         self._close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_error):
         self.close()

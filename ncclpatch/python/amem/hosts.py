@@ -33,6 +33,12 @@ _given_up = {}  # attempts that the caller has given up, in the order of their e
 REMEMBERED = 64
 
 
+def _remember(attempts, attempt, value):
+    attempts[attempt] = value
+    while len(attempts) > REMEMBERED:
+        attempts.pop(next(iter(attempts)))
+
+
 def _act(attempt, operation, tags):
     """The actor's part of an attempt, unless the caller has given it up. Returns {"host", "pid", "failure"}."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "failure": None}
@@ -47,9 +53,7 @@ def _act(attempt, operation, tags):
     with _lock:
         late = attempt in _given_up
         if not late:
-            _undo[attempt] = undo
-            while len(_undo) > REMEMBERED:
-                _undo.pop(next(iter(_undo)))
+            _remember(_undo, attempt, undo)
     if late:  # the caller gave up meanwhile, and asked for the undoing on another thread
         return {**who, "failure": _undone(undo) or _hosts.LATE}
     return who
@@ -66,9 +70,7 @@ def _undone(undo):
 def _give_up(attempt):
     """Undoes the actor's part of an attempt, or keeps it from beginning. Returns None, or why it could not be undone."""
     with _lock:
-        _given_up[attempt] = True
-        while len(_given_up) > REMEMBERED:
-            _given_up.pop(next(iter(_given_up)))
+        _remember(_given_up, attempt, True)
         undo = _undo.pop(attempt, None)
     return _undone(undo) if undo else None
 

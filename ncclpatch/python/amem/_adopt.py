@@ -1,7 +1,7 @@
 """amem.adopt: moves the memory of tensors into a pool while everything that refers to them stays as it is."""
 
 import bisect
-from typing import Dict, List, NamedTuple
+from typing import List, NamedTuple
 
 from . import _calls, _pools, _tags
 
@@ -33,21 +33,10 @@ class Adopted(NamedTuple):
     skipped: List[Skipped]
 
 
-class Count:
-    """Moved and skipped, while adopt() is at work."""
-
-    def __init__(self):
-        self.storages = self.tensors = self.bytes = 0
-        self.reasons: Dict[str, list] = {}
-
-    def skip(self, reason, tensors, size):
-        row = self.reasons.setdefault(reason, [0, 0])
-        row[0] += tensors
-        row[1] += size
-
-    def result(self, tag):
-        skipped = [Skipped(reason, tensors, size) for reason, (tensors, size) in self.reasons.items()]
-        return Adopted(tag, self.storages, self.tensors, self.bytes, skipped)
+def _skip(skipped, reason, tensors, size):
+    """Counts tensors that stay, in {reason: Skipped}."""
+    before = skipped.get(reason, Skipped(reason, 0, 0))
+    skipped[reason] = Skipped(reason, before.tensors + tensors, before.bytes + size)
 
 
 def tensors_in(values, torch):
@@ -73,14 +62,14 @@ def plain_tensors(tensor, torch):
         yield tensor
 
 
-def storages_of(values, torch, count=None):
+def storages_of(values, torch, skipped=None):
     """{identity: [storage, number of tensors]} of nested tensors, in their order."""
     found = {}
     for outer in tensors_in(values, torch):
         for tensor in plain_tensors(outer, torch):
             if tensor.layout is not torch.strided:
-                if count:
-                    count.skip(NOT_STRIDED, 1, 0)
+                if skipped is not None:
+                    _skip(skipped, NOT_STRIDED, 1, 0)
                 continue
             storage = tensor.untyped_storage()
             found.setdefault(storage._cdata, [storage, 0])[1] += 1
@@ -200,34 +189,32 @@ def _check_landed(storages, tag, torch_side):
     raise _calls.AmemError(5, text)
 
 
-def move_storages(storages, tag, policy, count):
-    """adopt() of {identity: [storage, number of tensors]}."""
+def move_storages(storages, tag, policy, skipped):
+    """adopt() of {identity: [storage, number of tensors]}; `skipped` is {reason: Skipped} so far."""
     torch_side = _pools.backend()
     if torch_side is None:
         for storage, tensors in storages.values():
-            count.skip(NOT_A_GPUS, tensors, storage.nbytes())
-        return count.result(tag)
+            _skip(skipped, NOT_A_GPUS, tensors, storage.nbytes())
+        return Adopted(tag, 0, 0, 0, list(skipped.values()))
     state = _tags.state_of(tag)
     if state in ("pausing", "resuming"):
         _tags.wait(tag)
         state = _tags.state_of(tag)
     if state not in (None, "resident"):
         raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
-    segments, chosen = _Segments(torch_side), []
+    segments, chosen, moved = _Segments(torch_side), [], 0
     for storage, tensors in storages.values():
         reason = _reason_to_stay(storage, tag, torch_side, segments)
         if reason:
-            count.skip(reason, tensors, storage.nbytes())
+            _skip(skipped, reason, tensors, storage.nbytes())
         else:
             chosen.append(storage)
-            count.storages += 1
-            count.tensors += tensors
-            count.bytes += storage.nbytes()
+            moved += tensors
     _homes.forget_the_dead()
     if chosen:
         _move(chosen, tag, policy, torch_side)
         _check_landed(chosen, tag, torch_side)
-    return count.result(tag)
+    return Adopted(tag, len(chosen), moved, sum(storage.nbytes() for storage in chosen), list(skipped.values()))
 
 
 def adopt(tensors, tag, policy="preserve"):
@@ -253,5 +240,5 @@ def adopt(tensors, tag, policy="preserve"):
     """
     import torch
 
-    count = Count()
-    return move_storages(storages_of(tensors, torch, count), tag, policy, count)
+    skipped = {}
+    return move_storages(storages_of(tensors, torch, skipped), tag, policy, skipped)

@@ -39,6 +39,10 @@ def environment_with(library, environment):
     return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
 
 
+def problem_of(library):
+    return next((one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"), None)
+
+
 def run(arguments):
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
@@ -51,9 +55,8 @@ def run(arguments):
         library = _library.path()
         if not os.path.exists(library):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
-        problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
-        if problems:
-            return fail("run: %s; nothing was started. %s" % (problems[0].text, problems[0].remedy))
+        if found := problem_of(library):
+            return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
         environment = environment_with(library, os.environ)
     try:
         os.execvpe(arguments[0], arguments, environment)
@@ -118,9 +121,8 @@ def doctor(arguments):
 
 def measure(library, libraries, gpus, as_json):
     """`doctor --measure`. Exit code 0 where both settings ran, 1 where one did not, 2 where nothing could be measured."""
-    problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
-    if problems:
-        return fail("doctor --measure: %s. %s" % (problems[0].text, problems[0].remedy))
+    if found := problem_of(library):
+        return fail("doctor --measure: %s. %s" % (found.text, found.remedy))
     if not libraries:
         return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
     for number in (signal.SIGTERM, signal.SIGALRM):  # so that the ranks are ended, too

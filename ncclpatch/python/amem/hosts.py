@@ -22,7 +22,6 @@ import time
 
 from . import _calls, _hosts, _tags
 
-REMOTE = _hosts.REMOTE
 _numbers = itertools.count(1)
 
 # ---- in the actors ----------------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ def _run(operation, actors, tags, timeout, engine):
     if not failures and not silent:
         return
     reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]
-    raise _calls.AmemError(REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
+    raise _calls.AmemError(_hosts.REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
                                                                       _undo_all(engine, actors, attempt, timeout)))
 
 

@@ -104,7 +104,7 @@ class RolloutOffload:
         return _training.gradients_of(self._models, self._optimizers)
 
     def _adopt(self, kind, storages):
-        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], _adopt.Count())
+        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], {})
         if result.storages:
             self.adopted[kind] = result
         here = result.storages or any(row.reason == _adopt.HERE for row in result.skipped)

@@ -76,31 +76,19 @@ def storages_of(values, torch, skipped=None):
     return found
 
 
-class _Homes:
-    """Which pool the storages are in that adopt() moved. Each is held weakly: it neither lives longer for it, nor is its identity
-    given to another one."""
-
-    def __init__(self):
-        self._known = {}  # identity -> (weak reference, address, tag)
-
-    def forget_the_dead(self):
-        self._known = {key: row for key, row in self._known.items() if not row[0].expired()}
-
-    def add(self, storage, tag, torch):
-        weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
-        self._known[storage._cdata] = (weak, storage.data_ptr(), tag)
-
-    def tag_of(self, storage):
-        row = self._known.get(storage._cdata)
-        return row[2] if row and not row[0].expired() and row[1] == storage.data_ptr() else None
+# Which pool the storages are in that adopt() moved: identity -> (weak reference, address, tag). Each is held weakly: it neither lives
+# longer for it, nor is its identity given to another one.
+_homes = {}
 
 
-_homes = _Homes()
+def _note_home(storage, tag, torch):
+    _homes[storage._cdata] = (torch.multiprocessing.reductions.StorageWeakRef(storage), storage.data_ptr(), tag)
 
 
 def home_of(storage):
     """The tag of the pool that a storage is in, as far as adopt() has seen it; None otherwise."""
-    return _homes.tag_of(storage)
+    weak, address, tag = _homes.get(storage._cdata, (None, None, None))
+    return tag if weak and not weak.expired() and address == storage.data_ptr() else None
 
 
 class _Segments:
@@ -126,13 +114,13 @@ def _reason_to_stay(storage, tag, torch_side, segments):
         return NOT_A_GPUS
     if storage.nbytes() == 0:
         return EMPTY
-    home = _homes.tag_of(storage)
+    home = home_of(storage)
     if home is None:
         pooled, home = segments.of(storage.data_ptr())
         if pooled and home is None:
             return ANOTHERS
         if pooled:
-            _homes.add(storage, home, torch_side.torch)
+            _note_home(storage, home, torch_side.torch)
     if home is not None:
         return HERE if home == tag else ELSEWHERE % home
     return None if storage.resizable() else FOREIGN
@@ -159,7 +147,7 @@ def _move_batch(device, batch, tag, policy, torch_side):
         with _pools.pool(tag, policy, device):
             for storage in batch:
                 storage.resize_(storage.nbytes())
-                _homes.add(storage, tag, torch_side.torch)
+                _note_home(storage, tag, torch_side.torch)
     finally:
         torch_side.synchronize([device])  # the old memory may be reused from here on
         _pools.empty_cache()  # PyTorch does not do it by itself while it allocates from a pool
@@ -173,10 +161,10 @@ def _move(storages, tag, policy, torch_side):
             try:
                 _move_batch(device, batch, tag, policy, torch_side)
             except short:  # PyTorch's caches are empty now
-                _move_batch(device, [one for one in batch if _homes.tag_of(one) != tag], tag, policy, torch_side)
+                _move_batch(device, [one for one in batch if home_of(one) != tag], tag, policy, torch_side)
     except short as error:
         text = "amem.adopt: %d of %d storages are in the pool %r, and memory for the next one was short (%s); all contents are intact" % (
-            sum(_homes.tag_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
+            sum(home_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
         raise _calls.AmemError(1, text) from error
 
 
@@ -210,7 +198,8 @@ def move_storages(storages, tag, policy, skipped):
         else:
             chosen.append(storage)
             moved += tensors
-    _homes.forget_the_dead()
+    for key in [key for key, (weak, _, _) in _homes.items() if weak.expired()]:
+        del _homes[key]
     if chosen:
         _move(chosen, tag, policy, torch_side)
         _check_landed(chosen, tag, torch_side)

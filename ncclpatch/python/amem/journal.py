@@ -186,7 +186,7 @@ def _log_options(filters):
 
 def _run(command, errors=subprocess.PIPE):
     try:
-        return subprocess.Popen(command, env=_why.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        return _why.start(command, errors)
     except OSError as error:
         raise JournalError("cannot run %s: %s; set AMEM_REPLAY to the path of amem-replay" % (command[0], error)) from error
 

@@ -182,11 +182,8 @@ class Memory(threading.Thread):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             while not self.ended.wait(0.005):
-                self.sample()
-
-    def sample(self):
-        free, total = torch.cuda.mem_get_info(self.device)
-        self.samples.append((round(time.monotonic() - self.began, 4), round((total - free) / MIB, 1)))
+                free, total = torch.cuda.mem_get_info(self.device)
+                self.samples.append((round(time.monotonic() - self.began, 4), round((total - free) / MIB, 1)))
 
     def phase(self, name):
         self.phases.append((round(time.monotonic() - self.began, 4), name))

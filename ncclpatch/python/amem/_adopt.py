@@ -1,7 +1,7 @@
 """amem.adopt: moves the memory of tensors into a pool while everything that refers to them stays as it is."""
 
 import bisect
-from typing import Dict, List, NamedTuple
+from typing import List, NamedTuple
 
 from . import _calls, _pools, _tags
 
@@ -33,21 +33,10 @@ class Adopted(NamedTuple):
     skipped: List[Skipped]
 
 
-class Count:
-    """Moved and skipped, while adopt() is at work."""
-
-    def __init__(self):
-        self.storages = self.tensors = self.bytes = 0
-        self.reasons: Dict[str, list] = {}
-
-    def skip(self, reason, tensors, size):
-        row = self.reasons.setdefault(reason, [0, 0])
-        row[0] += tensors
-        row[1] += size
-
-    def result(self, tag):
-        skipped = [Skipped(reason, tensors, size) for reason, (tensors, size) in self.reasons.items()]
-        return Adopted(tag, self.storages, self.tensors, self.bytes, skipped)
+def _skip(skipped, reason, tensors, size):
+    """Counts tensors that stay, in {reason: Skipped}."""
+    before = skipped.get(reason, Skipped(reason, 0, 0))
+    skipped[reason] = Skipped(reason, before.tensors + tensors, before.bytes + size)
 
 
 def tensors_in(values, torch):
@@ -73,45 +62,33 @@ def plain_tensors(tensor, torch):
         yield tensor
 
 
-def storages_of(values, torch, count=None):
+def storages_of(values, torch, skipped=None):
     """{identity: [storage, number of tensors]} of nested tensors, in their order."""
     found = {}
     for outer in tensors_in(values, torch):
         for tensor in plain_tensors(outer, torch):
             if tensor.layout is not torch.strided:
-                if count:
-                    count.skip(NOT_STRIDED, 1, 0)
+                if skipped is not None:
+                    _skip(skipped, NOT_STRIDED, 1, 0)
                 continue
             storage = tensor.untyped_storage()
             found.setdefault(storage._cdata, [storage, 0])[1] += 1
     return found
 
 
-class _Homes:
-    """Which pool the storages are in that adopt() moved. Each is held weakly: it neither lives longer for it, nor is its identity
-    given to another one."""
-
-    def __init__(self):
-        self._known = {}  # identity -> (weak reference, address, tag)
-
-    def forget_the_dead(self):
-        self._known = {key: row for key, row in self._known.items() if not row[0].expired()}
-
-    def add(self, storage, tag, torch):
-        weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
-        self._known[storage._cdata] = (weak, storage.data_ptr(), tag)
-
-    def tag_of(self, storage):
-        row = self._known.get(storage._cdata)
-        return row[2] if row and not row[0].expired() and row[1] == storage.data_ptr() else None
+# Which pool the storages are in that adopt() moved: identity -> (weak reference, address, tag). Each is held weakly: it neither lives
+# longer for it, nor is its identity given to another one.
+_homes = {}
 
 
-_homes = _Homes()
+def _note_home(storage, tag, torch):
+    _homes[storage._cdata] = (torch.multiprocessing.reductions.StorageWeakRef(storage), storage.data_ptr(), tag)
 
 
 def home_of(storage):
     """The tag of the pool that a storage is in, as far as adopt() has seen it; None otherwise."""
-    return _homes.tag_of(storage)
+    weak, address, tag = _homes.get(storage._cdata, (None, None, None))
+    return tag if weak and not weak.expired() and address == storage.data_ptr() else None
 
 
 class _Segments:
@@ -137,13 +114,13 @@ def _reason_to_stay(storage, tag, torch_side, segments):
         return NOT_A_GPUS
     if storage.nbytes() == 0:
         return EMPTY
-    home = _homes.tag_of(storage)
+    home = home_of(storage)
     if home is None:
         pooled, home = segments.of(storage.data_ptr())
         if pooled and home is None:
             return ANOTHERS
         if pooled:
-            _homes.add(storage, home, torch_side.torch)
+            _note_home(storage, home, torch_side.torch)
     if home is not None:
         return HERE if home == tag else ELSEWHERE % home
     return None if storage.resizable() else FOREIGN
@@ -170,7 +147,7 @@ def _move_batch(device, batch, tag, policy, torch_side):
         with _pools.pool(tag, policy, device):
             for storage in batch:
                 storage.resize_(storage.nbytes())
-                _homes.add(storage, tag, torch_side.torch)
+                _note_home(storage, tag, torch_side.torch)
     finally:
         torch_side.synchronize([device])  # the old memory may be reused from here on
         _pools.empty_cache()  # PyTorch does not do it by itself while it allocates from a pool
@@ -184,10 +161,10 @@ def _move(storages, tag, policy, torch_side):
             try:
                 _move_batch(device, batch, tag, policy, torch_side)
             except short:  # PyTorch's caches are empty now
-                _move_batch(device, [one for one in batch if _homes.tag_of(one) != tag], tag, policy, torch_side)
+                _move_batch(device, [one for one in batch if home_of(one) != tag], tag, policy, torch_side)
     except short as error:
         text = "amem.adopt: %d of %d storages are in the pool %r, and memory for the next one was short (%s); all contents are intact" % (
-            sum(_homes.tag_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
+            sum(home_of(one) == tag for one in storages), len(storages), tag, _calls.last_error() or error)
         raise _calls.AmemError(1, text) from error
 
 
@@ -200,34 +177,33 @@ def _check_landed(storages, tag, torch_side):
     raise _calls.AmemError(5, text)
 
 
-def move_storages(storages, tag, policy, count):
-    """adopt() of {identity: [storage, number of tensors]}."""
+def move_storages(storages, tag, policy, skipped):
+    """adopt() of {identity: [storage, number of tensors]}; `skipped` is {reason: Skipped} so far."""
     torch_side = _pools.backend()
     if torch_side is None:
         for storage, tensors in storages.values():
-            count.skip(NOT_A_GPUS, tensors, storage.nbytes())
-        return count.result(tag)
+            _skip(skipped, NOT_A_GPUS, tensors, storage.nbytes())
+        return Adopted(tag, 0, 0, 0, list(skipped.values()))
     state = _tags.state_of(tag)
     if state in ("pausing", "resuming"):
         _tags.wait(tag)
         state = _tags.state_of(tag)
     if state not in (None, "resident"):
         raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
-    segments, chosen = _Segments(torch_side), []
+    segments, chosen, moved = _Segments(torch_side), [], 0
     for storage, tensors in storages.values():
         reason = _reason_to_stay(storage, tag, torch_side, segments)
         if reason:
-            count.skip(reason, tensors, storage.nbytes())
+            _skip(skipped, reason, tensors, storage.nbytes())
         else:
             chosen.append(storage)
-            count.storages += 1
-            count.tensors += tensors
-            count.bytes += storage.nbytes()
-    _homes.forget_the_dead()
+            moved += tensors
+    for key in [key for key, (weak, _, _) in _homes.items() if weak.expired()]:
+        del _homes[key]
     if chosen:
         _move(chosen, tag, policy, torch_side)
         _check_landed(chosen, tag, torch_side)
-    return count.result(tag)
+    return Adopted(tag, len(chosen), moved, sum(storage.nbytes() for storage in chosen), list(skipped.values()))
 
 
 def adopt(tensors, tag, policy="preserve"):
@@ -253,5 +229,5 @@ def adopt(tensors, tag, policy="preserve"):
     """
     import torch
 
-    count = Count()
-    return move_storages(storages_of(tensors, torch, count), tag, policy, count)
+    skipped = {}
+    return move_storages(storages_of(tensors, torch, skipped), tag, policy, skipped)

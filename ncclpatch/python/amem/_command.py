@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 
-from . import _doctor, _library, _machine, _measure, _why
+from . import _doctor, _library, _measure, _why
 
 USAGE = 2
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
@@ -39,6 +39,10 @@ def environment_with(library, environment):
     return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
 
 
+def problem_of(library):
+    return next((one for one in _doctor.library(_doctor.Machine(), library) if one.level == "problem"), None)
+
+
 def run(arguments):
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
@@ -51,9 +55,8 @@ def run(arguments):
         library = _library.path()
         if not os.path.exists(library):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
-        problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
-        if problems:
-            return fail("run: %s; nothing was started. %s" % (problems[0].text, problems[0].remedy))
+        if found := problem_of(library):
+            return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
         environment = environment_with(library, os.environ)
     try:
         os.execvpe(arguments[0], arguments, environment)
@@ -103,7 +106,7 @@ def doctor(arguments):
     library = _library.path()
     if options.measure:
         return measure(library, nccl_libraries(named), options.gpus, as_json)
-    findings = _doctor.examine(_machine.Machine(), library, _why.find(library), nccl_libraries(named))
+    findings = _doctor.examine(_doctor.Machine(), library, _why.find(library), nccl_libraries(named))
     problems = sum(finding.level == "problem" for finding in findings)
     if as_json:
         print(json.dumps({"schema": 1, "works": problems == 0, "findings": [finding._asdict() for finding in findings]}, indent=1))
@@ -118,9 +121,8 @@ def doctor(arguments):
 
 def measure(library, libraries, gpus, as_json):
     """`doctor --measure`. Exit code 0 where both settings ran, 1 where one did not, 2 where nothing could be measured."""
-    problems = [one for one in _doctor.library(_machine.Machine(), library) if one.level == "problem"]
-    if problems:
-        return fail("doctor --measure: %s. %s" % (problems[0].text, problems[0].remedy))
+    if found := problem_of(library):
+        return fail("doctor --measure: %s. %s" % (found.text, found.remedy))
     if not libraries:
         return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
     for number in (signal.SIGTERM, signal.SIGALRM):  # so that the ranks are ended, too
@@ -160,26 +162,24 @@ def demo(arguments):
     return become(program, arguments)
 
 
+def version(_arguments):
+    from importlib import metadata
+    try:
+        print(metadata.version("amem-nccl"))
+    except metadata.PackageNotFoundError:
+        try:
+            print(_library.load().amem_version().decode())
+        except OSError as error:
+            return fail("version: %s" % error)
+    return 0
+
+
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
         return 0 if arguments else USAGE
-    if arguments[0] == "run":
-        return run(arguments[1:])
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `amem doctor | head` ends quietly
-    if arguments[0] == "doctor":
-        return doctor(arguments[1:])
-    if arguments[0] == "demo":
-        return demo(arguments[1:])
-    if arguments[0] in ("version", "--version"):
-        from importlib import metadata
-        try:
-            print(metadata.version("amem-nccl"))
-        except metadata.PackageNotFoundError:
-            try:
-                print(_library.load().amem_version().decode())
-            except OSError as error:
-                return fail("version: %s" % error)
-        return 0
-    return replay(arguments)
+    if arguments[0] != "run":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `amem doctor | head` ends quietly
+    own = {"run": run, "doctor": doctor, "demo": demo, "version": version, "--version": version}
+    return own[arguments[0]](arguments[1:]) if arguments[0] in own else replay(arguments)

@@ -24,20 +24,23 @@ def journal_directory():
 
 
 def pack(directory, path):
-    """Packs the sessions under `directory` into the file `path`. Raises OSError in words."""
-    replay = _why.find(_library.find())
+    """Packs the sessions under `directory` into the file `path`, which exists only when it is complete. None, or why not."""
+    replay, part = _why.find(_library.find()), path + ".part"
     if not replay:
-        raise OSError("amem-replay was not found; set AMEM_REPLAY to its path")
+        return "amem-replay was not found; set AMEM_REPLAY to its path"
     try:
-        done = subprocess.run([replay, "pack", directory, "--force", "-o", path], env=_why.environment(), stdin=subprocess.DEVNULL,
+        done = subprocess.run([replay, "pack", directory, "--force", "-o", part], env=_why.environment(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=PACK_SECONDS, check=False)
+        # Exit code 2: something could not be read; what could be is in the pack.
+        if done.returncode and not (done.returncode == 2 and os.path.exists(part) and os.path.getsize(part)):
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            return "amem-replay pack: %s" % (said[0] if said else "exit code %d" % done.returncode)
+        os.replace(part, path)
     except subprocess.TimeoutExpired:
-        raise OSError("amem-replay pack did not end in %d s" % PACK_SECONDS) from None
-    if done.returncode == 2 and os.path.exists(path) and os.path.getsize(path):
-        return  # something could not be read; what could be is in the pack
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise OSError("amem-replay pack: %s" % (said[0] if said else "exit code %d" % done.returncode))
+        return "amem-replay pack did not end in %d s" % PACK_SECONDS
+    except OSError as error:
+        return str(error)
+    return None
 
 
 class _Transfer:
@@ -140,7 +143,7 @@ def _collect(group, transfer, path):
         one = here[rank]
         target = os.path.join(path, "%s-%d.amem" % ("".join(c if c.isalnum() or c in "-_." else "_" for c in one["host"]), rank))
         transfer.touch()
-        failure = _pack_into(one["directory"], target) if rank == 0 else _receive(transfer, rank, target)
+        failure = pack(one["directory"], target) if rank == 0 else _receive(transfer, rank, target)
         with contextlib.suppress(OSError):
             os.unlink(target + ".part")
         if failure:
@@ -148,15 +151,6 @@ def _collect(group, transfer, path):
         else:
             packs.append(target)
     return {"path": path, "packs": packs, "missing": missing}
-
-
-def _pack_into(directory, target):
-    try:
-        pack(directory, target + ".part")
-        os.replace(target + ".part", target)
-    except OSError as error:
-        return str(error)
-    return None
 
 
 def _contribute(group, transfer):
@@ -170,7 +164,7 @@ def _contribute(group, transfer):
     if group.rank in json.loads(who):
         with tempfile.TemporaryDirectory(prefix="amem-gather-") as folder:
             path = folder + "/pack"
-            failure = _pack_into(journal_directory(), path)
+            failure = pack(journal_directory(), path)
             about = {} if failure else {"bytes": os.path.getsize(path), "sha256": _checksum(path)}
             transfer.set("about/%d" % group.rank, json.dumps({"failure": failure, **about}))
             transfer.deadline += group.size * transfer.timeout  # others have their turn before

@@ -57,23 +57,17 @@ def path():
     return os.path.abspath(found) if os.path.dirname(found) else ""
 
 
-class _Absent:
-    """In place of a library that is not there: each use is the error that says so."""
-
-    def __init__(self, error):
-        self._error = error
+class _Later:
+    """In place of a library that is not there, and in the process of the command `amem`, which must work where it cannot be loaded, or
+    crashes. Each use loads it, or is the error that says why not."""
 
     def __getattr__(self, name):
         from ._calls import AmemError  # which begins with this module
 
-        raise AmemError(5, str(self._error)) from self._error
-
-
-class _Lazy:
-    """In place of the library in the process of the command `amem`, which must work where the library cannot be loaded, or crashes."""
-
-    def __getattr__(self, name):
-        return getattr(load(), name)
+        try:
+            return getattr(load(), name)
+        except OSError as error:
+            raise AmemError(5, str(error)) from error
 
 
 def is_command():
@@ -91,17 +85,17 @@ def is_command():
 def load_or_defer():
     """As load(). Where there is no NCCL either, only amem.journal is of use, which needs no library: no error until one is used."""
     if is_command() and not is_loaded():
-        return _Lazy()
+        return _Later()
     try:
         return load()
-    except OSError as error:
+    except OSError:
         if os.environ.get("AMEM_LIBRARY") or nccl_is_loaded():
             raise
-        return _Absent(error)
+        return _Later()
 
 
 def is_there(library):
-    return not isinstance(library, (_Absent, _Lazy))
+    return not isinstance(library, _Later)
 
 
 def load():

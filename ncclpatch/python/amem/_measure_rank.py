@@ -182,9 +182,7 @@ def main():
         result = measure(rank, size, folder, nccl, cycles)
     except Exception as error:  # pylint: disable=broad-except  # whatever it is goes into the result
         result = {"failure": str(error) or type(error).__name__}
-    with open(os.path.join(folder, "result.%d.part" % rank), "w", encoding="utf-8") as file:
-        json.dump(result, file)
-    os.replace(file.name, os.path.join(folder, "result.%d" % rank))
+    Meeting(folder, rank, size).put("result.%d" % rank, json.dumps(result).encode())
     sys.stdout.flush()
     os._exit(1 if "failure" in result else 0)  # communicators are not destroyed: that waits for every rank
 

@@ -79,24 +79,16 @@ def _of_holdings(out, stats):
         out.add("amem_kept_bytes", count, reason=reason)
 
 
-def _phase(text):
-    """"pause: all gone" as a label of its own: "all gone"."""
-    return text.partition(": ")[2] or text
-
-
 def _of_cycles(out, stats):
     for operation in ("pause", "resume"):
         totals = stats.get(operation + "s", {})
         out.add("amem_%ss" % operation, totals.get("done"))
-        for name, one in totals.get("phases", {}).items():
-            labels = {"operation": operation, "phase": _phase(name)}
-            out.add("amem_failures", one["failures"], **labels)
-            out.add("amem_phase_seconds", one["work_ms"] / 1e3, kind="work", **labels)
-            out.add("amem_phase_seconds", one["wait_ms"] / 1e3, kind="wait", **labels)
-        for one in stats.get(operation, {}).get("phases", ()):
-            labels = {"operation": operation, "phase": _phase(one["phase"])}
-            out.add("amem_last_phase_seconds", one["work_ms"] / 1e3, kind="work", **labels)
-            out.add("amem_last_phase_seconds", one["wait_ms"] / 1e3, kind="wait", **labels)
+        last = [("amem_last_phase_seconds", one["phase"], one) for one in stats.get(operation, {}).get("phases", ())]
+        for family, phase, one in [("amem_phase_seconds", *pair) for pair in totals.get("phases", {}).items()] + last:
+            labels = {"operation": operation, "phase": phase.partition(": ")[2] or phase}  # "all gone" of "pause: all gone"
+            out.add("amem_failures", one.get("failures"), **labels)
+            for kind in ("work", "wait"):
+                out.add(family, one[kind + "_ms"] / 1e3, kind=kind, **labels)
 
 
 def _rank(stats):
@@ -162,15 +154,12 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_arguments):
         pass
 
-    def address_string(self):
-        return "local"
-
 
 class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager):
     """What serve_metrics() started; close() ends it. `address`: (host, port), the path of a socket, or of a file."""
 
     def __init__(self, address, close):
@@ -178,9 +167,6 @@ class MetricsServer:
 
     def close(self):
         self._close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_error):
         self.close()

@@ -102,59 +102,43 @@ def backend():
 
 
 class _Routing(threading.local):
-    """The pools that this thread is in, the innermost last."""
+    """The pools that this thread is in. Only the innermost one has its MemPools in use: which of two nested ones PyTorch takes memory
+    from is not documented."""
 
     def __init__(self):
         super().__init__()
-        self.entries = []
+        self.entries = []  # tag and devices, the innermost last
+        self.in_use = contextlib.ExitStack()
 
-
-class _Entry:
-    """One pool that a thread is in. Only the innermost one has its MemPools in use: which of two nested ones PyTorch takes memory
-    from is not documented."""
-
-    def __init__(self, tag, devices):
-        self._tag, self._devices = tag, devices
-        self._open = contextlib.ExitStack()
-
-    def open(self):
-        with contextlib.ExitStack() as opening:
-            for device in self._devices:
-                opening.enter_context(_backend.routed(self._tag, device))
-            self._open = opening.pop_all()
-
-    def close(self):
-        self._open.close()
+    def use_innermost(self):
+        tag, devices = self.entries[-1] if self.entries else (None, ())
+        try:
+            self.in_use.close()
+        finally:
+            with contextlib.ExitStack() as opening:
+                for device in devices:
+                    opening.enter_context(_backend.routed(tag, device))
+                self.in_use = opening.pop_all()
 
 
 _routing = _Routing()
 
 
 @contextlib.contextmanager
-def _innermost(entry):
-    """Makes an entry the only one in use; None: none is, and PyTorch allocates as it does outside of pools."""
-    entries = _routing.entries
-    outer = entries[-1] if entries else None
-    if outer:
-        outer.close()
+def _innermost(tag, devices):
+    """Has this thread allocate from a pool; without devices as it does outside of pools."""
+    _routing.entries.append((tag, devices))
     try:
-        if entry:
-            entry.open()
-        entries.append(entry)
-        try:
-            yield
-        finally:
-            entries.pop()
-            if entry:
-                entry.close()
+        _routing.use_innermost()
+        yield
     finally:
-        if outer:
-            outer.open()
+        _routing.entries.pop()
+        _routing.use_innermost()
 
 
 def outside():
     """A context in which this thread allocates as it does outside of pools."""
-    return _innermost(None)
+    return _innermost(None, ())
 
 
 def empty_cache():
@@ -201,7 +185,7 @@ def pool(tag, policy="preserve", device=None):
     enter, leave = _calls.lib.amem_pool_enter, _calls.lib.amem_pool_leave
     _calls.check(enter(_tags.encode(tag)))
     try:
-        with _innermost(_Entry(tag, devices)):
+        with _innermost(tag, devices):
             yield
     finally:
         _calls.check(leave())

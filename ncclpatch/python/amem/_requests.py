@@ -7,16 +7,12 @@ from . import _calls, _library
 _IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
 
 
-def _unavailable():
-    return 0
-
-
 def _function(name, quick=False):
-    """Of a library that is not there nobody can ask for anything. A quick one is called without letting other threads run, which takes
+    """Of a library that is not there nobody can ask for anything: int() is 0. A quick one is called without letting other threads run, which takes
     longer than the function itself."""
     library = _calls.lib
     if not _library.is_there(library):
-        return _unavailable
+        return int
     if quick:
         library = ctypes.PyDLL(library._name, handle=library._handle)
     return getattr(library, name)
@@ -27,9 +23,9 @@ _go_on = _function("amem_safepoint_go_on")
 _may_resume = _function("amem_resume_may_begin")
 
 
-def _wait(result):
+def _wait(result, again):
     while result == _IN_PROGRESS:
-        result = _go_on()
+        result = again()
     _calls.check(result)
 
 
@@ -47,15 +43,12 @@ def safepoint():
     """
     result = _begin()
     if result:
-        _wait(result)
+        _wait(result, _go_on)
 
 
 def await_resume():
     """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
-    result = _may_resume()
-    while result == _IN_PROGRESS:
-        result = _may_resume()
-    _calls.check(result)
+    _wait(_may_resume(), _may_resume)
 
 
 def frozen(*_, **__):

@@ -41,6 +41,11 @@ def environment():
     return found
 
 
+def start(command, errors=subprocess.PIPE):
+    """Starts a program of AMem's own; its standard output is the caller's to read."""
+    return subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+
+
 def first_line(text, library):
     """What `text`, an error of the library's, offers to find out; None if it offers nothing or that cannot be had."""
     try:
@@ -48,13 +53,7 @@ def first_line(text, library):
         replay = find(library)
         if not before or not command or replay is None:
             return None
-        process = subprocess.Popen(
-            [replay, "why"] + shlex.split(directory),
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        process = start([replay, "why", *shlex.split(directory)], subprocess.DEVNULL)
         try:
             output = process.communicate(timeout=SECONDS)[0]
         except subprocess.TimeoutExpired:

@@ -22,7 +22,6 @@ import time
 
 from . import _calls, _hosts, _tags
 
-REMOTE = _hosts.REMOTE
 _numbers = itertools.count(1)
 
 # ---- in the actors ----------------------------------------------------------------------------------------------------------
@@ -31,6 +30,12 @@ _lock = threading.Lock()
 _undo = {}      # attempt: what undoes this actor's part of it
 _given_up = {}  # attempts that the caller has given up, in the order of their ends
 REMEMBERED = 64
+
+
+def _remember(attempts, attempt, value):
+    attempts[attempt] = value
+    while len(attempts) > REMEMBERED:
+        attempts.pop(next(iter(attempts)))
 
 
 def _act(attempt, operation, tags):
@@ -47,9 +52,7 @@ def _act(attempt, operation, tags):
     with _lock:
         late = attempt in _given_up
         if not late:
-            _undo[attempt] = undo
-            while len(_undo) > REMEMBERED:
-                _undo.pop(next(iter(_undo)))
+            _remember(_undo, attempt, undo)
     if late:  # the caller gave up meanwhile, and asked for the undoing on another thread
         return {**who, "failure": _undone(undo) or _hosts.LATE}
     return who
@@ -66,9 +69,7 @@ def _undone(undo):
 def _give_up(attempt):
     """Undoes the actor's part of an attempt, or keeps it from beginning. Returns None, or why it could not be undone."""
     with _lock:
-        _given_up[attempt] = True
-        while len(_given_up) > REMEMBERED:
-            _given_up.pop(next(iter(_given_up)))
+        _remember(_given_up, attempt, True)
         undo = _undo.pop(attempt, None)
     return _undone(undo) if undo else None
 
@@ -141,7 +142,7 @@ def _run(operation, actors, tags, timeout, engine):
     if not failures and not silent:
         return
     reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]
-    raise _calls.AmemError(REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
+    raise _calls.AmemError(_hosts.REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
                                                                       _undo_all(engine, actors, attempt, timeout)))
 
 

@@ -103,11 +103,6 @@ class Session(_Record):
         super().__init__(record)
         self._job = job
 
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return super().__getattr__(name)
-
     @property
     def rank(self):
         """The rank that the launcher gave, or None."""
@@ -178,32 +173,26 @@ class Job:
         return _ask("critical-path", ["--last", str(last)], self._places)
 
 
+_OPTIONS = {"kinds": "--kind", "ranks": "--rank", "grep": "--grep", "allocation": "--allocation", "first": "--from", "last_seq": "--to",
+            "since": "--since", "until": "--until", "last": "--last"}
+
+
 def _log_options(filters):
-    filters = dict(filters)
-    options = []
-    for name, option in (("kinds", "--kind"), ("ranks", "--rank")):
-        for value in filters.pop(name, None) or ():
-            options.append("%s=%s" % (option, value))
-    for name, option in (("grep", "--grep"), ("allocation", "--allocation"), ("first", "--from"), ("last_seq", "--to"),
-                         ("since", "--since"), ("until", "--until"), ("last", "--last")):
-        value = filters.pop(name, None)
-        if value is not None:
-            options.append("%s=%s" % (option, value))
-    if filters:
-        raise TypeError("there is no filter %s" % ", ".join(sorted(filters)))
-    return options
+    if unknown := sorted(filters.keys() - _OPTIONS):
+        raise TypeError("there is no filter %s" % ", ".join(unknown))
+    lists = {name: (value or ()) if name in ("kinds", "ranks") else [value] for name, value in filters.items()}
+    return ["%s=%s" % (_OPTIONS[name], value) for name, values in lists.items() for value in values if value is not None]
 
 
 def _run(command, errors=subprocess.PIPE):
     try:
-        return subprocess.Popen(command, env=_why.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        return _why.start(command, errors)
     except OSError as error:
         raise JournalError("cannot run %s: %s; set AMEM_REPLAY to the path of amem-replay" % (command[0], error)) from error
 
 
 def _messages(err):
-    prefix = "amem-replay: "
-    return [line[len(prefix):] if line.startswith(prefix) else line for line in err.decode(errors="replace").splitlines()]
+    return [line.removeprefix("amem-replay: ") for line in err.decode(errors="replace").splitlines()]
 
 
 def _check(record):
@@ -218,11 +207,10 @@ def _ask(command, options, places):
     process = _run([tool(), command, "--json", *options, "--", *places])
     out, err = process.communicate()
     messages = _messages(err)
-    answer = None
     try:
         answer = json.loads(out)
     except ValueError:
-        pass
+        answer = None
     failed = answer is None or isinstance(answer, dict) and answer.get("schema") == "amem-replay/error"
     if failed or process.returncode not in (_FINE, _CANNOT_READ, _VIOLATION):
         text = "; ".join(messages) or "amem-replay %s ended with %d" % (command, process.returncode)

@@ -93,21 +93,18 @@ class RolloutOffload:
         return found
 
     def _storages_by_class(self, torch):
-        yield "parameters", self._storages(_training.parameters_of(self._models), torch)
-        gradients = self._storages(self._gradients(), torch)
+        yield "parameters", _adopt.storages_of(_training.parameters_of(self._models), torch)
+        gradients = _adopt.storages_of(self._gradients(), torch)
         for key, storage in self._gradients_still_there(torch):
             gradients.setdefault(key, [storage, 0])
         yield "gradients", gradients
-        yield "optimizer", self._storages(_training.states_of(self._optimizers), torch)
+        yield "optimizer", _adopt.storages_of(_training.states_of(self._optimizers), torch)
 
     def _gradients(self):
         return _training.gradients_of(self._models, self._optimizers)
 
-    def _storages(self, values, torch):
-        return _adopt.storages_of(values, torch)
-
     def _adopt(self, kind, storages):
-        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], _adopt.Count())
+        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], {})
         if result.storages:
             self.adopted[kind] = result
         here = result.storages or any(row.reason == _adopt.HERE for row in result.skipped)
@@ -125,7 +122,7 @@ class RolloutOffload:
 
         weak = torch.multiprocessing.reductions.StorageWeakRef
         self._gradients_seen = {key: one for key, one in self._gradients_seen.items() if not one.expired()}
-        for key, (storage, _) in self._storages(self._gradients(), torch).items():
+        for key, (storage, _) in _adopt.storages_of(self._gradients(), torch).items():
             if key not in self._gradients_seen:
                 self._gradients_seen[key] = weak(storage)
 
@@ -246,7 +243,7 @@ class RolloutOffload:
 
         tag = self._names.get("gradients")
         if tag and self._policies["gradients"] == "discard":
-            for storage, _ in self._storages(self._gradients(), torch).values():
+            for storage, _ in _adopt.storages_of(self._gradients(), torch).values():
                 if _adopt.home_of(storage) == tag:
                     yield torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -281,19 +278,8 @@ class RolloutOffload:
         for name in TOUCHING:
             method = getattr(optimizer, name, None)
             if callable(method) and name not in vars(optimizer):
-                setattr(optimizer, name, self._waiting(method, name))
+                setattr(optimizer, name, frameworks.before(self._before_step if name == "step" else self.wait, method))
                 self._undo.append(functools.partial(delattr, optimizer, name))
-
-    def _waiting(self, method, name):
-        @functools.wraps(method)
-        def waiting(*arguments, **named):
-            if name == "step":
-                self._before_step()
-            else:
-                self.wait()
-            return method(*arguments, **named)
-
-        return waiting
 
     def _before_step(self):
         if "gradients" in self._names and self._has_buckets:

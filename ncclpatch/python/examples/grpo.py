@@ -8,7 +8,7 @@
 Training (FSDP2 or DDP, AdamW) and generation (an engine with bfloat16 weights of its own and a KV cache) take turns on the same GPUs.
 With the flag, training's parameters, gradients, optimizer states and NCCL's memory are given back while the engine generates, and the
 engine's weights while training works. Losses are the same to the last bit; rank 0 prints them in full, and compares them with those
-of another run's file with --same-as. It needs PyTorch and, for the flag, AMem (see README.md of the tree for LD_PRELOAD or import).
+of another run's file with --same-as. It needs PyTorch and AMem (see README.md of the tree for LD_PRELOAD or import).
 
 Without torchrun it is one process, and without a GPU it runs on the CPU (gloo), where the flag does nothing. Larger: --width 2048 --layers 24.
 Exit code 0: all well, 1: losses differ from those of --same-as, or an error.
@@ -28,11 +28,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-try:
-    import amem  # after PyTorch, before the first collective
-    import amem.rl
-except (ImportError, OSError) as error:
-    amem, why_no_amem = None, str(error).replace("%", "%%")
+import amem.rl  # noqa: E402  (after PyTorch, before the first collective)
 
 DIGITS, SEPARATOR, TOKENS = 10, 10, 11
 MIB = 1 << 20
@@ -56,12 +52,7 @@ def arguments():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", default="", help="where losses, rewards, times and memory over time go; rank 0's")
     parser.add_argument("--same-as", default="", help="a file of --json; the losses must be equal to its")
-    parser.set_defaults(rl_amem_offload_during_rollout=False)
-    if amem:
-        amem.rl.add_arguments(parser)
-    else:
-        parser.epilog = "There is no --rl-amem-offload-during-rollout, because amem cannot be imported: %s" % why_no_amem
-    options = parser.parse_args()
+    options = amem.rl.add_arguments(parser).parse_args()
     if options.rl_amem_offload_during_rollout and options.device == "cpu":
         print("grpo.py: without a GPU there is nothing to give back; the flag does nothing", file=sys.stderr)
         options.rl_amem_offload_during_rollout = False
@@ -191,11 +182,8 @@ class Memory(threading.Thread):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             while not self.ended.wait(0.005):
-                self.sample()
-
-    def sample(self):
-        free, total = torch.cuda.mem_get_info(self.device)
-        self.samples.append((round(time.monotonic() - self.began, 4), round((total - free) / MIB, 1)))
+                free, total = torch.cuda.mem_get_info(self.device)
+                self.samples.append((round(time.monotonic() - self.began, 4), round((total - free) / MIB, 1)))
 
     def phase(self, name):
         self.phases.append((round(time.monotonic() - self.began, 4), name))
@@ -220,7 +208,7 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate or 3e-4 * 256 / options.width)
         with amem.pool(ENGINE_TAG, policy="discard") if self.on else contextlib.nullcontext():
             self.engine = Engine(options, self.device)
-        self.offload = amem.rl.RolloutOffload(self.model, self.optimizer, enabled=self.on) if amem else None
+        self.offload = amem.rl.RolloutOffload(self.model, self.optimizer, enabled=self.on)
         self.random = torch.Generator(self.device).manual_seed(options.seed + 1000 * (self.rank + 1))
         self.memory = Memory(self.device)
 
@@ -243,7 +231,7 @@ class Job:
         if self.on:
             amem.resume(ENGINE_TAG)
         self.engine.synchronize(self.model)
-        with self.offload.rollout() if self.offload else contextlib.nullcontext():
+        with self.offload.rollout():
             self.memory.phase("rollout")
             digits = torch.randint(DIGITS, (options.prompts, options.digits), device=device, generator=self.random)
             prompts = torch.cat([digits, torch.full((options.prompts, 1), SEPARATOR, device=device)], 1)

@@ -11,6 +11,7 @@ attaches AMem, before the first collective. Exit code 0: losses are those of a r
 import argparse
 import os
 import sys
+import tempfile
 
 import ray
 
@@ -21,16 +22,15 @@ import amem.frameworks.ray
 class Trainer:
     """One rank."""
 
-    def __init__(self, rank, ranks, address, cpu):
+    def __init__(self, rank, ranks, meeting, cpu):
         import torch
 
         import amem
 
-        self.torch, self.cpu = torch, cpu
+        self.torch = torch
         self.device = torch.device("cpu" if cpu else "cuda:0")  # Ray shows each actor its own GPU
         torch.manual_seed(1)
-        host, port = address
-        torch.distributed.init_process_group("gloo" if cpu else "nccl", init_method="tcp://%s:%d" % (host, port), rank=rank, world_size=ranks)
+        torch.distributed.init_process_group("gloo" if cpu else "nccl", init_method=meeting, rank=rank, world_size=ranks)
         if cpu:
             model = torch.nn.Linear(256, 256)
         else:
@@ -49,8 +49,6 @@ class Trainer:
         return loss.item()
 
     def used_mib(self):
-        if self.cpu:
-            return 0
         free, total = self.torch.cuda.mem_get_info()
         return (total - free) >> 20
 
@@ -58,20 +56,11 @@ class Trainer:
         self.torch.distributed.destroy_process_group()
 
 
-def address():
-    """Where rank 0 will listen."""
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()
-
-
 def losses(options, pauses):
     runtime = amem.frameworks.ray.environment(**{name: os.environ[name] for name in ("PYTHONPATH", "AMEM_LIBRARY") if name in os.environ})
     trainer = Trainer.options(num_gpus=0 if options.cpu else 1, runtime_env=runtime)
-    where = address()
-    actors = [trainer.remote(rank, options.actors, where, options.cpu) for rank in range(options.actors)]
+    meeting = "file://%s/ranks" % tempfile.mkdtemp(prefix="ray-actors-")  # for actors of several hosts: tcp://, with an address of rank 0's
+    actors = [trainer.remote(rank, options.actors, meeting, options.cpu) for rank in range(options.actors)]
     found = []
     for step in range(options.steps):
         found.append(ray.get([actor.step.remote() for actor in actors]))
@@ -86,7 +75,7 @@ def losses(options, pauses):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--actors", type=int, default=2, help="one GPU each, on one host or several")
+    parser.add_argument("--actors", type=int, default=2, help="one GPU each")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="gloo in place of NCCL, without pauses")
     options = parser.parse_args()

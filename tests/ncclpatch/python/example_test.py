@@ -1,4 +1,4 @@
-"""The example: its algorithm on known numbers, a short run on the CPU twice, and its plot. All but the plot needs PyTorch."""
+"""The example: its algorithm on known numbers, a short run on the CPU twice, and its plot. They need PyTorch, the plot matplotlib."""
 
 import importlib.util
 import json
@@ -84,6 +84,7 @@ class Grpo(unittest.TestCase):
             self.assertEqual(run("--same-as", file, "--seed", "2").returncode, 1)
 
 
+@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "this python has no matplotlib")
 class Plot(unittest.TestCase):
     RUN = {"flag": True, "strategy": "fsdp2", "ranks": 2, "parameters": 350000000, "iterations": [],
            "phases": [[0.0, "synchronize"], [0.1, "rollout"], [0.6, "training"], [1.0, "synchronize"], [1.1, "rollout"], [1.6, "training"]],
@@ -91,15 +92,21 @@ class Plot(unittest.TestCase):
 
     def test_draws_each_run_with_its_rollouts_shaded(self):
         plot = load("grpo_plot")
-        root = ElementTree.fromstring(plot.draw([dict(self.RUN, flag=False), self.RUN], 0, 9))
-        name = "{http://www.w3.org/2000/svg}"
-        self.assertEqual(len(root.findall(name + "polyline")), 2)
-        self.assertEqual(len(root.findall(name + "rect")), 1 + 4)
-        text = " ".join(element.text for element in root.findall(name + "text"))
-        self.assertIn("without the flag", text)
-        self.assertIn("20 GiB", text)
-        part = ElementTree.fromstring(plot.draw([self.RUN], 1, 2))
-        self.assertEqual(len(part.findall(name + "rect")), 1 + 1)
+        panels = plot.draw([dict(self.RUN, flag=False), self.RUN], 0, 9).axes
+        self.assertEqual([len(panel.patches) for panel in panels], [2, 2])
+        self.assertEqual([panel.get_title().split(":")[0] for panel in panels], ["without the flag", "with --rl-amem-offload-during-rollout"])
+        self.assertEqual(max(panels[1].lines[0].get_ydata()), 20)
+        self.assertEqual(len(panels[0].lines[0].get_xdata()), 200)
+        panel, = plot.draw([self.RUN], 1, 2).axes
+        self.assertEqual(len(panel.patches), 1)
+        self.assertEqual(panel.lines[0].get_xdata()[0], 0)
+
+    def test_the_file_is_what_its_name_says(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/run.json", "w", encoding="utf-8") as file:
+                json.dump(self.RUN, file)
+            subprocess.run([sys.executable, "-B", os.path.join(EXAMPLES, "grpo_plot.py"), file.name, "-o", folder + "/memory.svg", "--iterations", "0:1"], check=True)
+            self.assertTrue(ElementTree.parse(folder + "/memory.svg").getroot().tag.endswith("svg"))
 
     def test_a_run_on_the_cpu_is_refused_in_words(self):
         with self.assertRaisesRegex(SystemExit, "no samples"):

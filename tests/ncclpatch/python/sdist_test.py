@@ -1,8 +1,10 @@
-"""The source distribution, which pip builds with the system's libraries, in a fresh virtual environment and without a network.
+"""The source distribution, which pip builds with the system's libraries, in a fresh virtual environment; scikit-build-core is downloaded.
 
     sdist_test.py [SDIST]      without one, only what needs no build
 """
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,41 +14,41 @@ import zipfile
 
 SDIST = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].endswith(".tar.gz") else None
 HERE = os.path.dirname(os.path.abspath(__file__))
-BACKEND = os.path.join(HERE, "../../../ncclpatch/python/wheel/build_backend.py")
+WHEEL = os.path.join(HERE, "../../../ncclpatch/python/wheel")
 GOLDEN = os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
 
-sys.path.insert(0, os.path.dirname(BACKEND))
-import build_backend as backend  # noqa: E402  pylint: disable=wrong-import-position
-import build_wheel  # noqa: E402  pylint: disable=wrong-import-position
+sys.path.insert(0, WHEEL)
+import check_wheel  # noqa: E402  pylint: disable=wrong-import-position
 
 
-class Backend(unittest.TestCase):
-    def test_missing_packages_are_all_named(self):
-        everything = set(backend.HEADERS.values())
-        self.assertEqual(backend.missing_packages(lambda name: "/usr/bin/" + name, lambda names: everything), [])
-        without = backend.missing_packages(lambda name: None if name == "capnp" else "/x", lambda names: everything - {"lmdb.h"})
-        self.assertEqual(without, ["capnproto", "liblmdb-dev"])
-        self.assertEqual(len(backend.missing_packages(lambda name: None, lambda names: everything)), len(backend.PROGRAMS) + len(backend.HEADERS))
+class Needs(unittest.TestCase):
+    def missing(self, call, path="", *options):
+        """What `call` of needs.cmake says is to be installed, on a machine where PATH is `path`."""
+        with tempfile.NamedTemporaryFile("w", suffix=".cmake") as script:
+            script.write("cmake_minimum_required(VERSION 3.23)\ninclude(%s/needs.cmake)\n%s\n" % (WHEEL, call))
+            script.flush()
+            done = subprocess.run(["/usr/bin/env", "-i", "PATH=" + path, shutil.which("cmake"), *options, "-P", script.name], capture_output=True, text=True, check=False)
+        found = re.search("apt-get install (.*)", done.stderr)
+        self.assertEqual(found is None, done.returncode == 0, done.stderr)
+        return found.group(1).split() if found else []
 
-    def test_a_compiler_is_asked_for_headers(self):
-        self.assertEqual(backend.headers_there(["vector", "no/such/header.h", "stdio.h"]), {"vector", "stdio.h"})
-
-    def test_it_has_what_a_build_needs_and_no_tests(self):
+    def test_all_that_is_missing_is_named_at_once(self):
         with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(os.path.join(folder, backend.build_sdist(folder))) as archive:
-                names = {name.partition("/")[2] for name in archive.getnames()}
-                root = archive.getnames()[0].partition("/")[0]
-                own = archive.extractfile(root + "/pyproject.toml").read().decode()
-        self.assertLessEqual({"CMakeLists.txt", "LICENSE", "PKG-INFO", "pyproject.toml", "ncclpatch/amem.h", "ncclpatch/python/amem/__init__.py"}, names)
-        self.assertEqual([name for name in names if name.startswith("tests/")], [])
-        self.assertIn('build-backend = "build_backend"', own)
-        self.assertNotIn("setuptools.build_meta", own)
-        self.assertIn('amem = "amem._command:main"', own)
+            for name in ("c++", "pkg-config"):
+                os.symlink("/bin/true", os.path.join(folder, name))
+            self.assertEqual(self.missing("amem_need(find_program ${AMEM_PROGRAMS})", folder), ["capnproto"])
+            os.symlink("/bin/true", folder + "/capnp")
+            self.assertEqual(self.missing("amem_need(find_program ${AMEM_PROGRAMS})", folder), [])
+            os.makedirs(folder + "/include")
+            with open(folder + "/include/lmdb.h", "w", encoding="utf-8"):
+                pass
+            headers = self.missing("amem_need(find_path ${AMEM_HEADERS})", folder, "-DCMAKE_PREFIX_PATH=" + folder)
+        self.assertEqual(headers, [name for name in self.missing("amem_need(find_path ${AMEM_HEADERS})") if name != "liblmdb-dev"])
 
-    def test_the_entry_points_are_those_of_the_wheel(self):
-        text = backend.entry_points(backend.project())
-        self.assertIn("[console_scripts]\namem = amem._command:main\n", text)
-        self.assertIn("[torch.backends]\namem = amem_plugins:attach\n", text)
+    def test_without_a_compiler_the_headers_are_named_as_well(self):
+        everything = self.missing("amem_need(find_program ${AMEM_PROGRAMS})")
+        self.assertEqual(everything, ["g++", "capnproto", "pkg-config", *self.missing("amem_need(find_path ${AMEM_HEADERS})")])
+        self.assertIn("nlohmann-json3-dev", everything)
 
 
 class SearchPaths(unittest.TestCase):
@@ -62,7 +64,7 @@ class SearchPaths(unittest.TestCase):
         return path
 
     def found(self, *options):
-        return backend.foreign_folders([self.program("program", *options)])
+        return check_wheel.foreign_folders([self.program("program", *options)])
 
     def test_none_and_those_inside_the_package_are_fine(self):
         for options in ([], ["-Wl,-rpath,$ORIGIN"], ["-Wl,-rpath,${ORIGIN}/libs:$ORIGIN", "-Wl,--disable-new-dtags"]):
@@ -82,7 +84,7 @@ class SearchPaths(unittest.TestCase):
                 archive.write(self.program("product"), "amem/amem-patch")
                 archive.write(self.program("replay", "-Wl,--enable-new-dtags", *options), "amem/amem-replay")
                 archive.write(self.program("demo"), "amem/amem-demo")
-            self.assertEqual(build_wheel.problems(wheel), ["libamem_nccl.so is missing"] + problems)
+            self.assertEqual(check_wheel.problems(wheel), ["libamem_nccl.so is missing"] + problems)
 
 
 @unittest.skipUnless(SDIST, "no source distribution was named")
@@ -97,13 +99,19 @@ class Install(unittest.TestCase):
         cls.folder.cleanup()
 
     def pip(self, **variables):
-        return subprocess.run([self.folder.name + "/venv/bin/python", "-m", "pip", "install", "--disable-pip-version-check", "--no-index", SDIST],
+        return subprocess.run([self.folder.name + "/venv/bin/python", "-m", "pip", "install", "--disable-pip-version-check", SDIST],
                               env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+
+    def test_it_has_what_a_build_needs_and_no_tests(self):
+        with tarfile.open(SDIST) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        self.assertLessEqual({"CMakeLists.txt", "LICENSE", "PKG-INFO", "pyproject.toml", "ncclpatch/amem.h", "ncclpatch/python/amem/__init__.py"}, names)
+        self.assertEqual([name for name in names if name.startswith("tests/") or "__pycache__" in name], [])
 
     def test_a_machine_without_the_packages_is_told_which(self):
         done = self.pip(PATH=self.folder.name)  # nothing at all
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("apt-get install g++ cmake ninja-build", done.stdout + done.stderr)
+        self.assertIn("apt-get install g++ capnproto", done.stdout + done.stderr)
 
     def test_pip_builds_and_installs_it(self):
         done = self.pip()
@@ -113,7 +121,9 @@ class Install(unittest.TestCase):
         said = subprocess.run([command, "why", os.path.abspath(GOLDEN)], env=environment, capture_output=True, text=True, check=False)
         self.assertIn("Resume 1 failed on rank 1", said.stdout, said.stderr)
         place = subprocess.run([os.path.dirname(command) + "/python", "-c", "import amem; print(amem.__path__[0])"], capture_output=True, text=True, check=True)
-        self.assertEqual(backend.foreign_folders([os.path.join(place.stdout.strip(), os.path.basename(one)) for one in backend.TARGETS.values()]), [])
+        found = sorted(check_wheel.binaries(place.stdout.strip()))
+        self.assertEqual({os.path.basename(path) for path in found}, check_wheel.PRODUCTS - {"amem-demo"})
+        self.assertEqual(check_wheel.foreign_folders(found), [])
         said = subprocess.run([command, "run", "--", "grep", "-c", "libamem_nccl.so", "/proc/self/maps"], env=environment, capture_output=True, text=True, check=False)
         self.assertEqual(said.returncode, 0, said.stderr)
 

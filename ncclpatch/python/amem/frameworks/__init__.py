@@ -4,6 +4,7 @@ README.md beside the package says for each project how to turn it on, what is gi
 `pause_nccl` and `resume_nccl` are for those without a module: two calls in place of destroying and making process groups anew.
 """
 
+import functools
 import logging
 
 from .. import _calls, _library, _tags
@@ -52,3 +53,13 @@ def resume_nccl():
     if _paused:
         _tags.resume(_tags.NCCL)
         _paused = False
+
+
+def before(first, method):
+    """The method, with first() before each call."""
+    @functools.wraps(method)  # with the attributes by which a project dispatches
+    def wrapped(*arguments, **named):
+        first()
+        return method(*arguments, **named)
+
+    return wrapped

@@ -28,18 +28,9 @@ def install(rollout_worker, training_worker):
     found = [(owner, name, getattr(owner, name)) for owner, name in methods]
     for owner, name, method in found:
         if not hasattr(method, "amem_wraps"):
-            wrapped = _updating(method) if name == WEIGHTS else _resuming(method)
+            wrapped = _updating(method) if name == WEIGHTS else frameworks.before(frameworks.resume_nccl, method)
             wrapped.amem_wraps = method
             setattr(owner, name, wrapped)
-
-
-def _resuming(method):
-    @functools.wraps(method)  # with the attributes by which verl dispatches
-    def resuming(*arguments, **named):
-        frameworks.resume_nccl()
-        return method(*arguments, **named)
-
-    return resuming
 
 
 def _updating(method):

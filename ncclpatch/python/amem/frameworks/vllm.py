@@ -122,17 +122,7 @@ class Backend(SleepModeBackend):
         except (OSError, amem.AmemError):
             return False
 
-    @classmethod
-    def preserves_communicators(cls):
-        return True
-
-    @classmethod
-    def preserves_compiled_artifacts(cls):
-        return True
-
-    @classmethod
-    def preserves_graphs_with_communicators(cls):
-        return True
+    preserves_communicators = preserves_compiled_artifacts = preserves_graphs_with_communicators = classmethod(lambda cls: True)
 
 
 def install(nccl=True):

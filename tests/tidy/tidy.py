@@ -53,7 +53,7 @@ ROOMS = {room: set(below.split()) for room, below in {
                    "replay/driver/cuda/checkpoint.h replay/driver/cuda/nvml.h",
 }.items()}
 LIBRARY = ("statemachine", "journal", "replay", "ncclpatch")
-TOP_LEVEL = {*LIBRARY, "tests", "CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "pyproject.toml", "run"}
+TOP_LEVEL = {*LIBRARY, "tests", "CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "run"}
 CODE = (".cpp", ".h", ".S", ".c")
 TEXT = CODE + (".py", ".txt", ".md", ".json", ".capnp", ".cmake", ".toml", ".yml", ".yaml", ".sh", ".in", ".map")
 

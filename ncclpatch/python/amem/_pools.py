@@ -176,8 +176,9 @@ def pool(tag, policy="preserve", device=None):
     Without PyTorch (or imported later), the pool is for C code of this thread that calls amem_alloc. Do not open one during the
     capture of a CUDA graph, whose allocations are the graph's.
 
-    AmemError: another policy than before, or a reserved name (4); AMem cannot work here, or PyTorch is older than 2.8 (5). When memory is short, or the pool is
-    paused, the allocation fails with PyTorch's own out of memory error; amem.memory() tells which.
+    AmemError: another policy than before, or a reserved name (4); AMem cannot work here, PyTorch is older than 2.8, or the tag is paused
+    (5). While a thread is inside, amem.pause(tag) fails (5). When memory is short the allocation fails with PyTorch's own out of memory
+    error; amem.memory() tells which.
     """
     torch_side = backend()
     devices = _devices(torch_side, device) if torch_side else []

@@ -584,7 +584,7 @@ amem.safepoint()  # nobody can ask
 
 class Syntax(unittest.TestCase):
     def test_every_file_of_the_package_is_that_of_the_oldest_python_it_claims(self):
-        with open(os.path.join(PYTHON, "../../pyproject.toml"), encoding="utf-8") as file:
+        with open(os.path.join(PYTHON, "pyproject.toml"), encoding="utf-8") as file:
             oldest = tuple(map(int, re.search(r'requires-python = ">=(\d+)\.(\d+)"', file.read()).groups()))
         files = [os.path.join(folder, name) for folder, _, names in os.walk(PYTHON) for name in names if name.endswith(".py")]
         self.assertGreater(len(files), 20)

@@ -63,7 +63,7 @@ TEST_F(LedgerTest, without_a_journal_the_state_is_kept) {
 
 TEST_F(LedgerTest, an_event_that_the_state_cannot_follow_breaks_the_session_and_is_told_in_the_journal) {
   ledger.Record(AllocationReleased{AllocationId{5}});
-  EXPECT_NE(broken().find("refused an event that happened (allocation 5 released)"), std::string::npos) << broken();
+  EXPECT_NE(broken().find("refused an event that happened (allocation released: allocation 5)"), std::string::npos) << broken();
   EXPECT_EQ(LastRecorded(), "session broken: " + broken());
   EXPECT_EQ(journal->events.back().seq, SequenceNumber{2}) << "the refused event took no number";
 }

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,16 +53,6 @@ bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::mi
     if (Passed(deadline)) return false;
     std::this_thread::sleep_for(kRetryPause);
   }
-}
-
-UniqueFd WatchProcess(pid_t pid) {
-  if (pid <= 0) return {};
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
-}
-
-bool CanBeRead(int fd) {
-  pollfd polled{fd, POLLIN, 0};
-  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
 }
 
 PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process)

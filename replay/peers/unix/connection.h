@@ -80,8 +80,4 @@ class PeerConnection {
   std::unique_ptr<std::byte[]> buffer_;  // kMessageBytesMax
 };
 
-// A descriptor that becomes readable when that process has died, even while children it forked hold its sockets open; none if
-// the process cannot be seen from here.
-UniqueFd WatchProcess(pid_t pid);
-
 }  // namespace amem

@@ -54,7 +54,7 @@ Status PeerService::Start() {
   spare_ = SpareDescriptor();
   AMEM_TRY(loop_.Open());
   AMEM_TRY(sessions_.Open());
-  for (const UniqueFd* listener : {&listeners_.in_directory, &listeners_.by_name}) {
+  for (const Listener* listener : {&listeners_.in_directory, &listeners_.by_name}) {
     if (!*listener) continue;
     const auto key =
         loop_.Add(listener->get(), EPOLLIN, [this, listener](ServiceLoop::Key, std::uint32_t) { Accept(*listener); });
@@ -183,7 +183,7 @@ void PeerService::Listen(std::uint32_t events) {
   for (const auto key : listener_keys_) loop_.Modify(key, events);
 }
 
-void PeerService::Accept(const UniqueFd& listener) {
+void PeerService::Accept(const Listener& listener) {
   for (int i = 0; i < kMessagesATurn; ++i) {
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
@@ -215,7 +215,7 @@ void PeerService::Accept(const UniqueFd& listener) {
 }
 
 // Peers would wait for an answer until their deadline, and learn nothing. One descriptor is kept to tell them.
-void PeerService::RefuseForWantOfDescriptors(const UniqueFd& listener) {
+void PeerService::RefuseForWantOfDescriptors(const Listener& listener) {
   if (!full_since_) full_since_ = Clock::now();
   if (Clock::now() < *full_since_ + kFullForLong) return;
   for (int i = 0; i < kMessagesATurn && spare_; ++i) {

@@ -29,7 +29,7 @@ namespace amem {
 class PeerService final : private ServiceLoop::Client, private VoteObserver {
  public:
   struct Listeners {
-    UniqueFd in_directory, by_name;  // at least one of them
+    Listener in_directory, by_name;  // at least one of them
   };
   PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate);
   ~PeerService() override;
@@ -101,8 +101,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Witness(EventBody fact);
   void TellDelegate();
 
-  void Accept(const UniqueFd& listener);
-  void RefuseForWantOfDescriptors(const UniqueFd& listener);
+  void Accept(const Listener& listener);
+  void RefuseForWantOfDescriptors(const Listener& listener);
   void TellWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
   void MakeRoom();

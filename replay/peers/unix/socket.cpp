@@ -2,13 +2,17 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -40,11 +44,61 @@ Result<UniqueFd> NewSocket() {
   return fd;
 }
 
-bool Refuses(int directory, const std::string& name) {
+// The sockets that this process listens on, for its children, which have /dev/null in their places: whoever closes the number
+// there closes nothing else.
+class LeftToParent {
+ public:
+  static LeftToParent& Get() {
+    static LeftToParent all;
+    return all;
+  }
+  // Replace(-1, socket) adds one, Replace(socket, -1) takes it away. What finds no room is known by its credentials alone
+  // (StillListens).
+  void Replace(int old, int by) {
+    for (std::atomic<int>& place : sockets_) {
+      int expected = old;
+      if (place.compare_exchange_strong(expected, by)) return;
+    }
+  }
+
+ private:
+  LeftToParent() : nothing_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {
+    for (std::atomic<int>& place : sockets_) place = -1;
+    ::pthread_atfork(nullptr, nullptr, [] { Get().Leave(); });
+  }
+  void Leave() {
+    for (std::atomic<int>& place : sockets_) {
+      if (const int socket = place.exchange(-1); socket >= 0 && nothing_) ::dup3(nothing_.get(), socket, O_CLOEXEC);
+    }
+  }
+  UniqueFd nothing_;
+  std::array<std::atomic<int>, 64> sockets_;
+};
+
+// The credentials of a connection are of the process that listens, not of a child that holds its socket.
+Result<UniqueFd> StillListens(Result<UniqueFd> connected) {
+  if (!connected) return connected;
+  const auto process = CredentialsOf(connected->get());
+  if (process && CanBeRead(WatchProcess(process->pid).get()))
+    return Status{Code::kPeerLost, "its process has died, and a child that it forked holds its socket"};
+  return connected;
+}
+
+Result<UniqueFd> ConnectTo(int directory, const std::string& name) {
   auto fd = NewSocket();
-  if (!fd) return false;
+  if (!fd) return fd;
   const sockaddr_un address = AddressOf(directory, name);
-  return ::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 && errno == ECONNREFUSED;
+  while (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
+    if (errno == ENOENT)
+      return Status{Code::kPeerLost,
+                    "it has no socket that can be seen from here: it has ended, or it runs on another host, or in a container "
+                    "with a network and a /tmp of its own (then name a directory that both see in AMEM_SOCKET_DIR)"};
+    if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
+    return Status{Code::kIo, "connect: " + ErrnoText(errno)};
+  }
+  return StillListens(std::move(fd));
 }
 
 }  // namespace
@@ -89,16 +143,24 @@ Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
   return fd;
 }
 
+Listener::Listener(UniqueFd socket) : socket_(std::move(socket)) {
+  if (socket_) LeftToParent::Get().Replace(-1, socket_.get());
+}
+
+Listener::~Listener() {
+  if (socket_) LeftToParent::Get().Replace(socket_.get(), -1);
+}
+
 std::string SocketName(SessionId session) {
   std::array<char, kNameLength + 1> name{};
   std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(session.value));
   return name.data();
 }
 
-Result<UniqueFd> ListenAt(int directory, SessionId session) {
+Result<Listener> ListenAt(int directory, SessionId session) {
   const std::string name = SocketName(session), early = "." + name;
   auto fd = NewSocket();
-  if (!fd) return fd;
+  if (!fd) return fd.status();
   const sockaddr_un address = AddressOf(directory, early);
   (void)::unlinkat(directory, early.c_str(), 0);
   if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
@@ -111,7 +173,7 @@ Result<UniqueFd> ListenAt(int directory, SessionId session) {
   const int error = errno;
   (void)::unlinkat(directory, early.c_str(), 0);
   if (!named) return Status{Code::kIo, "naming this session's socket " + name + ": " + ErrnoText(error)};
-  return fd;
+  return Listener(*std::move(fd));
 }
 
 void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory, SocketName(session).c_str(), 0); }
@@ -131,26 +193,11 @@ void SweepSockets(int directory) {
   while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
     const std::string name = entry->d_name;
     const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (ours && Refuses(directory, name)) (void)::unlinkat(directory, name.c_str(), 0);
+    if (ours && ConnectTo(directory, name).status().code() == Code::kPeerLost) (void)::unlinkat(directory, name.c_str(), 0);
   }
 }
 
-Result<UniqueFd> ConnectTo(int directory, SessionId session) {
-  auto fd = NewSocket();
-  if (!fd) return fd;
-  const sockaddr_un address = AddressOf(directory, SocketName(session));
-  while (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
-    if (errno == ENOENT)
-      return Status{Code::kPeerLost,
-                    "it has no socket that can be seen from here: it has ended, or it runs on another host, or in a container "
-                    "with a network and a /tmp of its own (then name a directory that both see in AMEM_SOCKET_DIR)"};
-    if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
-    return Status{Code::kIo, "connect: " + ErrnoText(errno)};
-  }
-  return fd;
-}
+Result<UniqueFd> ConnectTo(int directory, SessionId session) { return ConnectTo(directory, SocketName(session)); }
 
 // ---- abstract names --------------------------------------------------------------------------------------------------------
 
@@ -170,12 +217,12 @@ struct AbstractName {
 
 constexpr std::string_view kFarewell = "-closed";
 
-Result<UniqueFd> ListenAtName(const AbstractName& name) {
+Result<Listener> ListenAtName(const AbstractName& name) {
   auto fd = NewSocket();
-  if (!fd) return fd;
+  if (!fd) return fd.status();
   if (::bind(fd->get(), name.at(), name.length) != 0 || ::listen(fd->get(), kBacklog) != 0)
     return Status{Code::kIo, "binding an abstract socket: " + ErrnoText(errno)};
-  return fd;
+  return Listener(*std::move(fd));
 }
 
 Result<UniqueFd> ConnectToName(const AbstractName& name) {
@@ -191,9 +238,9 @@ Result<UniqueFd> ConnectToName(const AbstractName& name) {
 
 }  // namespace
 
-Result<UniqueFd> ListenByName(SessionId session) { return ListenAtName({session, ""}); }
-Result<UniqueFd> ConnectByName(SessionId session) { return ConnectToName({session, ""}); }
-Result<UniqueFd> SayFarewell(SessionId session) { return ListenAtName({session, kFarewell}); }
+Result<Listener> ListenByName(SessionId session) { return ListenAtName({session, ""}); }
+Result<UniqueFd> ConnectByName(SessionId session) { return StillListens(ConnectToName({session, ""})); }
+Result<Listener> SayFarewell(SessionId session) { return ListenAtName({session, kFarewell}); }
 bool HasSaidFarewell(SessionId session) { return ConnectToName({session, kFarewell}).ok(); }
 
 void Elsewhere::Add(SessionId session) {
@@ -212,6 +259,16 @@ Result<PeerCredentials> CredentialsOf(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
     return Status{Code::kIo, "SO_PEERCRED: " + ErrnoText(errno)};
   return PeerCredentials{who.pid, who.uid};
+}
+
+UniqueFd WatchProcess(pid_t pid) {
+  if (pid <= 0) return {};
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
+}
+
+bool CanBeRead(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&polled, 1, 0) > 0;
 }
 
 Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {

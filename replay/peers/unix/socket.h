@@ -33,23 +33,43 @@ void ReadEvent(int event_fd);
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path);
 std::string SocketName(SessionId session);  // 16 hex digits
 
-// A listening socket under that name. The name appears only once the socket listens, so that one in the directory that
-// refuses has lost its process.
-Result<UniqueFd> ListenAt(int directory, SessionId session);
+// A listening socket. Children that this process forks do not hold it: one that only a child holds, such as a worker that
+// loads data, would make others wait for a rank that has died.
+class Listener {
+ public:
+  Listener() = default;
+  explicit Listener(UniqueFd socket);
+  Listener(Listener&&) noexcept = default;
+  Listener& operator=(Listener&& other) noexcept {
+    std::swap(socket_, other.socket_);
+    return *this;
+  }
+  ~Listener();
+  [[nodiscard]] int get() const { return socket_.get(); }
+  explicit operator bool() const { return static_cast<bool>(socket_); }
+
+ private:
+  UniqueFd socket_;
+};
+
+// Listens under that name, which appears only once the socket listens, so that one in the directory that refuses has lost its
+// process.
+Result<Listener> ListenAt(int directory, SessionId session);
 void RemoveSocket(int directory, SessionId session);
 [[nodiscard]] bool SocketExists(int directory, SessionId session);
 // Removes what processes that died have left. Never touches a socket that still listens.
 void SweepSockets(int directory);
 
-// Code::kPeerLost: no process listens there. Code::kTimeout: its queue is full now; try again.
+// Code::kPeerLost: no process listens there, or only a child of the one that did. Code::kTimeout: its queue is full now; try
+// again.
 Result<UniqueFd> ConnectTo(int directory, SessionId session);
 
 // Abstract sockets: names of the network namespace, which processes find that have no directory in common, such as containers
 // with a /tmp each. Anybody may connect to one, so both ends look at the other's user. A name is gone with its process; that a
 // session has closed in order is told by a second name, which stays until the process ends.
-Result<UniqueFd> ListenByName(SessionId session);
+Result<Listener> ListenByName(SessionId session);
 Result<UniqueFd> ConnectByName(SessionId session);  // as ConnectTo
-Result<UniqueFd> SayFarewell(SessionId session);    // the name is there as long as what comes back
+Result<Listener> SayFarewell(SessionId session);    // the name is there as long as what comes back
 [[nodiscard]] bool HasSaidFarewell(SessionId session);
 
 // The sessions that are reached by name, because this process cannot see their directory. From any thread.
@@ -68,6 +88,11 @@ struct PeerCredentials {
   uid_t uid = 0;
 };
 Result<PeerCredentials> CredentialsOf(int socket);
+
+// A descriptor that becomes readable when that process has died, even while children it forked hold its sockets open; none if
+// the process cannot be seen from here.
+UniqueFd WatchProcess(pid_t pid);
+[[nodiscard]] bool CanBeRead(int fd);  // now; false of -1
 
 enum class Sent { kDone, kWouldBlock, kTooManyInFlight, kClosed };
 // `descriptors` stay the caller's. kTooManyInFlight: the kernel holds too many descriptors of this user that are not

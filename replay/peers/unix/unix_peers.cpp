@@ -117,7 +117,8 @@ class UnixPeers::Impl {
 
   const UnixPeersOptions options_;
   PeerDelegate& delegate_;
-  UniqueFd directory_, stop_, farewell_;
+  UniqueFd directory_, stop_;
+  Listener farewell_;
   Elsewhere elsewhere_;
   ConnectionContext context_;
   const ForkGuard guard_;

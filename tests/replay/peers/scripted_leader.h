@@ -41,7 +41,7 @@ class ScriptedLeader {
     dead_ = true;
     if (thread_.joinable()) thread_.join();
     connections_.clear();
-    listener_.Reset();
+    listener_ = {};
   }
 
  private:
@@ -90,7 +90,8 @@ class ScriptedLeader {
 
   const std::vector<PeerIdentity> members_;
   const OnVote on_vote_;
-  UniqueFd directory_, listener_;
+  UniqueFd directory_;
+  Listener listener_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kMessageBytesMax);
   std::atomic<bool> dead_{false};

@@ -1,6 +1,9 @@
 // Peers in real processes: deaths, stopped processes, forked children, limits of a process.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -135,15 +138,25 @@ TEST_F(ProcessTest, a_killed_owner_is_lost_for_its_importer) {
   importer.peers->DropReference({desk_->tokens[0].session, AllocationId{1}}, AllocationId{5});  // no failure
 }
 
-TEST_F(ProcessTest, a_death_is_seen_though_a_forked_child_holds_the_sockets) {
-  SharedMemory<pid_t> grandchild;
+// By fork, and by a way that calls nothing that was registered for forks.
+struct Forking {
+  const char* name;
+  pid_t (*fork)();
+};
+class ForkedChildTest : public ProcessTest, public testing::WithParamInterface<Forking> {};
+INSTANTIATE_TEST_SUITE_P(, ForkedChildTest,
+                         testing::Values(Forking{"fork", ::fork},
+                                         Forking{"clone",
+                                                 [] { return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)); }}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ForkedChildTest, that_holds_the_sockets_does_not_hide_the_death_of_its_parent) {
   Child owner([&] {
     Rank self(directory_, 0);
     desk_->tokens[0] = self.session.Export(AllocationId{1});
     ready_.Pass();
     go_[0].Await();
-    *grandchild = ::fork();
-    if (*grandchild == 0) {
+    if (GetParam().fork() == 0) {
       never_.Await();
       ::_exit(0);
     }
@@ -158,7 +171,33 @@ TEST_F(ProcessTest, a_death_is_seen_though_a_forked_child_holds_the_sockets) {
   ready_.Await();
   owner.Kill(SIGKILL);
   EXPECT_TRUE(importer.session.WaitUntilLost(1, milliseconds(3000)));
+  const Status status = importer.peers->Import(desk_->tokens[0], AllocationId{6}).status();
+  EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
+  importer.session.Add(desk_->tokens[0].session);
+  const auto round = importer.Arrive(CycleKind::kPause, 1);
+  EXPECT_TRUE(round) << "the living pause without it: " << round.status().message();
   never_.Pass();
+}
+
+int CountListeners() {
+  int listening = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int accepts = 0;
+    socklen_t size = sizeof(accepts);
+    listening += ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) == 0 && accepts != 0 ? 1 : 0;
+  }
+  return listening;
+}
+
+TEST_F(ProcessTest, a_forked_child_does_not_hold_the_sockets_that_its_parent_listens_on) {
+  const int before = CountListeners();
+  Child process([&] {
+    const Rank self(directory_, 0);
+    if (CountListeners() <= before) return 1;
+    Child child([&] { return CountListeners() == before ? 0 : 3; });
+    return child.Wait() == 0 && CountListeners() > before ? 0 : 2;
+  });
+  EXPECT_EQ(process.Wait(), 0);
 }
 
 TEST_F(ProcessTest, a_forked_child_that_cleans_up_does_not_disturb_its_parent) {

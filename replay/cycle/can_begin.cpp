@@ -6,7 +6,7 @@
 namespace amem {
 
 // A peer may have imported memory after the members were found and before this session's part of the round had begun.
-Status Coordinator::AllNeighboursAreMembers() const {
+Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
   const State& state = ledger_.state();
   const auto& members = state.CycleOf(pool_).members;
   const auto outside = [&](SessionId session) {
@@ -21,6 +21,7 @@ Status Coordinator::AllNeighboursAreMembers() const {
       if (outside(importer.by)) who = importer.by;
     }
     if (who) {
+      *outsider = *who;
       return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
                                   ") came to share " + ToText(id) + " while the pause began; " + Again(CycleKind::kPause)};
     }
@@ -65,10 +66,21 @@ Status Coordinator::MulticastsCanLeave() const {
 }
 
 Status Coordinator::CanBegin() {
-  const LedgerLock lock(ledger_);
-  AMEM_TRY(AllNeighboursAreMembers());
-  AMEM_TRY(ImportsCanLeave());
-  return pool_ ? Status{} : MulticastsCanLeave();
+  SessionId outsider;
+  const auto check = [&]() -> Status {
+    const LedgerLock lock(ledger_);
+    outsider = {};
+    AMEM_TRY(AllNeighboursAreMembers(&outsider));
+    AMEM_TRY(ImportsCanLeave());
+    return pool_ ? Status{} : MulticastsCanLeave();
+  };
+  Status can = check();
+  // The members may have been found without one that has died, before this session's journal has heard of its death.
+  for (SessionId awaited; outsider && outsider != awaited && peers_.AwaitLoss(outsider);) {
+    awaited = outsider;
+    can = check();
+  }
+  return can;
 }
 
 }  // namespace amem

@@ -123,7 +123,8 @@ class Coordinator {
   [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of own memory of the scope, ascending
   Status JournalIntact();
   // What only this session can see, and no other member would notice: with the ledger's lock held, both.
-  [[nodiscard]] Status AllNeighboursAreMembers() const REQUIRES(ledger_);
+  // Its failure is of that session, which shares memory and is no member.
+  [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] bool HasMulticasts();  // that a pause releases

@@ -176,7 +176,7 @@ class Contents:
         self._torch, self._saved = torch, {}
 
     def storages(self, tag):
-        for weak, _, home in list(_adopt._homes._known.values()):
+        for weak, _, home in list(_adopt._homes.values()):
             storage = self._torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
             if storage is not None and home == tag:
                 yield storage
@@ -249,7 +249,7 @@ class Cpu:
 
     def segments(self):
         rows = [(first, end, None) for first, end in self.others]
-        for weak, address, tag in _adopt._homes._known.values():
+        for weak, address, tag in _adopt._homes.values():
             storage = self.torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
             if storage is not None and not self.lose:
                 rows.append((address, address + storage.nbytes(), tag))
@@ -261,7 +261,7 @@ def installed(torch=None):
     """The package on these stand-ins, as (library, PyTorch's side)."""
     library, side = Library(contents=torch and Contents(torch)), torch and Cpu(torch)
     before = _calls.lib, _pools._backend, _pools.backend, _adopt._homes, _library.nccl_is_loaded
-    _calls.lib, _pools._backend, _adopt._homes = library, side, _adopt._Homes()
+    _calls.lib, _pools._backend, _adopt._homes = library, side, {}
     _pools.backend = lambda: side
     _library.nccl_is_loaded = lambda: bool(library.nccl_libraries)
     try:

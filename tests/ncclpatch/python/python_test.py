@@ -344,10 +344,12 @@ for call in (amem.pause, amem.resume, amem.wait):
 assert code_of(amem.wait, "wieghts", stream=0)[0] == 4
 assert code_of(enter, "weights", "discard")[0] == 4
 assert code_of(enter, "nccl", "preserve")[0] == 4
-amem.pause("weights")
 with amem.pool("weights"):
-    assert lib.amem_alloc(SIZE, 0, None) is None
-    assert "paused" in amem._calls.last_error(), amem._calls.last_error()
+    code, text = code_of(amem.pause, "weights")
+    assert code == 5 and "inside" in text, text
+amem.pause("weights")
+code, text = code_of(enter, "weights", "preserve")
+assert code == 5 and "paused" in text, text
 amem.resume("weights")
 """
         )

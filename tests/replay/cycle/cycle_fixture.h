@@ -71,10 +71,7 @@ class ScriptedPeers final : public Peers {
     return reimport(owner, requests);
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
-  bool AwaitLoss(SessionId lost) override {
-    if (await_loss) await_loss(lost);
-    return true;
-  }
+  bool AwaitLoss(SessionId lost) override { return await_loss(lost); }
   Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
     *told = culprits;
     return arrive();
@@ -82,7 +79,7 @@ class ScriptedPeers final : public Peers {
   void Stop() override {}
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
-  std::function<void(SessionId)> await_loss;
+  std::function<bool(SessionId)> await_loss = [](SessionId) { return true; };
   std::function<Result<std::unique_ptr<Round>>()> arrive;
   std::vector<PeerIdentity> culprits;
 };
@@ -100,7 +97,10 @@ class CycleFixture : public ::testing::Test {
     Record(opened);
     Record(PeerConnected{kOwner, "host", 2, 0, 1});
     peers_.reimport = [this](SessionId, const std::vector<ShareRequest>& requests) { return Share(requests); };
-    peers_.await_loss = [this](SessionId lost) { Record(PeerLost{lost, kPeerDied}); };
+    peers_.await_loss = [this](SessionId lost) {
+      Record(PeerLost{lost, kPeerDied});
+      return true;
+    };
   }
   // Whatever a test does, the journal alone leads to the session's state, and nothing that happened was refused.
   void TearDown() override {

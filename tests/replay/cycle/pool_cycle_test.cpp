@@ -81,6 +81,7 @@ TEST_F(PoolCycleTest, a_chunk_that_is_imported_while_its_pause_begins_refuses_it
     Record(ReferenceAdded{id, test::kOther, AllocationId{4}});
     return 0;
   });
+  peers_.await_loss = [](SessionId) { return false; };  // it lives
   const Bytes before = InUse();
   const Status paused = cycle_->Cycle(CycleKind::kPause);
   ASSERT_TRUE(imported);

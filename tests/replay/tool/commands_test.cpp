@@ -175,7 +175,7 @@ TEST_F(Commands, log_reads_more_journals_than_a_process_may_have_open) {
     story.Create();
     test::WriteJournal(story, scratch_ / "many");
   }
-  const Ran ran = Shell("ulimit -n 40; $TOOL log $S/many | grep -c 'allocation 1 created'");
+  const Ran ran = Shell("ulimit -n 40; $TOOL log $S/many | grep -c 'allocation created: allocation 1,'");
   EXPECT_EQ(ran.out, std::to_string(kSessions) + "\n") << ran.err;
   EXPECT_EQ(ran.err, "");
 }
@@ -235,7 +235,7 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
   EXPECT_EQ(schema.code, 0) << schema.out << schema.err;
   EXPECT_HAS(Shell("$TOOL info $S/tags").out, "weights (preserve, paused) 6 MiB");
-  EXPECT_HAS(Shell("$TOOL log $S/tags --allocation " + std::to_string(chunk.value)).out, "amem_alloc");
+  EXPECT_HAS(Shell("$TOOL log $S/tags --allocation " + std::to_string(chunk.value)).out, "pool allocated");
   EXPECT_EQ(Shell("$TOOL why --json $S/tags").json()["healthy"], true);
   const Ran run = Shell("$TOOL run --json $S/tags");
   EXPECT_EQ(run.json()["same"], true) << run.out << run.err;
@@ -421,7 +421,7 @@ TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
   const Ran ran = Shell("timeout 20 $TOOL tail --last 100 --interval 20 $S/journal");
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_HAS(ran.out, "# rank 5");
-  for (int id = 1; id <= 20; ++id) EXPECT_HAS(ran.out, "allocation " + std::to_string(id) + " created");
+  for (int id = 1; id <= 20; ++id) EXPECT_HAS(ran.out, "allocation created: allocation " + std::to_string(id) + ",");
   EXPECT_HAS(ran.out, "session closed: exit");
   EXPECT_HAS(ran.out, "has ended");
 }

@@ -144,7 +144,7 @@ Status FreezeOperation::Freeze() {
   AMEM_TRY(LookAround());
   // Where the last freeze has come back, or there was none, the driver is asked after the pause: it needs a tenth of a second
   // to start, and a process that it has locked does not come to a pause.
-  const bool runs = !history_ || (history_->ended && history_->outcome == "running");
+  const bool runs = !history_ || IsBack(*history_);
   if (!runs) AMEM_TRY(AskDriver());
   // Those of an earlier freeze that have ended are no part of this one.
   std::erase_if(processes_,
@@ -174,6 +174,7 @@ Status FreezeOperation::PauseWhenChecked() {
     return journal_->BeginStep(FreezeStep::kPause, 0);
   });
   std::optional<Status> passed;
+  resumes_ = true;
   const Status paused = job_.Pause(options_.say, [&]() -> std::optional<Status> {
     if (!passed && checks.wait_for(std::chrono::seconds(0)) == std::future_status::ready) passed = checks.get();
     return passed;
@@ -225,17 +226,16 @@ Status FreezeOperation::PauseBeforeAsking() {
   if (done.ok()) return {};
   const Status resumed = ResumeAll();
   if (!resumed.ok()) return Ended("stuck", {done.code(), done.message() + "; and then " + resumed.message()});
-  return Ended("running",
-               {done.code(), done.message() + ". The pause is undone, and the job runs as before", done.driver_result()});
+  const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
+  return Ended(resumes_ ? "running" : "paused", {done.code(), done.message() + undone + AsBefore(), done.driver_result()});
 }
 
 Status FreezeOperation::Thaw() {
   AMEM_TRY(LookAround());
   const auto gpus = checkpointer_.Gpus();  // the driver's first answer: without it no process could be asked
   if (!gpus.ok()) return gpus.status();
-  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
-    return {Code::kRefused, report_.lost.empty() ? "the job is not frozen" : "nothing to thaw: " + report_.lost.front()};
-  }
+  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) return IsNotFrozen();
+  resumes_ = true;
   const auto pairs = ReadGpuPairs(options_.gpus, *gpus);
   if (!pairs.ok()) return pairs.status();
   if (!pairs->empty() && !checkpointer_.TakesPairs()) {
@@ -251,11 +251,20 @@ Status FreezeOperation::Thaw() {
   return Towards(FreezeGoal::kRunning);
 }
 
+// What cannot be asked was not lost where no freeze has taken it.
+Status FreezeOperation::IsNotFrozen() {
+  const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
+  if (!history_ || IsBack(*history_)) report_.lost.clear();
+  if (!report_.lost.empty()) return {Code::kRefused, "nothing to thaw: " + doubt};
+  return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
+}
+
 Status FreezeOperation::Continue() {
   AMEM_TRY(LookAround());
   if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
   if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(OpenOld());
+  resumes_ = history_->goal == FreezeGoal::kRunning || history_->pauses;
   return Towards(history_->goal);
 }
 
@@ -265,6 +274,7 @@ Status FreezeOperation::Undo() {
   if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(OpenOld());
   const bool to_frozen = history_->goal == FreezeGoal::kRunning;
+  resumes_ = to_frozen || history_->pauses;
   if (to_frozen) pairs_.clear();
   for (const FrozenProcess& one : processes_) {
     if (!to_frozen || std::ranges::none_of(one.moved, [](const auto& way) { return way.first != way.second; })) continue;
@@ -320,7 +330,7 @@ Status FreezeOperation::ToFrozen() {
   goal_ = FreezeGoal::kRunning;
   const Status undone = ToRunning();
   if (undone.ok())
-    return {done.code(), done.message() + ". All that was done is undone, and the job runs as before", done.driver_result()};
+    return {done.code(), done.message() + ". All that was done is undone, and " + AsBefore(), done.driver_result()};
   return {done.code(), fmt::format("{}. What was done could not all be undone: {}", done.message(), undone.message()),
           done.driver_result()};
 }
@@ -337,6 +347,7 @@ Status FreezeOperation::PauseAll() {
   FrozenProcess all;
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();
+  resumes_ = true;
   const Status done = Step(FreezeStep::kPause, all, [this](const FrozenProcess&) { return job_.Pause(options_.say, {}); });
   Took(ToText(FreezeStep::kPause), began);
   return done;
@@ -376,7 +387,7 @@ Status FreezeOperation::ToRunning() {
   }
   const Status resumed = ResumeAll();
   if (report_.lost.empty()) {
-    if (resumed.ok()) return Ended("running", {});
+    if (resumed.ok()) return Ended(resumes_ ? "running" : "paused", {});
     return Ended("stuck", resumed.Within("restored and unlocked, but still paused; amem resume tries again"));
   }
   std::string lost;
@@ -423,6 +434,7 @@ Status FreezeOperation::StayFrozen(const Processes& restored, const Status& why)
 }
 
 Status FreezeOperation::ResumeAll() {
+  if (!resumes_) return {};
   FrozenProcess all;
   all.process.name = "the job";
   const std::uint64_t began = MonotonicNs();

@@ -32,7 +32,9 @@ struct FreezeOptions {
 };
 
 struct FreezeReport {
-  std::string outcome;  // "frozen", "running", "lost" (a process is; the others run), "stuck" (see the failure)
+  // "frozen", "running", "paused" (as it was before the freeze), "lost" (a process is; the others run), "stuck" (see the
+  // failure)
+  std::string outcome;
   std::filesystem::path journal;
   std::vector<FrozenProcess> processes;
   struct Time {
@@ -87,7 +89,9 @@ class FreezeOperation {
   Status ToRunning();
   Status RestoreAll();
   Status StayFrozen(const Processes& restored, const Status& why);
-  Status ResumeAll();
+  Status ResumeAll();  // if resumes_
+  [[nodiscard]] const char* AsBefore() const { return resumes_ ? "the job runs as before" : "the job is paused as before"; }
+  Status IsNotFrozen();
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
@@ -108,6 +112,7 @@ class FreezeOperation {
   std::optional<FreezeHistory> history_;
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
+  bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
   std::unique_ptr<FreezeJournal> journal_;
   std::uint64_t began_ns_ = 0;
   FreezeReport report_;

@@ -71,6 +71,7 @@ void ApplyLine(const Json& line, FreezeHistory& history) {
   } else if (what == "taken") {
     if (FrozenProcess* one = process()) one->taken = line.at("bytes").get<std::map<std::string, Bytes>>();
   } else if (what == "step" || what == "failed") {
+    history.pauses |= line.at("step") == ToText(FreezeStep::kPause);
     FrozenProcess* const one = process();
     if (line.at("step") == ToText(FreezeStep::kRestore) && one != nullptr) one->restore_unanswered = what == "step";
   } else if (what == "done") {

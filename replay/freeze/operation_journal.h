@@ -48,8 +48,13 @@ struct FreezeHistory {
   FreezeGoal goal{};           // of the last command
   std::vector<GpuPair> pairs;  // of the last restore that was asked for
   bool ended = false;          // the last command came to its end
-  std::string outcome;         // then: "frozen", "running", "lost"
+  std::string outcome;         // then: as FreezeReport's
+  bool pauses = false;         // it has begun to pause the job, which was not paused before
 };
+// Nothing is left of it: the job runs, or is paused as it was before.
+inline bool IsBack(const FreezeHistory& history) {
+  return history.ended && (history.outcome == "running" || history.outcome == "paused");
+}
 
 class FreezeJournal {
  public:

@@ -42,7 +42,7 @@ std::string EndedMeanwhile(const FreezeHistory& history) {
 }
 
 std::string SentenceOf(const FreezeHistory& history) {
-  if (history.ended && history.outcome == "running") return {};
+  if (IsBack(history)) return {};
   const bool copy = IsCopy(history);
   const auto begun =
       std::chrono::time_point<std::chrono::system_clock, std::chrono::nanoseconds>(std::chrono::nanoseconds(history.begun_ns));

@@ -69,6 +69,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   static constexpr pid_t kFirstPid = 4'000'000;  // above any real one
   FakeShared* shared = nullptr;
   std::filesystem::path directory;
+  bool unknown_to_the_driver = false;
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
@@ -181,6 +182,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   [[nodiscard]] bool TakesPairs() const override { return true; }
   Result<std::vector<std::string>> Gpus() override { return std::vector<std::string>{"GPU-0", "GPU-1", "GPU-2"}; }
   Result<CheckpointState> StateOf(pid_t pid) override {
+    if (unknown_to_the_driver) return Status{Code::kDriver, "CUDA_ERROR_INVALID_VALUE", 1};
     return static_cast<CheckpointState>(shared->ranks[At(pid - kFirstPid)].state.load());
   }
   Status Lock(pid_t pid, std::chrono::milliseconds) override { return Change(FakeCall::kLock, pid, 0, 1); }

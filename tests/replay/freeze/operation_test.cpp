@@ -99,6 +99,48 @@ TEST(Freeze, that_fails_at_any_step_leaves_a_job_that_runs) {
   }
 }
 
+TEST(Freeze, that_fails_leaves_a_pause_that_was_there_before) {
+  for (const FakeCall call : {FakeCall::kLock, FakeCall::kCheckpoint}) {
+    for (int nth = 1; nth <= kFakeRanks; ++nth) {
+      FrozenWorld world;
+      world.shared->paused = true;
+      world.Fail(call, nth, 999);
+      const Status failed = world.Do(&FreezeOperation::Freeze);
+      EXPECT_NE(failed.message().find("the job is paused as before"), std::string::npos) << failed.message();
+      EXPECT_TRUE(world.AllAre(kRunning, true)) << failed.message();
+      EXPECT_EQ(world.report.outcome, "paused");
+      ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status()) << "a second try";
+      ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+      EXPECT_TRUE(world.AllAre(kRunning, false)) << "a thaw is asked for a job that runs";
+    }
+  }
+  FrozenWorld world;
+  world.shared->paused = true;
+  world.shared->ranks[1].state = static_cast<int>(kLocked);  // by another program
+  EXPECT_NE(world.Do(&FreezeOperation::Freeze).message().find("the job is paused as before"), std::string::npos);
+  EXPECT_TRUE(world.shared->paused);
+}
+
+TEST(Freeze, of_a_paused_job_whose_tool_died_is_undone_to_the_pause) {
+  int nth = 1;
+  for (;; ++nth) {
+    FrozenWorld world;
+    world.shared->paused = true;
+    if (!world.DiesIn(&FreezeOperation::Freeze, nth)) break;
+    ASSERT_EQ(world.Do(&FreezeOperation::Undo), Status()) << "killed at " << nth;
+    EXPECT_TRUE(world.AllAre(kRunning, true)) << "killed at " << nth;
+  }
+  EXPECT_GT(nth, 1);
+}
+
+TEST(Thaw, of_a_job_that_the_driver_does_not_know_is_refused_and_nothing_is_called_lost) {
+  FrozenWorld world;
+  world.unknown_to_the_driver = true;
+  const Status refused = world.Do(&FreezeOperation::Thaw);
+  EXPECT_EQ(refused.message().find("the job is not frozen, as far as the driver says: rank 0"), 0U) << refused.message();
+  EXPECT_TRUE(world.report.lost.empty());
+}
+
 TEST(Thaw, that_a_gpu_refuses_leaves_the_whole_job_frozen) {
   for (int nth = 1; nth <= kFakeRanks; ++nth) {
     FrozenWorld world;

@@ -1,6 +1,7 @@
 #include "replay/freeze/checks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -113,6 +114,24 @@ void FindHostRoom(FreezeHost& host, std::span<const RankProcess> processes, Byte
   }
 }
 
+// A restored process's kernels are not preempted any more (driver 580.159.04 on an H200: two processes that took turns every
+// 260 ms took 511 ms after both were restored), so one that waits for a peer stops every other process on its GPU.
+void NoteSharedGpus(std::map<std::string, std::set<std::string>> users, std::span<const GpuSight> gpus,
+                    const std::set<pid_t>& ours, std::vector<std::string>& notes) {
+  for (auto& [uuid, names] : users) {
+    const auto gpu = std::ranges::find(gpus, uuid, &GpuSight::uuid);
+    for (const MemoryHolder& holder : gpu == gpus.end() ? std::vector<MemoryHolder>{} : gpu->holders) {
+      if (!ours.contains(holder.pid)) names.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
+    }
+    if (names.size() < 2) continue;
+    notes.push_back(fmt::format(
+        "{} share {}: after a thaw the driver does not preempt a process's kernels (seen with 580.159.04), so that a "
+        "collective that waits for a rank stops the others on that GPU, and ranks that wait for each other there may "
+        "end with Xid 109; give each process a GPU of its own (amem thaw --gpus)",
+        fmt::join(names, " and "), uuid));
+  }
+}
+
 }  // namespace
 
 std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes) {
@@ -154,6 +173,15 @@ Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const Ra
     states.push_back(*std::move(state));
   }
   FindHostRoom(host, processes, needed, problems, notes);
+  std::map<std::string, std::set<std::string>> users;
+  std::set<pid_t> ours;
+  for (const RankProcess& process : processes) {
+    ours.insert(process.pid);
+    const auto by_gpu = held.find(process.pid);
+    if (by_gpu == held.end()) continue;
+    for (const auto& [uuid, bytes] : by_gpu->second) users[uuid].insert(process.name);
+  }
+  NoteSharedGpus(std::move(users), gpus, ours, notes);
   if (!allowances.others_stay) FindOthers(host, gpus, processes, problems);
   if (const std::size_t elsewhere = std::max(ranks_elsewhere, RanksElsewhere(states));
       elsewhere > 0 && !allowances.this_host_only) {
@@ -192,6 +220,8 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
                  std::span<const GpuPair> pairs, std::vector<std::string>& notes) {
   const std::vector<GpuSight> gpus = host.GpusInUse();
   std::map<std::string, Bytes> needed;
+  std::map<std::string, std::set<std::string>> users;
+  std::set<pid_t> ours;
   bool known = false;
   for (const FrozenProcess& process : processes) {
     const RankProcess& plain = process.process;
@@ -202,7 +232,10 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
       const std::string& now = moved == process.moved.end() ? uuid : moved->second;
       const bool is_taken = taken.contains(plain.pid);
       const Bytes there = is_taken ? 0 : held[plain.pid][now];  // a paused process that the driver has not taken needs the rest
-      needed[pair == pairs.end() || !is_taken ? now : pair->to] += bytes - std::min(bytes, there);
+      const std::string& then = pair == pairs.end() || !is_taken ? now : pair->to;
+      needed[then] += bytes - std::min(bytes, there);
+      users[then].insert(plain.name);
+      ours.insert(plain.pid);
       known = true;
     }
   }
@@ -217,7 +250,10 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
     text += fmt::format("{}{} (GPU {}) has {} free and needs {}{}", text.empty() ? "" : "; ", uuid, gpu - gpus.begin(),
                         RoundedBytes(gpu->memory.free), RoundedUpBytes(bytes), ToText(gpu->holders, 0));
   }
-  if (text.empty()) return {};
+  if (text.empty()) {
+    NoteSharedGpus(std::move(users), gpus, ours, notes);
+    return {};
+  }
   return {Code::kOutOfMemory, "nothing was touched, the job stays frozen: " + text +
                                   ". Free memory there and thaw again, or give --gpus to bring it back on other GPUs"};
 }

@@ -1,4 +1,6 @@
 // Freezes and thaws on a fake job: the order, the refusals, what is undone, and the death of the tool at every moment.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -298,6 +300,19 @@ TEST(FreezeChecks, a_process_beside_the_ranks_that_uses_a_gpu_must_be_allowed) {
   world.shared->taken_by_others = Bytes{1} << 30;
   ExpectUntouched(world, "pid 99 (vllm)");
   EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.others_stay = true}}), Status());
+}
+
+TEST(FreezeChecks, whoever_shares_a_gpu_with_a_restored_process_is_named) {
+  FrozenWorld world;
+  const auto notes = [&] { return fmt::format("{}", fmt::join(world.report.notes, "\n")); };
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_EQ(notes().find("does not preempt"), std::string::npos) << notes();
+  world.shared->taken_by_others = Bytes{1} << 30;
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  EXPECT_NE(notes().find("pid 99 (vllm) and rank 1 share GPU-1: after a thaw the driver does not preempt"), std::string::npos)
+      << notes();
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  EXPECT_NE(notes().find("pid 99 (vllm) and rank 1 share GPU-1"), std::string::npos) << "and before it leaves: " << notes();
 }
 
 TEST(FreezeChecks, ranks_on_other_hosts_must_be_allowed) {

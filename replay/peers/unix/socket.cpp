@@ -44,7 +44,7 @@ Result<UniqueFd> NewSocket() {
   return fd;
 }
 
-// The sockets that this process listens on, for its children, which have /dev/null in their places: whoever closes the number
+// The sockets that this process listens on, for its children, which get /dev/null in their places: whoever closes the number
 // there closes nothing else.
 class LeftToParent {
  public:
@@ -62,16 +62,17 @@ class LeftToParent {
   }
 
  private:
-  LeftToParent() : nothing_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {
+  LeftToParent() {
     for (std::atomic<int>& place : sockets_) place = -1;
     ::pthread_atfork(nullptr, nullptr, [] { Get().Leave(); });
   }
+  // In a child. A process without a free descriptor opens nothing, and its sockets are known by their credentials.
   void Leave() {
+    const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     for (std::atomic<int>& place : sockets_) {
-      if (const int socket = place.exchange(-1); socket >= 0 && nothing_) ::dup3(nothing_.get(), socket, O_CLOEXEC);
+      if (const int socket = place.exchange(-1); socket >= 0 && nothing) ::dup3(nothing.get(), socket, O_CLOEXEC);
     }
   }
-  UniqueFd nothing_;
   std::array<std::atomic<int>, 64> sockets_;
 };
 
